@@ -31,15 +31,21 @@ def largest_values(tensors: Mapping[str, Tensor]) -> dict[str, float]:
         for name, tensor in tensors.items()
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
     }
-    away = [name for name, tensor in parts.items() if not tensor.is_cpu]
-    norms = [torch.linalg.vector_norm(parts[name], math.inf) for name in away]
-    found = dict(zip(away, torch.stack([norm.double() for norm in norms]).tolist() if away else (), strict=True))
+    away = {name: torch.linalg.vector_norm(part, math.inf) for name, part in parts.items() if not part.is_cpu}
+    found = numbers(away)
     return {name: found[name] if name in found else _largest(tensor) for name, tensor in parts.items()}
 
 
 def _largest(tensor: Tensor) -> float:
     least, most = torch.aminmax(tensor)  # as fast as a dot product, and keeps nan
     return max(-least.item(), most.item())
+
+
+def numbers(scalars: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the values of tensors of shape (), by name. All tensors on another device take one wait."""
+    away = {name: scalar.double() for name, scalar in scalars.items() if not scalar.is_cpu}
+    found = dict(zip(away, torch.stack([*away.values()]).tolist(), strict=True)) if away else {}
+    return {name: found[name] if name in found else scalar.item() for name, scalar in scalars.items()}
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:

@@ -17,7 +17,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import PluginContractError
 from fedcore.base.seeding import derive_seed, generator
 from fedcore.base.state import States
-from fedcore.base.tensors import copy_into
+from fedcore.base.tensors import copy_into, numbers
 from fedcore.base.types import Tensors
 from fedcore.client.optimizer import Optimizer, ParameterGroup
 from fedcore.client.working_model import WorkingModel
@@ -73,9 +73,10 @@ class LossTotals:
 
     def add(self, name: str, value: Tensor) -> None:
         """Add one batch's value."""
-        if name not in self.sums:
-            self.sums[name] = torch.zeros_like(value, memory_format=torch.contiguous_format)
-        self.sums[name].add_(value.detach())
+        if name in self.sums:
+            self.sums[name].add_(value.detach())
+        else:
+            self.sums[name] = value.detach().clone()
         self.count([name])
 
     def count(self, names: Iterable[str]) -> None:
@@ -85,11 +86,8 @@ class LossTotals:
 
     def means(self) -> dict[str, float]:
         """Return the mean of each loss over its batches; syncs with the host once."""
-        sums = [self.sums[name].double() for name in self.counts]
-        # A loss that is a constant is on the CPU. All sums move to the device of the others, for one sync.
-        device = max((total.device for total in sums), key=lambda device: device.type != "cpu", default=None)
-        totals: list[float] = torch.stack([total.to(device) for total in sums]).tolist() if sums else []
-        return {name: total / count for total, (name, count) in zip(totals, self.counts.items(), strict=True)}
+        totals = numbers({name: self.sums[name] for name in self.counts})
+        return {name: totals[name] / count for name, count in self.counts.items()}
 
 
 @dataclass
