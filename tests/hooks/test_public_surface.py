@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +143,13 @@ def test_no_folder_is_listed_in_vain(package: str) -> None:
     folders, reason = EXTENDS[package]
     assert reason
     assert not [folder for folder in folders if not any(f"{one}.".startswith(f"{folder}.") for one in used)]
+
+
+@pytest.mark.parametrize("package", EXTENDS)
+def test_packages_that_extend_the_framework_need_its_very_version(package: str) -> None:
+    project = tomllib.loads((ROOT / "plugins" / package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"fedcore=={fedcore.__version__}" in project["dependencies"]
+    assert project["version"] == fedcore.__version__
 
 
 def test_every_name_has_one_import_path() -> None:
