@@ -78,6 +78,11 @@ class RunConfig(BaseModel):
         description="Public samples, which belong to no client, for methods that use them. Give a share of the training"
         " set, such as 0.1, or the name of another data set.",
     )
+    unseen_domain: str | None = Field(
+        default=None,
+        description="Domain that no client holds, of a data set with domains. The global model is evaluated"
+        " on it alone.",
+    )
     system: SystemOptions | None = Field(
         default=None,
         description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1. Off by default.",

@@ -45,6 +45,7 @@ PARTITION_OPTIONS = (
     "client_test_fraction",
     "samples",
     "public",
+    "unseen_domain",
 )
 """Options that determine, together with the seed, which client holds which samples."""
 

@@ -27,6 +27,16 @@ PROTOCOLS = {
     for protocol in (
         Protocol("global", "global model on the test set", "the global model on the server's test set"),
         Protocol(
+            "worst_domain",
+            "global model on its worst domain",
+            "the global model on the test samples of the domain where its accuracy is lowest",
+        ),
+        Protocol(
+            "unseen_domain",
+            "global model on the unseen domain",
+            "the global model on the test samples of the domain that no client holds",
+        ),
+        Protocol(
             "global_local",
             "global model on held-out parts",
             "the global model on each client's held-out part",

@@ -133,6 +133,9 @@ def _table(title: str) -> Table:
 
 
 def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:
+    if domains := (metrics.get("global") or {}).get("domains"):
+        each = ", ".join(f"{clean(name)} {percent(accuracy)}" for name, accuracy in domains.items())
+        yield Text.assemble(("accuracy % by domain: ", "bold"), each)
     best = metrics.get("best_by_validation")
     if best:
         line = f"round {best['round']}, {best['validation']} {percent(best['validation_accuracy'])} %"

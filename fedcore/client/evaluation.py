@@ -147,6 +147,22 @@ def rates(counts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def added(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums of counts of several sets of samples."""
+    return {name: np.sum([part[name] for part in parts], axis=0).tolist() for name in parts[0]}
+
+
+def by_domain(overall: dict[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the metrics of a model on samples of several domains: ``global`` with ``domains``, and ``worst_domain``.
+
+    :param overall: the rates on all samples.
+    :param rows: the rates by domain.
+    """
+    worst = min(rows, key=lambda domain: rows[domain]["accuracy"])
+    accuracies = {domain: row["accuracy"] for domain, row in rows.items()}
+    return {"global": {**overall, "domains": accuracies}, "worst_domain": {**rows[worst], "domain": worst}}
+
+
 def _loss(value: float) -> dict[str, Any]:
     """Return a mean loss. If it is not finite, which JSON cannot express, return None and the reason."""
     return {"loss": value} if math.isfinite(value) else {"loss": None, "loss_reason": "the loss is not finite"}

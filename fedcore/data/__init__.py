@@ -1,7 +1,7 @@
 """Data sets, and partitions among clients."""
 
 from fedcore.data.assign import Partitioner, make_partition, with_public
-from fedcore.data.dataset import Dataset, PublicSamples
+from fedcore.data.dataset import Dataset, Domains, PublicSamples
 from fedcore.data.images import ResidentSamples, Split, assemble
 from fedcore.data.loading import as_dataset, default_data_dir, load_dataset, read_npz
 from fedcore.data.partition import DECLARED, IndexLists, Partition, load_partition
@@ -13,7 +13,9 @@ from fedcore.data.partitioners import (
     capped_counts,
     check_alpha,
     checked_labels,
+    dirichlet,
     even_sizes,
+    iid,
     parts_by_owner,
 )
 from fedcore.data.samples import (
@@ -32,6 +34,7 @@ __all__ = [
     "JSON",
     "MIN_SIZE",
     "Dataset",
+    "Domains",
     "IndexLists",
     "IntArray",
     "Partition",
@@ -53,8 +56,10 @@ __all__ = [
     "check_offsets",
     "checked_labels",
     "default_data_dir",
+    "dirichlet",
     "even_sizes",
     "gather_runs",
+    "iid",
     "load_dataset",
     "load_partition",
     "make_partition",

@@ -85,6 +85,7 @@ def make_partition(
     seed: int,
     samples: int | None = None,
     public: Tensor | None = None,
+    unseen_domain: str | None = None,
 ) -> Partition:
     """Split the training set of ``dataset`` among ``clients`` and separate each client's hold-out.
 
@@ -93,6 +94,7 @@ def make_partition(
 
     :param samples: the number of samples to assign, drawn in proportion to the classes; None assigns all.
     :param public: positions of samples that no client gets, (n,) int64.
+    :param unseen_domain: a domain of which no client gets samples.
     :raises ConfigError: the numbers contradict each other or the data.
     :raises PluginContractError: the partitioner returned something other than disjoint, non-empty parts.
     """
@@ -100,6 +102,8 @@ def make_partition(
         raise ConfigError(f"client_test_fraction must be in [0, 1), not {client_test_fraction}")
     labels = dataset.train.labels.cpu().numpy()
     private = np.arange(len(labels)) if public is None else np.setdiff1d(np.arange(len(labels)), public.numpy())
+    if unseen_domain is not None:
+        private = np.setdiff1d(private, domain_rows(dataset, unseen_domain).numpy())
     assigned = private[_drawn(labels[private], samples, seed)]
     parts, notes = partition(
         partitioner,
@@ -142,6 +146,8 @@ def make_partition(
         info["samples"] = len(assigned)
     if public is not None:
         info["public"] = len(public)
+    if unseen_domain is not None:
+        info["unseen_domain"] = unseen_domain
     return Partition(train, test, info)
 
 
@@ -207,6 +213,17 @@ def with_public(dataset: Dataset, public: str | None, seed: int, data_dir: Path 
                 f"{expected}; take a data set of the same kind, or a share of this one, such as --public 0.1"
             )
     return replace(dataset, public=PublicSamples(other.train, torch.arange(len(other.train))))
+
+
+def domain_rows(dataset: Dataset, name: str) -> Tensor:
+    """Return the positions of a domain's training samples, ascending (n,) int64.
+
+    :raises ConfigError: the data set has no domains.
+    :raises UnknownNameError: it has no domain of this name.
+    """
+    if dataset.domains is None:
+        raise ConfigError(f"--unseen-domain {name}: data set {dataset.name!r} has no domains; leave the option out")
+    return (dataset.domains.train == dataset.domains.number(name)).nonzero().flatten()
 
 
 def public_rows(labels: Tensor, public: str | None, seed: int) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedcore.base.errors import UnknownNameError
 from fedcore.base.tensors import digest_of
 from fedcore.data.samples import Samples
 
@@ -35,6 +36,27 @@ class PublicSamples:
 
 
 @dataclass(frozen=True)
+class Domains:
+    """The domains of a data set's samples, such as photos and sketches of the same classes."""
+
+    names: tuple[str, ...]
+    """Names of the domains 0..D-1."""
+    train: Tensor
+    """The domain of each training sample, (n,) int64."""
+    test: Tensor
+    """The domain of each test sample, (m,) int64."""
+
+    def number(self, name: str) -> int:
+        """Return the number of a domain.
+
+        :raises UnknownNameError: there is no domain of this name.
+        """
+        if name not in self.names:
+            raise UnknownNameError("domain", name, self.names)
+        return self.names.index(name)
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A training set, which is split among the clients, and a test set, which only the server uses."""
 
@@ -58,6 +80,8 @@ class Dataset:
     """Public samples of the run."""
     sources: Tensor | None = None
     """Number of each training sample's source, such as a writer or a hospital, (n,) int64, for ``natural``."""
+    domains: Domains | None = None
+    """The samples' domains: the global model is then also evaluated on each of them."""
     notes: tuple[str, ...] = ()
     """Lines for the user, for example on arrays of a file that are not used."""
 
@@ -68,7 +92,7 @@ class Dataset:
 
 
 def data_digest(dataset: Dataset) -> str:
-    """Return a hexadecimal SHA-256 of samples, labels, classes and input shape. The name is not part of it.
+    """Return a hexadecimal SHA-256 of samples, labels, classes, domains and input shape. The name is not part of it.
 
     A run resumes only on the samples that it started with.
     """
@@ -83,4 +107,7 @@ def data_digest(dataset: Dataset) -> str:
         except (AttributeError, NotImplementedError):  # samples that are read from disk when they are gathered
             tensors, meta = {"labels": samples.labels}, {}
         digests.append(digest_of(tensors, json.dumps(meta, sort_keys=True)))
+    if dataset.domains is not None:
+        tensors = {"train": dataset.domains.train, "test": dataset.domains.test}
+        digests.append(digest_of(tensors, json.dumps(dataset.domains.names)))
     return digest_of({}, json.dumps([described, digests]))

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from fedcore.base.process import cores
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.base.tensors import copy_into
-from fedcore.client.evaluation import MAX_CONFUSION, count, rates, summarise_clients
+from fedcore.client.evaluation import MAX_CONFUSION, added, by_domain, count, rates, summarise_clients
 from fedcore.client.messages import ClientTask, Outcome
 from fedcore.data import Samples
 from fedcore.models import SplitModel
@@ -45,11 +46,21 @@ class Evaluator:
         if self._global:
             model, threads = self.load_model(state), cores() if self.device.type == "cpu" else 1
             classes = federation.dataset.num_classes
-            counted = count(model, self._test, classes, self.device, threads=threads, confusion=with_confusion)
-            counts = counted.read()
-            metrics["global"] = rates(counts)
+            counts = {
+                domain: count(
+                    model, self._test, classes, self.device, indices=rows, threads=threads, confusion=with_confusion
+                ).read()
+                for domain, rows in self._domains.items()
+            }
+            unseen = counts.pop(federation.config.unseen_domain or "", None) if federation.dataset.domains else None
+            total = added([*counts.values()])
+            metrics["global"] = rates(total)
+            if federation.dataset.domains:
+                metrics |= by_domain(metrics["global"], {domain: rates(each) for domain, each in counts.items()})
+            if unseen is not None:
+                metrics["unseen_domain"] = rates(unseen) | {"domain": federation.config.unseen_domain}
             if with_confusion:
-                self.confusions["global"] = np.array(counts["confusion"], dtype=np.int64)
+                self.confusions["global"] = np.array(total["confusion"], dtype=np.int64)
         else:
             example = sorted(federation.setup.layout.personal)[0]
             metrics["global_reason"] = f"no global model: parameters such as {example!r} stay on the clients"
@@ -60,6 +71,15 @@ class Evaluator:
         """The server's test set. It is moved to a GPU once."""
         test = self.federation.dataset.test
         return test if self.device.type == "cpu" else test.to(self.device, self.placement.memory_format)
+
+    @cached_property
+    def _domains(self) -> Mapping[str, Tensor | None]:
+        """The test samples of each domain, as positions; without domains, all samples under an empty name."""
+        domains = self.federation.dataset.domains
+        if domains is None:
+            return {"": None}
+        rows = {name: (domains.test == number).nonzero().flatten() for number, name in enumerate(domains.names)}
+        return {name: positions for name, positions in rows.items() if len(positions)}
 
     @property
     def _global(self) -> bool:

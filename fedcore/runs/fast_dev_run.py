@@ -108,8 +108,10 @@ def _of_largest(partition: Partition, clients: int, samples: int) -> Partition:
 def _few_samples(dataset: Dataset, samples: int) -> Dataset:
     """Return the data set with some of its test samples and of its public samples."""
     public = dataset.public and replace(dataset.public, rows=_spread(dataset.public.rows, samples))
-    test: Any = _Some(dataset.test, _spread(torch.arange(len(dataset.test)), samples))
-    return replace(dataset, test=test, public=public)
+    rows = _spread(torch.arange(len(dataset.test)), samples)
+    test: Any = _Some(dataset.test, rows)
+    domains = dataset.domains and replace(dataset.domains, test=dataset.domains.test[rows])
+    return replace(dataset, test=test, public=public, domains=domains)
 
 
 def _spread(positions: Tensor, most: int) -> Tensor:

@@ -19,7 +19,7 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError
 from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset, load_partition, make_partition
-from fedcore.data.assign import public_rows, with_public
+from fedcore.data.assign import domain_rows, public_rows, with_public
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
 from fedcore.models import SplitModel
@@ -49,6 +49,13 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfi
     if dataset is None:
         dataset = load_dataset(config.dataset, config.data_dir)
         dataset = with_public(dataset, config.public, config.seed, config.data_dir)
+    if config.unseen_domain is not None:
+        domain_rows(dataset, config.unseen_domain)
+        if public_share(config.public) is not None:
+            raise ConfigError(
+                f"--public {config.public}: a share of the training set has samples of the unseen domain "
+                f"{config.unseen_domain!r}; name another data set, or leave one of the two out"
+            )
     if config.augment and dataset.augmentation is None:
         raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
     if config.augment:
@@ -126,6 +133,7 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
         samples=config.samples,
         seed=config.seed,
         public=None if public_share(config.public) is None else _public_rows(config, dataset),
+        unseen_domain=config.unseen_domain,
     )
 
 
@@ -134,10 +142,17 @@ def _public_rows(config: RunConfig, dataset: Dataset) -> Tensor:
 
 
 def _require_private(config: RunConfig, dataset: Dataset, partition: Partition) -> None:
-    """Refuse a partition that gives public samples to clients."""
+    """Refuse a partition that gives samples of the public, or of the unseen domain, to clients."""
+    held = torch.cat([partition.train.positions, partition.test.positions])
+    if config.unseen_domain is not None:
+        both = int(torch.isin(held, domain_rows(dataset, config.unseen_domain)).sum())
+        if both:
+            raise ConfigError(
+                f"--unseen-domain {config.unseen_domain}: {config.partition} gives {both} samples of it to clients; "
+                "make the partition with fedcore data split and the same --unseen-domain"
+            )
     if public_share(config.public) is None:
         return
-    held = torch.cat([partition.train.positions, partition.test.positions])
     both = int(torch.isin(held, _public_rows(config, dataset)).sum())
     if both:
         raise ConfigError(

@@ -36,7 +36,7 @@ def read_folder(path: Path) -> Dataset:
     """
     if not (path / "train").is_dir():
         raise DataError(f"imagefolder: {path / 'train'} is not a directory; expected train/ and test/ or val/ in it")
-    train_files, names = _class_folders(path / "train")
+    train_files, names = class_folders(path / "train")
     annotations = path / "val" / "val_annotations.txt"
     if annotations.is_file():
         held_out, test_files = annotations.parent, _annotated_files(annotations)
@@ -45,7 +45,7 @@ def read_folder(path: Path) -> Dataset:
         if not folders:
             raise DataError(f"imagefolder: {path} holds neither test/ nor val/, the folder of the test set")
         held_out = folders[0]
-        test_files, _ = _class_folders(held_out)
+        test_files, _ = class_folders(held_out)
     strange = sorted({label for _, label in test_files} - set(names))
     if strange:
         raise DataError(f"imagefolder: {path}: class {strange[0]!r} of the test images has no folder in train/")
@@ -68,12 +68,16 @@ def read_folder(path: Path) -> Dataset:
     )
 
 
-def _class_folders(folder: Path) -> tuple[list[tuple[Path, str]], list[str]]:
-    """Return torchvision's view of a folder: (file, class name) in order, and the sorted class names."""
+def class_folders(folder: Path, what: str = "imagefolder") -> tuple[list[tuple[Path, str]], list[str]]:
+    """Return torchvision's view of a folder: (file, class name) in order, and the sorted class names.
+
+    :param what: what is read, for the message.
+    :raises DataError: it does not hold a folder of images per class.
+    """
     try:
         found = load_torchvision().datasets.ImageFolder(str(folder))
     except OSError as error:
-        raise DataError(f"imagefolder: {folder} must hold one folder of images per class: {error}") from error
+        raise DataError(f"{what}: {folder} must hold one folder of images per class: {error}") from error
     return [(Path(file), found.classes[label]) for file, label in found.samples], list(found.classes)
 
 

@@ -140,7 +140,7 @@ def spread(figure: Figure | None, scale: float, digits: int = 2) -> str:
     return f"{scale * figure.mean:.{digits}f}{deviation}"
 
 
-WITHOUT_ALPHA = ("iid", "shards", "classes", "natural")
+WITHOUT_ALPHA = ("iid", "shards", "classes", "natural", "domain")
 """Partitioners that do not use ``alpha``, as no partition file does."""
 
 

@@ -108,6 +108,36 @@ def by_class(group: Group, class_names: Sequence[str] | None) -> Chart | Omitted
     )
 
 
+def by_domain(group: Group) -> Iterator[Chart]:
+    """Yield the global model's accuracy by domain, for a data set with domains."""
+    found: dict[str, dict[str, float]] = {}
+    after = set()
+    for label, runs in group.rows.items():
+        rounds, reached = _standing(runs, "global")
+        values: dict[str, list[float]] = {}
+        for _, metrics in reached:
+            for domain, accuracy in mapping_in(metrics["global"], "domains").items():
+                if (value := number(accuracy)) is not None:
+                    values.setdefault(domain, []).append(value)
+        if values:
+            found[label] = {domain: 100 * statistics.fmean(each) for domain, each in values.items()}
+            after.add(rounds)
+    names = list(dict.fromkeys(domain for row in found.values() for domain in row))
+    if names:
+        yield Heatmap(
+            name="domains",
+            title="Accuracy by domain",
+            about="Accuracy of the global model on the test samples of each domain in percent, "
+            f"{_after(after)}; mean over seeds.",
+            x_title="domain",
+            y_title="",
+            columns=[plain(name) for name in names],
+            rows=list(found),
+            grid=[[row.get(name) for name in names] for row in found.values()],
+            unit="%",
+        )
+
+
 def confusions(group: Group, class_names: Sequence[str] | None) -> Iterator[Chart | Omitted]:
     """Yield the confusion matrices of a group's finished runs, by protocol and row: the counts of its seeds added."""
     drawn = False

@@ -146,7 +146,11 @@ def _section(
     parts: dict[str, Iterable[Chart | Omitted | None]] = {
         "": _first(group, opened, colors),
         "Clients": [breakdowns.by_client(group, colors), *samples.partition_pictures(group, dataset)],
-        "Classes": [breakdowns.by_class(group, names), *breakdowns.confusions(group, names)],
+        "Classes": [
+            *breakdowns.by_domain(group),
+            breakdowns.by_class(group, names),
+            *breakdowns.confusions(group, names),
+        ],
         "Costs": [
             *lines.against_costs(group, colors, max(EVALUATED, key=lambda name: measured[name])),
             *breakdowns.participation(group),

@@ -1,0 +1,181 @@
+"""Domain folders in their published layouts, Digits-Five's files, and partitions by domain."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+
+from fedcore import ConfigError, DataError
+from fedcore.data import load_dataset, make_partition
+from fedcore_zoo.domains import FEDBN_CLASSES, read_domains
+
+OPTIONS = {"alpha": 0.5, "classes_per_client": 2, "client_test_fraction": 0.0, "seed": 3}
+
+
+def write(path, level, size=(9, 7)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (level, level, level)).save(path)
+
+
+@pytest.fixture
+def pacs(tmp_path):
+    """Three domains with two classes of five images each, of different sizes."""
+    for d, domain in enumerate(("art_painting", "photo", "sketch")):
+        for c, label in enumerate(("dog", "horse")):
+            for k in range(5):
+                write(tmp_path / domain / label / f"pic_{k}.png", 100 * d + 10 * c + k, size=(9 + k, 7))
+    return tmp_path
+
+
+def test_folders_of_domains_and_classes(pacs):
+    dataset = load_dataset(f"domains:{pacs}?size=8")
+    assert dataset.domains.names == ("art_painting", "photo", "sketch")
+    assert dataset.class_names == ("dog", "horse")
+    assert dataset.input_shape == (3, 8, 8)
+    assert (len(dataset.train), len(dataset.test)) == (24, 6)  # of five images one is for the test
+    for samples, domains in ((dataset.train, dataset.domains.train), (dataset.test, dataset.domains.test)):
+        pixels = ((samples.gather(torch.arange(len(samples)))[:, 0, 0, 0] + 1) * 127.5).round()
+        assert torch.equal((pixels // 100).long(), domains)
+        assert torch.equal((pixels % 100 // 10).long(), samples.labels)
+    assert torch.equal(dataset.sources, dataset.domains.train)
+    assert torch.equal(read_domains(pacs, size=8).test.labels, dataset.test.labels)  # the same draw each time
+
+
+def test_lists_of_domainnet(pacs):
+    for domain in ("art_painting", "photo", "sketch"):
+        for part, numbers in (("train", (0, 1)), ("test", (4,))):
+            lines = [f"{domain}/{label}/pic_{k}.png {c}" for c, label in enumerate(("dog", "horse")) for k in numbers]
+            (pacs / f"{domain}_{part}.txt").write_text("\n".join(lines) + "\n")
+    dataset = load_dataset(f"domains:{pacs}?size=8")
+    assert (len(dataset.train), len(dataset.test)) == (12, 6)
+    pixels = ((dataset.test.gather(torch.arange(6))[:, 0, 0, 0] + 1) * 127.5).round()
+    assert (pixels % 10).tolist() == [4] * 6
+    (pacs / "photo_test.txt").write_text("photo/../../etc/passwd 0\n")
+    with pytest.raises(DataError, match="photo/CLASS/FILE label"):
+        load_dataset(f"domains:{pacs}")
+
+
+def test_some_classes_and_a_domain_that_lacks_one(pacs):
+    dataset = load_dataset(f"domains:{pacs}?size=4&classes=horse")
+    assert dataset.class_names == ("horse",)
+    assert len(dataset.train) == 12
+    for k in range(5):
+        (pacs / f"sketch/dog/pic_{k}.png").unlink()
+    (pacs / "sketch/dog").rmdir()
+    found = load_dataset(f"domains:{pacs}?size=4")
+    assert found.notes == ("domains without some classes: sketch lacks dog",)
+    assert found.num_classes == 2
+    for name in FEDBN_CLASSES:
+        write(pacs / "photo" / name / "1.png", 5)
+    assert load_dataset(f"domains:{pacs}?classes=fedbn").class_names == FEDBN_CLASSES
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("?sise=8", "'sise' is unknown"),
+        ("?size=0", "from 1 to 4096"),
+        ("?classes=cat", "no domain has the class 'cat'"),
+    ],
+)
+def test_wrong_options(pacs, query, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        load_dataset(f"domains:{pacs}{query}")
+
+
+def test_wrong_folders(tmp_path, pacs):
+    with pytest.raises(DataError, match="is not a directory"):
+        load_dataset(f"domains:{tmp_path / 'absent'}")
+    with pytest.raises(DataError, match="at least two folders"):
+        load_dataset(f"domains:{pacs / 'photo'}")
+    (pacs / "photo/dog/pic_0.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match="cannot read"):
+        load_dataset(f"domains:{pacs}")
+
+
+def one_hot(labels):
+    return np.eye(10, dtype=np.uint8)[labels]
+
+
+@pytest.fixture
+def digit_five(tmp_path):
+    """The published files' form, with 20 training and 10 test images each; a pixel is ten times the label."""
+    root, rng = tmp_path / "Digit-Five", np.random.default_rng(0)
+    root.mkdir()
+    labels = {part: np.concatenate([np.arange(10), rng.integers(0, 10, n)]) for part, n in (("train", 10), ("test", 0))}
+
+    def images(part, *shape):
+        return np.broadcast_to(10 * labels[part].reshape(-1, *(1 for _ in shape)), (len(labels[part]), *shape))
+
+    mnist = {f"{part}_32": images(part, 32, 32).astype(np.uint8) for part in labels}
+    savemat(root / "mnist_data.mat", {**mnist, **{f"label_{part}": one_hot(labels[part]) for part in labels}})
+    mnistm = {part: images(part, 28, 28, 3).astype(np.uint8) for part in labels}
+    savemat(root / "mnistm_with_label.mat", {**mnistm, **{f"label_{part}": one_hot(labels[part]) for part in labels}})
+    for part in labels:
+        y = np.where(labels[part] == 0, 10, labels[part]).astype(np.uint8)[:, None]
+        x = images(part, 32, 32, 3).astype(np.uint8).transpose(1, 2, 3, 0)
+        savemat(root / f"svhn_{part}_32x32.mat", {"X": x, "y": y})
+    syn = {f"{part}_data": images(part, 32, 32, 3).astype(np.uint8) for part in labels}
+    savemat(root / "syn_number.mat", {**syn, **{f"{part}_label": labels[part][:, None] for part in labels}})
+    cells = np.empty((2, 2), dtype=object)
+    for row, part in enumerate(labels):
+        cells[row, 0] = images(part, 1, 28, 28) / 255 + 1e-6
+        cells[row, 1] = labels[part][:, None].astype(np.uint8)
+    savemat(root / "usps_28x28.mat", {"dataset": cells})
+    return tmp_path, labels
+
+
+def test_digits_five(digit_five):
+    root, labels = digit_five
+    dataset = load_dataset("digits-five", root)
+    assert dataset.domains.names == ("mnist", "mnistm", "svhn", "syn", "usps")
+    assert dataset.input_shape == (3, 32, 32)
+    for part, samples, domains in (
+        ("train", dataset.train, dataset.domains.train),
+        ("test", dataset.test, dataset.domains.test),
+    ):
+        assert samples.labels.tolist() == 5 * labels[part].tolist()
+        assert domains.tolist() == [d for d in range(5) for _ in labels[part]]
+        pixels = (samples.gather(torch.arange(len(samples))).mean(dim=(1, 2, 3)) + 1) * 127.5
+        assert torch.allclose(pixels, 10.0 * samples.labels, atol=1)
+
+
+def test_damaged_files_of_digits_five(digit_five):
+    root, _ = digit_five
+    (root / "Digit-Five/syn_number.mat").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"cannot read .*syn_number"):
+        load_dataset("digits-five", root)
+    savemat(root / "Digit-Five/syn_number.mat", {"other": 1})
+    with pytest.raises(DataError, match="not the published file"):
+        load_dataset("digits-five", root)
+    (root / "Digit-Five/syn_number.mat").unlink()
+    with pytest.raises(DataError, match="is missing"):
+        load_dataset("digits-five", root)
+
+
+@pytest.mark.parametrize("partitioner", ["domain", "domain-dirichlet"])
+def test_each_client_holds_one_domain(pacs, partitioner):
+    dataset = read_domains(pacs, size=4)
+    found = make_partition(dataset, partitioner=partitioner, clients=5, **OPTIONS)
+    held = [dataset.domains.train[part].unique().tolist() for part in found.train]
+    assert held == [[0], [1], [2], [0], [1]]
+    assert sorted(found.train.positions.tolist()) == list(range(len(dataset.train)))
+    again, other = (
+        make_partition(dataset, partitioner=partitioner, clients=5, **{**OPTIONS, "seed": seed}) for seed in (3, 4)
+    )
+    assert found.sha256 == again.sha256 != other.sha256
+
+
+def test_without_one_domain_the_others_split_as_before(pacs):
+    dataset = read_domains(pacs, size=4)
+    everything = make_partition(dataset, partitioner="domain", clients=3, **OPTIONS)
+    without = make_partition(dataset, partitioner="domain", clients=2, unseen_domain="art_painting", **OPTIONS)
+    assert [part.tolist() for part in without.train] == [part.tolist() for part in list(everything.train)[1:]]
+
+
+def test_partitions_need_domains_and_as_many_clients(pacs):
+    with pytest.raises(ConfigError, match="has no domains"):
+        make_partition(load_dataset("digits"), partitioner="domain", clients=3, **OPTIONS)
+    with pytest.raises(ConfigError, match="come from 3 domains"):
+        make_partition(read_domains(pacs, size=4), partitioner="domain", clients=2, **OPTIONS)

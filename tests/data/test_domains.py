@@ -1,0 +1,115 @@
+"""Data sets with domains: evaluation by domain, and a domain that no client holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedcore import ConfigError, UnknownNameError, run
+from fedcore.data import Domains, TensorSamples, load_dataset, make_partition
+from fedcore.data.dataset import data_digest
+from fedcore_testing import records
+
+NAMES = ("plain", "inverted", "noisy")
+OPTIONS = {"alpha": 1.0, "classes_per_client": 2, "client_test_fraction": 0.0, "seed": 3}
+
+
+def with_domains():
+    """Digits whose samples are plain, inverted or noisy in turn."""
+    digits = load_dataset("digits")
+
+    def moved(samples):
+        images, of = samples.gather(torch.arange(len(samples))), torch.arange(len(samples)) % 3
+        images[of == 1] *= -1
+        images[of == 2] += torch.randn(images[of == 2].shape, generator=torch.Generator().manual_seed(0))
+        return TensorSamples(images, samples.labels), of
+
+    (train, of_train), (test, of_test) = moved(digits.train), moved(digits.test)
+    return replace(digits, train=train, test=test, domains=Domains(NAMES, of_train, of_test))
+
+
+DATASET = with_domains()
+
+
+def trained(tmp_path, **options):
+    out = tmp_path / "run"
+    options = {"clients": 4, "rounds": 2, "local_epochs": 1, "workers": 0, **options}
+    return run(dataset=DATASET, out=out, progress=False, **options)
+
+
+def accuracy_of(model, domain):
+    rows = (DATASET.domains.test == domain).nonzero().flatten()
+    with torch.no_grad():
+        found = model(DATASET.test.gather(rows))[1].argmax(dim=1)
+    return float((found == DATASET.test.labels[rows]).double().mean())
+
+
+def test_the_global_model_is_evaluated_on_each_domain(tmp_path):
+    result = trained(tmp_path)
+    by_hand = {name: accuracy_of(result.model, number) for number, name in enumerate(NAMES)}
+    overall = result.metrics["global"]
+    assert overall["domains"] == pytest.approx(by_hand)
+    assert overall["samples"] == len(DATASET.test)
+    assert overall["accuracy"] == pytest.approx(
+        sum(by_hand[name] * int((DATASET.domains.test == k).sum()) for k, name in enumerate(NAMES)) / len(DATASET.test)
+    )
+    worst = result.metrics["worst_domain"]
+    assert worst["domain"] == min(by_hand, key=by_hand.__getitem__)
+    assert worst["accuracy"] == pytest.approx(min(by_hand.values()))
+    assert "unseen_domain" not in result.metrics
+    assert all("worst_domain" in line["metrics"] for line in records(result))
+
+
+def test_domains_change_no_bit_of_the_other_figures(tmp_path):
+    plain = run(
+        dataset=replace(DATASET, domains=None),
+        out=tmp_path / "plain",
+        progress=False,
+        clients=4,
+        rounds=2,
+        local_epochs=1,
+        workers=0,
+    )
+    found = trained(tmp_path).metrics["global"]
+    assert {**found, "domains": 0, "loss": 0} == {**plain.metrics["global"], "domains": 0, "loss": 0}
+    assert found["loss"] == pytest.approx(plain.metrics["global"]["loss"])
+
+
+def test_nobody_holds_the_unseen_domain(tmp_path):
+    result = trained(tmp_path, unseen_domain="inverted")
+    held = make_partition(DATASET, partitioner="iid", clients=4, unseen_domain="inverted", **OPTIONS)
+    assert 1 not in DATASET.domains.train[held.train.positions.long()].tolist()
+    assert len(held.train.positions) == int((DATASET.domains.train != 1).sum())
+    assert held.info["unseen_domain"] == "inverted"
+    assert result.metrics["global"]["domains"].keys() == {"plain", "noisy"}
+    assert result.metrics["global"]["samples"] == int((DATASET.domains.test != 1).sum())
+    unseen = result.metrics["unseen_domain"]
+    assert unseen["domain"] == "inverted"
+    assert unseen["accuracy"] == pytest.approx(accuracy_of(result.model, 1))
+    assert result.metrics["worst_domain"]["domain"] != "inverted"
+
+
+def test_a_partition_file_must_not_give_it_to_clients(tmp_path):
+    file = tmp_path / "part.json"
+    make_partition(DATASET, partitioner="iid", clients=4, **OPTIONS).save(file)
+    with pytest.raises(ConfigError, match=r"gives \d+ samples of it to clients"):
+        trained(tmp_path, partition=str(file), unseen_domain="inverted")
+    make_partition(DATASET, partitioner="iid", clients=4, unseen_domain="inverted", **OPTIONS).save(file)
+    assert "unseen_domain" in trained(tmp_path, partition=str(file), unseen_domain="inverted").metrics
+
+
+def test_wrong_domains_are_refused(tmp_path):
+    with pytest.raises(UnknownNameError, match="inverted"):
+        trained(tmp_path, unseen_domain="invertd")
+    with pytest.raises(ConfigError, match="has no domains"):
+        run(dataset="digits", unseen_domain="inverted", out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="a share of the training set has samples of the unseen domain"):
+        trained(tmp_path, unseen_domain="inverted", public="0.1")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_digest_covers_domains():
+    other = replace(DATASET, domains=replace(DATASET.domains, names=("a", "b", "c")))
+    assert len({data_digest(each) for each in (DATASET, other, replace(DATASET, domains=None))}) == 3
