@@ -4,9 +4,9 @@
         --dataset module:domains.digits --model module:domains.Net --partition natural --clients 8 \
         --client-test-fraction 0.2 --workers 0 --seeds 3 --out sweeps/domains
 
-Each of the eight clients has an eighth of the training images, in one domain; a domain has two clients. Each test image
-is in one domain, in turn. The classes are as frequent everywhere: the clients differ in their images alone. They are the
-same for every seed.
+Each of the eight clients has an eighth of the training images, in one domain; a domain has two clients. Each test
+image is in one domain, in turn. The classes are as frequent everywhere: the clients differ in their images alone. They
+are the same for every seed.
 """
 
 from __future__ import annotations
