@@ -252,7 +252,8 @@ def shortened(words, folder):
 def fitting(words):
     """Return a command without what the small files and the four clients cannot do."""
     pairs = enumerate(zip(words, [*words[1:], ""], strict=True))
-    too_much = {n for n, (word, value) in pairs if word == "--samples" or "concurrency=" in value or ".candidates=" in value}
+    many = ("--samples", "concurrency=", "power-of-choice.candidates=")
+    too_much = {n for n, (word, value) in pairs if word == many[0] or value.startswith(many[1:])}
     return [word for n, word in enumerate(words) if not {n, n - 1} & too_much]
 
 
