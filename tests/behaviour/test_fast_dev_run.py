@@ -48,7 +48,12 @@ def temporary(tmp_path, monkeypatch):
     assert not torch.is_anomaly_enabled()
 
 
-@pytest.mark.parametrize("name", available("plugin"))
+QUICK = {"fedcd", "fedeccr", "fedproc", "fdcl", "fedcme", "moon", "scaffold", "ditto", "dp", "solo"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in available("plugin")]
+)
 def test_every_installed_method(name):
     private = name in ("dp", "local-dp")  # which refuse figures of clients' held-out samples
     patience = {} if private else {"patience": 2}

@@ -129,14 +129,18 @@ def standing(result):
     return (directory.path / "model.safetensors").read_bytes(), fingerprint(state.plugins)
 
 
+QUICK = ("fedcd", "fedeccr", "fedproc", "fedcme", "scaffold", "ccvr")
+"""Methods that are tested every time: the papers', and two more of other kinds of payload."""
+
+
 def senders():
-    """Return the plugins and ways by which something may come up."""
+    """Yield the plugins and ways by which something may come up."""
     for name in NAMES:
         plugin = create_plugin(name, {})
         if plugin.implements("end_local") or plugin.implements("pre_upload"):
-            yield name, "fit"
+            yield pytest.param(name, "fit", marks=() if name in QUICK else pytest.mark.slow)
         if plugin.questions:
-            yield name, "ask"
+            yield pytest.param(name, "ask", marks=() if name in QUICK else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("plugin", "kind"), list(senders()))

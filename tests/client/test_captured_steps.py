@@ -56,6 +56,12 @@ METHODS = [
 # Each of these has its terms in a combination above, or leaves FedAvg's step as it is.
 SLOW = [("fedprox",), ("moon",), ("fedcme",), ("ccvr",), ("fedper",), ("solo",), ("fednova",)]
 SLOW += [
+    ("fedrs",),
+    ("ditto",),
+    ("feddyn",),
+    ("feddc",),
+    ("fedcp",),
+    ("moon", "uscc"),
     ("fedsam",),
     ("per-fedavg",),
     ("fedrep",),

@@ -215,7 +215,7 @@ def shortened(words, folder):
     if words[:2] == ["plugins", "new"] and words[2] == "my-method":
         return [*words[:2], f"{words[2]}-by-hand"]  # this one is already installed
     if words[-1] == "NAME":
-        words[-1] = "fedproto"
+        words[-1] = "my-other" if words[1] == "new" else "fedproto"
     data = ["--data-dir", "data"] if "--data-dir" in words else []
     if words[0] == "train":
         more = [
@@ -252,7 +252,8 @@ def shortened(words, folder):
 def fitting(words):
     """Return a command without what the small files and the four clients cannot do."""
     pairs = enumerate(zip(words, [*words[1:], ""], strict=True))
-    too_much = {n for n, (word, value) in pairs if word == "--samples" or value.startswith("concurrency=")}
+    many = ("--samples", "concurrency=", "power-of-choice.candidates=")
+    too_much = {n for n, (word, value) in pairs if word == many[0] or value.startswith(many[1:])}
     return [word for n, word in enumerate(words) if not {n, n - 1} & too_much]
 
 

@@ -17,8 +17,19 @@ from tests.engines.test_local import spec
 from tests.recorder import CpuRecorder, captured_on_cpu, side_by_side, storages
 
 RUN = {**captured.RUN, "clients": 8}
-METHODS = [(), ("fedprox",), ("moon",), ("fedcme",), ("scaffold",)]
-SLOW = [("fedproc",), ("fedeccr",), ("fdcl",), ("fedcd",), ("ditto",), ("fedsam",), ("fedcp",), ("per-fedavg",)]
+METHODS = [(), ("moon",), ("fedcme",)]
+SLOW = [
+    ("fedprox",),
+    ("scaffold",),
+    ("fedproc",),
+    ("fedeccr",),
+    ("fdcl",),
+    ("fedcd",),
+    ("ditto",),
+    ("fedsam",),
+    ("fedcp",),
+    ("per-fedavg",),
+]
 
 
 @pytest.fixture

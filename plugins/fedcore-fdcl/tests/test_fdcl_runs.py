@@ -325,7 +325,7 @@ def test_runs_beside_a_personal_classifier(go):
 
 
 @pytest.mark.parametrize("other", ["fedprox", "moon", "uscc", "fedproc", "fedcd"])
-@pytest.mark.parametrize("head_layers", [1, 2])
+@pytest.mark.parametrize("head_layers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_runs_beside(go, other, head_layers):
     installed(other)
     plugins = {other: {}, "fdcl": {"head_layers": head_layers}}

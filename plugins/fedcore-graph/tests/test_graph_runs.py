@@ -39,16 +39,11 @@ def singles(labels, num_clients, **_):
     return [[k] for k in range(num_clients)]
 
 
-# They see updates only, whatever these were trained on.
-OF_THE_SERVER = {
-    *("fedavgm", "fednova", "fedadam", "fedyogi", "fedadagrad", "qffl", "feddf"),
-    *("median", "trimmed-mean", "krum", "norm-clip"),
-}
+# The papers', and one of each other kind: of own models, of distillation, of prototypes alone.
+QUICK = {"fedcd", "fedeccr", "fedproc", "fdcl", "fedcme", "moon", "ditto", "fedproto"}
 
 
-@pytest.mark.parametrize(
-    "plugin", [pytest.param(name, marks=[pytest.mark.slow] if name in OF_THE_SERVER else []) for name in OURS]
-)
+@pytest.mark.parametrize("plugin", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in OURS])
 def test_every_method_trains_on_graphs(go, plugin):
     noised = {"dp", "local-dp"} & {plugin}  # refuses BatchNorm's statistics beside noised weights
     options = {"clients": 3, "batch_size": 16, "client_test_fraction": 0.2, **needs_of(plugin)}

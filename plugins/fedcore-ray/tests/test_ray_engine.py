@@ -99,7 +99,8 @@ class Killer:
         monkeypatch.setattr(module._Worker, "start", started)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("fit_begin", marks=pytest.mark.slow), "fit_resume"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fit_begin", "fit_resume"])
 def test_a_killed_worker_costs_its_clients_one_round(cluster, tmp_path, monkeypatch, kind):
     """In the first and in the second half of FedCME's round; the others go on, and all take part again later."""
     killer = Killer(cluster, monkeypatch, kind)
