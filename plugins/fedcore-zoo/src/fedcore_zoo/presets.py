@@ -76,11 +76,11 @@ FMNIST_FEDCME: dict[str, Any] = {
 }
 
 CIFAR10_PFLLIB: dict[str, Any] = {
-    # The defaults of PFLlib (Zhang et al., arXiv 2312.04992), read in its code: github.com/TsingZ0/PFLlib,
-    # system/main.py, system/flcore/clients/clientbase.py, dataset/generate_Cifar10.py and dataset/utils/dataset_utils.py
-    # (partition "dir", which is NIID-Bench's; a quarter of each client's samples held out). Its FedAvgCNN has the layers
-    # of fdcl-cnn. PFLlib splits the official test set among the clients, too, and gives each of them 40 samples or more;
-    # here the server keeps the test set, and 10 are enough.
+    # The defaults of PFLlib (Zhang et al., arXiv 2312.04992), read in its code, github.com/TsingZ0/PFLlib: main.py and
+    # flcore/clients/clientbase.py of system, generate_Cifar10.py and utils/dataset_utils.py of dataset. Its partition
+    # "dir" is NIID-Bench's; a quarter of each client's samples is held out. Its FedAvgCNN has the layers of fdcl-cnn.
+    # PFLlib splits the official test set among the clients, too, and each of them has at least 40 samples. Here the
+    # server keeps the test set, and 10 samples are enough.
     "dataset": "cifar10",
     "model": "fdcl-cnn",
     "partition": "niid-bench",

@@ -102,8 +102,7 @@ def _table(found: Mapping[str, _Compared]) -> Table:
     cells: dict[str, dict[tuple[str, str], str]] = {}
     best: set[tuple[str, tuple[str, str]]] = set()
     for protocol, (comparison, block, _, names) in found.items():
-        first, *others = formats.columns(comparison, block)
-        for column in others:
+        for column in formats.columns(comparison, block)[1:]:
             place = protocol, column.heading
             for row in block.rows:
                 cells.setdefault(names[row.label], {})[place] = column.cell(row)
@@ -122,7 +121,7 @@ def _table(found: Mapping[str, _Compared]) -> Table:
     ]
     labels = list(cells)
     return Table(
-        heads=[first.heading, SEEDS, *(heading for _, heading in places), formats.SECONDS],
+        heads=[_rows_heading(found), SEEDS, *(heading for _, heading in places), formats.SECONDS],
         rows=rows,
         caption=_caption(found),
         groups=[("", 2), *((name, sum(place[0] == name for place in places)) for name in found), ("", 1)],
@@ -140,17 +139,21 @@ def _caption(found: Mapping[str, _Compared]) -> str:
 def _client_table(found: Mapping[str, _Compared]) -> Table:
     columns = formats.client_columns()
     cells: dict[str, dict[str, list[str]]] = {}
-    for protocol, (comparison, block, _, names) in found.items():
-        heading = formats.columns(comparison, block)[0].heading
+    for protocol, (_, block, _, names) in found.items():
         for row in block.rows:
             cells.setdefault(names[row.label], {})[protocol] = [column.cell(row) for column in columns]
     absent = ["-"] * len(columns)
     return Table(
-        heads=[heading, *(column.heading for _ in found for column in columns)],
+        heads=[_rows_heading(found), *(column.heading for _ in found for column in columns)],
         rows=[[label, *(cell for name in found for cell in own.get(name, absent))] for label, own in cells.items()],
         caption="Accuracies over the clients, all of the same weight: mean ± standard deviation over seeds.",
         groups=[("", 1), *((protocol, len(columns)) for protocol in found)],
     )
+
+
+def _rows_heading(found: Mapping[str, _Compared]) -> str:
+    comparison, block, _, _ = next(iter(found.values()))
+    return formats.columns(comparison, block)[0].heading
 
 
 def _intervals(protocol: str, compared: _Compared, colors: Mapping[str, int]) -> Intervals | Omitted:
