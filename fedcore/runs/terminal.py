@@ -18,7 +18,7 @@ from rich.text import Text
 from fedcore.base.output import clean, duration, note, number, percent, stderr, stopwatch, text
 from fedcore.base.protocols import EVALUATED
 from fedcore.runs import records
-from fedcore.runs.progress import Progress, notebook_display, only_notes
+from fedcore.runs.progress import NotebookDisplay, Progress, notebook_output, only_notes
 
 ROWS = 8
 MINUTE = 60.0
@@ -35,8 +35,8 @@ def make_display(console: Console, *, quiet: bool = False) -> Display:
 
 def script_display() -> Progress:
     """Return the display of a run that a program starts: that of a notebook, of a terminal, or a line a minute."""
-    if (notebook := notebook_display()) is not None:
-        return notebook
+    if (draw := notebook_output()) is not None:
+        return NotebookDisplay(draw)
     display = make_display(stderr())
     return MinuteDisplay(display.console) if isinstance(display, PlainDisplay) else display
 

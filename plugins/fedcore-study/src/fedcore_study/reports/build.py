@@ -10,6 +10,7 @@ from typing import Any
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.identity import key, method
+from fedcore.base.objects import is_lent
 from fedcore.base.protocols import EVALUATED
 from fedcore.base.registry import available
 from fedcore.base.safe_yaml import read_yaml
@@ -90,7 +91,9 @@ def build(
     if not runs:
         raise ConfigError("there is no run to report yet")
     for run in runs:
-        check_code(code_in(run.config), run.path / "config.yaml", allow=allow_code)
+        check_code(
+            (name for name in code_in(run.config) if not is_lent(name)), run.path / "config.yaml", allow=allow_code
+        )
     common, groups = grouped(runs, [option(name) for name in by])
     for group in groups:
         for rows in group.rows.values():
