@@ -22,7 +22,7 @@ from fedcore_study.comparisons.groups import field as option
 from fedcore_study.comparisons.records import Found, RunRecord
 from fedcore_study.reports import breakdowns, lines
 from fedcore_study.reports.charts import Chart, Curves, Omitted, mapping_in
-from fedcore_study.reports.opening import Opening, Table, opening
+from fedcore_study.reports.opening import Opening, Ranking, Table, opening, rankings
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,17 @@ class Report:
     created: str
     notes: list[str]
     sections: list[Section]
+    ranks: list[Ranking] = field(default_factory=list)
+    """The methods' ranks over the sections, by protocol, if these are of different data."""
     runs: list[RunText] = field(default_factory=list)
     details: dict[str, Table] = field(default_factory=dict)
     """Tables at the end by their title: the runs, what they share, machines, versions."""
+
+    @property
+    def charts(self) -> list[tuple[str, Chart]]:
+        """All charts of the page, each with the title of its section."""
+        ranks: list[tuple[str, Chart]] = [("", ranking.chart) for ranking in self.ranks]
+        return [*ranks, *((section.title, chart) for section in self.sections for chart in section.charts)]
 
 
 def build(
@@ -126,6 +134,7 @@ def build(
         created=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         notes=said,
         sections=sections,
+        ranks=rankings(runs, by, colors),
         runs=[RunText(run.path.name, str(run.path), _config_text(run)) for run in runs],
         details={name: table for name, table in details.items() if table.rows},
     )
