@@ -202,9 +202,10 @@ def headline(details: Mapping[str, Any]) -> str:
     config = details["config"]
     methods = " + ".join(config.plugins) or "fedavg"
     began = f", from round {details['round'] + 1}" if details["round"] else ""
+    counts = f"{config.clients} client{'s' * (config.clients > 1)}, {config.rounds} round{'s' * (config.rounds > 1)}"
     return (
-        f"{methods} on {config.dataset} ({config.model}), {config.partition}, {config.clients} clients, "
-        f"{config.rounds} round{'s' * (config.rounds > 1)}{began}, in {details['directory']}"
+        f"{methods} on {config.dataset} ({config.model}), {config.partition}, {counts}{began}, "
+        f"in {details['directory']}"
     )
 
 

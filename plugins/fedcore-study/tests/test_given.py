@@ -82,7 +82,8 @@ def test_networks_as_an_axis_and_a_report_with_their_features(tmp_path):
         "fedavg_model=width-4_seed=0",
         "EqualWeights_model=width-4_seed=0",
     ]
-    frame = fedcore_study.compare(result, by=["plugin", "model"])
+    frame = fedcore_study.compare(result, by=["plugin", "model"], baseline="fedavg, model=width-4")
+    assert frame.index[0] == "fedavg, model=width-4"
     assert len(frame) == 4
     page = fedcore_study.report(result, tmp_path / "r.html", by="model", allow_code=True).read_text(encoding="utf-8")
     assert "is an object that a Python program gave" not in page

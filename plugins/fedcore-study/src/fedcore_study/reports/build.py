@@ -227,8 +227,8 @@ def _setting_of(config: RunConfig) -> tuple[str, ...]:
     work = f"{config.local_steps} local steps" if config.local_steps else f"{config.local_epochs} local epochs"
     work = work.removesuffix("s") if work.startswith("1 ") else work
     return (
-        config.dataset,
-        f"model {config.model}",
+        str(formats.short_value("dataset", config.dataset)),
+        f"model {formats.short_value('model', config.model)}",
         f"partition {partition}",
         f"{config.clients} clients{some}",
         f"{config.rounds} rounds of {work}",
