@@ -83,7 +83,8 @@ def sweep(
     if result.interrupted:
         from fedcore import Interrupted
 
-        raise Interrupted(f"the sweep in {result.directory} was interrupted; fedcore sweep {result.directory} goes on")
+        how = "the same call" if result.objects else f"fedcore sweep {result.directory}"
+        raise Interrupted(f"the sweep in {result.directory} was interrupted; {how} goes on")
     return result
 
 
