@@ -94,7 +94,7 @@ def check_given(found: Mapping[Key, Any], configs: Mapping[Path, RunConfig]) -> 
     :raises ConfigError: an object is missing.
     :raises RunDirectoryError: the data differ: finished runs would be taken for runs on these.
     """
-    digests: dict[str, str] = {}
+    digests: dict[Any, str] = {}
     for folder, config in configs.items():
         named = [("dataset", config.dataset), ("model", config.model), *(("plugin", name) for name in config.plugins)]
         missing = [name for kind, name in named if name.startswith(objects.OBJECT) and (kind, name) not in found]
@@ -104,14 +104,10 @@ def check_given(found: Mapping[Key, Any], configs: Mapping[Path, RunConfig]) -> 
                 "again: fedcore_study.sweep(grid, ..., out=...) with the same objects"
             )
         if ("dataset", config.dataset) in found and (folder / "config.yaml").is_file():
-            if config.dataset not in digests:
-                digests[config.dataset] = _digest(config)
-            if SavedConfig.read(folder / "config.yaml").data != digests[config.dataset]:
+            from fedcore.runs.resolve import digest_of_data  # here: it imports torch
+
+            data = config.dataset, config.public, config.seed if config.public else None
+            if data not in digests:
+                digests[data] = digest_of_data(config)
+            if SavedConfig.read(folder / "config.yaml").data != digests[data]:
                 raise RunDirectoryError(f"{folder} was begun with other data; sweep these with another out=")
-
-
-def _digest(config: RunConfig) -> str:
-    from fedcore.data import load_dataset
-    from fedcore.data.dataset import data_digest
-
-    return data_digest(load_dataset(config.dataset, config.data_dir))
