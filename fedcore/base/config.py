@@ -230,6 +230,7 @@ class RunConfig(BaseModel):
         for name in values if isinstance(values, dict) else ():
             if name not in cls.model_fields:
                 hint = f"(in {info.context})" if info.context else ""
+                hint = "Several seeds are a sweep: fedcore_study.sweep(seeds=3)" if name == "seeds" else hint
                 raise UnknownNameError("option", str(name), cls.model_fields, hint)
         return values
 

@@ -13,7 +13,7 @@ from typing import Any
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, PluginContractError
-from fedcore.base.objects import CODE
+from fedcore.base.objects import CODE, OBJECT
 
 LABELS = ("name", "tags", "note")
 """Options that describe a run to people."""
@@ -107,7 +107,7 @@ def full_name(name: str, names: Collection[str]) -> str:
     """Return ``module:study.Near`` for ``Near`` or ``near`` if ``names`` has one such class, else the name."""
     if name in names:
         return name
-    short = {known: short_name(known) for known in names if known.startswith(CODE)}
+    short = {known: short_name(known) for known in names if known.startswith((CODE, OBJECT))}
     meant = [known for known, own in short.items() if name in (own, own.lower())]
     return meant[0] if len(meant) == 1 else name
 

@@ -43,7 +43,7 @@ def name_objects(
     if plugins is not None:
         chosen = plugins.items() if isinstance(plugins, Mapping) else [(plugin, {}) for plugin in _listed(plugins)]
         named = [(_add(found, "plugin", plugin), dict(options)) for plugin, options in chosen]
-        values["plugins"] = RunConfig(plugins=[{name: options} for name, options in named]).plugins
+        values["plugins"] = RunConfig.create({"plugins": [{name: options} for name, options in named]}).plugins
     if dataset is not None:
         values["dataset"] = _add(found, "dataset", dataset)
     return config.model_copy(update=values), _usable(found)

@@ -151,15 +151,18 @@ class NotebookDisplay(Progress):
         )
 
 
-def notebook_display() -> NotebookDisplay | None:
-    """Return a display if this process is a notebook's kernel; None in a terminal or a script."""
+def notebook_output() -> Callable[[str], None] | None:
+    """Return what draws HTML below the cell, in place of the HTML before, if this process is a notebook's kernel.
+
+    In a terminal or a script it returns None.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     if getattr(shell, "kernel", None) is None:
         return None
     shown = import_module("IPython.display")
     handle = shown.display(shown.HTML(""), display_id=True)
-    return NotebookDisplay(lambda page: handle.update(shown.HTML(page)))
+    return lambda page: handle.update(shown.HTML(page))
 
 
 def only_notes(event: str, details: Mapping[str, Any]) -> None:

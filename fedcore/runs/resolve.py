@@ -20,6 +20,7 @@ from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError
 from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset, load_partition, make_partition
 from fedcore.data.assign import domain_rows, public_rows, with_public
+from fedcore.data.dataset import data_digest
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
 from fedcore.models import SplitModel
@@ -68,6 +69,11 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfi
         "weights": None if config.weights is None else with_digest(config.weights),
     }
     return config.model_copy(update=resolved), dataset
+
+
+def digest_of_data(config: RunConfig) -> str:
+    """Return the digest of a run's data as its config.yaml will have it."""
+    return data_digest(resolve(config)[1])
 
 
 def resolve_engine(config: RunConfig) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rich.text import Text
 from fedcore.base.output import clean, duration, note, number, percent, stderr, stopwatch, text
 from fedcore.base.protocols import EVALUATED
 from fedcore.runs import records
-from fedcore.runs.progress import Progress, notebook_display, only_notes
+from fedcore.runs.progress import NotebookDisplay, Progress, notebook_output, only_notes
 
 ROWS = 8
 MINUTE = 60.0
@@ -35,8 +35,8 @@ def make_display(console: Console, *, quiet: bool = False) -> Display:
 
 def script_display() -> Progress:
     """Return the display of a run that a program starts: that of a notebook, of a terminal, or a line a minute."""
-    if (notebook := notebook_display()) is not None:
-        return notebook
+    if (draw := notebook_output()) is not None:
+        return NotebookDisplay(draw)
     display = make_display(stderr())
     return MinuteDisplay(display.console) if isinstance(display, PlainDisplay) else display
 
@@ -202,9 +202,10 @@ def headline(details: Mapping[str, Any]) -> str:
     config = details["config"]
     methods = " + ".join(config.plugins) or "fedavg"
     began = f", from round {details['round'] + 1}" if details["round"] else ""
+    counts = f"{config.clients} client{'s' * (config.clients > 1)}, {config.rounds} round{'s' * (config.rounds > 1)}"
     return (
-        f"{methods} on {config.dataset} ({config.model}), {config.partition}, {config.clients} clients, "
-        f"{config.rounds} round{'s' * (config.rounds > 1)}{began}, in {details['directory']}"
+        f"{methods} on {config.dataset} ({config.model}), {config.partition}, {counts}{began}, "
+        f"in {details['directory']}"
     )
 
 

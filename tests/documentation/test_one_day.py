@@ -64,7 +64,8 @@ def test_by_commands(folder):
     assert "fedprox" in fedcore_("compare sweeps/day --baseline fedavg")
     fedcore_("report sweeps/day --out day.html --points 0 --allow-code")
     assert (folder / "day.html").stat().st_size > 50_000
-    assert {run["name"] for run in json.loads(fedcore_("runs list --json"))} == {"first", "second"}
+    listed = json.loads(fedcore_("runs list --json"))
+    assert {run["name"] for run in listed} == {"first", "second", None}, "the sweep's runs stand there, too"
     assert len(json.loads(fedcore_("runs list sweeps --sort accuracy --json"))) == 6
     fedcore_("runs tag second --add paper")
     assert "fedprox.mu" in fedcore_("runs diff first second")

@@ -162,4 +162,4 @@ def test_a_notebook_shows_every_round(finished):
 
 
 def test_a_script_has_no_notebook():
-    assert progress.notebook_display() is None
+    assert progress.notebook_output() is None

@@ -299,6 +299,31 @@ def test_long_names_and_many_methods(make, cli, tmp_path):
     assert [text.text() for text in rows.all("text") if text.text().startswith("fedprox")] == labels[:-1]
 
 
+def test_ranks_over_data_settings(make, cli, tmp_path):
+    folders = test_compare.TestRanks().blocks(make)
+    assert cli("report", *folders, "--out", "r.html", "--points", 0).exit_code == 0
+    page = Page(tmp_path / "r.html")
+    assert page.root.all("nav")[0].all("a")[0].attributes["href"] == "#ranks"
+    ranks = page.root.all("section")[0]
+    assert [cell.text() for cell in ranks.all("th")] == [
+        "method",
+        "average rank",
+        "alpha 0.1",
+        "alpha 0.5",
+        "alpha 1.0",
+    ]
+    cells = [[cell.text() for cell in row.all("td")] for row in ranks.all("tr")[1:]]
+    assert cells == [["moon", "1.00", *"111"], ["fedprox", "2.00", *"222"], ["fedavg", "3.00", *"333"]]
+    assert "1 is the best. Friedman's test finds a difference (p = 0.050)." in ranks.text()
+    drawn_ranks = page.figures["Average ranks, global"]
+    assert drawn_ranks.said()[0] == "moon\n1.00 [0.04, 1.96]", "bars of moon and fedavg do not overlap"
+    assert not drawn_ranks.all("path", "zero")
+    assert cli("report", *folders[:6], "--out", "two.html", "--points", 0).exit_code == 0
+    assert "Ranks over 2 data settings" in Page(tmp_path / "two.html").text
+    assert cli("report", *folders[:3], "--out", "one.html", "--points", 0).exit_code == 0
+    assert "Ranks over" not in Page(tmp_path / "one.html").text
+
+
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory) -> Path:
     """Three methods over three seeds and thirty rounds; fedprox without its term is fedavg."""

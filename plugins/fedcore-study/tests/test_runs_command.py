@@ -462,6 +462,16 @@ class TestClean:
         assert not (runs / MOON / "checkpoint").exists()
 
 
+def test_runs_of_sweeps_stand_in_the_list_beside_the_others(cli, runs):
+    Path("sweeps").mkdir()
+    (runs / "grid").rename("sweeps/grid")
+    listed = json.loads(cli("runs", "list", "--json").stdout)
+    assert listed[0]["folder"] == "sweeps/grid/fedprox_seed=0_12345678"
+    assert len(listed) == 5
+    assert json.loads(cli("runs", "show", "sweeps/grid/fedprox", "--json").stdout)["path"] == f"sweeps/{SWEPT}"
+    assert len(json.loads(cli("runs", "list", "runs", "--json").stdout)) == 4
+
+
 def test_the_command_line_labels_a_run(cli, tmp_path):
     words = ["--samples", "200", "--clients", "4", "--local-epochs", "1", "--workers", "0", "--rounds", "1", "--quiet"]
     assert cli("train", *words, "--name", "mine", "--tag", "a", "--tag", "b", "--note", "a remark").exit_code == 0

@@ -15,6 +15,7 @@ import fedcore_study
 from fedcore import ConfigError, Interrupted, RunConfig
 from fedcore_study import studies
 from fedcore_study.sweeps import run as running
+from fedcore_study.sweeps.given import Given
 from fedcore_study.sweeps.processes import Outcome
 from fedcore_testing.stub_plugins import EqualWeights
 
@@ -114,9 +115,6 @@ def test_a_failed_run_is_a_warning_and_a_stop_an_error(tmp_path, monkeypatch):
 def test_what_cannot_be_swept(tmp_path):
     with pytest.raises(ConfigError, match="nothing to sweep"):
         fedcore_study.sweep(out=tmp_path / "s")
-    own = type("Near", (EqualWeights,), {"__module__": "__main__"})
-    with pytest.raises(ConfigError, match=r"Near belongs to this script or notebook.* methods\.py"):
-        fedcore_study.sweep({"plugin": ["fedavg", own]}, out=tmp_path / "s")
     with pytest.raises(ConfigError, match="Did you mean 'rounds'"):
         fedcore_study.sweep(METHODS, round=3, out=tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
@@ -124,13 +122,14 @@ def test_what_cannot_be_swept(tmp_path):
 
 def test_a_file_and_names_of_plugins(tmp_path):
     (tmp_path / "grid.yaml").write_text("grid: {plugin: [fedavg, moon+uscc], alpha: [0.1, 1]}\n")
-    spec, folder, goes_on = studies._asked_for(tmp_path / "grid.yaml", 2, None, {"moon.mu": 5}, {"data_dir": Path("d")})
+    asked = (tmp_path / "grid.yaml", 2, None, {"moon.mu": 5}, {"data_dir": Path("d")})
+    spec, folder, goes_on = studies._asked_for(*asked, Given())
     assert (folder, goes_on) == (Path("sweeps/grid"), False)
     assert spec.base == {"data_dir": "d"}
     assert [config.seed for _, config in spec.cells()] == [0] * 4 + [1] * 4
-    values = {"plugin": [[EqualWeights, "fedprox"], {EqualWeights: {"a": 1}}]}
     named = f"module:{EqualWeights.__module__}.EqualWeights"
-    assert studies._plain(values) == {"plugin": [[named, "fedprox"], {named: {"a": 1}}]}
+    values = [[EqualWeights, "fedprox"], {EqualWeights: {"a": 1}}]
+    assert Given().named("plugin", values) == [[named, "fedprox"], {named: {"a": 1}}]
 
 
 def test_a_report_is_written(swept, tmp_path):

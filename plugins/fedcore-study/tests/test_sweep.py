@@ -337,5 +337,5 @@ class TestProcesses:
 def test_a_class_of_a_module_is_named_without_the_module() -> None:
     values = {"base": {"plugins": ["module:mine.Near"]}, "grid": {"Near.mu": [1, 2]}, "set": {"Near.a": 3}}
     assert [(name, config.plugins) for name, config in SweepSpec.create(values).cells()] == [
-        (f"module:mine.Near module:mine.Near.mu={mu} seed=0", {"module:mine.Near": {"a": 3, "mu": mu}}) for mu in (1, 2)
+        (f"Near Near.mu={mu} seed=0", {"module:mine.Near": {"a": 3, "mu": mu}}) for mu in (1, 2)
     ]

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fedcore_study.cli import sweep_display
-from fedcore_study.cli.sweep_display import SweepDisplay
+from fedcore_study.cli.sweep_display import NotebookSweepDisplay, SweepDisplay
 
 PLAN = {
     "runs": ["old", "a", "b", "c"],
@@ -86,3 +86,23 @@ def test_a_terminal_has_a_bar_for_each_run_and_for_all() -> None:
     shown = file.getvalue().rpartition("now:")[2]
     for words in ("all runs", "0/3 finished, about 11 s left", "1/4 rounds, 50.00 %, 6.00 s left", "6/10 rounds"):
         assert words in shown
+
+
+def test_a_notebook_has_a_bar_for_each_run_and_for_all() -> None:
+    pages, clock = [], Clock()
+    with NotebookSweepDisplay(pages.append, clock=clock) as display:
+        played(display, clock)
+        under_way = display.page()
+        display("a", "failed", ended(3, "no <memory>"))
+        display("b", "finished", ended(4))
+    for shown in (
+        "3 runs, 2 at a time, in sweeps/s",
+        "<progress value='0' max='3'></progress>",
+        "0/3 finished, about 11 s left",
+        "<progress value='1' max='4'></progress>",
+        "1/4 rounds, 50.00 %, 6.00 s left",
+        "note: 1 of 4 runs are finished already",
+    ):
+        assert shown in under_way
+    assert "failed a after 3.00 s (1/3): no &lt;memory&gt;" in pages[-1]
+    assert "<details><summary>1 finished</summary>finished b after 4.00 s (2/3)</details>" in pages[-1]

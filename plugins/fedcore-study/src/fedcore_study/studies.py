@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcore import ConfigError
+from fedcore.base.objects import lent
 from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.given import Given
 from fedcore_study.sweeps.spec import SweepSpec, changed, read_spec
 from fedcore_study.sweeps.warm import starting
 
@@ -28,7 +30,7 @@ def sweep(
     grid: Mapping[str, Any] | str | PathLike[str] | None = None,
     seeds: int | Sequence[int] | None = None,
     *,
-    out: str | PathLike[str] | None = None,
+    out: str | PathLike[str] | SweepResult | None = None,
     settings: Mapping[str, Any] | None = None,
     preset: str | None = None,
     parallel: int | None = None,
@@ -42,25 +44,27 @@ def sweep(
     A run that fails does not stop the others: a warning names it.
 
     :param grid: axis -> values, for example ``{"plugin": ["fedavg", "moon"], "alpha": [0.1, 0.5]}``. An axis is
-        ``plugin``, another option of a run, or ``PLUGIN.OPTION``. Plugins are names, or classes of a module. A path is
-        that of a sweep's YAML file. Without a grid, the sweep in ``out`` goes on, with the options that are given here.
+        ``plugin``, another option of a run, or ``PLUGIN.OPTION``. Plugins, ``model`` and ``dataset`` can be objects, as
+        for :func:`fedcore.run`, also of a script or notebook. A path is that of a sweep's YAML file. Without a grid,
+        the sweep in ``out`` goes on, with the options that are given here.
     :param seeds: how many (3 means 0, 1 and 2), or which; by default the seed 0.
-    :param out: the sweep's folder; default ``sweeps/`` and the time.
+    :param out: the sweep's folder, or its result, which also holds its objects; default ``sweeps/`` and the time.
     :param settings: ``PLUGIN.OPTION`` -> value, in each run that has the plugin.
     :param preset: the name of a known setting, whose options the grid and the given options replace.
     :param parallel: runs side by side; default one per core as far as memory allows, one on a CUDA device.
     :param quiet: show no progress.
     :param allow_code: import what runs that ``out`` holds already name as ``module:...``.
     :param allow_outside: let trackers of these write outside of their directories.
-    :param options: options of every run, as of :class:`fedcore.RunConfig`, such as ``rounds=10``.
+    :param options: options of every run, as of :class:`fedcore.RunConfig`, such as ``rounds=10``. ``model``,
+        ``plugins`` and ``dataset`` can be objects.
     :raises ConfigError: or a subclass, before anything runs.
     :raises Interrupted: Ctrl-C. The runs have stopped with checkpoints; the same call goes on.
     """
-    from fedcore.base.output import stderr
-    from fedcore_study.cli.sweep_display import SweepDisplay
+    from fedcore_study.cli.sweep_display import script_display
 
-    spec, folder, goes_on = _asked_for(grid, seeds, None if out is None else Path(out), settings or {}, options, preset)
-    with starting() as start, SweepDisplay(stderr(), quiet=quiet) as display:
+    given, place = Given(getattr(out, "objects", {})), None if out is None else _folders(out)[0]
+    spec, folder, goes_on = _asked_for(grid, seeds, place, settings or {}, options, given, preset)
+    with starting() as start, script_display(quiet=quiet) as display:
         from fedcore_study.sweeps.run import run_sweep
 
         result = run_sweep(
@@ -72,13 +76,15 @@ def sweep(
             start=start,
             allow_code=allow_code,
             allow_outside=allow_outside,
+            given=given,
         )
     for outcome in result.named("failed"):
         warnings.warn(f"{outcome.name} failed: {outcome.message}", RuntimeWarning, stacklevel=2)
     if result.interrupted:
         from fedcore import Interrupted
 
-        raise Interrupted(f"the sweep in {result.directory} was interrupted; fedcore sweep {result.directory} goes on")
+        how = "the same call" if result.objects else f"fedcore sweep {result.directory}"
+        raise Interrupted(f"the sweep in {result.directory} was interrupted; {how} goes on")
     return result
 
 
@@ -168,18 +174,20 @@ def report(
 
     page = Path(out)
     check_target(page, None, force=force)
+    runs = _listed(runs)
     folders, notes = _folders(runs), list[str]()
-    made = build(
-        find_runs(folders, notes.append),
-        notes,
-        title=title or ", ".join(folder.resolve().name for folder in folders[:3]) + ", ..." * (len(folders) > 3),
-        by=[by] if isinstance(by, str) else list(by),
-        baseline=baseline,
-        data_dir=None if data_dir is None else Path(data_dir),
-        points=points,
-        allow_code=allow_code,
-        progress=lambda message: None,
-    )
+    with lent({key: value for run in runs for key, value in getattr(run, "objects", {}).items()}):
+        made = build(
+            find_runs(folders, notes.append),
+            notes,
+            title=title or ", ".join(folder.resolve().name for folder in folders[:3]) + ", ..." * (len(folders) > 3),
+            by=[by] if isinstance(by, str) else list(by),
+            baseline=baseline,
+            data_dir=None if data_dir is None else Path(data_dir),
+            points=points,
+            allow_code=allow_code,
+            progress=lambda message: None,
+        )
     for note in made.notes:
         warnings.warn(note, RuntimeWarning, stacklevel=2)
     write_page(made, page)
@@ -192,10 +200,11 @@ def _asked_for(
     out: Path | None,
     settings: Mapping[str, Any],
     options: Mapping[str, Any],
+    given: Given,
     preset: str | None = None,
 ) -> tuple[SweepSpec | None, Path, bool]:
     """Return the grid, None for all that a folder has planned; the sweep's folder; and whether that sweep goes on."""
-    base = {name: _plain(value) for name, value in options.items()}
+    base = {name: given.named(name, value) for name, value in options.items()}
     goes_on = grid is None and out is not None and SweepDirectory.is_one(out)
     if goes_on and out is not None:
         if not (base or settings or preset or seeds is not None):
@@ -205,36 +214,23 @@ def _asked_for(
     axes = grid if isinstance(grid, Mapping) else {}
     if grid is None and seeds is None:
         raise ConfigError("nothing to sweep: give a grid such as {'plugin': ['fedavg', 'moon']}, or seeds=3")
-    plain = {name: _plain(values) for name, values in axes.items()}
+    plain = {name: _axis(given, name, values) for name, values in axes.items()}
     spec = changed(before, base, plain, seeds, settings, preset=preset)
     name = Path(grid).stem if isinstance(grid, (str, PathLike)) else f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
     return spec, out or Path("sweeps") / name, False
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as a sweep's file has it: classes and paths by their names.
+def _axis(given: Given, name: str, values: Any) -> Any:
+    """Return an axis's values by their names; a single value is an axis of one."""
+    single = not isinstance(values, (list, tuple))
+    return given.named(name, values) if single else [given.named(name, value) for value in values]
 
-    :raises ConfigError: a class that no other process can import.
-    """
-    if isinstance(value, Mapping):
-        return {_plain(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, PathLike):
-        return str(value)
-    if not callable(value):
-        return value
-    name, module = getattr(value, "__qualname__", ""), getattr(value, "__module__", "")
-    if not name.isidentifier() or module == "__main__":
-        raise ConfigError(
-            f"{name or repr(value)} belongs to this script or notebook, but each run of a sweep has a process of its "
-            "own: write it into a file, such as methods.py, and import it from there"
-        )
-    return f"module:{module}.{name}"
+
+def _listed(runs: Runs | Iterable[Runs]) -> list[Any]:
+    one = isinstance(runs, (str, PathLike)) or hasattr(runs, "directory")
+    return [runs] if one else list(runs)  # type: ignore[arg-type]
 
 
 def _folders(runs: Runs | Iterable[Runs]) -> list[Path]:
     """Return the directories of runs and sweeps."""
-    one = isinstance(runs, (str, PathLike)) or hasattr(runs, "directory")
-    several: list[Any] = [runs] if one else list(runs)  # type: ignore[arg-type]
-    return [Path(getattr(run, "directory", run)) for run in several]
+    return [Path(getattr(run, "directory", run)) for run in _listed(runs)]

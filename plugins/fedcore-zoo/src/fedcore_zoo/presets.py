@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 CIFAR10_MOON: dict[str, Any] = {
-    # Li et al., MOON, CVPR 2021, section 4.1. Momentum, weight decay and augmentation are of the authors' code.
+    # Li et al., MOON, CVPR 2021, section 4.1. Momentum, weight decay and augmentation are of the authors' code,
+    # github.com/QinbinLi/MOON: main.py, utils.py, and the example in its README, whose values these are.
     # The paper tunes moon.mu: 5 on CIFAR-10, 1 on CIFAR-100. The code's own split: --partition niid-bench --drop-last.
     "dataset": "cifar10",
     "model": "simple-cnn",
@@ -75,19 +76,21 @@ FMNIST_FEDCME: dict[str, Any] = {
 }
 
 CIFAR10_PFLLIB: dict[str, Any] = {
-    # The defaults of PFLlib (Zhang et al., arXiv 2312.04992; system/main.py, dataset/generate_Cifar10.py): 20 clients
-    # by Dirichlet(0.1), a quarter of each client's samples held out, one local epoch of batches of 10, SGD 0.005. Its
-    # FedAvgCNN has the layers of fdcl-cnn. PFLlib also splits the official test set among the clients; here the
-    # server keeps it.
+    # The defaults of PFLlib (Zhang et al., arXiv 2312.04992), read in its code, github.com/TsingZ0/PFLlib: main.py and
+    # flcore/clients/clientbase.py of system, generate_Cifar10.py and utils/dataset_utils.py of dataset. Its partition
+    # "dir" is NIID-Bench's; a quarter of each client's samples is held out. Its FedAvgCNN has the layers of fdcl-cnn.
+    # PFLlib splits the official test set among the clients, too, and each of them has at least 40 samples. Here the
+    # server keeps the test set, and 10 samples are enough.
     "dataset": "cifar10",
     "model": "fdcl-cnn",
-    "partition": "dirichlet",
+    "partition": "niid-bench",
     "alpha": 0.1,
     "clients": 20,
     "client_test_fraction": 0.25,
     "rounds": 2000,
     "local_epochs": 1,
     "batch_size": 10,
+    "drop_last": True,
     "lr": 0.005,
     "momentum": 0.0,
     "weight_decay": 0.0,

@@ -1,5 +1,7 @@
 """The reference on a CPU: one process per core with one thread, clients handed out one by one."""
 
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import os

@@ -5,6 +5,8 @@ pages; clients are handed out one by one. On CUDA: the same steps on resident da
 knows nothing of plugins, states, failures or records, checks nothing and keeps nothing.
 """
 
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ class Reference(Protocol):
 
     def rounds(self, count: int) -> float:
         """Run rounds, each evaluated where the workload says so; returns seconds."""
+        ...
 
     def close(self) -> None:
         """Free everything."""

@@ -94,24 +94,24 @@ def over_clients(
     method: str, options: Mapping[str, Any], *, clients: Sequence[int], blocks: int, block: int | None = None
 ) -> list[Scaled]:
     """Time a method's rounds with every number of clients in turn, then measure the memory of each on its own."""
-    block = block or SCALE.block
+    size = block or SCALE.block
     configs = [scaled_config(method, count, options) for count in clients]
     with ExitStack() as stack:
         engines = [stack.enter_context(engine(config)) for config in configs]
-        sides = [lambda ours=ours: same_rounds(ours, block) for ours in engines]
+        sides = [lambda ours=ours: same_rounds(ours, size) for ours in engines]
         seconds = in_turn(sides, blocks)
-    memory = [peak_memory(config, block) for config in configs]
+    memory = [peak_memory(config, size) for config in configs]
     return [
         Scaled(
             method,
             count,
-            Spread.of([own / block for own in seconds[index]]),
+            Spread.of([own / size for own in seconds[index]]),
             Spread.of([own / first for own, first in zip(seconds[index], seconds[0], strict=True)]),
             engines[index].start_seconds,
             memory[index],
             memory[index].ratio(memory[0]),
             blocks,
-            block,
+            size,
         )
         for index, count in enumerate(clients)
     ]

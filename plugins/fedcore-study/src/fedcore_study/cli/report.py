@@ -68,11 +68,10 @@ def report(
             where = f"{section.title}: " if section.title else ""
             output.note(f"{where}not drawn: {entry.title}: {entry.reason}")
     write_page(made, out)
-    drawn = sum(len(section.charts) for section in made.sections)
+    drawn = len(made.charts)
     output.stdout().print(output.text(f"written: {out} ({len(made.runs)} runs, {drawn} figures)"), soft_wrap=True)
     if figures is not None:
         from fedcore_study.reports import static
 
-        charts = [(section.title, chart) for section in made.sections for chart in section.charts]
-        files = static.write(charts, figures, form)
+        files = static.write(made.charts, figures, form)
         output.stdout().print(output.text(f"written: {len(files)} {form} files in {figures}"), soft_wrap=True)

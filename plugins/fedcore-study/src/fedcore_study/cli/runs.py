@@ -42,19 +42,20 @@ COLUMNS: dict[str, Callable[[Overview], Any]] = {
 DESCENDING = ("when", "rounds", "accuracy")
 
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's folder, or the beginning of its name or folder below runs.")
+    str, typer.Argument(metavar="RUN", help="A run's folder, or the beginning of its name or folder in the list.")
 ]
 Runs = Annotated[
-    list[str], typer.Argument(metavar="RUN...", help="Runs: folders, or beginnings of names or folders below runs.")
+    list[str], typer.Argument(metavar="RUN...", help="Runs: folders, or beginnings of names or folders in the list.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without a question.")]
 
 
 @app.command("list")
 def list_(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Runs, sweeps, or folders of them.")] = Path(
-        "runs"
-    ),
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FOLDER]", help="Runs, sweeps, or folders of them. [default: runs and sweeps]"),
+    ] = None,
     sort: Annotated[str, typer.Option(metavar="COLUMN", help=f"One of {', '.join(COLUMNS)}.")] = "when",
     method: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only runs of this method; moon+uscc for both.")
@@ -73,13 +74,13 @@ def list_(
 
     The accuracy is that of the first protocol measured: of the global model on the test set, if there is one.
     """
-    from fedcore_study.runs.overview import STATES, find_runs
+    from fedcore_study.runs.overview import STATES, find_runs, find_usual_runs
 
     if sort not in COLUMNS:
         raise UnknownNameError("column", sort, COLUMNS)
     if state is not None and state not in STATES:
         raise UnknownNameError("state", state, STATES)
-    runs = find_runs(folder, output.note)
+    runs = find_usual_runs(output.note) if folder is None else find_runs(folder, output.note)
     wanted: list[tuple[str, str, Callable[[Overview], Sequence[str | None]]]] = [
         *(("method", name, lambda run: [run.method, *_parts(run.method)]) for name in _parts(method)),
         *([("data set", dataset, lambda run: [run.dataset])] if dataset is not None else []),
@@ -102,7 +103,7 @@ def list_(
 
         output.stdout().print(runs_table(found))
     else:
-        output.note(f"there is no {'such run' if wanted else 'run'} in {folder}")
+        output.note(f"there is no {'such run' if wanted else 'run'} in {folder or 'runs or sweeps'}")
 
 
 @app.command("show")

@@ -1,7 +1,9 @@
-"""Progress of a running sweep: a bar for each run on a terminal, elsewhere one line a minute."""
+"""Progress of a running sweep: a bar for each run on a terminal and in a notebook, elsewhere one line a minute."""
 
 from __future__ import annotations
 
+import html
+import io
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,10 +13,13 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from fedcore.base.output import clean, duration, note, percent, text
+from fedcore.base.output import clean, duration, note, percent, stderr, text
 
 PERIOD = 60.0
 """Seconds between two lines where there is no terminal."""
+
+REDRAWN = 0.25
+"""The least seconds between two drawings in a notebook while runs only advance."""
 
 
 class _Run:
@@ -86,7 +91,7 @@ class SweepDisplay:
             elif event in ("begun", "round") and name in self._running:
                 self._advanced(self._running[name], event, details)
             elif event == "note":
-                note(f"{name}: {details['note']}", self.console)
+                self._note(f"{name}: {details['note']}")
             elif event in ("finished", "failed", "stopped"):
                 self._has_ended(name, event, details)
             self._show_total()
@@ -107,9 +112,9 @@ class SweepDisplay:
         if not self.total:
             return
         if done and not self.quiet:
-            note(f"{done} of {len(details['runs'])} runs are finished already", self.console)
+            self._note(f"{done} of {len(details['runs'])} runs are finished already")
         if details["longer"] and not self.quiet:
-            note(f"{len(details['longer'])} finished runs go on to more rounds, as with resume --rounds", self.console)
+            self._note(f"{len(details['longer'])} finished runs go on to more rounds, as with resume --rounds")
         self._print(f"{self.total} runs, {details['parallel']} at a time, in {details['out']}")
         self._tasks[""] = self._bars.add_task("all runs", total=self.total, words="")
 
@@ -142,10 +147,13 @@ class SweepDisplay:
 
     def _show_total(self) -> None:
         if "" in self._tasks:
-            left = self._left()
-            words = f"{self.finished}/{self.total} finished" + (f", {self.failed} failed" if self.failed else "")
-            words += f", about {duration(left)} left" if left else ""
-            self._bars.update(self._tasks[""], completed=self.finished + self.failed, words=words)
+            self._bars.update(self._tasks[""], completed=self.finished + self.failed, words=self._words())
+
+    def _words(self) -> str:
+        """Return how many runs have ended, and the time that is left."""
+        left = self._left()
+        words = f"{self.finished}/{self.total} finished" + (f", {self.failed} failed" if self.failed else "")
+        return words + (f", about {duration(left)} left" if left else "")
 
     def _tell(self) -> None:
         """Print the status once a minute until the sweep ends."""
@@ -156,3 +164,67 @@ class SweepDisplay:
     def _print(self, line: str) -> None:
         if not self.quiet:
             self.console.print(text(line), soft_wrap=True)
+
+    def _note(self, message: str) -> None:
+        note(message, self.console)
+
+
+class NotebookSweepDisplay(SweepDisplay):
+    """Redraws an output below the cell.
+
+    :param draw: replaces the output by a piece of HTML.
+    """
+
+    def __init__(self, draw: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(Console(file=io.StringIO()), clock=clock)
+        self._lines, self.draw, self._drawn = False, draw, clock()
+        self._said: list[str] = []
+        self._notes: list[str] = []
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Draw how the sweep ended."""
+        super().__exit__(kind, error, trace)
+        if error is None or self._said:
+            self.draw(self.page())
+
+    def __call__(self, name: str, event: str, details: Mapping[str, Any]) -> None:
+        """Take an event, and draw unless the last drawing is fresh."""
+        super().__call__(name, event, details)
+        if event != "round" or self.clock() - self._drawn >= REDRAWN:
+            self._drawn = self.clock()
+            self.draw(self.page())
+
+    def page(self) -> str:
+        """Return the present state as HTML: all runs, those that are under way, those that failed, and the others."""
+        now, ended = self.clock(), self.finished + self.failed
+        title, *said = map(html.escape, self._said or ["all runs are finished already"])
+        rows = [_row("all runs", ended, self.total, self._words())] if self.total else []
+        rows += [_row(run.name, run.done, run.rounds, run.words(now)) for run in self._running.values()]
+        failed = [line for line in said if not line.startswith("finished")]
+        done = [line for line in said if line.startswith("finished")]
+        others = f"<details><summary>{len(done)} finished</summary>{'<br>'.join(done)}</details>" if done else ""
+        notes = "".join(f"<p>note: {html.escape(note)}</p>" for note in self._notes)
+        lines = "".join(f"<p>{line}</p>" for line in failed)
+        return f"<div><b>{title}</b><table>{''.join(rows)}</table>{lines}{others}{notes}</div>"
+
+    def _print(self, line: str) -> None:
+        self._said.append(line)
+
+    def _note(self, message: str) -> None:
+        self._notes.append(message)
+
+
+def _row(name: str, done: int, most: int, words: str) -> str:
+    shown = (html.escape(clean(name)), f"<progress value='{done}' max='{most}'></progress>", html.escape(words))
+    cells = "".join(f'<td style="text-align:left">{cell}</td>' for cell in shown)
+    return f"<tr>{cells}</tr>"
+
+
+def script_display(*, quiet: bool) -> SweepDisplay:
+    """Return the display of a sweep that a program starts: that of a notebook, of a terminal, or a line a minute."""
+    from fedcore.runs.progress import notebook_output  # here: it imports torch
+
+    draw = None if quiet else notebook_output()
+    return SweepDisplay(stderr(), quiet=quiet) if draw is None else NotebookSweepDisplay(draw)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedcore.base.config import Json
-from fedcore.base.identity import method
+from fedcore.base.identity import method, short_name
+from fedcore.base.objects import CODE, OBJECT
 from fedcore.base.output import clean
 from fedcore_study.comparisons.comparison import Block, Comparison, Row
 from fedcore_study.comparisons.figures import Difference, Figure
@@ -331,5 +332,7 @@ def _latex_row(row: Sequence[str]) -> str:
 
 
 def short_value(name: str, value: Json) -> Json:
-    """Return a setting's value as a table names it: plugins without their options."""
+    """Return a setting's value as a table names it: plugins without their options, objects without their module."""
+    if isinstance(value, str) and value.startswith((CODE, OBJECT)):
+        return short_name(value)
     return method(value) if name == "plugins" and isinstance(value, dict) else value

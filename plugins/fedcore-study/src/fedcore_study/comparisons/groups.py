@@ -10,6 +10,7 @@ from typing import Any
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.identity import key, method, settings, short_name
+from fedcore.base.objects import CODE, OBJECT
 from fedcore_study.comparisons.records import RunRecord
 
 
@@ -80,7 +81,8 @@ def _row_values(run: RunRecord, fields: Iterable[str]) -> dict[str, Json]:
 def _labels(runs: Sequence[RunRecord], fields: Sequence[str]) -> dict[str, str]:
     """Name every row: methods by their plugins, with those options in which equal ones differ.
 
-    A plugin of the user's own has the name of its class, unless two of that name are compared.
+    A plugin, a model or a data set of the user's own has its own name without a module, unless two of that name are
+    compared.
     """
     rows = {key(values): values for values in (_row_values(run, fields) for run in runs)}
     names = {name for values in rows.values() for name in values.get("plugins", {})}
@@ -105,9 +107,17 @@ def _labels(runs: Sequence[RunRecord], fields: Sequence[str]) -> dict[str, str]:
                 different = [o for o in own if any(key(peer.get(o)) != key(own[o]) for peer in peers)]
                 parts.append(label + (f" ({', '.join(f'{o}={own[o]}' for o in different)})" if different else ""))
             else:
-                parts.append(str(values[name]) if len(fields) == 1 else f"{name}={values[name]}")
+                shown = _own_names({str(one[name]) for one in rows.values()})[str(values[name])]
+                parts.append(shown if len(fields) == 1 else f"{name}={shown}")
         labels[text] = ", ".join(parts)
     return labels
+
+
+def _own_names(values: Iterable[str]) -> dict[str, str]:
+    """Return the values without modules, where these are not needed to tell them apart."""
+    own = {value: short_name(value) if value.startswith((CODE, OBJECT)) else value for value in values}
+    times = Counter(own.values())
+    return {value: name if times[name] == 1 else value for value, name in own.items()}
 
 
 def _flat(plugins: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:

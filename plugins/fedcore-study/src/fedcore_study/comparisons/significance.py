@@ -83,17 +83,28 @@ class Ranks:
     """Nemenyi's critical difference: average ranks that differ by less are not significantly different."""
     alpha: float
     """The level of both tests."""
+    each: dict[str, list[float]]
+    """Each method's rank on each data set."""
 
-    def __str__(self) -> str:
-        """Return what they show, in sentences."""
-        each = ", ".join(f"{name} {rank:.2f}" for name, rank in sorted(self.average.items(), key=lambda item: item[1]))
-        said = f"Average ranks over {self.tables} data settings, 1 is the best: {each}."
-        if self.p >= self.alpha:
-            return f"{said} Friedman's test finds no difference between the methods ({p_text(self.p)})."
+    @property
+    def different(self) -> bool:
+        """Whether Friedman's test finds a difference. Nemenyi's test follows only then."""
+        return self.p < self.alpha
+
+    @property
+    def verdict(self) -> str:
+        """What the tests show, in sentences."""
+        if not self.different:
+            return f"Friedman's test finds no difference between the methods ({p_text(self.p)})."
         return (
-            f"{said} Friedman's test finds a difference ({p_text(self.p)}). Average ranks that differ by less than "
+            f"Friedman's test finds a difference ({p_text(self.p)}). Average ranks that differ by less than "
             f"{self.critical:.2f} are not significantly different (Nemenyi)."
         )
+
+    def __str__(self) -> str:
+        """Return the average ranks and what the tests show, in sentences."""
+        each = ", ".join(f"{name} {rank:.2f}" for name, rank in sorted(self.average.items(), key=lambda item: item[1]))
+        return f"Average ranks over {self.tables} data settings, 1 is the best: {each}. {self.verdict}"
 
 
 def ranked(tables: Sequence[Mapping[str, float]], alpha: float) -> Ranks | None:
@@ -108,12 +119,13 @@ def ranked(tables: Sequence[Mapping[str, float]], alpha: float) -> Ranks | None:
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
     rows = [rankdata([-table[name] for name in names]) for table in tables]
-    average = {name: float(sum(row[place] for row in rows) / len(rows)) for place, name in enumerate(names)}
+    each = {name: [float(row[place]) for row in rows] for place, name in enumerate(names)}
+    average = {name: sum(ranks) / len(ranks) for name, ranks in each.items()}
     alike = all(len(set(row)) == 1 for row in rows)
     p = 1.0 if alike else float(friedmanchisquare(*([table[n] for table in tables] for n in names)).pvalue)
     quantile = float(studentized_range.ppf(1 - alpha, len(names), math.inf)) / math.sqrt(2)
     critical = quantile * math.sqrt(len(names) * (len(names) + 1) / (6 * len(tables)))
-    return Ranks(len(tables), average, p, critical, alpha)
+    return Ranks(len(tables), average, p, critical, alpha, each)
 
 
 def p_text(p: float) -> str:

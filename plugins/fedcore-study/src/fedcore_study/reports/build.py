@@ -10,6 +10,7 @@ from typing import Any
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.identity import key, method
+from fedcore.base.objects import is_lent
 from fedcore.base.protocols import EVALUATED
 from fedcore.base.registry import available
 from fedcore.base.safe_yaml import read_yaml
@@ -21,7 +22,7 @@ from fedcore_study.comparisons.groups import field as option
 from fedcore_study.comparisons.records import Found, RunRecord
 from fedcore_study.reports import breakdowns, lines
 from fedcore_study.reports.charts import Chart, Curves, Omitted, mapping_in
-from fedcore_study.reports.opening import Opening, Table, opening
+from fedcore_study.reports.opening import Opening, Ranking, Table, opening, rankings
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,17 @@ class Report:
     created: str
     notes: list[str]
     sections: list[Section]
+    ranks: list[Ranking] = field(default_factory=list)
+    """The methods' ranks over the sections, by protocol, if these are of different data."""
     runs: list[RunText] = field(default_factory=list)
     details: dict[str, Table] = field(default_factory=dict)
     """Tables at the end by their title: the runs, what they share, machines, versions."""
+
+    @property
+    def charts(self) -> list[tuple[str, Chart]]:
+        """All charts of the page, each with the title of its section."""
+        ranks: list[tuple[str, Chart]] = [("", ranking.chart) for ranking in self.ranks]
+        return [*ranks, *((section.title, chart) for section in self.sections for chart in section.charts)]
 
 
 def build(
@@ -90,7 +99,9 @@ def build(
     if not runs:
         raise ConfigError("there is no run to report yet")
     for run in runs:
-        check_code(code_in(run.config), run.path / "config.yaml", allow=allow_code)
+        check_code(
+            (name for name in code_in(run.config) if not is_lent(name)), run.path / "config.yaml", allow=allow_code
+        )
     common, groups = grouped(runs, [option(name) for name in by])
     for group in groups:
         for rows in group.rows.values():
@@ -123,6 +134,7 @@ def build(
         created=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         notes=said,
         sections=sections,
+        ranks=rankings(runs, by, colors),
         runs=[RunText(run.path.name, str(run.path), _config_text(run)) for run in runs],
         details={name: table for name, table in details.items() if table.rows},
     )
@@ -219,8 +231,8 @@ def _setting_of(config: RunConfig) -> tuple[str, ...]:
     work = f"{config.local_steps} local steps" if config.local_steps else f"{config.local_epochs} local epochs"
     work = work.removesuffix("s") if work.startswith("1 ") else work
     return (
-        config.dataset,
-        f"model {config.model}",
+        str(formats.short_value("dataset", config.dataset)),
+        f"model {formats.short_value('model', config.model)}",
         f"partition {partition}",
         f"{config.clients} clients{some}",
         f"{config.rounds} rounds of {work}",

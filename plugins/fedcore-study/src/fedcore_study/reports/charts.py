@@ -190,7 +190,7 @@ class Boxes(Chart):
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of paired differences with its confidence interval, and the differences it is of."""
+    """A mean with its interval, and the values that it is of."""
 
     label: str
     color: int
@@ -198,15 +198,17 @@ class Interval:
     low: float | None
     high: float | None
     each: dict[str, float]
-    """The single differences by what they are of."""
+    """The single values by what they are of."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals(Chart):
-    """Differences to a baseline in rows, around zero."""
+    """Means in rows with their intervals and what they are of."""
 
     x_title: str
     rows: list[Interval]
+    differences: bool = True
+    """Whether they are differences: around zero, with signs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a section opens with: the comparison of a group's finished runs as one table, its findings, its differences."""
+"""What a page and its sections open with: ranks over data settings; a group's comparison, findings and differences."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.protocols import EVALUATED, PROTOCOLS
 from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import Block, Comparison, compare
 from fedcore_study.comparisons.groups import Group, by_seed, grouped
 from fedcore_study.comparisons.groups import field as option
 from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.comparisons.significance import Ranks
 from fedcore_study.reports.charts import Interval, Intervals, Omitted
 
 SEEDS = "seeds"
@@ -84,6 +85,63 @@ def opening(group: Group, by: Sequence[str], colors: Mapping[str, int], baseline
     return made
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """Methods ranked over data settings by their accuracy under one protocol."""
+
+    protocol: str
+    table: Table
+    chart: Intervals
+
+
+def rankings(runs: Sequence[RunRecord], by: Sequence[str], colors: Mapping[str, int]) -> list[Ranking]:
+    """Rank the rows under every protocol that all have, over two data settings or more; none for fewer than three rows.
+
+    :param by: what makes a row. ``colors``: number of each row's colour.
+    """
+    found = []
+    for protocol in EVALUATED:
+        measured = [run for run in runs if run.final(protocol)]
+        made = compare(measured, protocol=protocol, by=by) if measured else None
+        if made is not None and made.ranks is not None:
+            settings = [formats.title(block) for block in made.blocks]
+            heading = formats.columns(made, made.blocks[0])[0].heading
+            found.append(_ranking(protocol, made.ranks, settings, heading, colors))
+    return found
+
+
+def _ranking(protocol: str, ranks: Ranks, settings: Sequence[str], heading: str, colors: Mapping[str, int]) -> Ranking:
+    order = sorted(ranks.average, key=lambda name: ranks.average[name])
+    table = Table(
+        heads=[heading, "average rank", *settings],
+        rows=[[name, f"{ranks.average[name]:.2f}", *(f"{rank:g}" for rank in ranks.each[name])] for name in order],
+        caption=f"Ranks of the mean accuracies, {protocol}; 1 is the best. {ranks.verdict}",
+        best={(number, 1) for number, name in enumerate(order) if ranks.average[name] == ranks.average[order[0]]},
+    )
+    reach = ranks.critical / 2 if ranks.different else None
+    about = "Rings are the ranks on each data setting, the dot is their mean"
+    bars = ", the bar reaches half of Nemenyi's critical difference: bars that overlap are not significantly different."
+    chart = Intervals(
+        name=f"ranks-{protocol}",
+        title=f"Average ranks, {protocol}",
+        about=about + (". Friedman's test finds no difference between them." if reach is None else bars),
+        x_title="rank, 1 is the best",
+        differences=False,
+        rows=[
+            Interval(
+                name,
+                colors.get(name, number),
+                ranks.average[name],
+                None if reach is None else ranks.average[name] - reach,
+                None if reach is None else ranks.average[name] + reach,
+                dict(zip(settings, ranks.each[name], strict=True)),
+            )
+            for number, name in enumerate(order)
+        ],
+    )
+    return Ranking(protocol, table, chart)
+
+
 def _compared(
     group: Group, runs: Sequence[RunRecord], protocol: str, by: Sequence[str], baseline: str | None
 ) -> _Compared:
@@ -102,8 +160,7 @@ def _table(found: Mapping[str, _Compared]) -> Table:
     cells: dict[str, dict[tuple[str, str], str]] = {}
     best: set[tuple[str, tuple[str, str]]] = set()
     for protocol, (comparison, block, _, names) in found.items():
-        first, *others = formats.columns(comparison, block)
-        for column in others:
+        for column in formats.columns(comparison, block)[1:]:
             place = protocol, column.heading
             for row in block.rows:
                 cells.setdefault(names[row.label], {})[place] = column.cell(row)
@@ -122,7 +179,7 @@ def _table(found: Mapping[str, _Compared]) -> Table:
     ]
     labels = list(cells)
     return Table(
-        heads=[first.heading, SEEDS, *(heading for _, heading in places), formats.SECONDS],
+        heads=[_rows_heading(found), SEEDS, *(heading for _, heading in places), formats.SECONDS],
         rows=rows,
         caption=_caption(found),
         groups=[("", 2), *((name, sum(place[0] == name for place in places)) for name in found), ("", 1)],
@@ -140,17 +197,21 @@ def _caption(found: Mapping[str, _Compared]) -> str:
 def _client_table(found: Mapping[str, _Compared]) -> Table:
     columns = formats.client_columns()
     cells: dict[str, dict[str, list[str]]] = {}
-    for protocol, (comparison, block, _, names) in found.items():
-        heading = formats.columns(comparison, block)[0].heading
+    for protocol, (_, block, _, names) in found.items():
         for row in block.rows:
             cells.setdefault(names[row.label], {})[protocol] = [column.cell(row) for column in columns]
     absent = ["-"] * len(columns)
     return Table(
-        heads=[heading, *(column.heading for _ in found for column in columns)],
+        heads=[_rows_heading(found), *(column.heading for _ in found for column in columns)],
         rows=[[label, *(cell for name in found for cell in own.get(name, absent))] for label, own in cells.items()],
         caption="Accuracies over the clients, all of the same weight: mean ± standard deviation over seeds.",
         groups=[("", 1), *((protocol, len(columns)) for protocol in found)],
     )
+
+
+def _rows_heading(found: Mapping[str, _Compared]) -> str:
+    comparison, block, _, _ = next(iter(found.values()))
+    return formats.columns(comparison, block)[0].heading
 
 
 def _intervals(protocol: str, compared: _Compared, colors: Mapping[str, int]) -> Intervals | Omitted:

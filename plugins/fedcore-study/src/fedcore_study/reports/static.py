@@ -136,7 +136,8 @@ def _(chart: Boxes, axes: Axes) -> None:
 
 @draw.register
 def _(chart: Intervals, axes: Axes) -> None:
-    axes.axvline(0, color="grey", linewidth=0.8)
+    if chart.differences:
+        axes.axvline(0, color="grey", linewidth=0.8)
     for place, row in enumerate(chart.rows):
         style: dict[str, Any] = {"color": color(row.color)}
         axes.plot(list(row.each.values()), [place + 0.25] * len(row.each), "o", fillstyle="none", markersize=4, **style)

@@ -146,9 +146,12 @@ def _(chart: Boxes) -> str:
 @draw.register
 def _(chart: Intervals) -> str:
     ends = [end for row in chart.rows for end in (row.mean, row.low, row.high) if end is not None]
-    x = scale_of([0.0, *ends, *(value for row in chart.rows for value in row.each.values())], 8, WIDTH - 12)
+    ends += [0.0] if chart.differences else []
+    x = scale_of([*ends, *(value for row in chart.rows for value in row.each.values())], 8, WIDTH - 12)
+    form = "+.2f" if chart.differences else ".2f"
     values = [
-        f"{row.mean:+.2f}" + ("" if row.low is None or row.high is None else f" [{row.low:+.2f}, {row.high:+.2f}]")
+        f"{row.mean:{form}}"
+        + ("" if row.low is None or row.high is None else f" [{row.low:{form}}, {row.high:{form}}]")
         for row in chart.rows
     ]
     drawn, places, bottom = axes.rows([row.label for row in chart.rows], values)
@@ -160,10 +163,10 @@ def _(chart: Intervals) -> str:
             parts += mark("path", "line", d=f"M{low} {n(at)}H{high}M{low} {n(at - 4)}v8M{high} {n(at - 4)}v8")
         drawn.append(mark("g", f"{color(row.color)} interval", row.label, value, inside=parts))
         for name, single in row.each.items():
-            said = f"{row.label}, {name}", f"{single:+.2f}"
+            said = f"{row.label}, {name}", f"{single:{form}}"
             drawn.append(mark("circle", f"{color(row.color)} ring", *said, cx=x(single), cy=place + 7, r=3))
-    zero = mark("path", "zero", d=f"M{n(x(0))} 0V{n(bottom)}")
-    return axes.svg(chart, bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), zero, *drawn])
+    zero = [mark("path", "zero", d=f"M{n(x(0))} 0V{n(bottom)}")] if chart.differences else []
+    return axes.svg(chart, bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), *zero, *drawn])
 
 
 @draw.register

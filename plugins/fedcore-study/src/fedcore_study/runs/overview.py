@@ -24,8 +24,8 @@ from fedcore_study.runs.labels import Labels, read_labels
 State = Literal["finished", "stopped", "running", "broken"]
 STATES: tuple[State, ...] = ("finished", "stopped", "running", "broken")
 
-RUNS = Path("runs")
-"""The folder in which ``train`` makes its run directories."""
+RUNS, SWEEPS = Path("runs"), Path("sweeps")
+"""The folders in which ``train`` makes its run directories, and ``sweep`` its folders."""
 
 CHUNK, MOST = 1 << 16, 1 << 24
 """Bytes that are read from the end of metrics.jsonl: at first, and at most."""
@@ -106,6 +106,14 @@ def find_runs(folder: Path, warn: Warn) -> list[Overview]:
     return [read_overview(path, label_of(path, folder)) for path in _walk(folder, warn)]
 
 
+def find_usual_runs(warn: Warn) -> list[Overview]:
+    """Return the runs in the folders of ``train`` and ``sweep``; those of sweeps are called ``sweeps/...``."""
+    runs = find_runs(RUNS, warn)
+    if SWEEPS.is_dir():
+        runs += [read_overview(path, label_of(path, Path())) for path in _walk(SWEEPS, warn)]
+    return runs
+
+
 def _walk(folder: Path, warn: Warn) -> Iterator[Path]:
     try:
         with os.scandir(folder) as found:
@@ -128,17 +136,17 @@ def label_of(path: Path, folder: Path) -> str:
     return "/".join([*(part for part in parts[:-1] if part != "runs"), parts[-1]])
 
 
-def find_run(text: str, folder: Path = RUNS) -> Overview:
-    """Return the run that a path means, or that the beginning of its name or folder below ``runs`` means alone.
+def find_run(text: str) -> Overview:
+    """Return the run that a path means, or that the beginning of its name or folder in ``runs list`` means alone.
 
     :raises RunDirectoryError: there is no such run, or there are several.
     """
-    path, wanted = Path(text), text.removeprefix(f"{folder}/").rstrip("/")
+    path, wanted = Path(text), text.removeprefix(f"{RUNS}/").rstrip("/")
     if path.is_symlink():
         raise RunDirectoryError(f"{text} is a link, to {os.readlink(path)}; name the folder itself")
     if is_run(path):
-        return read_overview(path, label_of(path, folder) if path.is_relative_to(folder) else path.absolute().name)
-    runs = find_runs(folder, lambda message: None) if wanted else []
+        return read_overview(path, label_of(path, RUNS) if path.is_relative_to(RUNS) else path.absolute().name)
+    runs = find_usual_runs(lambda message: None) if wanted else []
     names = {run.path: {run.title, run.folder, run.path.name} for run in runs}
     found = [run for run in runs if wanted in names[run.path]]
     if wanted and not found and path.is_dir():
@@ -151,8 +159,8 @@ def find_run(text: str, folder: Path = RUNS) -> Overview:
         some = ", ".join(run.folder for run in found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
         raise RunDirectoryError(f"{text!r} means {len(found)} runs: {some}. Write more of one folder's name")
     near = nearest(wanted, {name for several in names.values() for name in several})
-    hint = f"Did you mean {near!r}?" if near else f"Give a path, or a name in the table of: fedcore runs list {folder}"
-    raise RunDirectoryError(f"there is no run {text!r}, neither here nor below {folder}. {hint}")
+    hint = f"Did you mean {near!r}?" if near else "Give a path, or a name in the table of: fedcore runs list"
+    raise RunDirectoryError(f"there is no run {text!r}, neither here nor below {RUNS} or {SWEEPS}. {hint}")
 
 
 def read_overview(path: Path, folder: str) -> Overview:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig
+from fedcore.base.objects import Key, lent, unpickled
 from fedcore.base.process import end_without_collecting, importing, keep_freed_memory
 from fedcore.base.protocols import EVALUATED, VALIDATION
 from fedcore_study.sweeps.processes import GO, STOP
@@ -47,6 +48,8 @@ class Task:
     allow_outside: bool = False
     judged: bool = False
     """The run is new, and waits after each round for a verdict on stdin: ``STOP`` ends it there."""
+    objects: int = 0
+    """How many bytes of objects stdin begins with."""
 
     def as_text(self) -> str:
         """Return the task as the argument of the process."""
@@ -65,10 +68,12 @@ def main(arguments: Sequence[str]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job begins with SIGINT ignored
             signal.signal(number, signal.default_int_handler)
         task = Task(**json.loads(arguments[0]))
+        given = _objects(task.objects)
         verdicts: queue.Queue[bytes] = queue.Queue()
         if ALONE not in arguments:
             threading.Thread(target=_stop_with_parent, args=(verdicts,), daemon=True).start()
-        _run(task, tell, verdicts.get if task.judged else lambda: GO)
+        with lent(given):
+            _run(task, tell, verdicts.get if task.judged else lambda: GO)
     except _Judged:
         return FINISHED
     except KeyboardInterrupt:
@@ -90,6 +95,19 @@ def main(arguments: Sequence[str]) -> int:
 
 class _Judged(Exception):
     """The sweep's process ended the run after a round."""
+
+
+def _objects(size: int) -> dict[Key, Any]:
+    """Read the objects that the sweep's program gave instead of names."""
+    if not size:
+        return {}
+    with importing():
+        import torch  # noqa: F401 - the objects import it
+    sent = bytearray()
+    while len(sent) < size and (part := os.read(0, size - len(sent))):
+        sent += part
+    given: dict[Key, Any] = unpickled(bytes(sent), str)  # nothing travels apart
+    return given
 
 
 def _run(task: Task, tell: Any, verdict: Callable[[], bytes]) -> None:

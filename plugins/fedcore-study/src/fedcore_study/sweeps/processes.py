@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeAlias
 
@@ -56,6 +56,8 @@ class Job:
     name: str
     arguments: list[str]
     log: Path
+    sent: bytes = field(default=b"", repr=False)
+    """What its stdin begins with."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class _Process:
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
+        self._send()
         for line in self.process.stdout:
             try:
                 event = json.loads(line)
@@ -91,6 +94,15 @@ class _Process:
                 self.inbox.put((self, event))
         self.process.wait()
         self.inbox.put((self, None))
+
+    def _send(self) -> None:
+        """Write what the stdin begins with. It waits while the process imports: a pipe holds little."""
+        assert self.process.stdin is not None
+        left = memoryview(self.job.sent)
+        with contextlib.suppress(OSError):  # it has ended
+            while left:
+                left = left[self.process.stdin.write(left) :]
+            self.process.stdin.flush()
 
     def signal(self, number: int) -> None:
         if self.process.poll() is None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.base import registry
 from fedcore.base.identity import key, settings
+from fedcore.base.objects import Key, lent
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset
 from fedcore.engines import cores
@@ -22,6 +24,7 @@ from fedcore.runs.saved import check_code, check_places, code_in, places_in
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.cluster import Cluster, submit_jobs
 from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.given import Given, check_given
 from fedcore_study.sweeps.processes import Job, Listener, Outcome, run_jobs
 from fedcore_study.sweeps.spec import SweepSpec
 from fedcore_study.sweeps.warm import Starter, starting
@@ -39,7 +42,7 @@ COMBINED = (
 """Options on which it depends whether plugins, model and data can be combined."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SweepResult:
     """The outcomes of a sweep's runs.
 
@@ -49,6 +52,14 @@ class SweepResult:
     directory: Path
     outcomes: list[Outcome]
     interrupted: bool
+    objects: Mapping[Key, Any] = field(default_factory=dict)
+    """What the program gave instead of names, for :func:`fedcore_study.report`."""
+
+    def __repr__(self) -> str:
+        """Return one line: how many runs ended how, and the folder."""
+        counts = Counter(outcome.status for outcome in self.outcomes)
+        ended = ", ".join(f"{number} {status}" for status, number in counts.items())
+        return f"<SweepResult {len(self.outcomes)} runs: {ended}; {self.directory}>"
 
     def named(self, status: str) -> list[Outcome]:
         """Return the runs with one status."""
@@ -105,6 +116,7 @@ def run_sweep(
     allow_outside: bool = False,
     submit: Cluster | None = None,
     parameters: Mapping[str, Any] | None = None,
+    given: Given | None = None,
 ) -> SweepResult:
     """Run what is not finished of a sweep, each run in a process of its own.
 
@@ -119,11 +131,17 @@ def run_sweep(
     :param allow_code: import what runs that ``out`` holds already name as ``module:...``; those of ``spec`` are yours.
     :param allow_outside: let their trackers write outside of their directories.
     :param submit: run each as a job of submitit's, with ``parameters`` of its executor.
+    :param given: the objects that names of ``spec`` stand for.
     :raises ConfigError: and its kin, before anything runs.
     """
     if parallel is not None and parallel < 1:
         raise ConfigError(f"--parallel is {parallel}; at least one run has to be running")
-    with contextlib.nullcontext(start) if start is not None or submit is not None else starting() as start:
+    objects = {} if given is None else given.found
+    sent = b"" if given is None else given.as_bytes()
+    with (
+        lent(objects),
+        contextlib.nullcontext(start) if start is not None or submit is not None else starting() as start,
+    ):
         if start is not None and spec is not None:
             start.preload(_modules(config for _, config in spec.cells()))
         planned = plan_sweep(spec) if spec else []
@@ -133,6 +151,7 @@ def run_sweep(
         with directory.lock() as lock:
             names = _add(directory, spec, planned, rounds)
             configs = directory.plan()
+            check_given(objects, {directory.run_directory(name): configs[name] for name in names})
             left = [name for name in names if directory.standing(name, configs[name].rounds) != "finished"]
             own = [config for _, config in planned]
             _check_permissions(directory, {name: configs[name] for name in left}, own, allow_code, allow_outside)
@@ -149,8 +168,10 @@ def run_sweep(
             jobs = []
             for name in left:
                 values = configs[name].model_dump(mode="json")
-                task = Task(str(directory.run_directory(name)), values, workers, allow_code, allow_outside)
-                jobs.append(Job(name, [task.as_text()], directory.log_file(name)))
+                task = Task(
+                    str(directory.run_directory(name)), values, workers, allow_code, allow_outside, objects=len(sent)
+                )
+                jobs.append(Job(name, [task.as_text()], directory.log_file(name), sent))
             if submit is not None:
                 files = directory.path / "jobs"
                 ran, interrupted = submit_jobs(
@@ -161,7 +182,7 @@ def run_sweep(
                 ran, interrupted = run_jobs(jobs, parallel, listen, start, keep=(lock,))
     found = {outcome.name: outcome for outcome in ran}
     outcomes = [found.get(name) or Outcome(name, "finished") for name in names]
-    return SweepResult(directory.path, outcomes, interrupted)
+    return SweepResult(directory.path, outcomes, interrupted, objects)
 
 
 def _add(

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.errors import describe
-from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method, preset_options
+from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method, preset_options, short_name
+from fedcore.base.objects import CODE, OBJECT
 from fedcore.base.safe_yaml import parse_setting, read_config_file, read_yaml
 
 MOST_RUNS = 100_000
@@ -163,11 +164,12 @@ class SweepSpec(BaseModel):
         return RunConfig.create({**values, "plugins": plugins, "trackers": trackers, "seed": seed}, source=source)
 
     def _name(self, config: RunConfig) -> str:
-        options = {f"{plugin}.{o}": v for plugin, given in config.plugins.items() for o, v in given.items()}
-        parts = [method(config.plugins)]
-        fixed = {f"{full_name(p, config.plugins)}.{o}" for p, _, o in (t.rpartition(".") for t in self.settings)}
-        parts += [f"{target}={value}" for target, value in options.items() if target not in fixed]
-        parts += [f"{axis}={getattr(config, axis)}" for axis in self._axes() if "." not in axis and axis != "plugins"]
+        options = {(plugin, o): v for plugin, given in config.plugins.items() for o, v in given.items()}
+        parts = [method({short_name(name): None for name in config.plugins})]
+        fixed = {(full_name(p, config.plugins), o) for p, _, o in (t.rpartition(".") for t in self.settings)}
+        parts += [f"{short_name(plugin)}.{o}={v}" for (plugin, o), v in options.items() if (plugin, o) not in fixed]
+        axes = [axis for axis in self._axes() if "." not in axis and axis != "plugins"]
+        parts += [f"{axis}={_without_module(getattr(config, axis))}" for axis in axes]
         return " ".join([*parts, f"seed={config.seed}"])
 
     def _named(self) -> Iterator[str]:
@@ -182,6 +184,10 @@ class SweepSpec(BaseModel):
             name for name in self._named() if any(case.get(name) != self.cases[0].get(name) for case in self.cases)
         ]
         return list(dict.fromkeys([*self.grid, *varied]))
+
+
+def _without_module(value: Any) -> Any:
+    return short_name(value) if isinstance(value, str) and value.startswith((CODE, OBJECT)) else value
 
 
 def axis_name(name: str) -> str:

@@ -1,0 +1,113 @@
+"""Objects that a program gives to a sweep instead of names: networks, plugins, data sets of a script or notebook.
+
+They get the names that ``fedcore.run`` gives them. Each run's process reads them from its stdin, as bytes of
+cloudpickle: they are never in a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from fedcore import ConfigError, RunConfig, RunDirectoryError
+from fedcore.base import objects
+from fedcore.base.objects import Key
+from fedcore.runs.saved import SavedConfig, objects_in
+
+KINDS = {"plugin": "plugins", "plugins": "plugins", "model": "model", "dataset": "dataset"}
+"""Options that take objects -> the argument of ``fedcore.run``."""
+
+
+class Given:
+    """The objects of a sweep.
+
+    :param found: those of the sweep that goes on.
+    """
+
+    def __init__(self, found: Mapping[Key, Any] | None = None) -> None:
+        self.found: dict[Key, Any] = dict(found or {})
+        """The objects by kind and name, as the registry returns them."""
+        self._values: dict[str, Any] = {}
+
+    def named(self, option: str, value: Any) -> Any:
+        """Return an option's value as a sweep's file has it: classes, data and paths by their names.
+
+        :raises ConfigError: an object that only this process has and that cannot travel, or a second one of a name.
+        """
+        if isinstance(value, PathLike):
+            return str(value)
+        kind = KINDS.get(option)
+        if kind == "plugins" or not kind:
+            if isinstance(value, Mapping):
+                return {self.named(option, name): inner for name, inner in value.items()}
+            if isinstance(value, (list, tuple)):
+                return [self.named(option, inner) for inner in value]
+        if value is None or isinstance(value, (str, int, float)):
+            return value
+        return self._name(kind, value) if kind else _importable(option, value)
+
+    def _name(self, kind: str, value: Any) -> str:
+        from fedcore.runs.given import name_objects  # here: it imports torch
+
+        arguments: dict[str, Any] = {kind: [value] if kind == "plugins" else value}
+        config, found = name_objects(RunConfig(), **arguments)
+        name = next(iter(config.plugins)) if kind == "plugins" else str(getattr(config, kind))
+        if found and self._values.setdefault(name, value) is not value:
+            raise ConfigError(
+                f"two objects of this sweep are called {objects_in(config)[0]}; give them different names "
+                "(data: fedcore.data.as_dataset(data, name))"
+            )
+        self.found.update(found)
+        return name
+
+    def as_bytes(self) -> bytes:
+        """Return the objects as a run's process reads them; empty where there are none.
+
+        :raises ConfigError: one of them cannot be pickled.
+        """
+        try:
+            return objects.pickled(self.found) if self.found else b""
+        except ConfigError as error:
+            names = ", ".join(name.removeprefix(objects.OBJECT) for _, name in self.found)
+            raise ConfigError(
+                f"the runs' processes cannot get what was given to the sweep ({names}: {error.__cause__}); "
+                "write it into a file, such as methods.py, and import it from there"
+            ) from error
+
+
+def _importable(option: str, value: Any) -> str:
+    name = objects.import_name(value)
+    if name is None or value.__module__ == "__main__":
+        raise ConfigError(
+            f"{option}: each run of a sweep has a process of its own, which cannot get {value!r:.80}; write it into a "
+            "file, such as methods.py, and import it from there"
+        )
+    return name
+
+
+def check_given(found: Mapping[Key, Any], configs: Mapping[Path, RunConfig]) -> None:
+    """Refuse runs of a sweep's folder whose objects were not given again, or that were begun with other data.
+
+    :param configs: run directory -> configuration.
+    :raises ConfigError: an object is missing.
+    :raises RunDirectoryError: the data differ: finished runs would be taken for runs on these.
+    """
+    digests: dict[Any, str] = {}
+    for folder, config in configs.items():
+        named = [("dataset", config.dataset), ("model", config.model), *(("plugin", name) for name in config.plugins)]
+        missing = [name for kind, name in named if name.startswith(objects.OBJECT) and (kind, name) not in found]
+        if missing:
+            raise ConfigError(
+                f"run {folder.name} has {', '.join(objects_in(config))} of a Python program, which has to give it "
+                "again: fedcore_study.sweep(grid, ..., out=...) with the same objects"
+            )
+        if ("dataset", config.dataset) in found and (folder / "config.yaml").is_file():
+            from fedcore.runs.resolve import digest_of_data  # here: it imports torch
+
+            data = config.dataset, config.public, config.seed if config.public else None
+            if data not in digests:
+                digests[data] = digest_of_data(config)
+            if SavedConfig.read(folder / "config.yaml").data != digests[data]:
+                raise RunDirectoryError(f"{folder} was begun with other data; sweep these with another out=")
