@@ -67,6 +67,7 @@ def files(tmp_path_factory):
             path = folder / "my-images" / part / f"class-{label}" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(path)
+    (folder / "PACS").symlink_to("my-images")  # folders of classes in folders of domains
     return folder
 
 
@@ -116,7 +117,7 @@ def spec(tmp_path_factory):
 @pytest.fixture
 def folder(files, spec, tmp_path, monkeypatch):
     """A working directory with the files, in which the first tutorial's package counts as installed."""
-    for path in ("my-data.npz", "my-images", "grid.yaml", "data"):
+    for path in ("my-data.npz", "my-images", "PACS", "grid.yaml", "data"):
         (tmp_path / path).symlink_to(files / path)
     monkeypatch.syspath_prepend(spec)
     monkeypatch.chdir(tmp_path)
