@@ -202,14 +202,12 @@ def test_classes_that_no_cohort_held_are_unknown(go):
 
 
 def test_counts_that_do_not_add_up_leave_the_client_out(go):
-    class Liar(Plugin):
+    class Liar(FedGen):
         @hookimpl
-        def guard_upload(self, client, update):
-            if client.id == 1:
-                update.payload["fedgen"]["counts"] += 1
-            return update
+        def end_local(self, client):
+            return {"counts": client.class_counts + (client.id == 1)}
 
-    (first, *_) = records(go("fedgen", Liar))
+    (first, *_) = records(go(Liar))
     assert first["accepted"] == 2
     assert "add up to" in str(first["failures"])
 
@@ -224,6 +222,11 @@ def test_every_option_changes_the_trajectory(go):
 def test_classifiers_that_stay_on_the_clients_are_refused(go, other):
     with pytest.raises(PluginConflictError, match=f"'fedgen' needs the clients' classifiers, which '{other}' keeps"):
         go("fedgen", other)
+
+
+def test_changed_counts_are_refused(go):
+    with pytest.raises(PluginConflictError, match="'local-dp' changes all that clients send, but the class counts of"):
+        go("fedgen", "local-dp")
 
 
 def test_clients_own_encoders_are_no_hindrance(go):

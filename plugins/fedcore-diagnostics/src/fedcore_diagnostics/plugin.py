@@ -26,7 +26,7 @@ from fedcore import (
     hookimpl,
 )
 from fedcore_diagnostics import measures
-from fedcore_functional import check_counts, class_means
+from fedcore_functional import check_counts, class_means, refuse_changed_counts
 
 Measure = Literal["cka", "collapse", "classifier", "drift", "prototypes"]
 ON_SAMPLES = ("cka", "collapse", "prototypes")
@@ -70,6 +70,7 @@ class Diagnostics(Plugin[DiagnosticsOptions]):
     @hookimpl
     def check_run(self, setup: Setup) -> None:
         """Refuse measures of parts that stay on the clients, and public labels that are no classes of the run."""
+        refuse_changed_counts(setup, self.name)
         if setup.public and "public" in self.reads and int(setup.public.labels.max()) >= setup.task.num_classes:
             raise ConfigError(f"plugin {self.name!r}: --public {setup.config.public} has other classes than the run")
         chosen, personal = self.options.measures, setup.layout.personal

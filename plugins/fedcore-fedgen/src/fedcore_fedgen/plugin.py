@@ -26,7 +26,7 @@ from fedcore import (
     hookimpl,
 )
 from fedcore_fedgen import equations as eq
-from fedcore_functional import check_counts
+from fedcore_functional import check_counts, refuse_changed_counts
 
 HEAD = "classifier."
 GENERATOR = (*eq.TRAINED, *eq.MEASURED)
@@ -69,7 +69,8 @@ class FedGen(Plugin[FedGenOptions]):
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:
-        """Refuse classifiers that stay on the clients: the generator is trained with them."""
+        """Refuse classifiers that stay on the clients, with which the generator is trained, and changed counts."""
+        refuse_changed_counts(setup, self.name)
         keepers = setup.plugins.implementers("personal_parameters")
         if keepers and any(name.startswith(HEAD) for name in setup.layout.personal):
             reason = f"{self.name!r} needs the clients' classifiers, which {keepers[0].name!r} keeps on the clients"
