@@ -148,9 +148,15 @@ def test_another_task_loss_is_refused(go):
         go("fedetf", OwnTaskLoss)
 
 
-def test_a_correction_of_the_fixed_classifier_is_refused(go):
-    with pytest.raises(PluginConflictError, match="'ccvr' corrects the classifier, but the class vectors of 'fedetf'"):
-        go("fedetf", "ccvr")
+@pytest.mark.parametrize(("other", "does"), [("ccvr", "corrects"), ("fedpac", "combines")])
+def test_another_use_of_the_fixed_classifier_is_refused(go, other, does):
+    words = f"'{other}' {does} the classifier, but the class vectors of 'fedetf'"
+    with pytest.raises(PluginConflictError, match=words):
+        go("fedetf", other)
+
+
+def test_clients_may_keep_heads_that_are_not_combined(go):
+    go("fedetf", ("fedpac", {"combine": False}), local_epochs=2, rounds=1)
 
 
 def test_learns_digits(go):

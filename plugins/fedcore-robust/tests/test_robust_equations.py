@@ -70,14 +70,14 @@ def test_krums_scores_are_numpys(seed, n, data):
     f = data.draw(st.integers(0, max(0, (n - 3) // 2)))
     parts = [draw(seed, n, 4, 2), draw(seed + 1, n, 3), draw(seed + 2, n)]
     vectors = np.concatenate([part.flatten(1).numpy() if part.ndim > 1 else part[:, None].numpy() for part in parts], 1)
-    scores = krum_scores(squared_distances(part if part.ndim > 1 else part[:, None] for part in parts), f)
+    scores = krum_scores(squared_distances(parts), f)
     np.testing.assert_allclose(scores, krum_reference(vectors, f), rtol=1e-12)
     assert lowest(scores, 1) == [int(np.argmin(krum_reference(vectors, f)))]
 
 
 def test_krum_by_hand():
     """Points 0, 1, 3, 90, 2 and f = 1: two neighbours each; 1 and 2 tie, and the first of them is taken."""
-    scores = krum_scores(squared_distances([torch.tensor([0.0, 1.0, 3.0, 90.0, 2.0])[:, None]]), 1)
+    scores = krum_scores(squared_distances([torch.tensor([0.0, 1.0, 3.0, 90.0, 2.0])]), 1)
     assert scores.tolist() == [1 + 4, 1 + 1, 1 + 4, 87**2 + 88**2, 1 + 1]
     assert lowest(scores, 1) == [1]
     assert lowest(scores, 4) == [0, 1, 2, 4]

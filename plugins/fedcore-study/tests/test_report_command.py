@@ -328,6 +328,7 @@ def test_hostile_names_are_text(cli, copied: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line["losses"] = {f"{HOSTILE}.x": 1.0, "task": HOSTILE, "nan": float("nan")}
+        line["reports"] = {HOSTILE: {HOSTILE: 1.0, "x": HOSTILE}}
         line["bytes"]["by_plugin"][HOSTILE] = {"down": 5, "up": HOSTILE}
         line["metrics"]["global_local"]["per_client"] = {HOSTILE: 0.5, "1": HOSTILE}
         line["time"] = {HOSTILE: HOSTILE, "aggregation": HOSTILE}
@@ -493,6 +494,20 @@ def test_the_records_are_read_without_torch(python) -> None:
     code = f"import sys, {names}\nassert 'torch' not in sys.modules"
     done = python(code)
     assert done.returncode == 0, done.stderr
+
+
+def test_figures_that_plugins_report_are_drawn(cli, copied: Path) -> None:
+    """Numbers alone: not lists, and not what has fewer than two rounds."""
+    run = copied / "fedavg-0"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line["reports"] = {"tool": {"nc1": 2.0 - number, "rows": [1.0, 2.0], "deep": {"er": 3}}}
+    lines[-1]["reports"]["tool"]["late"] = 1.0
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seal(run)
+    page, _ = report(cli, run)
+    drawn = [title for title in page.figures if "reported by" in title]
+    assert drawn == ["nc1, reported by tool", "deep.er, reported by tool"]
 
 
 def test_losses_of_other_magnitudes_have_a_logarithmic_axis(cli, copied: Path, tmp_path: Path) -> None:

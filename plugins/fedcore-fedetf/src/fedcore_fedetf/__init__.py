@@ -66,11 +66,14 @@ class FedETF(Plugin[FedETFOptions]):
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:
-        """Refuse a plugin that corrects the classifier after the training (CCVR, USCC): V is fixed."""
+        """Refuse a plugin that corrects the classifier (CCVR, USCC) or combines the clients' own ones (FedPAC)."""
         for other in setup.plugins:
-            if any(name.startswith("classifier.") for name in setup.claimed(other, "corrects")):
-                reason = f"{other.name!r} corrects the classifier, but the class vectors of {self.name!r} are fixed"
-                raise PluginConflictError.of(self.name, other.name, reason)
+            corrected = setup.claimed(other, "corrects")
+            combined = setup.layout.personal.intersection(setup.claimed(other, "starts", personal=True))
+            for does, names in (("corrects", corrected), ("combines", combined)):
+                if any(name.startswith("classifier.") for name in names):
+                    reason = f"{other.name!r} {does} the classifier, but the class vectors of {self.name!r} are fixed"
+                    raise PluginConflictError.of(self.name, other.name, reason)
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:

@@ -17,11 +17,19 @@ from fedcore import (
     Plugin,
     PluginOptions,
     ServerContext,
+    Setup,
     SplitModel,
     Tensors,
     hookimpl,
 )
-from fedcore_functional import UnitLength, add_prototypes, check_prototypes, class_prototypes, mean_over_holders
+from fedcore_functional import (
+    UnitLength,
+    add_prototypes,
+    check_prototypes,
+    class_prototypes,
+    mean_over_holders,
+    refuse_changed_counts,
+)
 
 __all__ = [
     "FedNH",
@@ -67,6 +75,11 @@ class FedNH(Plugin[FedNHOptions]):
         with task.random("prototypes"):
             prototypes = uniform_prototypes(task.num_classes, model.feature_dim)
         model.classifier = PrototypeClassifier(prototypes, self.options.scale, self.options.learn_scale)
+
+    @hookimpl
+    def check_run(self, setup: Setup) -> None:
+        """Refuse changed counts: they weigh the prototypes."""
+        refuse_changed_counts(setup, self.name)
 
     # --- client --------------------------------------------------------------------------------------------
 

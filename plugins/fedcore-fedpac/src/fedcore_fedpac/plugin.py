@@ -31,6 +31,7 @@ from fedcore_functional import (
     class_prototypes,
     mean_over_holders,
     prototype_distance,
+    refuse_changed_counts,
 )
 
 HEAD, EXTRACTOR = "classifier.", "encoder.*"
@@ -71,6 +72,7 @@ class FedPAC(Plugin[FedPACOptions]):
     @hookimpl
     def check_run(self, setup: Setup) -> None:
         """Refuse methods that count steps, of which each part takes fewer; warn of an encoder that nobody trains."""
+        refuse_changed_counts(setup, self.name)
         setup.plugins.require_unfrozen_steps(self.name)
         unit, work = setup.config.local_work
         if unit == "epochs" and work <= self.options.head_epochs:

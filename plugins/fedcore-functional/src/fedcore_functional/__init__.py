@@ -1,8 +1,8 @@
 """Code that methods share: pure functions on tensors, and parts of plugins that are built from them.
 
 :class:`PrototypeExchange` and :class:`ClassifierCalibration` are such parts (``parts`` of :class:`fedcore.Plugin`). The
-other names are functions. Except :func:`move_split` and :func:`names_of_last_layers`, they know nothing of models,
-clients, rounds and plugins.
+other names are functions. Except :func:`move_split`, :func:`names_of_last_layers` and :func:`refuse_changed_counts`,
+they know nothing of models, clients, rounds and plugins.
 
 Float inputs keep their dtype (float64 in, float64 out). Unless its docstring says otherwise, a function is
 capture-safe: no host synchronisation, no shape that depends on values, no Python branch on tensor values. A training
@@ -17,6 +17,7 @@ from fedcore_functional.classes import (
     class_statistics,
     class_sums,
     log_prior,
+    refuse_changed_counts,
 )
 from fedcore_functional.contrast import (
     ReadyPrototypes,
@@ -97,6 +98,7 @@ __all__ = [
     "proximal_term",
     "random_prototypes",
     "ready_prototypes",
+    "refuse_changed_counts",
     "renewed_control",
     "renewed_displacement",
     "renewed_mean_displacement",

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedcore import PluginConflictError, Setup
 from fedcore_functional.arithmetic import matmul, membership
 
 
@@ -118,3 +119,15 @@ def check_counts(counts: Tensor, samples: int, *, least: int = 0, complete: bool
     if sum(numbers) > samples or (complete and sum(numbers) != samples):
         most = "" if complete else "at most "
         raise ValueError(f"'counts' add up to {sum(numbers)}, expected {most}the client's {samples} training samples")
+
+
+def refuse_changed_counts(setup: Setup, plugin: str) -> None:
+    """Refuse a plugin that changes whatever a client sends (local-dp) next to one that needs exact class counts.
+
+    For ``check_run`` of a plugin whose counts have to add up to the client's samples (:func:`check_counts`).
+
+    :raises PluginConflictError: names both.
+    """
+    for other in setup.plugins.implementers("guard_upload"):
+        reason = f"{other.name!r} changes all that clients send, but the class counts of {plugin!r} have to be exact"
+        raise PluginConflictError.of(plugin, other.name, reason)

@@ -54,7 +54,7 @@ def squared_distances(tensors: Iterable[Tensor]) -> Tensor:
     """
     total = torch.zeros((), dtype=torch.float64)
     for tensor in tensors:
-        rows = tensor.double().flatten(1)  # (n, d)
+        rows = tensor.double().reshape(len(tensor), -1)  # (n, d); d is 1 for a scalar parameter
         # Row by row: a product of matrices would cancel where clients are near each other.
         total = total + torch.stack([(rows - row).square().sum(dim=1) for row in rows])
     return total

@@ -170,6 +170,7 @@ def _section(
             breakdowns.seconds(group),
         ],
         "Losses": lines.losses(group, colors),
+        "Figures of plugins": lines.reported(group, colors),
         "Features": samples.embeddings(group, dataset, points) if points else [],
     }
     made = {name: list(charts) for name, charts in parts.items()}

@@ -1,4 +1,4 @@
-"""Runs into lines: accuracy over rounds, bytes and virtual time, and loss terms. Imports no torch.
+"""Runs into lines: accuracy over rounds, bytes and virtual time, loss terms, plugins' figures. Imports no torch.
 
 A line is the mean over seeds as far as all runs of a row came. Every value comes from a file, which may be damaged or
 untrusted: what is no finite number counts as not recorded.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
+from fedcore.base.identity import flat
 from fedcore.base.protocols import PROTOCOLS
 from fedcore_study.comparisons.groups import Group
 from fedcore_study.comparisons.records import RunRecord
@@ -80,6 +81,29 @@ def losses(group: Group, colors: Mapping[str, int]) -> Iterator[Curves | Omitted
             )
     if not drawn:
         yield Omitted("Loss terms", "fewer than two rounds are recorded")
+
+
+def reported(group: Group, colors: Mapping[str, int]) -> Iterator[Curves]:
+    """Yield the figures that plugins report in each round, such as a privacy budget or the measures of diagnostics."""
+    runs = [run for runs in group.rows.values() for run in runs]
+    names = dict.fromkeys(name for run in runs for line in run.rounds for name in _reports(line))
+    for name in names:
+        lines = lines_of(group, colors, in_rounds(lambda line, name=name: _reports(line).get(name)))  # type: ignore[misc]
+        if any(_drawable(line) for line in lines):
+            plugin, _, figure = name.partition(".")
+            yield Curves(
+                name=f"reported-{name}",
+                title=f"{plain(figure)}, reported by {plain(plugin)}",
+                about=f"The card of {plain(plugin)} says what it is. {how(lines)}",
+                x_title="round",
+                y_title=plain(figure),
+                lines=lines,
+            )
+
+
+def _reports(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what plugins reported in a round, by plugin and name."""
+    return dict(flat(mapping_in(line, "reports"), "."))
 
 
 def lines_of(group: Group, colors: Mapping[str, int], points: Points, places: Points | None = None) -> list[Line]:
