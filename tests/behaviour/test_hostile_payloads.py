@@ -25,8 +25,12 @@ NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} -
 HONEST = 3
 """Clients 0 to 2 behave; each of the others sends one thing that is wrong."""
 RUN = {"model": "mlp", "workers": 0, "device": "cpu", "rounds": 2, "local_epochs": 2, "batch_size": 32}
-OPTIONS = {**CORRECTED, "fedproc": {"first_round": "contrast"}}
-"""With which a method both asks and receives updates."""
+OPTIONS = {
+    **CORRECTED,
+    "fedproc": {"first_round": "contrast"},
+    "diagnostics": {"measures": ["classifier", "drift"]},
+}
+"""With which a method both asks and receives updates, and needs no public samples."""
 # Sends the model's names as far as they were trained: one less is a client that froze it.
 MAY_BE_ABSENT = {"scaffold", "feddc"}
 
