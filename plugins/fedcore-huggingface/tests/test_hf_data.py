@@ -13,7 +13,7 @@ from fedcore.data import make_partition
 from fedcore_huggingface import dataset
 from fedcore_testing import check_dataset
 
-from .conftest import WORDS, pictures, save, texts
+from .conftest import WORDS, pictures, save, table_of, texts
 
 pytest.importorskip("datasets")
 pytest.importorskip("transformers")
@@ -87,7 +87,8 @@ def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: st
     (tmp_path / "empty").mkdir()
     folder = text_set.partition("?")[0]
     for rest, says in (
-        (tmp_path / "none", "is no folder on this machine. Nothing is downloaded"),
+        (tmp_path / "none", r"is no folder on this machine .*, no \.csv or \.parquet file, and not OWNER/NAME"),
+        (tmp_path / "none.csv", r"no \.csv or \.parquet file"),
         (tmp_path / "empty", "is no data set that datasets' save_to_disk wrote"),
         (tests, "none of its splits is named train; there are: test"),
         (two, r"which column\? Write \?text=COLUMN; there are: sentence, label, writer, title"),
@@ -102,3 +103,50 @@ def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: st
     ):
         with pytest.raises(ConfigError, match=says):
             load(rest)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_is_a_table(tmp_path: Path, load, suffix: str) -> None:
+    import pyarrow
+    from pyarrow import csv, parquet
+
+    columns = {"age": list(range(30)), "dose": [0.5, 1.5] * 15, "site": ["a", "b", "c"] * 10, "target": [0, 1] * 15}
+    file = tmp_path / f"patients{suffix}"
+    (csv.write_csv if suffix == ".csv" else parquet.write_table)(pyarrow.table(columns), str(file))
+    found = load(f"{file}?columns=age,dose&source=site")
+    assert (found.kind, found.input_shape, found.num_classes) == ("tensor", (2,), 2)
+    assert (len(found.train), len(found.test)) == (24, 6)
+    assert sorted(set(found.sources.tolist())) == [0, 1, 2]
+    rows = found.train.gather(torch.arange(24))
+    assert rows[:, 0].mean().item() == pytest.approx(0, abs=1e-6)
+    file.write_bytes(b"\x00\x01")
+    with pytest.raises(ConfigError, match=r"cannot be read|which column holds the classes"):
+        load(f"{file}")
+
+
+def test_a_repository_of_the_hub(monkeypatch: pytest.MonkeyPatch, load) -> None:
+    """This machine has no network: that the library finds a repository or its cache is the library's own."""
+    import datasets
+
+    asked = []
+
+    def load_dataset(*given: object, **named: object) -> object:
+        asked.append((given, named))
+        table = table_of({"x": [0.5, 1.5] * 15, "label": [0, 1] * 15})
+        return datasets.DatasetDict({"train": table, "test": table})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    found = load("owner/some-set?subset=plain&revision=v1.0")
+    assert asked == [(("owner/some-set", "plain"), {"revision": "v1.0"})]
+    assert (found.input_shape, len(found.train), len(found.test)) == ((1,), 30, 30)
+
+
+def test_without_a_network_and_without_a_cache_the_message_says_so(monkeypatch: pytest.MonkeyPatch, load) -> None:
+    import datasets
+
+    def load_dataset(*given: object, **named: object) -> object:
+        raise ConnectionError("Couldn't reach 'owner/some-set' on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(ConfigError, match=r"neither the Hub nor the cache .*ConnectionError.*save_to_disk"):
+        load("owner/some-set")

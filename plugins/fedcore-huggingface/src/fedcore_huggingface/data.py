@@ -1,8 +1,13 @@
-"""Data sets that the library datasets saved to disk: images, texts by a tokenizer, tables."""
+"""Data sets that the library datasets reads: images, texts by a tokenizer, tables.
+
+They are folders of ``save_to_disk``, CSV and Parquet files, and repositories of the Hub.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,7 +17,7 @@ from torch import Tensor
 
 from fedcore import ConfigError
 from fedcore.data import Dataset, SequenceSamples, Split, TensorSamples, assemble
-from fedcore_huggingface.spec import NoOptions, Options, parse
+from fedcore_huggingface.spec import NoOptions, Options, parse, place, split
 from fedcore_zoo import fixed_split
 
 Table: TypeAlias = Any
@@ -22,30 +27,53 @@ LABELS = ("label", "labels", "target")
 TESTS = ("test", "validation", "valid", "dev")
 """Names of the split that is the test set, the first that is there."""
 
+FILES = (".csv", ".parquet")
+"""The suffixes of files that are tables."""
+
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+"""``OWNER/NAME`` on the Hub. A folder of this name comes first."""
+
 FEWEST = 10
 TEST_SIZE = 0.2
 
 
 def dataset(rest: str) -> Callable[[Path | None], Dataset]:
-    """A folder that datasets saved (``save_to_disk``), such as hf:FOLDER?text=sentence&source=writer.
+    """A folder of save_to_disk, a CSV or Parquet file, or OWNER/NAME on the Hub: hf:PLACE?text=sentence&source=writer.
 
-    :raises ConfigError: there is no such folder, or an unknown option.
+    :raises ConfigError: there is no such place, or an unknown option.
     """
     name = f"hf:{rest}"
-    folder, options = parse(rest, Options, name)
+    path, options = split(rest, Options, name)
+    table = _reader(path, options, name)
 
     def load(data_dir: Path | None = None) -> Dataset:
-        return read(folder, options, name)
+        return read(table(), options, name)
 
     return load
 
 
-def read(folder: Path, options: Options, name: str) -> Dataset:
-    """Read a saved data set; without a split for testing a stratified fifth, always the same, is the test set.
+def _reader(path: str, options: Options, name: str) -> Callable[[], Table]:
+    """Return what reads the table or the splits at a place."""
+    where = place(path, name)
+    if where.is_dir():
+        return partial(_saved, where, name)
+    if where.suffix in FILES:
+        if where.is_file():
+            return partial(_file, where, name)
+    elif REPOSITORY.fullmatch(path):
+        return partial(_of_the_hub, path, options, name)
+    raise ConfigError(
+        f"{name}: {where} is no folder on this machine that datasets' save_to_disk wrote, no .csv or .parquet file, "
+        "and not OWNER/NAME of a data set of the Hub"
+    )
 
-    :raises ConfigError: it cannot be read, or its columns do not say what they are.
+
+def read(table: Table, options: Options, name: str) -> Dataset:
+    """Read a table or a dictionary of splits; without a split for testing a stratified fifth, always the same, is one.
+
+    :raises ConfigError: its columns do not say what they are, or there are too few samples.
     """
-    train, test = _splits(folder, name)
+    train, test = _splits(table, name)
     label = _label_column(train, options, name)
     if test is None:
         (whole,), _ = _labels([train], label, name)
@@ -71,16 +99,47 @@ def read(folder: Path, options: Options, name: str) -> Dataset:
     return Dataset(**found)
 
 
-def _splits(folder: Path, name: str) -> tuple[Table, Table | None]:
-    """Return the training split, and that for testing where there is one."""
-    from datasets import DatasetDict, load_from_disk
+def _saved(folder: Path, name: str) -> Table:
+    from datasets import load_from_disk
 
     try:
-        found = load_from_disk(str(folder))
+        return load_from_disk(str(folder))
     except Exception as error:  # pyarrow, JSON, the library's own: the advice is the same
         raise ConfigError(
             f"{name}: {folder} is no data set that datasets' save_to_disk wrote ({type(error).__name__}: {error})"
         ) from error
+
+
+def _file(path: Path, name: str) -> Table:
+    """Read a file without datasets' cache, which would copy it into the home."""
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+    from pyarrow import csv, parquet  # type: ignore[import-untyped]
+
+    try:
+        table = (csv.read_csv if path.suffix == ".csv" else parquet.read_table)(str(path))
+        return Dataset(InMemoryTable(table), fingerprint="file")
+    except Exception as error:  # pyarrow's own: the advice is the same
+        raise ConfigError(f"{name}: {path} cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _of_the_hub(repository: str, options: Options, name: str) -> Table:
+    """Return a data set of the Hub, from the cache of datasets if it is there."""
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(repository, options.subset, revision=options.revision)
+    except Exception as error:  # the library's own, the network's
+        raise ConfigError(
+            f"{name}: neither the Hub nor the cache on this machine has it ({type(error).__name__}: {error}). Where "
+            "there is no network, name a folder that datasets' save_to_disk wrote"
+        ) from error
+
+
+def _splits(found: Table, name: str) -> tuple[Table, Table | None]:
+    """Return the training split, and that for testing where there is one."""
+    from datasets import DatasetDict
+
     test = None
     if isinstance(found, DatasetDict):
         if "train" not in found:
