@@ -43,21 +43,25 @@ CHUNK = 1000
 class AttackOptions(PluginOptions):
     """Options of the attack."""
 
-    kind: Kind = Field(description="What malicious clients do.")
+    kind: Kind = Field(default="sign-flip", description="What malicious clients do.")
     share: float = Field(default=0.2, ge=0, lt=1, description="Share of clients that are malicious, from the seed.")
     clients: tuple[int, ...] | None = Field(
         default=None, description="Ids of the malicious clients instead of a share."
     )
     start: int = Field(default=1, ge=1, description="First round of the attack, from 1.")
     strength: float | None = Field(
-        default=None, description="Factor of the update, noise's deviation, ALIE's z, epsilon; by kind if left out."
+        default=None,
+        ge=0,
+        description="Factor of the update, noise's deviation, ALIE's z, epsilon; by kind if left out.",
     )
     collude: bool = Field(default=False, description="Malicious clients send one common update (sign-flip to noise).")
     source: int | None = Field(default=None, ge=0, description="Label flip: the class to flip; default y -> C - 1 - y.")
     target: int = Field(default=0, ge=0, description="The class that the source class or the trigger shall get.")
     poison: float = Field(default=0.5, gt=0, le=1, description="Backdoor: share of a client's samples with trigger.")
     trigger: int = Field(default=3, ge=1, description="Backdoor: side of the trigger in pixels.")
-    value: float = Field(default=2.0, description="Backdoor: the trigger's value, in the model's normalised inputs.")
+    value: float = Field(
+        default=2.0, ge=-1e6, le=1e6, description="Backdoor: the trigger's value, in the model's normalised inputs."
+    )
 
     @field_validator("clients", mode="before")
     @classmethod
