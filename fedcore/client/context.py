@@ -48,6 +48,7 @@ class SessionContext(View, ClientContext):
     def __init__(self, session: LocalSession, plugin: str) -> None:
         self._session, self._plugin = session, plugin
         self.id, self.n = session.client, len(session.data)
+        self.config = session.config
         self.round, self.rounds = session.round, session.config.rounds
         self.num_classes, self.device = session.working.num_classes, session.working.device
         self.model: SplitModel = session.working.module

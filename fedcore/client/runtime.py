@@ -158,6 +158,10 @@ class ClientRuntime:
             public=self.dataset.public,
         )
         session.load()
+        for plugin in self.setup.plugins.implementers("local_samples"):
+            client = context_of(session, plugin.name)
+            changed = self.setup.plugins.call(plugin.name, "local_samples", client=client, samples=session.data)
+            session.data = session.data if changed is None else changed
         return session
 
     @contextmanager

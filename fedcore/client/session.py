@@ -167,7 +167,8 @@ class LocalSession:
     @property
     def own_tensors(self) -> bool:
         """Whether the session needs tensors that no other session writes to. Its captured steps then serve it alone."""
-        return self.pauses or bool(self.requests.groups)
+        changes_samples = self.plugins.implements("local_samples")
+        return self.pauses or changes_samples or bool(self.requests.groups)
 
     def broken(self, plugin: str | None, found: str, **more: Any) -> PluginContractError:
         """Return the error that a plugin breaks its contract at this client."""

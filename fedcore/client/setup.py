@@ -21,7 +21,7 @@ from fedcore.models.layout import FlatLayout, Layout
 
 Tune = Callable[[RunConfig, SplitModel], RunConfig]
 
-READ_UPDATES = ("pre_aggregate", "weight", "accumulate", "aggregate")
+READ_UPDATES = ("all_updates", "pre_aggregate", "weight", "accumulate", "aggregate")
 """The hooks of the server that see the tensors of updates."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import repeat
@@ -66,11 +67,12 @@ class ClientData:
         self._indices, self._count = indices.to(device), len(indices)
         self._device = device
         self._augmentation = augmentation
+        self._changed: tuple[Any, Tensor] | None = None
 
     @cached_property
     def labels(self) -> Tensor:
         """Classes by position, (n,) int64, on the device."""
-        return self._labels_of(self._indices)
+        return self._labels_of(self._indices) if self._changed is None else self._changed[1]
 
     def _labels_of(self, rows: Tensor) -> Tensor:
         labels = self._samples.labels
@@ -85,6 +87,19 @@ class ClientData:
     def __len__(self) -> int:
         return self._count
 
+    def changed(self, *, inputs: Tensor | None = None, labels: Tensor | None = None) -> ClientData:
+        """Return a copy in which the samples have other inputs (n, ...) or labels (n,) int64, before augmentation.
+
+        :raises ValueError: the number of inputs or labels is not n.
+        """
+        if any(given is not None and len(given) != len(self) for given in (inputs, labels)):
+            raise ValueError(f"the client has {len(self)} samples; give as many inputs and labels")
+        own_inputs = (self._changed or (None,))[0] if inputs is None else inputs.to(self._device)
+        changed = copy.copy(self)
+        vars(changed).pop("labels", None)  # cached
+        changed._changed = own_inputs, self.labels if labels is None else labels.to(self._device)
+        return changed
+
     @property
     def varies(self) -> bool:
         """Whether the input at a position changes from epoch to epoch."""
@@ -97,7 +112,7 @@ class ClientData:
         """
         positions = order.to(self._device)
         rows = self._indices.index_select(0, positions)
-        labels = self._labels_of(rows)
+        labels = self._labels_of(rows) if self._changed is None else self.labels.index_select(0, positions)
         drawn: Iterator[Tensor | None] = repeat(None)
         if self._augmentation is not None:
             drawn = iter(self._augmentation.draw(len(order), stream()).to(self._device).split(size))
@@ -106,11 +121,16 @@ class ClientData:
 
     def inputs(self, positions: Tensor) -> Any:
         """Return the inputs at these positions (on the device), not augmented."""
-        return self._samples.gather(self._indices[positions]).to(self._device)
+        return self._gathered(positions, self._indices[positions])
+
+    def _gathered(self, positions: Tensor, rows: Tensor) -> Any:
+        if self._changed is not None and self._changed[0] is not None:
+            return self._changed[0].index_select(0, positions)
+        return self._samples.gather(rows).to(self._device)
 
     def inputs_of(self, picked: Picked) -> Any:
         """Return the inputs of a batch, augmented by its ``drawn`` numbers."""
-        x = self._samples.gather(picked.rows).to(self._device)
+        x = self._gathered(picked.positions, picked.rows)
         if picked.drawn is None:
             return x
         assert self._augmentation is not None

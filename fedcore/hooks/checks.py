@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -232,6 +232,14 @@ def _patches(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(k, int) and _tensors(patch) for k, patch in value.items())
 
 
+def _updates(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(update, ClientUpdate) for update in value)
+
+
+def _samples(value: Any) -> bool:
+    return callable(getattr(value, "changed", None))
+
+
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -260,6 +268,8 @@ RESULTS: Mapping[str, tuple[type | Callable[[Any], bool], str]] = {
     QUESTION: _TENSORS,
     "broadcast": _TENSORS,
     "broadcast_to": _TENSORS,
+    "all_updates": (_updates, "a sequence of ClientUpdate"),
+    "local_samples": (_samples, "samples.changed(inputs=..., labels=...)"),
     "begin_local": _TENSORS,
     "gradients": _TENSORS,
     "end_local": _TENSORS,

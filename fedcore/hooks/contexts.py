@@ -47,6 +47,8 @@ class ClientContext(Protocol):
     sends or keeps may be on any device.
     """
 
+    config: RunConfig
+    """The run's configuration."""
     id: int
     """The client's id."""
     n: int
@@ -347,6 +349,10 @@ class ServerContext(Protocol):
     @property
     def public(self) -> PublicSamples | None:
         """The public samples of ``--public``, on the run's device; None without this option."""
+
+    @property
+    def test(self) -> PublicSamples:
+        """The test samples, on the run's device. They are for figures: this works in ``report`` only."""
 
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
         """Return a copy of the model with these weights instead of w_t, on the run's device, in eval mode.

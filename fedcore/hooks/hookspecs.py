@@ -20,6 +20,7 @@ say where it runs. The order is the same with every engine::
         begin_round                                                 [server]   may ask clients
         broadcast                                                   [server]   once; broadcast_to for each client
         for each client of the cohort:
+          local_samples                                             [client]   and before a question or an evaluation
           begin_local                                               [client]
           for each local epoch:
             (a break: mid_local_epoch                               [server]   between two epochs)
@@ -29,6 +30,7 @@ say where it runs. The order is the same with every engine::
               observe                                               [client]   after clipping, before the optimizer
           end_local                                                 [client]
           pre_upload, guard_upload                                  [client]
+        all_updates                                                 [server]   keeps the updates until the last arrives
         for each update that arrives, in dispatch order:
           pre_aggregate                                             [server]   checked before and after
           weight, accumulate                                        [server]   then the mean; rejected if one raises
@@ -63,6 +65,7 @@ from fedcore.hooks.contexts import ClientContext, ServerContext, Step
 
 if TYPE_CHECKING:
     from fedcore.client.setup import Setup
+    from fedcore.data.client_data import ClientData
     from fedcore.models import ModelTask, SplitModel
 
 hookspec = pluggy.HookspecMarker("fedcore")
@@ -181,6 +184,20 @@ def mid_local_epoch(
 
 
 @hookspec
+def all_updates(server: ServerContext, updates: Sequence[ClientUpdate]) -> Sequence[ClientUpdate] | None:
+    """See all updates of a round before any of them is inspected or added; replace some of them.
+
+    When: once per round with a valid update, after the last update arrived. The server keeps all updates of the round
+        until then, so a run with this hook takes more memory. Without it each update is freed once it is added.
+    :param updates: The valid updates in dispatch order, as they were sent. ``payload`` holds the tensors of every
+        plugin: plugin -> name -> tensor. Parameters that a plugin ``encodes`` may be absent from ``model``.
+    :returns: The updates that change (``dataclasses.replace``), or None to keep them all. They are checked as if the
+        clients had sent them.
+    Combining: in user order, each on the result of the plugin before.
+    """
+
+
+@hookspec
 def pre_aggregate(server: ServerContext, update: ClientUpdate) -> ClientUpdate | None:
     """Inspect, replace or refuse one client's update.
 
@@ -268,7 +285,7 @@ def report(server: ServerContext) -> Mapping[str, Any] | None:
 
     When: once per round, after the round committed and was evaluated, and once more for the summary.
     :param server: ``server.round`` is the last round, and ``server.model`` is the model after it. ``server.network()``
-        and ``server.public`` work here. ``server.state`` is read-only.
+        and ``server.public`` work here, and ``server.test`` works only here. ``server.state`` is read-only.
     :returns: JSON values by name, or None to report nothing. The result is a pure function of ``server``. The round's
         record and summary.json hold it under ``reports`` and the plugin's name, with null for numbers that are not
         finite. ``result.history`` holds it as ``report.PLUGIN.NAME``.
@@ -290,6 +307,19 @@ def post_train(server: ServerContext) -> None:
 # -------------------------------------------------------------------------------------------------
 # Client, in the order of its local training
 # -------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def local_samples(client: ClientContext, samples: ClientData) -> ClientData | None:
+    """Change a client's training samples: noisy labels, mixed samples, an attack on the data.
+
+    When: before any other hook of the client, in every task: a training, a question or an evaluation. Held-out samples
+        never change. The model holds the weights that the client received.
+    :param samples: ``samples.labels`` (n,) and ``samples.inputs(positions)`` (B, ...), normalised and on the device.
+    :returns: ``samples.changed(inputs=..., labels=...)``, or None to keep the samples. The number of samples stays.
+        The data set and its partition do not change, and ``--augment`` augments the new inputs.
+    Combining: in user order, each on the result of the plugin before.
+    """
 
 
 @hookspec

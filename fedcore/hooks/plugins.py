@@ -29,7 +29,12 @@ from fedcore.hooks.plugin import BUILTIN, Plugin, patterns_of
 REJECTING = ("pre_aggregate", "weight", "accumulate")
 """Hooks that see one update. If one of them raises RejectUpdate or any other exception, the update is left out."""
 
-REPLACES = {"configure_model": "model", "pre_aggregate": "update", "pre_upload": "update"}
+REPLACES = {
+    "configure_model": "model",
+    "local_samples": "samples",
+    "pre_aggregate": "update",
+    "pre_upload": "update",
+}
 """Hooks whose result replaces an argument -> the argument."""
 
 

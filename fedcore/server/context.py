@@ -174,6 +174,14 @@ class ScopeContext(View, ServerContext):
     def public(self) -> PublicSamples | None:
         return self._scope.federation.dataset.public
 
+    @property
+    @override
+    def test(self) -> PublicSamples:
+        if self._scope.phase != "report":
+            raise PluginContractError.of(self._plugin, "reads server.test, which works in report only")
+        test = self._scope.federation.dataset.test
+        return PublicSamples(test, torch.arange(len(test)))
+
     @override
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
         setup = self._scope.federation.setup

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fedcore.base.errors import PluginContractError
+from fedcore.base.errors import PluginContractError, RejectUpdate
+from fedcore.base.types import ClientUpdate
+from fedcore.client.messages import ClientTask, Outcome
 from fedcore.client.setup import Setup
 from fedcore.hooks.checks import whole_numbers
 from fedcore.server.aggregation import aggregate, require_enough
@@ -51,7 +54,7 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
         broadcasts = Broadcasts(current, f"round-{current.number}") if any_reachable else None
         sent = time.perf_counter()
         collector = Collector(current)
-        for task, outcome in train_cohort(current, broadcasts):
+        for task, outcome in _seen_together(current, collector, train_cohort(current, broadcasts)):
             accepted = collector.take(task, outcome)
             if notify is not None:
                 notify("client", {"client": task.client, "failed": not accepted})
@@ -94,6 +97,31 @@ def _select(current: Round) -> None:
             current.select(_checked_cohort(cohort, setup, plugin.name))
             break
     current.phase = "round"
+
+
+def _seen_together(
+    current: Round, collector: Collector, outcomes: Iterable[tuple[ClientTask, Outcome]]
+) -> Iterable[tuple[ClientTask, Outcome]]:
+    """Return the outcomes after every ``all_updates``. Without such a hook no outcome is kept.
+
+    :raises PluginContractError: a plugin returned an update of a client that sent no valid one.
+    """
+    plugins, validator = current.federation.setup.plugins, current.federation.validator
+    if not plugins.implementers("all_updates"):
+        return outcomes
+    arrived = list(outcomes)
+    valid: dict[int, ClientUpdate] = {}
+    for task, outcome in arrived:
+        with suppress(RejectUpdate):  # the collector validates again, and records it
+            valid[task.client] = validator.update(task, outcome, current.lr)
+    for plugin in plugins.implementers("all_updates") if valid else ():
+        seen = plugins.call(plugin.name, "all_updates", server=collector.server, updates=[*valid.values()])
+        changed = {update.client: update for update in seen or ()}
+        if unknown := sorted(set(changed).difference(valid)):
+            found = f"returned an update of client {unknown[0]}, which sent none"
+            raise PluginContractError.of(plugin.name, found, hook="all_updates", round=current.number)
+        valid.update(changed)
+    return [(task, valid.get(task.client, outcome)) for task, outcome in arrived]
 
 
 def _checked_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[int, int | None]:

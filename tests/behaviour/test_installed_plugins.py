@@ -23,6 +23,7 @@ NOISY = {
     "check_every_engine_gives_the_same_bits": NOISE,
 }
 EXPECTED = {
+    "attack": {"check_mean_of_equal_updates_is_that_update": "a malicious client's update is replaced"},
     "dp": {
         **NOISY,
         "check_mean_of_equal_updates_is_that_update": "equal updates are clipped and get noise",
@@ -31,6 +32,7 @@ EXPECTED = {
     "fednh": {
         "check_mean_of_equal_updates_is_that_update": "the classifier's prototypes come from the clients' features",
     },
+    "fltrust": {"check_mean_of_equal_updates_is_that_update": "updates get the length of the server's own update"},
     "local-dp": {**NOISY, "check_runs_beside_another_plugin": NOISE},
 }
 

@@ -54,6 +54,10 @@ class Everything(Plugin):
         return {"sent": torch.ones(1)}
 
     @hookimpl
+    def local_samples(self, client, samples):
+        self.note("local_samples", client.id, n=len(samples))
+
+    @hookimpl
     def begin_local(self, client):
         self.note("begin_local", client.id, received=sorted(client.received), steps=client.steps)
 
@@ -101,6 +105,10 @@ class Everything(Plugin):
         self.note("guard_upload", client.id, payload=sorted(update.payload))
 
     @hookimpl
+    def all_updates(self, server, updates):
+        self.note("all_updates", clients=[update.client for update in updates], payload=sorted(updates[0].payload))
+
+    @hookimpl
     def pre_aggregate(self, server, update):
         self.note("pre_aggregate", update.client, payload=sorted(update.payload))
 
@@ -146,15 +154,16 @@ BUILD = ["configure_model", "personal_parameters", "check_run"]
 STEP = ["task_loss", "local_loss", "gradients", "observe"]
 # Client 1 has three samples and client 0 has one: the dispatch order is 1, 0.
 CLIENT = [
-    *[("asked", client) for client in (0, 1)],
-    *[(hook, client) for client in (1, 0) for hook in ["begin_local", *STEP]],
+    *[(hook, client) for client in (0, 1) for hook in ["local_samples", "asked"]],
+    *[(hook, client) for client in (1, 0) for hook in ["local_samples", "begin_local", *STEP]],
     *[(hook, client) for client in (1, 0) for hook in [*STEP, "end_local", "pre_upload", "guard_upload"]],
-    *[("personal_model", client) for client in (0, 1)],
+    *[(hook, client) for client in (0, 1) for hook in ["local_samples", "personal_model"]],
 ]
 SERVER = [
     *[(hook, None) for hook in ["select_clients", "begin_round", "broadcast"]],
     *[("broadcast_to", client) for client in (1, 0)],
     ("mid_local_epoch", None),
+    ("all_updates", None),
     *[(hook, client) for client in (1, 0) for hook in ["pre_aggregate", "weight", "accumulate"]],
     *[(hook, None) for hook in ["aggregate", "server_step", "end_round", "broadcast"]],
     *[("broadcast_to", client) for client in (0, 1)],
@@ -225,6 +234,7 @@ def test_what_the_server_hooks_see(calls):
     assert details(calls, "begin_round")[0] == {"cohort": [0, 1], "num": 2, "lr": 0.5}
     names = ["encoder.base.w"]
     assert details(calls, "mid_local_epoch")[0] == {"epoch": 1, "clients": [0, 1], "names": names}
+    assert details(calls, "all_updates")[0] == {"clients": [1, 0], "payload": ["everything"]}
     assert details(calls, "aggregate")[0] == {"clients": [1, 0]}
     assert details(calls, "server_step")[0] == {"accepted": [1, 0], "names": ["classifier.h", *names]}
     assert details(calls, "post_train") == [{"round": 2}]
@@ -232,6 +242,7 @@ def test_what_the_server_hooks_see(calls):
 
 def test_what_the_client_hooks_see(calls):
     assert details(calls, "asked", 0)[0] == {"tensors": ["x"]}
+    assert details(calls, "local_samples", 1)[0] == {"n": 3}
     assert details(calls, "begin_local", 0)[0] == {"received": ["own", "sent"], "steps": 0}
     assert details(calls, "task_loss", 0)[:2] == [{"epoch": 0}, {"epoch": 1}]
     assert details(calls, "observe", 0)[:2] == [

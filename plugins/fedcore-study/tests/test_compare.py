@@ -403,6 +403,24 @@ class TestOverClients:
         ):
             join([make([], 0, [0.5])], by_client=True)
 
+    def test_figures_of_reports(self, make):
+        folders = [make(["attack"], seed, [0.5]) for seed in (0, 1)]
+        for seed, folder in enumerate(folders):
+            for file in ("metrics.jsonl", "summary.json"):
+                content = json.loads((folder / file).read_text())
+                content["reports"] = {"attack": {"success": 0.5 + seed / 10, "malicious": [seed]}}
+                (folder / file).write_text(json.dumps(content) + "\n")
+            seal(folder)
+        for at in (None, 1):
+            found, _ = join([*folders, make([], 0, [0.6])], round=at, reported=["attack.success"])
+            (block,) = found.blocks
+            shown = [dict(zip(formats.headings(found, block), formats.cells(found, block, row))) for row in block.rows]
+            assert [row["attack.success"] for row in shown] == ["0.5500 ± 0.0707", "-"]
+        lines = list(csv.DictReader(io.StringIO(formats.as_csv(found))))
+        assert [line["attack.success_mean"] for line in lines] == ["0.55", ""]
+        with pytest.raises(ConfigError, match=r"no run has a number 'attack\.malicious'"):
+            join(folders, reported=["attack.malicious"])
+
     def test_own_classes_have_their_names_unless_two_are_alike(self, make):
         own, other = "module:study.new.Near_It", "module:old.Near_It"
         found, _ = join([make([], 0, [0.5]), make([own], 0, [0.6]), make(["object:Far"], 0, [0.7])])

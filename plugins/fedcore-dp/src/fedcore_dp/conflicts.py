@@ -12,6 +12,7 @@ LEAVES_CLIENTS = {
 """Hook -> what leaves a client by it without passing the noise of either plugin."""
 
 SEEN_ON_THE_SERVER = {
+    "all_updates": "sees all clients' updates on the server, and may replace one by what others sent",
     "pre_aggregate": "sees single clients' updates on the server, before or after they are clipped",
     "weight": "weighs single clients, so that one of them could count for more than the bound",
     "accumulate": "adds up what single clients sent, without noise",

@@ -9,21 +9,51 @@ from fedcore_robust.equations import (
     squared_distances,
     trimmed_mean,
 )
-from fedcore_robust.rules import Krum, KrumOptions, Median, RobustnessWarning, TrimmedMean, TrimmedMeanOptions
+from fedcore_robust.heterogeneity import (
+    bucket_weights,
+    bulyan_selection,
+    centred_clipping,
+    geometric_median,
+    mean_around_median,
+    neighbour_weights,
+    trusted_mean,
+)
+from fedcore_robust.rules import Krum, KrumOptions, Median, RobustnessWarning, RuleOptions, TrimmedMean
+from fedcore_robust.vectors import (
+    Bulyan,
+    CentredClip,
+    CentredClipOptions,
+    FLTrust,
+    GeometricMedian,
+    GeometricMedianOptions,
+)
 
 __all__ = [
+    "Bulyan",
+    "CentredClip",
+    "CentredClipOptions",
+    "FLTrust",
+    "GeometricMedian",
+    "GeometricMedianOptions",
     "Krum",
     "KrumOptions",
     "Median",
     "NormClip",
     "NormClipOptions",
     "RobustnessWarning",
+    "RuleOptions",
     "TrimmedMean",
-    "TrimmedMeanOptions",
+    "bucket_weights",
+    "bulyan_selection",
+    "centred_clipping",
     "clip_factor",
     "coordinate_median",
+    "geometric_median",
     "krum_scores",
     "lowest",
+    "mean_around_median",
+    "neighbour_weights",
     "squared_distances",
     "trimmed_mean",
+    "trusted_mean",
 ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -12,15 +14,31 @@ from torch import Tensor
 
 from fedcore import ClientUpdate, Plugin, PluginOptions, ServerContext, hookimpl
 from fedcore_robust import equations as eq
+from fedcore_robust.heterogeneity import bucket_weights, neighbour_weights
 
 
 class RobustnessWarning(UserWarning):
     """A round had fewer updates than it takes to outvote the attackers that were assumed."""
 
 
-class _Rule(Plugin):
+class RuleOptions(PluginOptions):
+    """Options of every rule."""
+
+    fraction: float = Field(
+        default=0.2, ge=0, lt=0.5, description="Assumed share of attackers: f is this part of the round's n updates."
+    )
+    before: Literal["none", "bucketing", "nnm"] = Field(
+        default="none",
+        description="Mix updates before the rule: means of random buckets, or nearest-neighbour mixing.",
+    )
+    bucket: int = Field(default=2, ge=1, description="s: updates in a bucket, for before=bucketing.")
+
+
+class Rule(Plugin):
     """Owns everything that is shared; what a client says of its samples weighs nothing, since it could say anything."""
 
+    Options = RuleOptions
+    options: RuleOptions
     owns = ("*",)
 
     @hookimpl
@@ -28,53 +46,71 @@ class _Rule(Plugin):
         """Count every client once. The mean that the weights are for is not used; a second weigher is refused."""
         return 1.0
 
+    def mixed(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> Callable[[str], Tensor]:
+        """Return a function that stacks one tensor of all clients, (n, ...), mixed as ``before`` says.
 
-class Median(_Rule):
+        Buffers are not mixed: the distances do not see them, so that a mean could hold an attacker's.
+        """
+        n, trainable = len(updates), server.trainable
+        if self.options.before == "none" or not trainable:
+            return partial(_stacked, updates)
+        if self.options.before == "bucketing":
+            order = torch.randperm(n, generator=server.generator(f"{self.name}/buckets"))
+            weights = bucket_weights(order, self.options.bucket)
+        else:
+            byzantine = self.attackers(server, n, (n - 1) // 2)
+            weights = neighbour_weights(distances_of(partial(_stacked, updates), trainable), byzantine)
+
+        def mixed(name: str) -> Tensor:
+            values = _stacked(updates, name)
+            if name not in trainable:
+                return values
+            return (weights @ values.double().flatten(1)).view(-1, *values.shape[1:]).to(values.dtype)
+
+        return mixed
+
+    def attackers(self, server: ServerContext, n: int, most: int, of: int | None = None) -> int:
+        """Return how many of n vectors are assumed to be attackers', at most as many as the rule can outvote.
+
+        :param of: the number of updates, of which the assumed share are attackers; default n.
+        """
+        return _attackers(self, server, self.options.fraction, n, most, of or n)
+
+
+class Median(Rule):
     """Coordinate-wise median (Yin, Chen, Ramchandran, Bartlett, ICML 2018, arXiv 1803.01498, Definition 1)."""
 
     @hookimpl
-    def aggregate(self, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
+    def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
         """Return the median of every coordinate, buffers included."""
-        return {name: eq.coordinate_median(values) for name, values in _stacked(updates)}
+        stacked = self.mixed(server, updates)
+        return {name: eq.coordinate_median(stacked(name)) for name in updates[0].model}
 
 
-class TrimmedMeanOptions(PluginOptions):
-    """Options of the trimmed mean."""
-
-    fraction: float = Field(
-        default=0.2,
-        ge=0,
-        lt=0.5,
-        description="beta: assumed share of attackers; as many values are cut from either end.",
-    )
-
-
-class TrimmedMean(_Rule):
+class TrimmedMean(Rule):
     """Coordinate-wise trimmed mean (Yin, Chen, Ramchandran, Bartlett, ICML 2018, arXiv 1803.01498, Definition 2)."""
-
-    Options = TrimmedMeanOptions
-    options: TrimmedMeanOptions
 
     @hookimpl
     def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
         """Return the trimmed mean of every coordinate; of integer buffers the median."""
-        trim = _attackers(self, server, self.options.fraction, len(updates), (len(updates) - 1) // 2)
-        return {
-            name: eq.trimmed_mean(values, trim) if values.is_floating_point() else eq.coordinate_median(values)
-            for name, values in _stacked(updates)
-        }
+        stacked, found = self.mixed(server, updates), dict[str, Tensor]()
+        trim = cache(lambda n: self.attackers(server, n, (n - 1) // 2, len(updates)))  # warns once
+        for name in updates[0].model:
+            values = stacked(name)
+            floating = values.is_floating_point()
+            found[name] = eq.trimmed_mean(values, trim(len(values))) if floating else eq.coordinate_median(values)
+        return found
 
 
-class KrumOptions(PluginOptions):
+class KrumOptions(RuleOptions):
     """Options of Krum."""
 
-    fraction: float = Field(default=0.2, ge=0, lt=0.5, description="Assumed share of attackers: f is this part of n.")
     select: int = Field(
         default=1, ge=1, description="m: updates of least score that are averaged; 1 is Krum, else Multi-Krum."
     )
 
 
-class Krum(_Rule):
+class Krum(Rule):
     """Krum and Multi-Krum (Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017, arXiv 1703.02757).
 
     Takes the update that is nearest to its n - f - 2 nearest ones, or the mean of the m best.
@@ -89,27 +125,34 @@ class Krum(_Rule):
 
         The distances are those of trainable parameters: a client that is chosen for them could send any buffers.
         """
-        n, trainable = len(updates), set(server.trainable)
-        byzantine = _attackers(self, server, self.options.fraction, n, (n - 3) // 2)
-        distances = eq.squared_distances(values for name, values in _stacked(updates) if name in trainable)
-        chosen = list(range(n))
-        if distances.ndim == 2 and n > 1:
+        stacked, trainable = self.mixed(server, updates), server.trainable
+        distances = distances_of(stacked, trainable)
+        chosen, n = [0], len(distances)
+        byzantine = self.attackers(server, n, (n - 3) // 2, len(updates))
+        if n > 1:
             chosen = eq.lowest(eq.krum_scores(distances, byzantine), min(self.options.select, n - byzantine))
-        return {
-            name: eq.trimmed_mean(values[chosen], 0) if name in trainable else eq.coordinate_median(values)
-            for name, values in _stacked(updates)
-        }
+        means = {name: eq.trimmed_mean(stacked(name)[chosen], 0) for name in trainable}
+        return {**medians(updates), **means}
 
 
-def _stacked(updates: Sequence[ClientUpdate]) -> Iterator[tuple[str, Tensor]]:
-    """Yield one tensor of all clients at a time, (n, ...)."""
-    for name in updates[0].model:
-        yield name, torch.stack([update.model[name] for update in updates])
+def _stacked(updates: Sequence[ClientUpdate], name: str) -> Tensor:
+    """Return one tensor of all clients, (n, ...)."""
+    return torch.stack([update.model[name] for update in updates])
 
 
-def _attackers(plugin: Plugin, server: ServerContext, fraction: float, n: int, most: int) -> int:
-    """Return how many of n clients are assumed to be attackers, at most as many as the rule can outvote."""
-    assumed, most = math.ceil(fraction * n - 1e-9), max(0, most)  # 0.07 * 100 is a little more than 7
+def medians(updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
+    """Return every tensor's median over the clients, for the buffers of rules that see parameters only."""
+    return {name: eq.coordinate_median(_stacked(updates, name)) for name in updates[0].model}
+
+
+def distances_of(stacked: Callable[[str], Tensor], names: Sequence[str]) -> Tensor:
+    """Return the squared distances of every two clients over these tensors, (n, n)."""
+    return eq.squared_distances(stacked(name) for name in names)
+
+
+def _attackers(plugin: Plugin, server: ServerContext, fraction: float, n: int, most: int, of: int) -> int:
+    """Return how many of n vectors are assumed to be attackers', at most as many as the rule can outvote."""
+    assumed, most = math.ceil(fraction * of - 1e-9), max(0, most)  # 0.07 * 100 is a little more than 7
     if assumed > most:
         warnings.warn(
             f"{plugin.name}, round {server.round + 1}: {n} updates outvote {most} attackers at most, but fraction "

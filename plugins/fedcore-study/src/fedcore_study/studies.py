@@ -98,6 +98,7 @@ def compare(
     round: int | None = None,
     confidence: float = 0.95,
     clients: bool = False,
+    reported: Sequence[str] = (),
     each: bool = False,
 ) -> pandas.DataFrame:
     """Compare methods over seeds: one row per method, with mean, deviation and the paired difference to a baseline.
@@ -117,6 +118,7 @@ def compare(
     :param round: compare after so many rounds, unfinished runs too; default at the end of finished runs.
     :param confidence: of the intervals; the tests have the level that belongs to it.
     :param clients: add how the accuracy is spread over the clients, for a protocol that these measure.
+    :param reported: add figures of plugins' reports, such as ``["attack.success"]``.
     :param each: one row per run instead, in long form for plots.
     :raises ConfigError: nothing to compare, names that do not exist, or runs that contradict one another.
     """
@@ -139,6 +141,7 @@ def compare(
         round=round,
         confidence=confidence,
         by_client=clients,
+        reported=reported,
         warn=warn,
     )
     return frame.of_methods(made)

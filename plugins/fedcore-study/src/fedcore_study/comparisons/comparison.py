@@ -49,6 +49,8 @@ class Row:
     seconds: Figure | None
     virtual: Figure | None
     clients: dict[str, Figure | None]
+    reported: dict[str, Figure | None]
+    """Numbers that plugins reported, over the seeds that have them: by ``PLUGIN.NAME``."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Comparison:
     common: dict[str, Json]
     blocks: list[Block]
     by_client: bool = False
+    reported: Sequence[str] = ()
+    """Figures of plugins' reports that tables show, as ``PLUGIN.NAME``."""
     ranks: Ranks | None = None
     """The methods' ranks over the blocks, if these are of different data."""
 
@@ -112,6 +116,7 @@ def compare(
     round: int | None = None,
     confidence: float = 0.95,
     by_client: bool = False,
+    reported: Sequence[str] = (),
     warn: Warn = lambda message: None,
 ) -> Comparison:
     """Compare runs by seed.
@@ -121,6 +126,7 @@ def compare(
     :param target: accuracy in (0, 1] whose first reaching is counted in rounds and bytes.
     :param round: compare after so many rounds, unfinished runs included; default at the end of finished runs.
     :param by_client: show how the accuracy is spread over the clients, for a protocol that these measure.
+    :param reported: figures of plugins' reports to show, such as ``attack.success``.
     :raises ConfigError: nothing to compare, names that do not exist, or runs that contradict one another: the same
         settings and seed twice, or split among the clients otherwise.
     """
@@ -138,10 +144,17 @@ def compare(
     common, groups = grouped(kept, fields)
     if baseline is not None and not any(baseline in group.rows for group in groups):
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
-    made = [_block(group.rows, group.settings, baseline, protocol, target, round, confidence, warn) for group in groups]
+    if absent := [name for name in reported if all(run.reported(name, round) is None for run in kept)]:
+        raise ConfigError(
+            f"no run has a number {absent[0]!r} in its reports; write PLUGIN.NAME, such as attack.success"
+        )
+    made = [
+        _block(group.rows, group.settings, baseline, protocol, target, round, confidence, reported, warn)
+        for group in groups
+    ]
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
     ranks = _ranks(made, common, confidence)
-    return Comparison(protocol, rows_by, round, target, confidence, common, made, by_client, ranks)
+    return Comparison(protocol, rows_by, round, target, confidence, common, made, by_client, reported, ranks)
 
 
 def _ranks(blocks: Sequence[Block], common: Mapping[str, Json], confidence: float) -> Ranks | None:
@@ -199,6 +212,7 @@ def _block(
     target: float | None,
     round: int | None,
     confidence: float,
+    reported: Sequence[str],
     warn: Warn,
 ) -> Block:
     seeds = {label: by_seed(runs) for label, runs in rows.items()}
@@ -213,7 +227,9 @@ def _block(
         if label != chosen:
             differences[label] = _difference(label, runs, chosen, reference or {}, protocol, round, confidence, warn)
     differences = corrected(differences, confidence)
-    made = [_row(label, runs, differences.get(label), protocol, target, round) for label, runs in seeds.items()]
+    made = [
+        _row(label, runs, differences.get(label), protocol, target, round, reported) for label, runs in seeds.items()
+    ]
     notes = [few_seeds(row.difference for row in made), restarted_schedules(rows), *own_models(rows, protocol)]
     if reference is not None:
         notes.insert(0, other_models(rows, chosen))
@@ -251,6 +267,7 @@ def _row(
     protocol: str,
     target: float | None,
     round: int | None,
+    reported: Sequence[str],
 ) -> Row:
     accuracy = {seed: _at(run, protocol, round).accuracy for seed, run in sorted(runs.items())}
     reached = [point for run in runs.values() if target and (point := run.reached(protocol, target, round)) is not None]
@@ -265,6 +282,10 @@ def _row(
         Figure.of(seconds),
         Figure.of([point.virtual for point in reached if point.virtual is not None]),
         _over_clients(runs.values(), protocol, round),
+        {
+            name: Figure.of([v for run in runs.values() if (v := run.reported(name, round)) is not None])
+            for name in reported
+        },
     )
 
 

@@ -58,6 +58,8 @@ def columns(comparison: Comparison, block: Block) -> list[Column]:
         Column("seeds", lambda row: str(len(row.accuracy))),
         _figures("accuracy %", lambda row: row.summary, 100, 2, 1),
     ]
+    for name in comparison.reported:
+        found.append(Column(name, lambda row, name=name: spread(row.reported[name], 1, 4)))  # type: ignore[misc]
     if comparison.by_client:  # beside differences and costs they would be too many to read
         return [*found, *client_columns()]
     if block.baseline is not None:
@@ -293,6 +295,7 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
             for name, figure in (
                 ("virtual_seconds", row.virtual),
                 *((f"clients_{n}", row.clients[n]) for n in CLIENTS),
+                *row.reported.items(),
             ):
                 values |= _parts(name, figure)
             values |= {"p": d.p, "p_holm": d.corrected} if d else {"p": None, "p_holm": None}

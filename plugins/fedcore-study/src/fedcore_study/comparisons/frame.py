@@ -39,6 +39,7 @@ def of_methods(comparison: Comparison) -> pandas.DataFrame:
         names["rounds_n"] = "seeds_at_target"
     if comparison.by_client:
         names |= {f"clients_{name}_mean": f"clients_{name}" for name in CLIENTS}
+    names |= {f"{name}_mean": name for name in comparison.reported}
     rows = plain_rows(comparison)
     frame = pandas.DataFrame([{short: row[name] for name, short in names.items()} for row in rows])
     words = [short for short in names.values() if short != "verdict"]

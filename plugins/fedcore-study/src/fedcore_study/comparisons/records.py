@@ -99,6 +99,13 @@ class RunRecord:
         row = _row(metrics, protocol)
         return None if row is None else spread_of(row)
 
+    def reported(self, name: str, rounds: int | None) -> float | None:
+        """Return a number that a plugin reported, ``PLUGIN.NAME``, at the end or after ``rounds`` rounds."""
+        plugin, _, figure = name.partition(".")
+        records = [self.summary or {}] if rounds is None else [r for r in self.rounds if r["round"] + 1 == rounds]
+        found = [record.get("reports", {}).get(plugin, {}).get(figure) for record in records]
+        return next((float(value) for value in found if isinstance(value, int | float)), None)
+
     def at(self, protocol: str, rounds: int | None) -> Evaluation | None:
         """Return the accuracy after ``rounds`` rounds, the final one for None; None where there is none."""
         if rounds is None:

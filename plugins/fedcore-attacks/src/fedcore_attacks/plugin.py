@@ -1,0 +1,236 @@
+"""The attack: samples are poisoned on the clients, updates are replaced when all of a round have arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from fedcore import (
+    ClientContext,
+    ClientUpdate,
+    ConfigError,
+    Plugin,
+    PluginConflictError,
+    PluginOptions,
+    RunConfig,
+    ServerContext,
+    Setup,
+    generator,
+    hookimpl,
+)
+from fedcore_attacks import equations as eq
+
+if TYPE_CHECKING:
+    from fedcore.data.client_data import ClientData
+
+Kind = Literal["label-flip", "backdoor", "sign-flip", "scale", "noise", "alie", "ipm", "mimic", "replacement"]
+
+STRENGTH = {"sign-flip": 1.0, "scale": 10.0, "noise": 0.1, "ipm": 0.5}
+"""Default strengths; ALIE and model replacement compute theirs."""
+
+ON_DATA = ("label-flip", "backdoor", "replacement")
+"""Attacks that poison samples. Model replacement is a backdoor whose updates are scaled."""
+
+CHUNK = 1000
+
+
+class AttackOptions(PluginOptions):
+    """Options of the attack."""
+
+    kind: Kind = Field(default="sign-flip", description="What malicious clients do.")
+    share: float = Field(default=0.2, ge=0, lt=1, description="Share of clients that are malicious, from the seed.")
+    clients: tuple[int, ...] | None = Field(
+        default=None, description="Ids of the malicious clients instead of a share."
+    )
+    start: int = Field(default=1, ge=1, description="First round of the attack, from 1.")
+    strength: float | None = Field(
+        default=None,
+        ge=0,
+        description="Factor of the update, noise's deviation, ALIE's z, epsilon; by kind if left out.",
+    )
+    collude: bool = Field(default=False, description="Malicious clients send one common update (sign-flip to noise).")
+    source: int | None = Field(default=None, ge=0, description="Label flip: the class to flip; default y -> C - 1 - y.")
+    target: int = Field(default=0, ge=0, description="The class that the source class or the trigger shall get.")
+    poison: float = Field(default=0.5, gt=0, le=1, description="Backdoor: share of a client's samples with trigger.")
+    trigger: int = Field(default=3, ge=1, description="Backdoor: side of the trigger in pixels.")
+    value: float = Field(
+        default=2.0, ge=-1e6, le=1e6, description="Backdoor: the trigger's value, in the model's normalised inputs."
+    )
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _one(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
+
+
+class Attack(Plugin[AttackOptions]):
+    """Malicious clients: label flip, backdoor, sign flip, scaling, noise, ALIE, IPM, mimic, model replacement.
+
+    Data attacks change the samples of a malicious client in every task. Model attacks replace its update once all
+    updates of the round have arrived, before any defence sees one. The omniscient ones read the honest updates there.
+    """
+
+    neutral = {"kind": "sign-flip", "share": 0.0}
+
+    @hookimpl
+    def check_run(self, setup: Setup) -> None:
+        """Refuse ids and classes that the run does not have, and model attacks on encoded uploads."""
+        options, classes = self.options, setup.task.num_classes
+        if not set(options.clients or ()) <= set(range(setup.config.clients)):
+            raise ConfigError(
+                f"attack.clients={list(options.clients or ())}: ids go from 0 to {setup.config.clients - 1}"
+            )
+        if max(options.target, options.source or 0) >= classes:
+            raise ConfigError(f"attack.source and attack.target: classes go from 0 to {classes - 1}")
+        for other in setup.plugins:
+            if other.encodes and (options.kind not in ON_DATA or options.kind == "replacement"):
+                reason = f"{other.name!r} encodes uploads, and {options.kind} changes plain parameters"
+                raise PluginConflictError.of(self.name, other.name, reason)
+
+    @hookimpl
+    def local_samples(self, client: ClientContext, samples: ClientData) -> ClientData | None:
+        """Poison a malicious client's samples. Which of them have the trigger does not change from round to round."""
+        options = self.options
+        if options.kind not in ON_DATA or not self._attacks(client.config, client.round, client.id):
+            return None
+        if options.kind == "label-flip":
+            return samples.changed(labels=self._flipped(samples.labels, client.num_classes))
+        stream = generator(client.config.seed, "attack/poison", client=client.id)
+        chosen = torch.rand(len(samples), generator=stream) < options.poison
+        chosen = chosen.to(samples.labels.device)
+        inputs = samples.inputs(torch.arange(len(samples), device=samples.labels.device))
+        if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+            raise ValueError("a backdoor's trigger needs inputs that are tensors of numbers, such as images")
+        poisoned = inputs.clone()
+        poisoned[chosen] = eq.triggered(inputs[chosen], options.trigger, options.value)
+        return samples.changed(inputs=poisoned, labels=torch.where(chosen, options.target, samples.labels))
+
+    @hookimpl
+    def all_updates(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> list[ClientUpdate] | None:
+        """Replace the updates of malicious clients, and keep the losses of honest and malicious ones apart."""
+        evil = [u for u in updates if self._attacks(server.config, server.round, u.client)]
+        good = [u for u in updates if not self._attacks(server.config, server.round, u.client)]
+        server.state["losses"] = {"honest": _mean_loss(good), "malicious": _mean_loss(evil)}
+        if not evil or self.options.kind in ("label-flip", "backdoor"):
+            return None
+        if self.options.kind == "mimic":
+            return self._mimicking(server, good, evil)
+        names = [name for name in server.trainable if name in evil[0].model]
+        return [
+            replace(update, model={**update.model, **_model(server, names, row)})
+            for update, row in zip(evil, self._rows(server, names, good, evil), strict=True)
+        ]
+
+    @hookimpl
+    def report(self, server: ServerContext) -> dict[str, Any]:
+        """Report who is malicious, the losses apart, and the attack's success on the test samples."""
+        found: dict[str, Any] = {"malicious": sorted(malicious_clients(server.config, self.options))}
+        found |= {f"{name}_loss": loss for name, loss in server.state.get("losses", {}).items()}
+        evaluated = (server.round + 1) % server.config.eval_every == 0 or server.round + 1 == server.rounds
+        if self.options.kind in ON_DATA and evaluated:
+            found["success"] = self._success(server)
+        return found
+
+    def _attacks(self, config: RunConfig, round: int, client: int) -> bool:
+        return round + 1 >= self.options.start and client in malicious_clients(config, self.options)
+
+    def _flipped(self, labels: Tensor, num_classes: int) -> Tensor:
+        target = None if self.options.source is None else self.options.target
+        return eq.flipped_labels(labels, num_classes, self.options.source, target)
+
+    def _rows(
+        self, server: ServerContext, names: list[str], good: list[ClientUpdate], evil: list[ClientUpdate]
+    ) -> list[Tensor]:
+        """Return what each malicious client sends, as y_k - w_t."""
+        options, strength = self.options, self.options.strength
+        moved = partial(_moved, server, names)
+        if options.kind in ("alie", "ipm"):
+            known = torch.stack([moved(update) for update in good or evil])
+            if options.kind == "ipm":
+                sent = eq.inner_product_manipulation(known, STRENGTH["ipm"] if strength is None else strength)
+            else:
+                z = eq.alie_z(len(good) + len(evil), len(evil)) if strength is None else strength
+                sent = eq.alie(known, z)
+            return [sent] * len(evil)
+        own = [moved(update) for update in evil]
+        if options.collude:
+            own = [torch.stack(own).mean(dim=0)] * len(evil)
+        if options.kind == "noise":
+            deviation = STRENGTH["noise"] if strength is None else strength
+            streams = [server.generator(f"attack/noise/{0 if options.collude else u.client}") for u in evil]
+            return [
+                row + deviation * torch.randn(row.shape, generator=stream, dtype=row.dtype)
+                for row, stream in zip(own, streams, strict=True)
+            ]
+        if options.kind == "replacement" and strength is None:
+            strength = sum(u.samples for u in good + evil) / sum(u.samples for u in evil)
+        factor = STRENGTH[options.kind] if strength is None else strength
+        return [(-factor if options.kind == "sign-flip" else factor) * row for row in own]
+
+    def _mimicking(
+        self, server: ServerContext, good: list[ClientUpdate], evil: list[ClientUpdate]
+    ) -> list[ClientUpdate] | None:
+        """Return copies of the victim's update. The victim stays the same in every round in which it takes part."""
+        if not good:
+            return None
+        victim = server.state.get("victim")
+        if victim not in [update.client for update in good]:
+            rows = torch.stack([_moved(server, server.trainable, update) for update in good])
+            victim = good[eq.most_spread(rows)].client
+            server.state["victim"] = victim
+        (model,) = [update.model for update in good if update.client == victim]
+        return [replace(update, model=dict(model)) for update in evil]
+
+    def _success(self, server: ServerContext) -> float | None:
+        """Return the share of test samples that get the label which the attack wants; None without such samples.
+
+        Backdoor: samples of other classes with the trigger. Label flip: samples of the source class, or all of them.
+        """
+        test, options = server.test, self.options
+        labels = test.labels.cpu()
+        wanted = self._flipped(labels, server.num_classes)
+        if options.kind != "label-flip":
+            wanted = torch.full_like(labels, options.target)
+        rows = (wanted != labels).nonzero().flatten()
+        network, hits = server.network(), 0
+        with torch.no_grad():
+            for part in rows.split(CHUNK):
+                inputs = test.inputs(part)
+                if options.kind != "label-flip":
+                    inputs = eq.triggered(inputs, options.trigger, options.value)
+                hits += int((network(inputs).logits.argmax(dim=1).cpu() == wanted[part]).sum())
+        return hits / len(rows) if len(rows) else None
+
+
+def malicious_clients(config: RunConfig, options: AttackOptions) -> frozenset[int]:
+    """Return the ids of the malicious clients: the given ones, or a share that the run's seed draws."""
+    if options.clients is not None:
+        return frozenset(options.clients)
+    order = torch.randperm(config.clients, generator=generator(config.seed, "attack/clients"))
+    return frozenset(order[: round(options.share * config.clients)].tolist())
+
+
+def _moved(server: ServerContext, names: Sequence[str], update: ClientUpdate) -> Tensor:
+    """Return y_k - w_t of an update as one float64 vector, (d,)."""
+    return torch.cat([(update.model[name].double() - server.model[name].double()).flatten() for name in names])
+
+
+def _model(server: ServerContext, names: Sequence[str], row: Tensor) -> Mapping[str, Tensor]:
+    """Return w_t plus an update, by name."""
+    parts = row.split([server.model[name].numel() for name in names])
+    return {
+        name: (w.double() + part.view(w.shape)).to(w.dtype)
+        for name, part in zip(names, parts, strict=True)
+        for w in [server.model[name]]
+    }
+
+
+def _mean_loss(updates: Sequence[ClientUpdate]) -> float | None:
+    losses = [(u.samples, u.metrics["losses"]["task"]) for u in updates if "task" in u.metrics.get("losses", {})]
+    return sum(n * loss for n, loss in losses) / sum(n for n, _ in losses) if losses else None

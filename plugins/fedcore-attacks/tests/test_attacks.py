@@ -1,0 +1,264 @@
+"""Each attack by hand, who is malicious, what the record says, and runs with other methods."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+import torch
+
+from fedcore import ConfigError, Plugin, PluginConflictError, RunConfig, hookimpl
+from fedcore_attacks import (
+    Attack,
+    AttackOptions,
+    alie,
+    alie_z,
+    equations,
+    flipped_labels,
+    inner_product_manipulation,
+    malicious_clients,
+    most_spread,
+    triggered,
+)
+from fedcore_testing import federations, interrupted, model_bytes, records
+
+SIZE = {"clients": 5, "rounds": 2, "participation": 1.0, "local_epochs": 1, "batch_size": 64, "partition": "iid"}
+go = federations(**SIZE)
+KINDS = ["label-flip", "backdoor", "sign-flip", "scale", "noise", "alie", "ipm", "mimic", "replacement"]
+SEEN: dict[str, list] = {}
+
+
+class Spy(Plugin):
+    """Keeps what the server is given, and the samples of each client."""
+
+    @hookimpl
+    def observe(self, step):
+        SEEN.setdefault("steps", []).append((step.client.id, step.indices.clone(), step.x.clone(), step.y.clone()))
+
+    @hookimpl
+    def pre_upload(self, client, update):
+        SEEN.setdefault("sent", []).append((client.round, client.id, _vector(update.model)))
+
+    @hookimpl
+    def pre_aggregate(self, server, update):
+        SEEN.setdefault("start", []).append(_vector(server.model))
+        SEEN.setdefault("got", []).append((server.round, update.client, _vector(update.model)))
+
+
+def _vector(model):
+    return torch.cat([tensor.detach().double().flatten() for tensor in model.values()])
+
+
+def watched(go, **options):
+    """Run one round with an attack; return by client the update that it computed and the one that arrived."""
+    SEEN.clear()
+    go({"attack": options, Spy: {}}, rounds=1)
+    start = SEEN["start"][0]
+    computed = {client: vector - start for _, client, vector in SEEN["sent"]}
+    return computed, {client: vector - start for _, client, vector in SEEN["got"]}
+
+
+# --- equations -----------------------------------------------------------------------------------------------
+
+
+def test_doctests():
+    assert doctest.testmod(equations) == (0, 7)
+
+
+def test_labels_by_hand():
+    labels = torch.tensor([0, 3, 3, 9])
+    assert flipped_labels(labels, 10).tolist() == [9, 6, 6, 0]
+    assert flipped_labels(labels, 10, 3, 1).tolist() == [0, 1, 1, 9]
+
+
+def test_a_trigger_marks_the_corner_of_every_channel_and_leaves_its_argument():
+    images = torch.zeros(2, 3, 5, 5)
+    marked = triggered(images, 2, 7.0)
+    assert marked.sum() == 2 * 3 * 4 * 7
+    assert marked[1, 2, 3:, 3:].unique().tolist() == [7]
+    assert images.sum() == 0
+    assert triggered(torch.zeros(2, 4), 1, 7.0).tolist() == [[0, 0, 0, 7]] * 2
+
+
+def test_alies_z_is_the_papers():
+    """n = 50, m = 24: s = 2, (50 - 24 - 2) / 26 = 0.923, z = 1.43. n = 20, m = 4: s = 7, 9 / 16, z = 0.157."""
+    assert alie_z(50, 24) == pytest.approx(1.4261, abs=1e-4)
+    assert alie_z(20, 4) == pytest.approx(0.1573, abs=1e-4)
+    assert alie_z(2, 1) > -4  # every client is outvoted: the quantile is bounded
+
+
+def test_omniscient_updates_by_hand():
+    honest = torch.tensor([[0.0, 2.0], [4.0, 2.0], [2.0, 2.0]])
+    assert alie(honest, 2.0).tolist() == [2 - 2 * 2, 2]
+    assert alie(honest[:1], 2.0).tolist() == [0, 2]
+    assert inner_product_manipulation(honest, 0.5).tolist() == [-1, -1]
+    assert most_spread(torch.tensor([[0.0, 0.1], [9.0, 0.0], [0.5, 0.0]])) == 1
+
+
+# --- model attacks in a run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"kind": "sign-flip", "strength": 3.0}, lambda own, honest, evil: -3 * own),
+        ({"kind": "scale"}, lambda own, honest, evil: 10 * own),
+        ({"kind": "scale", "strength": 2.0, "collude": True}, lambda own, honest, evil: 2 * evil.mean(0)),
+        ({"kind": "ipm"}, lambda own, honest, evil: -0.5 * honest.mean(0)),
+        ({"kind": "alie", "strength": 1.5}, lambda own, honest, evil: honest.mean(0) - 1.5 * honest.std(0)),
+    ],
+)
+def test_what_malicious_clients_send(go, options, expected):
+    computed, arrived = watched(go, clients=[1, 4], **options)
+    honest = torch.stack([computed[client] for client in (0, 2, 3)])
+    evil = torch.stack([computed[client] for client in (1, 4)])
+    for client in (0, 2, 3):
+        assert torch.equal(arrived[client], computed[client])
+    for client in (1, 4):
+        torch.testing.assert_close(arrived[client], expected(computed[client], honest, evil), atol=1e-6, rtol=1e-4)
+
+
+def test_noise_has_its_deviation_and_is_common_if_they_collude(go):
+    for collude in (False, True):
+        computed, arrived = watched(go, kind="noise", strength=0.3, clients=[1, 4], collude=collude)
+        own = torch.stack([computed[client] for client in (1, 4)])
+        noise = torch.stack([arrived[client] for client in (1, 4)]) - (own.mean(0) if collude else own)
+        assert noise.std(dim=1).tolist() == pytest.approx([0.3, 0.3], rel=0.05)
+        assert torch.allclose(noise[0], noise[1], atol=1e-5) == collude
+
+
+def test_mimics_send_what_one_honest_client_sent_in_every_round(go):
+    SEEN.clear()
+    go({"attack": {"kind": "mimic", "clients": [1, 4]}, Spy: {}})
+    arrived = {(number, client): vector for number, client, vector in SEEN["got"]}
+    victims = [
+        [c for c in (0, 2, 3) if torch.equal(arrived[number, c], arrived[number, m])]
+        for number in (0, 1)
+        for m in (1, 4)
+    ]
+    assert len(victims[0]) == 1
+    assert victims == [victims[0]] * 4
+
+
+def test_a_replacement_is_scaled_by_the_weights_of_the_mean(go):
+    computed, arrived = watched(go, kind="replacement", clients=[2])
+    assert arrived[2].norm() / computed[2].norm() == pytest.approx(5, rel=0.02)  # five clients of about one size
+
+
+# --- data attacks in a run -----------------------------------------------------------------------------------
+
+
+def test_labels_are_flipped_on_malicious_clients_only(go):
+    SEEN.clear()
+    go({Spy: {}}, rounds=1)
+    plain = {(client, int(i)): int(y) for client, indices, _, ys in SEEN["steps"] for i, y in zip(indices, ys)}
+    SEEN.clear()
+    go({"attack": {"kind": "label-flip", "clients": 3}, Spy: {}}, rounds=1)
+    for client, indices, _, ys in SEEN["steps"]:
+        before = torch.tensor([plain[client, int(i)] for i in indices])
+        assert torch.equal(ys, 9 - before if client == 3 else before)
+
+
+def test_a_backdoor_marks_the_same_samples_in_every_round_from_its_start_on(go):
+    SEEN.clear()
+    go({"attack": {"kind": "backdoor", "clients": 3, "start": 2, "target": 7, "value": 5.0}, Spy: {}}, rounds=3)
+    rounds, seen = [], set()
+    for client, indices, x, y in SEEN["steps"]:
+        if client != 3:
+            assert (x != 5).all()
+            continue
+        if int(indices[0]) in seen:  # a new pass over the samples
+            seen = set()
+        if not seen:
+            rounds.append(set())
+        seen.update(indices.tolist())
+        hit = (x.flatten(1) == 5).any(dim=1)
+        assert (y[hit] == 7).all()
+        rounds[-1].update(indices[hit].tolist())
+    assert rounds[0] == set()
+    assert rounds[1] == rounds[2]
+    assert 0.3 < len(rounds[1]) / len(seen) < 0.7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_name_the_malicious_and_measure_the_attack(go, kind):
+    result = go({"attack": {"kind": kind, "share": 0.4}}, eval_every=2)
+    first, last = (record["reports"]["attack"] for record in records(result))
+    assert len(last["malicious"]) == 2
+    assert last["honest_loss"] > 0
+    assert last["malicious_loss"] > 0
+    assert ("success" in last) == (kind in ("label-flip", "backdoor", "replacement"))
+    assert "success" not in first  # not evaluated
+    assert result.history[-1].get("report.attack.success") == last.get("success")
+
+
+def test_a_replacement_succeeds_against_the_mean_and_fails_against_the_median(go):
+    size = {"rounds": 4, "local_epochs": 3, "batch_size": 32}
+    attack = {"kind": "replacement", "clients": [0]}
+    broken = go({"attack": attack}, **size).history[-1]["report.attack.success"]
+    held = go({"attack": attack, "median": {}}, **size).history[-1]["report.attack.success"]
+    assert broken > 0.9 > 0.3 > held
+
+
+class Peeks(Plugin):
+    """A defence that looks for the attack in what it is given."""
+
+    @hookimpl
+    def pre_aggregate(self, server, update):
+        SEEN.setdefault("names", []).append((sorted(server.state), sorted(update.payload)))
+
+
+def test_a_defence_does_not_see_who_is_malicious(go):
+    SEEN.clear()
+    go({"attack": {"kind": "sign-flip"}, Peeks: {}})
+    assert set(map(str, SEEN["names"])) == {"([], [])"}
+
+
+# --- who, options and company --------------------------------------------------------------------------------
+
+
+def test_malicious_clients_are_drawn_from_the_seed():
+    options = AttackOptions(kind="noise", share=0.2)
+    drawn = [malicious_clients(RunConfig(clients=20, seed=seed), options) for seed in range(20)]
+    assert {len(ids) for ids in drawn} == {4}
+    assert len(set(drawn)) > 15
+    assert malicious_clients(RunConfig(clients=20), AttackOptions(kind="noise", clients=[1, 4])) == {1, 4}
+
+
+def test_without_malicious_clients_it_is_fedavg_bit_by_bit(go):
+    assert model_bytes(go({"attack": Attack.neutral})) == model_bytes(go({}))
+
+
+@pytest.mark.parametrize("kind", ["backdoor", "noise", "mimic"])
+def test_seeds_and_resumed_runs_have_the_same_bits(go, tmp_path, kind):
+    options = {"attack": {"kind": kind}}
+    size = {**SIZE, "rounds": 3}
+    straight = model_bytes(go(options, **size))
+    assert straight == model_bytes(go(options, **size, workers=2))
+    assert straight != model_bytes(go(options, **size, seed=1))
+    assert straight == model_bytes(interrupted(tmp_path, ("attack", options["attack"]), after=1, **size))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"kind": "noise", "clients": [5]}, "ids go from 0 to 4"), ({"kind": "backdoor", "target": 10}, "from 0 to 9")],
+)
+def test_what_a_run_does_not_have_is_refused(go, options, words):
+    with pytest.raises(ConfigError, match=words):
+        go({"attack": options})
+
+
+@pytest.mark.parametrize("other", ["scaffold", "moon", "fedproc", "krum", "norm-clip", "feddyn"])
+@pytest.mark.parametrize("kind", ["backdoor", "alie"])
+def test_next_to_other_methods(go, other, kind):
+    pytest.importorskip(f"fedcore_{ {'krum': 'robust', 'norm-clip': 'robust'}.get(other, other) }")
+    more = {"projection": True} if other in ("moon", "fedproc") else {}
+    result = go({"attack": {"kind": kind}, other: {}}, **more)
+    assert [record["accepted"] for record in records(result)] == [5, 5]
+
+
+def test_next_to_encoded_uploads(go):
+    pytest.importorskip("fedcore_compress")
+    go({"attack": {"kind": "label-flip"}, "topk": {}})
+    with pytest.raises(PluginConflictError, match="encodes uploads"):
+        go({"attack": {"kind": "alie"}, "topk": {}})

@@ -1,0 +1,167 @@
+"""The rules for clients that differ: by hand, against NumPy, against byzfl, and in whole runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import fedcore_robust
+from fedcore_robust import (
+    bucket_weights,
+    bulyan_selection,
+    centred_clipping,
+    geometric_median,
+    heterogeneity,
+    mean_around_median,
+    neighbour_weights,
+    squared_distances,
+    trusted_mean,
+)
+from fedcore_testing import federations, interrupted, model_bytes, records, weights, with_batch_norm
+
+go = federations(clients=8, rounds=2, participation=1.0, local_epochs=1, batch_size=64)
+NEW = ["centred-clip", "geometric-median", "bulyan", "fltrust"]
+ALL = ["median", "trimmed-mean", "krum", *NEW]
+PUBLIC = {"public": "0.05"}
+
+
+def drawn(seed: int, n: int = 9, d: int = 6) -> torch.Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_doctests():
+    assert doctest.testmod(heterogeneity) == (0, 8)
+
+
+# --- byzfl is an independent implementation ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def byzfl():
+    """byzfl's aggregators. Its package imports torchvision and a benchmark, which these do not need."""
+    spec = importlib.util.find_spec("byzfl")
+    if spec is None:
+        pytest.skip("byzfl is not installed")
+    if "byzfl" not in sys.modules:
+        bare = types.ModuleType("byzfl")
+        bare.__path__ = list(spec.submodule_search_locations)
+        sys.modules["byzfl"] = bare
+    from byzfl.aggregators import aggregators, preaggregators
+
+    return types.SimpleNamespace(**{**vars(aggregators), **vars(preaggregators)})
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("f", [0, 1, 3])
+def test_neighbour_mixing_is_byzfls(byzfl, seed, f):
+    vectors = drawn(seed)
+    found = neighbour_weights(squared_distances([vectors]), f) @ vectors
+    np.testing.assert_allclose(found, byzfl.NNM(f)(vectors.numpy()), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("n", "size"), [(9, 2), (8, 2), (7, 3), (4, 1)])
+def test_buckets_are_byzfls(byzfl, monkeypatch, n, size):
+    vectors, order = drawn(3, n), torch.randperm(n, generator=torch.Generator().manual_seed(1))
+    monkeypatch.setattr(np.random, "permutation", lambda values: values[order.numpy()])
+    np.testing.assert_allclose(bucket_weights(order, size) @ vectors, byzfl.Bucketing(size)(vectors.numpy()), rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("radius", [0.5, 2.0, 100.0])
+def test_centred_clipping_is_byzfls_over_rounds(byzfl, seed, radius):
+    oracle, centre = byzfl.CenteredClipping(L=3, tau=radius), torch.zeros(6, dtype=torch.float64)
+    for number in range(3):
+        vectors = drawn(10 * seed + number)
+        centre = centred_clipping(vectors, centre, radius, 3)
+        np.testing.assert_allclose(centre, oracle(vectors.numpy()), rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_geometric_median_is_byzfls(byzfl, seed):
+    """byzfl starts from 0 and this from the mean; both are the one minimum after many steps."""
+    vectors = drawn(seed)
+    expected = byzfl.GeometricMedian(nu=1e-9, T=2000)(vectors.numpy())
+    np.testing.assert_allclose(geometric_median(vectors, 1e-9, 2000), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("f", [0, 2, 4])
+def test_the_mean_around_the_median_is_byzfls(byzfl, seed, f):
+    vectors = drawn(seed)
+    np.testing.assert_allclose(mean_around_median(vectors, 9 - f), byzfl.Meamed(f)(vectors.numpy()), rtol=1e-9)
+
+
+# --- by hand -------------------------------------------------------------------------------------------------
+
+
+def test_bulyan_leaves_out_what_krum_would():
+    points = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 900.0, 5.0])
+    assert 5 not in bulyan_selection((points[:, None] - points).square(), 1)
+    assert len(bulyan_selection(squared_distances([drawn(1, 11)]), 2)) == 7
+
+
+def test_trusted_mean_by_hand():
+    """Cosines 1, 0.6, -1 to (2, 0); rows at length 2: (2, 0) and (1.2, 1.6)."""
+    updates = torch.tensor([[5.0, 0.0], [3.0, 4.0], [-7.0, 0.0]], dtype=torch.float64)
+    found = trusted_mean(updates, torch.tensor([2.0, 0.0], dtype=torch.float64))
+    np.testing.assert_allclose(found, [(2 + 0.6 * 1.2) / 1.6, 0.6 * 1.6 / 1.6])
+    assert trusted_mean(-updates[:1], updates[0]).tolist() == [0, 0]
+    assert trusted_mean(updates * 0, updates[0]).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("rule", [
+    lambda v: geometric_median(v, 1e-6, 50),
+    lambda v: centred_clipping(v, torch.zeros(6, dtype=torch.float64), 3.0, 5),
+    lambda v: mean_around_median(v, 5),
+    lambda v: trusted_mean(v, v[5]),
+])  # fmt: skip
+def test_a_far_minority_moves_a_rule_little(rule):
+    vectors = 1 + 0.1 * drawn(4)
+    vectors[:2] = 1e6
+    assert rule(vectors).sub(1).abs().max() < 2
+
+
+# --- whole runs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::fedcore_robust.RobustnessWarning")  # eight clients are few for Bulyan
+@pytest.mark.parametrize("rule", ALL)
+@pytest.mark.parametrize("before", ["bucketing", "nnm"])
+def test_every_rule_with_every_mixing_trains_and_repeats_its_bits(go, rule, before):
+    run = lambda: go({rule: {"before": before}}, model=with_batch_norm, **PUBLIC)  # noqa: E731
+    first = run()
+    assert all(torch.isfinite(tensor).all() for tensor in weights(first).values())
+    assert records(first)[-1]["accepted"] == 8
+    if rule in ("krum", "centred-clip"):
+        assert model_bytes(first) == model_bytes(run())
+    assert model_bytes(first) != model_bytes(go({rule: {}}, model=with_batch_norm, **PUBLIC))
+
+
+def test_mixing_that_mixes_nothing_is_the_rule(go):
+    plain = model_bytes(go({"median": {}}))
+    assert model_bytes(go({"median": {"before": "bucketing", "bucket": 1}})) == plain
+
+
+def test_a_wide_radius_is_the_mean_of_the_clients(go):
+    clipped = weights(go({"centred-clip": {"radius": 1e9, "iterations": 1}}, rounds=1, partition="iid"))
+    trimmed = weights(go({"trimmed-mean": {"fraction": 0}}, rounds=1, partition="iid"))
+    for name, tensor in clipped.items():
+        torch.testing.assert_close(tensor, trimmed[name])
+
+
+def test_every_public_name_is_there():
+    assert all(hasattr(fedcore_robust, name) for name in fedcore_robust.__all__)
+
+
+def test_an_interrupted_run_has_the_same_bits(go, tmp_path):
+    """The centre of centred clipping is state of the server."""
+    size = {"clients": 8, "rounds": 3, "participation": 1.0, "local_epochs": 1, "batch_size": 64}
+    assert model_bytes(interrupted(tmp_path, "centred-clip", after=1, **size)) == model_bytes(
+        go({"centred-clip": {}}, **size)
+    )
