@@ -29,6 +29,7 @@ WITHOUT_EFFECT = (
     "max_waiting",
     "trackers",
     "client_timeout",
+    "metrics",
     *LABELS,
 )
 """Options that say where and how a run is executed, and its labels. They do not change the bits of the results."""

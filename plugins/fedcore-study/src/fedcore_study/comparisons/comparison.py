@@ -49,6 +49,8 @@ class Row:
     seconds: Figure | None
     virtual: Figure | None
     clients: dict[str, Figure | None]
+    metrics: dict[str, Figure | None] = dataclasses.field(default_factory=dict)
+    """The metrics next to accuracy that a run of the row recorded, each over the seeds that have it."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,16 @@ def _row(
         Figure.of(seconds),
         Figure.of([point.virtual for point in reached if point.virtual is not None]),
         _over_clients(runs.values(), protocol, round),
+        _metrics(runs.values(), protocol, round),
     )
+
+
+def _metrics(runs: Iterable[RunRecord], protocol: str, round: int | None) -> dict[str, Figure | None]:
+    """Return the metrics of runs, each over the runs that have it."""
+    found = [run.metrics(protocol, round) for run in runs]
+    names = dict.fromkeys(name for values in found for name in values)
+    known = {name: [value for values in found if (value := values.get(name)) is not None] for name in names}
+    return {name: Figure.of(values) for name, values in known.items()}
 
 
 def _over_clients(runs: Iterable[RunRecord], protocol: str, round: int | None) -> dict[str, Figure | None]:
