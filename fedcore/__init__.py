@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedcore.base.errors import RoundFailedError as RoundFailedError
     from fedcore.base.errors import RunDirectoryError as RunDirectoryError
     from fedcore.base.errors import UnknownNameError as UnknownNameError
+    from fedcore.base.metrics import Metric as Metric
     from fedcore.base.seeding import generator as generator
     from fedcore.base.seeding import numpy_generator as numpy_generator
     from fedcore.base.tensors import check_changes as check_changes
@@ -63,6 +64,7 @@ _HOMES = {
     "FedcoreError": "base.errors",
     "Interrupted": "runs.experiment",
     "Loss": "base.types",
+    "Metric": "base.metrics",
     "ModelTask": "models.split",
     "PLACE": "hooks.plugin",
     "Plugin": "hooks.plugin",

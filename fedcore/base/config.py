@@ -21,7 +21,7 @@ from fedcore.base.system_options import SystemOptions, read_system
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
 
 _LABEL = re.compile(r"\w[\w.+=-]*")
-_MANY_TAGS, _LONG_LABEL = 50, 50
+_MANY_TAGS, _LONG_LABEL, _MANY_METRICS = 50, 50, 50
 
 Json = Any  # None, bool, int, float, str, list or dict of the same
 
@@ -201,6 +201,11 @@ class RunConfig(BaseModel):
     eval_every: int = Field(
         default=1, ge=1, description="Rounds between evaluations. The last round is always evaluated."
     )
+    metrics: list[str] = Field(
+        default_factory=list,
+        max_length=_MANY_METRICS,
+        description="Metrics of an evaluation next to accuracy and loss.",
+    )
     keep: Literal["last", "best"] = Field(
         default="last",
         description="best: also keep the global model of the best round on the clients' held-out parts.",
@@ -265,6 +270,15 @@ class RunConfig(BaseModel):
         if isinstance(value, (list, tuple)) and all(isinstance(tag, str) for tag in value):
             return list(dict.fromkeys(_label("tag", tag) for tag in value))
         return value
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _read_metrics(cls, value: Any) -> Any:
+        """Accept one metric as well as a list."""
+        if callable(value) or (isinstance(value, (list, tuple)) and any(callable(name) for name in value)):
+            raise ConfigError("a configuration holds names; give objects to fedcore.run(config, metrics=...)")
+        value = [value] if isinstance(value, str) else value
+        return list(dict.fromkeys(value)) if isinstance(value, (list, tuple)) else value
 
     @field_validator("system", mode="before")
     @classmethod

@@ -29,12 +29,14 @@ WITHOUT_EFFECT = (
     "max_waiting",
     "trackers",
     "client_timeout",
+    "metrics",
     *LABELS,
 )
 """Options that say where and how a run is executed, and its labels. They do not change the bits of the results."""
 
-CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout"})
-"""Options that may change when a run is resumed. Only rounds, patience and device can change its bits."""
+CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout", "metrics"})
+"""Options that may change when a run is resumed. Only rounds, patience and device can change its bits;
+metrics add figures to its records."""
 
 PARTITION_OPTIONS = (
     "dataset",

@@ -50,7 +50,7 @@ def find(kind: str, name: str) -> Any | None:
     """
     found = _lent.get((kind, name))
     if found is None and name.startswith(OBJECT):
-        argument = "plugins=[...]" if kind == "plugin" else f"{kind}=..."
+        argument = f"{kind}s=[...]" if kind in ("plugin", "metric") else f"{kind}=..."
         raise ConfigError(
             f"{kind} {name!r} is an object that a Python program gave to its run; only Python can give it again: "
             f"fedcore.resume(path, {argument}), and the same for evaluate_run and load_run"

@@ -77,6 +77,14 @@ VALIDATION = ("personal", "global_local")
 """Protocols on held-out parts. The first of them that a run measures chooses the best round."""
 
 
+FIGURES = frozenset(
+    {"accuracy", "loss", "loss_reason", "samples", "per_class", "correct", "total", "confusion"}
+    | {"mean", "std", "worst10", "best10", "quantiles", "clients", "untrained", "per_client"}
+    | {"domain", "domains"}
+)
+"""The names in a protocol's figures and counts. No metric has one of them."""
+
+
 def confusion_key(protocol: str) -> str:
     """Return the key of a protocol's confusion matrix in summary.json."""
     return "confusion" if protocol == "global" else f"confusion_{protocol}"

@@ -1,8 +1,8 @@
 """Names to objects: entry points, or ``module:package.attr`` for the user's own code.
 
-Data sets and models of other libraries have names such as ``timm:resnet18``. The prefix is an entry point of the group
-``fedcore.dataset_prefixes`` or ``fedcore.model_prefixes``: a function that takes the rest of the name and returns the
-loader or factory.
+Data sets, models and metrics of other libraries have names such as ``timm:resnet18``. The prefix is an entry point of
+the group ``fedcore.dataset_prefixes``, ``fedcore.model_prefixes`` or ``fedcore.metric_prefixes``: a function that takes
+the rest of the name and returns the loader or factory.
 
 Looking up a name reads package metadata only. The object's module is imported when the name is resolved.
 """
@@ -33,6 +33,8 @@ GROUPS = {
     "model prefix": "fedcore.model_prefixes",
     "partitioner": "fedcore.partitioners",
     "augmentation": "fedcore.augmentations",
+    "metric": "fedcore.metrics",
+    "metric prefix": "fedcore.metric_prefixes",
     "engine": "fedcore.engines",
     "tracker": "fedcore.trackers",
     "tracking": "fedcore.tracking",
@@ -41,7 +43,7 @@ GROUPS = {
     "figure": "fedcore.figures",
 }
 
-NAMED = ("plugin", "dataset", "model", "partitioner", "engine", "tracker")
+NAMED = ("plugin", "dataset", "model", "partitioner", "engine", "tracker", "metric")
 """The kinds of objects that a configuration names."""
 
 
@@ -111,7 +113,7 @@ def resolve(kind: str, name: str) -> Any:
 def _meant(kind: str, name: str, points: Collection[str]) -> str:
     """Return a hint on how to write the several methods, the data file or the code that a name seems to mean."""
     parts = re.split(r"[,+\s]+", name)
-    if kind in ("plugin", "tracker") and len(parts) > 1 and all(part in points for part in parts):
+    if kind in ("plugin", "tracker", "metric") and len(parts) > 1 and all(part in points for part in parts):
         return f"Write {' '.join(f'--{kind} {part}' for part in parts)}, in a file {kind}s: [{', '.join(parts)}]"
     if kind == "dataset" and name.endswith(".npz"):
         return f"Did you mean 'npz:{name}'?"

@@ -67,6 +67,7 @@ _NAMES_OF = {
     "partition": "partitioner",
     "engine": "engine",
     "trackers": "tracker",
+    "metrics": "metric",
 }
 
 
@@ -202,6 +203,9 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     elif name == "trackers":
         kind, metavar = list[str], "NAME"
         text = "Show the run in tensorboard, mlflow, wandb, ... while it trains. Can be repeated."
+    elif name == "metrics":
+        kind, metavar = list[str], "NAME"
+        text = "A metric of an evaluation next to accuracy and loss, such as macro-f1. Can be repeated."
     elif name == "tags":
         kind, metavar = list[str], "TAG"
         text = "A word by which fedcore runs list finds the run. Can be repeated."

@@ -32,7 +32,22 @@ def summary_tables(summary: Mapping[str, Any]) -> Group:
 
 def metrics_tables(metrics: Mapping[str, Any]) -> Group:
     """Return the table of all protocols, followed by the other metrics."""
-    return Group("", protocol_table(metrics), "", *_footnotes(metrics))
+    return Group("", protocol_table(metrics), *_further_table(metrics), "", *_footnotes(metrics))
+
+
+def _further_table(metrics: Mapping[str, Any]) -> list[RenderableType]:
+    """Return the table of the metrics next to accuracy and loss; empty if the run has none."""
+    rows = records.evaluated(metrics)
+    names = list(dict.fromkeys(name for row in rows.values() for name in records.further(row)))
+    table = _table("Metrics")
+    table.add_column("protocol", no_wrap=True)
+    for name in names:
+        table.add_column(clean(name), justify="right")
+    for protocol, row in rows.items():
+        table.add_row(protocol, *(number(row.get(name)) for name in names))
+        if PROTOCOLS[protocol].on_clients:
+            table.add_row("  mean over clients", *(number(row.get(f"{name}_mean")) for name in names), style="dim")
+    return ["", table] if names else []
 
 
 def protocol_table(metrics: Mapping[str, Any]) -> Table:

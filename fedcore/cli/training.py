@@ -95,20 +95,27 @@ def resume(
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
 
 
+@options.config_flags(only=("metrics",), with_defaults=False)
 def evaluate(
+    given: dict[str, Any],
+    *,
     run_dir: RunDir,
     allow_code: options.AllowCode = False,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Evaluate a run's last checkpoint under every protocol. Writes nothing."""
+    """Evaluate a run's last checkpoint under every protocol. Writes nothing.
+
+    Metrics given here replace the run's own.
+    """
     from fedcore.cli.summary import metrics_tables
     from fedcore.runs.terminal import make_display
 
     with importing():
         from fedcore.runs.experiment import evaluate_run
 
-    metrics = evaluate_run(run_dir, notify=make_display(output.stderr(), quiet=True), allow_code=allow_code)
+    display = make_display(output.stderr(), quiet=True)
+    metrics = evaluate_run(run_dir, notify=display, allow_code=allow_code, metrics=given.get("metrics"))
     if as_json:
         output.print_json(metrics)
     else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcore.base.errors import FedcoreError, PluginCallError, print_traceback
+from fedcore.base.metrics import Metrics, figure
+from fedcore.base.metrics import count as count_metric
 from fedcore.base.process import one_torch_thread
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore.client.context import context_of
@@ -36,26 +39,23 @@ MAX_CONFUSION = 100
 MAX_PER_CLIENT = 1000
 """An evaluated round records each client's accuracy for at most this many clients."""
 
+NO_METRICS: Metrics = MappingProxyType({})
+NO_FIGURES: Mapping[str, Mapping[str, float | None]] = MappingProxyType({})
+
 
 class Counted:
     """Counts of a model on samples. They are on the device, which may still compute them."""
 
-    def __init__(self, counts: tuple[Tensor, ...]) -> None:
-        self._counts = counts
+    def __init__(self, names: Sequence[str], counts: Sequence[Tensor]) -> None:
+        self._names, self._counts = names, counts
 
     def read(self) -> dict[str, Any]:
-        """Return ``correct`` and ``total`` per class, and the summed cross-entropy; waits for the device."""
-        correct, total, loss, *confusion = self._counts
-        return {
-            "correct": correct.tolist(),
-            "total": total.tolist(),
-            "loss": float(loss),
-            **({"confusion": confusion[0].tolist()} if confusion else {}),
-        }
+        """Return the counts by name, as plain values; waits for the device."""
+        return {name: counts.tolist() for name, counts in zip(self._names, self._counts, strict=True)}
 
 
 def evaluate(model: nn.Module, samples: Samples, num_classes: int, device: torch.device, **how: Any) -> dict[str, Any]:
-    """Return the counts of :func:`count`: ``correct`` and ``total`` per class, and the summed cross-entropy."""
+    """Return the counts of :func:`count` as plain values."""
     return count(model, samples, num_classes, device, **how).read()
 
 
@@ -68,13 +68,15 @@ def count(
     indices: Tensor | None = None,
     threads: int = 1,
     confusion: bool = False,
+    metrics: Metrics = NO_METRICS,
 ) -> Counted:
-    """Count how often a model is right on samples of each class, and sum its cross-entropy.
+    """Count ``correct`` and ``total`` samples per class, and sum the cross-entropy as ``loss``.
 
     Chunks are fixed, each is computed by one thread, and they are added in order. The result therefore does not depend
     on the number of threads.
 
     :param confusion: count ``confusion``, too: a row per class with its samples by predicted class.
+    :param metrics: count what these metrics need, too, in one list by the metric's name.
     """
     model.eval()
     positions = torch.arange(len(samples)) if indices is None else indices
@@ -89,7 +91,8 @@ def count(
             hits = (predicted == labels).unsqueeze(1)
             loss = F.cross_entropy(logits.double(), labels, reduction="sum")
             counted = (members & hits).sum(dim=0), members.sum(dim=0), loss
-            return (*counted, *([confusion_counts(labels, predicted, num_classes)] if confusion else []))
+            more = [count_metric(name, metric, logits, labels).flatten() for name, metric in metrics.items()]
+            return (*counted, *([confusion_counts(labels, predicted, num_classes)] if confusion else []), *more)
 
     classes = torch.arange(num_classes, device=device)
     if device.type != "cpu":
@@ -99,7 +102,9 @@ def count(
             counts = _side_by_side(counts_of, chunks, threads)
     zero = torch.zeros_like(classes)
     zeros = (zero, zero, zero.double().sum(), *([zero.diag()] if confusion else []))
-    return Counted(tuple(sum((parts[i] for parts in counts), start) for i, start in enumerate(zeros)))
+    zeros += tuple(zero.new_zeros(metric.shape.numel()) for metric in metrics.values())
+    names = ["correct", "total", "loss", *(["confusion"] if confusion else []), *metrics]
+    return Counted(names, [sum((parts[i] for parts in counts), start) for i, start in enumerate(zeros)])
 
 
 def _logits(output: Any, batch: int, num_classes: int) -> Tensor:
@@ -136,14 +141,18 @@ def confusion_counts(labels: Tensor, predicted: Tensor, num_classes: int) -> Ten
     return pairs.bincount(minlength=num_classes**2).view(num_classes, num_classes)
 
 
-def rates(counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn counts into accuracy, mean loss and per-class accuracy (None for a class without samples)."""
+def rates(counts: Mapping[str, Any], metrics: Metrics = NO_METRICS) -> dict[str, Any]:
+    """Turn counts into accuracy, mean loss and per-class accuracy (None for a class without samples).
+
+    :param metrics: the metrics that were counted, whose figures follow (None for one that is not defined).
+    """
     total = sum(counts["total"])
     return {
         "accuracy": sum(counts["correct"]) / total,
         **_loss(counts["loss"] / total),
         "samples": total,
         "per_class": [c / t if t else None for c, t in zip(counts["correct"], counts["total"], strict=True)],
+        **{name: figure(name, metric, counts[name]) for name, metric in metrics.items()},
     }
 
 
@@ -168,7 +177,13 @@ def _loss(value: float) -> dict[str, Any]:
     return {"loss": value} if math.isfinite(value) else {"loss": None, "loss_reason": "the loss is not finite"}
 
 
-def evaluate_client(session: LocalSession, dataset: Dataset, held_out: Tensor, meta: Mapping[str, Any]) -> Evaluation:
+def evaluate_client(
+    session: LocalSession,
+    dataset: Dataset,
+    held_out: Tensor,
+    meta: Mapping[str, Any],
+    metrics: Metrics = NO_METRICS,
+) -> Evaluation:
     """Evaluate one client, whose session is loaded.
 
     If the model of a plugin's ``personal_model`` fails, the protocols of own models have no counts.
@@ -185,7 +200,7 @@ def evaluate_client(session: LocalSession, dataset: Dataset, held_out: Tensor, m
     def counts(model: nn.Module, *protocols: str, **how: Any) -> dict[str, Any]:
         asked = {name: sets[name] for name in protocols if name in meta["protocols"]}
         return {
-            name: evaluate(model, samples, dataset.num_classes, working.device, indices=indices, **how)
+            name: evaluate(model, samples, dataset.num_classes, working.device, indices=indices, metrics=metrics, **how)
             for name, (samples, indices) in asked.items()
             if indices is None or len(indices)
         }
@@ -226,11 +241,16 @@ def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
     return session.working.module if model is None else model
 
 
-def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Iterable[int]) -> dict[str, Any]:
+def summarise_clients(
+    results: Mapping[int, Mapping[str, Any]],
+    untrained: Iterable[int],
+    pooled: Mapping[str, Mapping[str, float | None]] = NO_FIGURES,
+) -> dict[str, Any]:
     """Join the clients' counts into the metrics of each protocol.
 
-    :param results: client -> counts by protocol.
+    :param results: client -> counts by protocol. A metric has the client's figure instead of counts.
     :param untrained: clients that never took part and were evaluated with the global model.
+    :param pooled: protocol -> the metrics' figures of all clients' counts together.
     """
     untrained, summary = set(untrained), {}
     for protocol in ON_CLIENTS:
@@ -253,6 +273,10 @@ def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Itera
             "clients": len(accuracies),
             "untrained": sum(client in untrained for client in counts) if PROTOCOLS[protocol].own_model else 0,
         }
+        for name, value in pooled.get(protocol, {}).items():
+            known = np.array([c[name] for c in counts.values() if c[name] is not None], dtype=np.float64)
+            over_clients = (float(known.mean()), float(known.std())) if len(known) else (None, None)
+            row |= {name: value, f"{name}_mean": over_clients[0], f"{name}_std": over_clients[1]}
         if len(counts) <= MAX_PER_CLIENT:
             each = zip(counts, accuracies.tolist(), strict=True)
             row["per_client"] = {str(client): round(accuracy, 6) for client, accuracy in each}

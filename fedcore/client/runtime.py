@@ -291,7 +291,7 @@ class ClientRuntime:
     def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> Evaluation:
         held_out = self.partition.test[task.client]
         with closing(self._session(task, shared, read_only="personal_model")) as session:
-            return evaluate_client(session, self.dataset, held_out, task.meta)
+            return evaluate_client(session, self.dataset, held_out, task.meta, self.setup.metrics)
 
     @contextmanager
     def own_model(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[nn.Module]:

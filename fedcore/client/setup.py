@@ -10,6 +10,8 @@ import torch
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
+from fedcore.base.metrics import Metric, make_metrics
+from fedcore.base.protocols import FIGURES
 from fedcore.base.tensors import digest_of
 from fedcore.data import Dataset, PublicSamples
 from fedcore.hooks.checks import whole_numbers
@@ -82,6 +84,11 @@ class Setup:
         _check_concurrency(setup)
         plugins.call_all("check_run", setup=setup)
         return setup
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics of an evaluation next to accuracy and loss, by the names of their figures."""
+        return make_metrics(self.config.metrics, self.task.num_classes, FIGURES)
 
     @cached_property
     def uploads(self) -> Layout:

@@ -1,6 +1,7 @@
 """Data sets, and partitions among clients."""
 
 from fedcore.data.assign import Partitioner, make_partition, with_public
+from fedcore.data.client_data import ClientData
 from fedcore.data.dataset import Dataset, Domains, PublicSamples
 from fedcore.data.images import ResidentSamples, Split, assemble
 from fedcore.data.loading import as_dataset, default_data_dir, load_dataset, read_npz
@@ -33,6 +34,7 @@ __all__ = [
     "DECLARED",
     "JSON",
     "MIN_SIZE",
+    "ClientData",
     "Dataset",
     "Domains",
     "IndexLists",

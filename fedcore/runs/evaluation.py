@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from fedcore.base.metrics import figure
 from fedcore.base.process import cores
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.base.tensors import copy_into
@@ -30,6 +31,8 @@ class Evaluator:
         self.federation = federation
         self.placement = Placement.of(federation.config, federation.setup.model)
         self.device = self.placement.device
+        self.further = federation.setup.metrics
+        """The metrics next to accuracy and loss."""
         self.confusions: dict[str, npt.NDArray[np.int64]] = {}
         """Protocol -> the confusion matrix of the last evaluation, a row per class.
 
@@ -46,19 +49,19 @@ class Evaluator:
         if self._global:
             model, threads = self.load_model(state), cores() if self.device.type == "cpu" else 1
             classes = federation.dataset.num_classes
+            how: dict[str, Any] = {"threads": threads, "confusion": with_confusion, "metrics": self.further}
             counts = {
-                domain: count(
-                    model, self._test, classes, self.device, indices=rows, threads=threads, confusion=with_confusion
-                ).read()
+                domain: count(model, self._test, classes, self.device, indices=rows, **how).read()
                 for domain, rows in self._domains.items()
             }
             unseen = counts.pop(federation.config.unseen_domain or "", None) if federation.dataset.domains else None
             total = added([*counts.values()])
-            metrics["global"] = rates(total)
+            metrics["global"] = rates(total, self.further)
             if federation.dataset.domains:
-                metrics |= by_domain(metrics["global"], {domain: rates(each) for domain, each in counts.items()})
+                by_name = {domain: rates(each, self.further) for domain, each in counts.items()}
+                metrics |= by_domain(metrics["global"], by_name)
             if unseen is not None:
-                metrics["unseen_domain"] = rates(unseen) | {"domain": federation.config.unseen_domain}
+                metrics["unseen_domain"] = rates(unseen, self.further) | {"domain": federation.config.unseen_domain}
             if with_confusion:
                 self.confusions["global"] = np.array(total["confusion"], dtype=np.int64)
         else:
@@ -123,11 +126,17 @@ class Evaluator:
                 return found
 
             results: dict[int, dict[str, Any]] = {}
+            sums: dict[str, dict[str, npt.NDArray[Any]]] = {}
             for task, found in scope.answers(tasks, counts):
                 if found is not None:
                     results[task.client] = found
                     self._add_confusions(found)
-        summary = summarise_clients(results, (client for client in results if client not in state.manifest))
+                    self._add_metrics(found, sums)
+        pooled = {
+            protocol: {name: figure(name, self.further[name], counts.tolist()) for name, counts in found.items()}
+            for protocol, found in sums.items()
+        }
+        summary = summarise_clients(results, (c for c in results if c not in state.manifest), pooled)
         if scope.failures:
             summary |= {"failed": len(scope.failures), "failures": scope.failures}
         return summary
@@ -141,6 +150,14 @@ class Evaluator:
             if "confusion" in counted:
                 matrix = np.array(counted.pop("confusion"), dtype=np.int64)
                 self.confusions[protocol] = matrix + self.confusions.get(protocol, np.int64(0))
+
+    def _add_metrics(self, counts: Mapping[str, dict[str, Any]], sums: dict[str, dict[str, npt.NDArray[Any]]]) -> None:
+        """Add the metrics' counts of a client to the sums over all clients; leave the client's own figures."""
+        for protocol, counted in counts.items():
+            of_all = sums.setdefault(protocol, {})
+            for name, metric in self.further.items():
+                of_all[name] = np.array(counted[name]) + of_all.get(name, 0)
+                counted[name] = figure(name, metric, counted[name])
 
     def _samples(self, task: ClientTask) -> dict[str, int]:
         """Return the number of a client's samples for each protocol of its task."""

@@ -19,8 +19,9 @@ from fedcore.data import Partition
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.models.placement import Placement
 from fedcore.runs import fast_dev_run as trial
+from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import evaluation_tasks
-from fedcore.runs.given import DatasetObject, ModelObject, PluginObjects, name_objects, objects_again
+from fedcore.runs.given import DatasetObject, MetricObjects, ModelObject, PluginObjects, name_objects, objects_again
 from fedcore.runs.progress import only_notes
 from fedcore.runs.result import RunResult
 from fedcore.runs.run import Make, Run
@@ -50,6 +51,7 @@ def run(
     dataset: DatasetObject | None = None,
     partition: Partition | str | None = None,
     engine: Make | str | None = None,
+    metrics: MetricObjects | None = None,
     progress: bool = True,
     notify: Notify | None = None,
     on_round: OnRound | None = None,
@@ -77,6 +79,7 @@ def run(
     :param partition: a name, or a partition. In a :meth:`Partition.declared` partition the clients hold their own data;
         ``engine`` has to reach them.
     :param engine: a name, or a function that makes an engine.
+    :param metrics: names or classes (:class:`fedcore.Metric`) of what an evaluation measures next to accuracy and loss.
     :param progress: show the progress: in a notebook below the cell, in a terminal as the command does, elsewhere as a
         line a minute on stderr.
     :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``), instead of
@@ -103,7 +106,7 @@ def run(
     if preset is not None or options:
         known = {} if preset is None else preset_options(preset)
         config = RunConfig.create({**known, **config.model_dump(exclude_unset=True), **options})
-    config, given = name_objects(config, model, plugins, dataset)
+    config, given = name_objects(config, model, plugins, dataset, metrics)
     if fast_dev_run:
         with one_thread(), lent(given), _display(notify, progress) as shown:
             return trial.fast_dev_run(config, partition=partition, notify=shown, on_round=on_round)
@@ -133,6 +136,7 @@ def resume(
     model: ModelObject | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
+    metrics: MetricObjects | None = None,
     progress: bool = True,
     notify: Notify | None = None,
     on_round: OnRound | None = None,
@@ -149,6 +153,8 @@ def resume(
     :param model: the object that was passed to :func:`run`. It is needed if config.yaml names it ``object:...``.
     :param plugins: the plugins that were passed to :func:`run`, as for ``model``.
     :param dataset: the data set that was passed to :func:`run`, as for ``model``.
+    :param metrics: metrics that replace the run's own from now on. They are needed, too, if config.yaml names them
+        ``object:...``.
     :param progress: as in :func:`run`.
     :param notify: as in :func:`run`; also called with ``note`` and its ``message``.
     :param on_round: as in :func:`run`.
@@ -165,9 +171,14 @@ def resume(
         together, or another process trains it.
     :raises ConfigError: the run needs one of the permissions.
     """
-    how = {"allow_outside": allow_outside, "reached": engine is not None, "changes": changes, "out": out}
+    how: dict[str, Any] = {
+        "allow_outside": allow_outside,
+        "reached": engine is not None,
+        "changes": changes,
+        "out": out,
+    }
     with (
-        _reopened(path, model, plugins, dataset, allow_code, **how) as reopened,
+        _reopened(path, model, plugins, dataset, allow_code, metrics, **how) as reopened,
         _display(notify, progress) as shown,
     ):
         return reopened.train(notify=shown, make=engine, on_round=on_round)
@@ -191,6 +202,7 @@ def evaluate_run(
     model: ModelObject | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
+    metrics: MetricObjects | None = None,
     notify: Notify | None = None,
     allow_code: bool = False,
 ) -> dict[str, Any]:
@@ -201,7 +213,7 @@ def evaluate_run(
     :param notify: called with ``note`` and its message if a damaged checkpoint was skipped.
     :raises RunDirectoryError: there is no checkpoint.
     """
-    with _reopened(path, model, plugins, dataset, allow_code) as reopened:
+    with _reopened(path, model, plugins, dataset, allow_code, metrics) as reopened:
         return reopened.evaluate(notify=notify)
 
 
@@ -211,6 +223,7 @@ def load_run(
     model: ModelObject | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
+    metrics: MetricObjects | None = None,
     allow_code: bool = False,
 ) -> RunResult:
     """Return a finished run as :func:`run` returned it: figures, history, configuration and model. It writes nothing.
@@ -219,7 +232,7 @@ def load_run(
 
     :raises RunDirectoryError: there is no finished run in ``path``, or its files do not belong together.
     """
-    with _reopened(path, model, plugins, dataset, allow_code) as reopened:
+    with _reopened(path, model, plugins, dataset, allow_code, metrics) as reopened:
         return reopened.result()
 
 
@@ -253,15 +266,23 @@ def _reopened(
     plugins: PluginObjects | None,
     dataset: DatasetObject | None,
     allow_code: bool,
+    metrics: MetricObjects | None = None,
+    changes: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> Iterator[Run]:
     """Open a run, with the objects that its configuration names.
 
     :param how: see :meth:`Run.open`.
     """
-    path = Path(path)
-    with one_thread(), lent(objects_again(path, model, plugins, dataset)):
-        yield Run.open(path, allow_code=allow_code, **how)
+    path, changes = Path(path), dict(changes or {})
+    again = objects_again(path, model, plugins, dataset)
+    if metrics is not None:
+        named, measured = name_objects(RunConfig(), metrics=metrics)
+        again |= measured
+        if named.metrics != RunDirectory.open(path).read_config().metrics:
+            changes["metrics"] = named.metrics
+    with one_thread(), lent(again):
+        yield Run.open(path, allow_code=allow_code, changes=changes, **how)
 
 
 def own_model(run: Run, client: int) -> tuple[nn.Module, bool]:

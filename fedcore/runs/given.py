@@ -14,6 +14,7 @@ from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.base.identity import short_name
+from fedcore.base.metrics import Metric
 from fedcore.base.objects import Key, import_name, object_name
 from fedcore.data import Dataset, as_dataset
 from fedcore.hooks.plugin import Plugin
@@ -28,12 +29,16 @@ PluginObjects: TypeAlias = "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plug
 DatasetObject: TypeAlias = "Dataset | Callable[[Path | None], Dataset] | Mapping[str, Any] | Sequence[Any] | str"
 """A data set, a loader, arrays, tensors, a pair of torch's data sets (:func:`fedcore.data.as_dataset`), or a name."""
 
+MetricObjects: TypeAlias = "Sequence[Callable[[int], Metric] | str] | Callable[[int], Metric] | str"
+"""Metric classes (or names), or one of them."""
+
 
 def name_objects(
     config: RunConfig,
     model: ModelObject | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
+    metrics: MetricObjects | None = None,
 ) -> tuple[RunConfig, dict[Key, Any]]:
     """Return the configuration with the names of objects, and the objects by kind and name, for the registry."""
     found: dict[Key, Any] = {}
@@ -46,6 +51,8 @@ def name_objects(
         values["plugins"] = RunConfig.create({"plugins": [{name: options} for name, options in named]}).plugins
     if dataset is not None:
         values["dataset"] = _add(found, "dataset", dataset)
+    if metrics is not None:
+        values["metrics"] = RunConfig(metrics=[_add(found, "metric", metric) for metric in _listed(metrics)]).metrics
     return config.model_copy(update=values), _usable(found)
 
 
@@ -74,8 +81,8 @@ def objects_again(
     return _usable(found)
 
 
-def _listed(plugins: PluginObjects) -> list[Any]:
-    return [plugins] if isinstance(plugins, (str, type)) else list(plugins)
+def _listed(objects: Any) -> list[Any]:
+    return [objects] if isinstance(objects, str) or callable(objects) else list(objects)
 
 
 def _add(found: dict[Key, Any], kind: str, value: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedcore.base.identity import flat
-from fedcore.base.protocols import EVALUATED, PROTOCOLS
+from fedcore.base.protocols import EVALUATED, FIGURES, PROTOCOLS
 
 SIMULATED = ("unavailable", "dropped", "deadline")
 """The kinds of failures that the simulated system produces. They are results, not errors."""
@@ -38,6 +38,11 @@ def evaluated(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: metrics[name] for name in PROTOCOLS if metrics.get(name)}
 
 
+def further(figures: Mapping[str, Any]) -> list[str]:
+    """Return the names of the metrics next to accuracy and loss in a protocol's figures."""
+    return [name for name in figures if name not in FIGURES and not name.endswith(("_mean", "_std"))]
+
+
 def accuracies(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """Return pairs of a round (from 1) and an accuracy for every protocol that was evaluated in rounds."""
     found: dict[str, list[tuple[int, float]]] = {}
@@ -58,7 +63,7 @@ def history_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"round": record["round"] + 1}
         row |= {f"loss.{name}": value for name, value in record["losses"].items()}
         for name, figures in evaluated(record.get("metrics") or {}).items():
-            for key in ("accuracy", "loss", "std", "worst10"):
+            for key in ("accuracy", "loss", "std", "worst10", *further(figures)):
                 if figures.get(key) is not None:
                     row[f"{name}.{key}"] = figures[key]
         row["clients"], row["failed"] = len(record["cohort"]), len(record["failures"])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, DataError
 from fedcore.base.identity import method, short_name
+from fedcore.base.metrics import Metrics
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.client.evaluation import evaluate, rates
 from fedcore.data import TensorSamples
@@ -51,14 +52,22 @@ class RunResult:
     """The content of ``summary.json``."""
     config: RunConfig
     """The options of the run without its directory and labels. ``fedcore.run(result.config)`` runs it again."""
+    further: Metrics
+    """The run's metrics next to accuracy and loss, by name."""
 
     @classmethod
     def of(
-        cls, summary: dict[str, Any], model: SplitModel, inputs: Inputs, directory: Path, config: RunConfig
+        cls,
+        summary: dict[str, Any],
+        model: SplitModel,
+        inputs: Inputs,
+        directory: Path,
+        config: RunConfig,
+        further: Metrics,
     ) -> RunResult:
         """Return a result with the summary's figures, and a configuration without directory and labels."""
         metrics = {name: summary["metrics"][name] for name in PROTOCOLS if name in summary["metrics"]}
-        return cls(metrics, model, inputs, directory, summary, config.without_labels())
+        return cls(metrics, model, inputs, directory, summary, config.without_labels(), further)
 
     @property
     def accuracy(self) -> float | None:
@@ -120,7 +129,7 @@ class RunResult:
         return found
 
     def evaluate(self, x: Any, y: Any = None, *, model: nn.Module | None = None) -> dict[str, Any]:
-        """Return accuracy, mean loss, number of samples and accuracy per class on labelled samples.
+        """Return accuracy, mean loss, number of samples, accuracy per class and the run's metrics on labelled samples.
 
         :param x: as for :meth:`predict`.
         :param y: classes (n,), whole numbers from 0 to C-1. Samples of a class with ``gather`` have their own labels.
@@ -133,7 +142,8 @@ class RunResult:
             if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.model.num_classes:
                 raise DataError(f"y holds classes outside of 0 to {self.model.num_classes - 1}")
             x = TensorSamples(inputs, labels)
-        return rates(evaluate(network, x, self.model.num_classes, _device(network)))
+        counts = evaluate(network, x, self.model.num_classes, _device(network), metrics=self.further)
+        return rates(counts, self.further)
 
     def _logits(self, x: Any, model: nn.Module | None) -> Tensor:
         network, inputs = self._chosen(model).eval(), self.inputs.prepare(x)

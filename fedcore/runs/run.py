@@ -98,6 +98,7 @@ class Run:
         if config.out is not None:
             config = config.model_copy(update={"out": RunDirectory.choose(config.out)})
         setup = _set_up(config, dataset)
+        _ = setup.metrics  # a wrong one is refused before anything is written
         if config.keep == "best" and setup.layout.personal:
             raise ConfigError(
                 f"--keep best keeps a global model, but parameters such as {min(setup.layout.personal)!r} stay on the "
@@ -140,7 +141,8 @@ class Run:
         if not changes.keys() <= CHANGEABLE:
             raise ConfigError(f"only {', '.join(sorted(CHANGEABLE))} can change when a run is resumed")
         config = RunConfig.create({**saved.values, **changes, "out": str(directory.path)})
-        check_code([name for name in code_in(config) if not objects.is_lent(name)], source, allow=allow_code)
+        code = [name for name in code_in(config) if not objects.is_lent(name)]
+        check_code(code, source, allow=allow_code, own=changes.get("metrics", ()))
         if not allow_outside:
             check_places(places_in(config, directory.path), source, allow=False)
         config, dataset = resolve(config)
@@ -259,7 +261,7 @@ class Run:
         self.directory.read_metrics(noting(only_notes))
         network = Placement.plain().model(self.setup.model).eval()
         inputs = self.directory.load_model(network)
-        return RunResult.of(summary, network, inputs, self.directory.path, self.config)
+        return RunResult.of(summary, network, inputs, self.directory.path, self.config, self.setup.metrics)
 
     def initial(self) -> ServerState:
         """Return the state before the first round."""

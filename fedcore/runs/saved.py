@@ -166,7 +166,7 @@ def _differing(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
 def code_in(config: RunConfig) -> list[str]:
     """Return the names in a configuration that import code: ``module:package.attribute``."""
     single = (config.dataset, config.model, config.partition, config.engine)
-    return [name for name in (*config.plugins, *config.trackers, *single) if registry.is_code(name)]
+    return [n for n in (*config.plugins, *config.trackers, *config.metrics, *single) if registry.is_code(n)]
 
 
 def objects_in(config: RunConfig) -> list[str]:
@@ -176,8 +176,10 @@ def objects_in(config: RunConfig) -> list[str]:
         for kind, name in (("model", config.model), ("dataset", config.dataset))
         if name.startswith(OBJECT)
     ]
-    plugins = [name.removeprefix(OBJECT) for name in config.plugins if name.startswith(OBJECT)]
-    return [*given, *([f"plugins=[{', '.join(plugins)}]"] if plugins else [])]
+    for kind, names in (("plugins", config.plugins), ("metrics", config.metrics)):
+        listed = [name.removeprefix(OBJECT) for name in names if name.startswith(OBJECT)]
+        given += [f"{kind}=[{', '.join(listed)}]"] if listed else []
+    return given
 
 
 def how_to_resume(directory: Path, config: RunConfig | None) -> str:

@@ -201,7 +201,8 @@ class Experiment:
         self.notify("done", summary)
         model = Placement.plain().model(self.federation.setup.model).eval()
         copy_into(model.state_dict(), state.model)
-        return RunResult.of(summary, model, inputs, self.directory.path, self.config)
+        setup = self.federation.setup
+        return RunResult.of(summary, model, inputs, self.directory.path, self.config, setup.metrics)
 
     @cached_property
     def _file(self) -> tuple[dict[str, str], Inputs]:

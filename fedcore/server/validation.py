@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from fedcore.base.errors import PluginContractError, RejectUpdate, lower_first
+from fedcore.base.metrics import Metric, figure
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.tensors import bytes_of, largest_values, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
@@ -77,6 +78,10 @@ class _Counts(_Strict):
     confusion: list[list[Count]] = []
 
 
+class _MetricCounts(_Strict):
+    counts: list[Loss]  # their sum over clients is finite
+
+
 class _Evaluation(_Strict):
     counts: dict[str, Any]
     failed: str
@@ -98,6 +103,7 @@ class UpdateValidator:
         self._config, self._partition, self._store = setup.config, partition, store
         self._trainable = setup.layout.trainable.intersection(setup.layout.shared)
         self._shared = frozenset(setup.uploads.shared)
+        self._metrics = setup.metrics
         self._plugins = {plugin.name for plugin in setup.plugins}
         self.encoded = {name for plugin in setup.plugins for name in setup.claimed(plugin, "encodes")}
         """The parameters that an update may lack until ``pre_aggregate`` of the plugin that ``encodes`` them."""
@@ -164,7 +170,7 @@ class UpdateValidator:
         """Return a client's counts by protocol, as :func:`fedcore.client.evaluation.evaluate` returns them.
 
         The second value says why the client's own model cannot be evaluated. The counts then lack its protocols. They
-        have a confusion matrix for the client's own model if the task asks for it.
+        have a confusion matrix for the client's own model if the task asks for it, and the counts of the run's metrics.
 
         :param totals: protocol -> the number of samples of its evaluation. Exactly these protocols are expected.
         """
@@ -181,6 +187,8 @@ class UpdateValidator:
             if asked and not _is_confusion_of(counts):
                 raise RejectUpdate(f"{what}: its confusion matrix does not match its counts of {classes} classes")
             found[protocol] = counts.model_dump(exclude=set() if asked else {"confusion"})
+            for name, metric in self._metrics.items():
+                found[protocol][name] = _counts_of(name, metric, dict(sent.counts[protocol]).get(name), what)
         return found, sent.failed
 
     def _check_claims(self, claims: _Claims, task: ClientTask, lr: float) -> None:
@@ -260,6 +268,18 @@ def _check_plain(tensors: Mapping[str, Tensor], what: str, device: torch.device 
                 f"{what}: {_short(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device.type}; "
                 "expected a dense tensor on the CPU of a common dtype"
             )
+
+
+def _counts_of(name: str, metric: Metric, sent: Any, what: str) -> list[float]:
+    """Return the counts that a client sent for a metric: finite, of its shape, and accepted by it."""
+    found: list[float] = _parsed(_MetricCounts, {"counts": sent}, f"{what}, metric {name!r}").counts
+    if len(found) != metric.shape.numel():
+        raise RejectUpdate(f"{what}: metric {name!r} has {len(found)} counts, expected {metric.shape.numel()}")
+    try:
+        figure(name, metric, found)
+    except PluginContractError as error:
+        raise RejectUpdate(f"{what}: its counts give no figure: {error}") from None
+    return found
 
 
 def _is_confusion_of(counts: _Counts) -> bool:

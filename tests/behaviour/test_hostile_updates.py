@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import Plugin, hookimpl, question
+from fedcore import Metric, Plugin, hookimpl, question
 from fedcore.base.errors import ConfigError, RoundFailedError
 from fedcore.client.messages import ClientFailure, Evaluation, Reply
 from fedcore.data import Dataset, ResidentSamples, load_dataset
@@ -473,6 +474,34 @@ def test_a_confusion_matrix(tmp_path, matrix):
     assert (failure["client"], failure["kind"]) == (BAD, "rejected")
     assert "confusion" in failure["message"]
     assert result.metrics["personal"]["clients"] == 3
+
+
+class Share(Metric):
+    """The share of samples that are predicted as class 0, which fails for more of them than samples."""
+
+    def count(self, logits, labels):
+        return torch.tensor([(logits.argmax(dim=1) == 0).sum(), len(labels)])
+
+    def value(self, counts):
+        if counts[0] > counts[1]:
+            raise ValueError("more predictions than samples")
+        return float(counts[0] / counts[1])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [None, [], [1], [1, 2, 3], ["1", 2], [True, 2], [math.nan, 2], [1e39, 2], [1 << 60, 2], [[1, 2]], [5, 2]],
+    ids=str,
+)
+def test_counts_of_a_metric(tmp_path, sent):
+    """Counts that the metric cannot have are rejected with the other ones of the client."""
+    result = hostile(tmp_path, only("evaluate", counts(Share=sent)), rounds=1, metrics=[f"module:{__name__}.Share"])
+    metrics = result.summary["metrics"]
+    (failure,) = metrics["failures"]
+    assert (failure["client"], failure["kind"]) == (BAD, "rejected")
+    assert "'Share'" in failure["message"]
+    assert metrics["global_local"]["clients"] == 3
+    assert 0 <= metrics["global_local"]["Share_mean"] <= 1
 
 
 def test_a_claim_of_a_state_that_is_not_there(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import fedcore
+import fedcore_study
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
 from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import compare
@@ -35,6 +36,7 @@ def make(tmp_path):
         folder = tmp_path / f"run{next(number)}"
         folder.mkdir()
         also = {name: {"accuracy": accuracy} for name, accuracy in options.pop("also", {}).items()}
+        measured = options.pop("measured", {})
         config = RunConfig(plugins=plugins, seed=seed, rounds=options.pop("rounds", len(curve)), **options)
         (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
         dealt = dealt or f"{config.dataset}-{config.alpha}-{seed}"
@@ -51,7 +53,11 @@ def make(tmp_path):
         ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         if finished:
-            figures = {"global": None, protocol: {"accuracy": curve[-1] if final is None else final}, **also}
+            figures = {
+                "global": None,
+                protocol: {"accuracy": curve[-1] if final is None else final, **measured},
+                **also,
+            }
             spent = {"down": 100 * len(curve), "up": 200 * len(curve) + (0 if final is None else 50)}
             summary = {"metrics": figures, "rounds": len(curve), "bytes": spent}
             (folder / "summary.json").write_text(json.dumps(summary))
@@ -691,3 +697,34 @@ def test_reading_runs_needs_no_torch():
         "assert not {'torch', 'scipy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_metrics_next_to_accuracy(make):
+    """Mean and deviation over the seeds; the best of an error is the smallest, unknown metrics have no best."""
+    figures = {"fedavg": [(0.5, 0.2), (0.7, 0.4)], "moon": [(0.9, 0.1), (0.9, None)]}
+    folders = [
+        make(
+            [name] if name == "moon" else [],
+            seed,
+            [0.5],
+            measured={"macro-f1": f1, "ece": ece, "Own": 1.0, "macro-f1_mean": 9},
+        )
+        for name, values in figures.items()
+        for seed, (f1, ece) in enumerate(values)
+    ]
+    made = compare(find_runs(folders, print).runs)
+    (block,) = made.blocks
+    assert formats.headings(made, block)[2:6] == ["accuracy %", "macro-f1", "ece", "Own"]
+    rows = {row.label: row for row in block.rows}
+    assert formats.cells(made, block, rows["fedavg"])[3:6] == ["0.6000 ± 0.1414", "0.3000 ± 0.1414", "1.0000 ± 0.0000"]
+    assert formats.cells(made, block, rows["moon"])[4] == "0.1000"
+    best = {c.heading: formats.best_rows(c, block.rows) for c in formats.columns(made, block)}
+    moon = [row.label for row in block.rows].index("moon")
+    assert (best["macro-f1"], best["ece"], best["Own"]) == ([moon], [moon], [])
+    assert r"\textbf{0.9000" in formats.latex(made)
+    values = {row["row"]: row for row in formats.plain_rows(made)}
+    assert values["fedavg"]["metric_macro-f1_mean"] == pytest.approx(0.6)
+    assert values["moon"]["metric_ece_n"] == 1
+    frame = fedcore_study.compare(folders)
+    assert frame.loc["fedavg", "ece_mean"] == pytest.approx(0.3)
+    assert list(fedcore_study.compare(folders, each=True)["macro-f1"]) == [0.5, 0.7, 0.9, 0.9]

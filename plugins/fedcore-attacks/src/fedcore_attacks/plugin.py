@@ -27,7 +27,7 @@ from fedcore import (
 from fedcore_attacks import equations as eq
 
 if TYPE_CHECKING:
-    from fedcore.data.client_data import ClientData
+    from fedcore.data import ClientData
 
 Kind = Literal["label-flip", "backdoor", "sign-flip", "scale", "noise", "alie", "ipm", "mimic", "replacement"]
 

@@ -51,6 +51,8 @@ class Row:
     clients: dict[str, Figure | None]
     reported: dict[str, Figure | None]
     """Numbers that plugins reported, over the seeds that have them: by ``PLUGIN.NAME``."""
+    metrics: dict[str, Figure | None] = dataclasses.field(default_factory=dict)
+    """The metrics next to accuracy that a run of the row recorded, each over the seeds that have it."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +288,16 @@ def _row(
             name: Figure.of([v for run in runs.values() if (v := run.reported(name, round)) is not None])
             for name in reported
         },
+        _metrics(runs.values(), protocol, round),
     )
+
+
+def _metrics(runs: Iterable[RunRecord], protocol: str, round: int | None) -> dict[str, Figure | None]:
+    """Return the metrics of runs, each over the runs that have it."""
+    found = [run.metrics(protocol, round) for run in runs]
+    names = dict.fromkeys(name for values in found for name in values)
+    known = {name: [value for values in found if (value := values.get(name)) is not None] for name in names}
+    return {name: Figure.of(values) for name, values in known.items()}
 
 
 def _over_clients(runs: Iterable[RunRecord], protocol: str, round: int | None) -> dict[str, Figure | None]:

@@ -9,13 +9,15 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedcore import FedcoreError
 from fedcore.base.config import Json
 from fedcore.base.identity import method, short_name
 from fedcore.base.objects import CODE, OBJECT
 from fedcore.base.output import clean
+from fedcore.base.registry import available, resolve
 from fedcore_study.comparisons.comparison import Block, Comparison, Row
 from fedcore_study.comparisons.figures import Difference, Figure
 from fedcore_study.comparisons.findings import verdict
@@ -57,6 +59,10 @@ def columns(comparison: Comparison, block: Block) -> list[Column]:
         Column(", ".join("method" if name == "plugin" else name for name in comparison.by), lambda row: row.label),
         Column("seeds", lambda row: str(len(row.accuracy))),
         _figures("accuracy %", lambda row: row.summary, 100, 2, 1),
+        *(
+            _figures(name, lambda row, name=name: row.metrics.get(name), 1, 4, direction(name))  # type: ignore[misc]
+            for name in metric_names([block])
+        ),
     ]
     for name in comparison.reported:
         found.append(Column(name, lambda row, name=name: spread(row.reported[name], 1, 4)))  # type: ignore[misc]
@@ -76,6 +82,21 @@ def columns(comparison: Comparison, block: Block) -> list[Column]:
     return [*found, Column(SECONDS, lambda row: spread(row.seconds, 1, 3))]
 
 
+def metric_names(blocks: Iterable[Block]) -> list[str]:
+    """Return the metrics next to accuracy that any row has."""
+    return list(dict.fromkeys(name for block in blocks for row in block.rows for name in row.metrics))
+
+
+def direction(name: str) -> int:
+    """Return 1 if more of an installed metric is better, -1 if less is, 0 if the metric is not installed."""
+    if name not in available("metric"):
+        return 0
+    try:
+        return -1 if getattr(resolve("metric", name), "lower_is_better", False) else 1
+    except FedcoreError:
+        return 0
+
+
 def client_columns() -> list[Column]:
     """Return the columns of how the accuracy is spread over the clients."""
     return [
@@ -85,13 +106,16 @@ def client_columns() -> list[Column]:
 
 
 def _figures(heading: str, figure: Callable[[Row], Figure | None], scale: float, digits: int, sign: int) -> Column:
-    """Return a column of figures whose best mean, as it is printed, is the largest (``sign`` 1) or the smallest."""
+    """Return a column of figures whose best mean, as it is printed, is the largest (``sign`` 1) or the smallest (-1).
+
+    :param sign: 0 for a column without a best mean.
+    """
 
     def rank(row: Row) -> float | None:
         found = figure(row)
         return None if found is None else sign * round(scale * found.mean, digits)
 
-    return Column(heading, lambda row: spread(figure(row), scale, digits), rank)
+    return Column(heading, lambda row: spread(figure(row), scale, digits), rank if sign else None)
 
 
 def _to_target(heading: str, figure: Callable[[Row], Figure | None], scale: float, digits: int) -> Column:
@@ -296,6 +320,7 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
                 ("virtual_seconds", row.virtual),
                 *((f"clients_{n}", row.clients[n]) for n in CLIENTS),
                 *row.reported.items(),
+                *((f"metric_{n}", row.metrics.get(n)) for n in metric_names(comparison.blocks)),
             ):
                 values |= _parts(name, figure)
             values |= {"p": d.p, "p_holm": d.corrected} if d else {"p": None, "p_holm": None}
@@ -308,8 +333,13 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
 
 def as_csv(comparison: Comparison) -> str:
     """Return one line per row; empty where there is no value."""
-    rows = plain_rows(comparison)
-    return csv_text([list(rows[0]), *(list(row.values()) for row in rows)])
+    return csv_of(plain_rows(comparison))
+
+
+def csv_of(rows: Sequence[Mapping[str, Json]]) -> str:
+    """Return plain rows as CSV, with the columns that any of them has."""
+    heads = list(dict.fromkeys(name for row in rows for name in row))
+    return csv_text([heads, *([row.get(name) for name in heads] for row in rows)])
 
 
 def as_json(comparison: Comparison) -> str:

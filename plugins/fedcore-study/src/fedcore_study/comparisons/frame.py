@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedcore_study.comparisons.comparison import Comparison
-from fedcore_study.comparisons.formats import CLIENTS, plain_rows, short_value, title
+from fedcore_study.comparisons.formats import CLIENTS, metric_names, plain_rows, short_value, title
 from fedcore_study.comparisons.groups import field, grouped
 from fedcore_study.comparisons.records import RunRecord
 
@@ -40,6 +40,8 @@ def of_methods(comparison: Comparison) -> pandas.DataFrame:
     if comparison.by_client:
         names |= {f"clients_{name}_mean": f"clients_{name}" for name in CLIENTS}
     names |= {f"{name}_mean": name for name in comparison.reported}
+    for name in metric_names(comparison.blocks):
+        names |= {f"metric_{name}_mean": f"{name}_mean", f"metric_{name}_std": f"{name}_std"}
     rows = plain_rows(comparison)
     frame = pandas.DataFrame([{short: row[name] for name, short in names.items()} for row in rows])
     words = [short for short in names.values() if short != "verdict"]
@@ -80,7 +82,8 @@ def of_runs(runs: Sequence[RunRecord], by: Sequence[str], protocol: str, round: 
                 point = run.at(protocol, round)
                 assert point is not None  # the others were left out
                 cost = {"rounds": point.rounds, "bytes": point.bytes, "seconds": run.seconds_per_round(round)}
-                figures = {"seed": run.config.seed, "accuracy": point.accuracy, **cost, "directory": str(run.path)}
+                figures: dict[str, Any] = {"seed": run.config.seed, "accuracy": point.accuracy}
+                figures |= {**run.metrics(protocol, round), **cost, "directory": str(run.path)}
                 shown = {name: short_value(name, value) for name, value in group.settings.items()}
                 rows.append({**shown, method: label, **figures})
     return pandas.DataFrame(rows)

@@ -13,6 +13,7 @@ from typing import Any
 from fedcore import RunConfig, RunDirectoryError
 from fedcore.base.files import RecordFile, parse_json, parse_record, refuse_links
 from fedcore.base.identity import digest
+from fedcore.runs.records import further
 from fedcore.runs.saved import SavedConfig, partition_digest
 from fedcore_study.comparisons.fairness import Spread, spread_of
 from fedcore_study.comparisons.model_size import ModelSize, model_size
@@ -92,11 +93,7 @@ class RunRecord:
 
     def spread(self, protocol: str, rounds: int | None) -> Spread | None:
         """Return how a protocol's accuracy is spread over the clients, at the end or after ``rounds`` rounds."""
-        if rounds is None:
-            metrics = self.summary["metrics"] if self.summary else {}
-        else:
-            metrics = next((line.get("metrics") or {} for line in self.rounds if line["round"] + 1 == rounds), {})
-        row = _row(metrics, protocol)
+        row = _row(self._metrics(rounds), protocol)
         return None if row is None else spread_of(row)
 
     def reported(self, name: str, rounds: int | None) -> float | None:
@@ -111,6 +108,17 @@ class RunRecord:
         if rounds is None:
             return self.final(protocol)
         return next((point for point in self.curve(protocol) if point.rounds == rounds), None)
+
+    def metrics(self, protocol: str, rounds: int | None) -> dict[str, float | None]:
+        """Return the metrics next to accuracy and loss at the end or after ``rounds`` rounds; None if not defined."""
+        found = self._metrics(rounds).get(protocol)
+        row = found if isinstance(found, dict) else {}
+        return {name: float(row[name]) if _is_number(row[name]) else None for name in further(row)}
+
+    def _metrics(self, rounds: int | None) -> Mapping[str, Any]:
+        if rounds is None:
+            return self.summary["metrics"] if self.summary else {}
+        return next((line.get("metrics") or {} for line in self.rounds if line["round"] + 1 == rounds), {})
 
     def reached(self, protocol: str, target: float, rounds: int | None) -> Evaluation | None:
         """Return the first evaluation with at least the target's accuracy, not after ``rounds``."""
@@ -266,8 +274,12 @@ def _check_counts(*values: Any) -> None:
 
 
 def _check_number(value: Any) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+    if not _is_number(value):
         raise TypeError(f"{value!r:.40} is no number")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _summary(path: Path, warn: Warn) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fedcore.base.config import Json
 from fedcore.base.protocols import EVALUATED, PROTOCOLS
 from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import Block, Comparison, compare
@@ -74,14 +75,14 @@ def opening(group: Group, by: Sequence[str], colors: Mapping[str, int], baseline
     made.table = _table(found)
     on_clients = {name: compared for name, compared in found.items() if PROTOCOLS[name].on_clients}
     made.clients = _client_table(on_clients) if on_clients else None
-    csv, tex = list[str](), list[str]()
+    csv, tex = list[dict[str, Json]](), list[str]()
     measured = tuple(f"--protocol {protocol}" for protocol in found)  # what a note says that a table lacks stands here
     for protocol, (comparison, block, _, _) in found.items():
         made.findings += [f"{protocol}: {sentence}" for sentence in block.findings]
         made.notes += [note for note in block.notes if note not in made.notes and not note.endswith(measured)]
-        csv += formats.as_csv(comparison).splitlines()[1 if csv else 0 :]
+        csv += formats.plain_rows(comparison)
         tex.append(formats.latex(comparison).replace("{tab:comparison}", f"{{tab:comparison-{protocol}}}"))
-    made.files = {"csv": "\n".join([*csv, ""]), "tex": "\n".join(tex)}
+    made.files = {"csv": formats.csv_of(csv), "tex": "\n".join(tex)}
     return made
 
 

@@ -10,6 +10,7 @@ from fedcore.base.files import RecordFile, parse_record
 from fedcore.base.identity import LABELS, WITHOUT_EFFECT, flat
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping
+from fedcore.runs.records import further
 from fedcore.runs.saved import SavedConfig, how_to_resume
 from fedcore_study.runs.deletion import size
 from fedcore_study.runs.overview import Overview, Warn, last_round
@@ -63,7 +64,8 @@ def figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     found = {}
     for name in PROTOCOLS:
         row = metrics.get(name)
-        numbers = {key: row[key] for key in FIGURES if _is_number(row.get(key))} if isinstance(row, dict) else {}
+        row = row if isinstance(row, dict) else {}
+        numbers = {key: row[key] for key in (*FIGURES, *further(row)) if _is_number(row.get(key))}
         if numbers:
             found[name] = numbers
     return found

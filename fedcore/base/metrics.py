@@ -1,0 +1,102 @@
+"""Metrics of a model on labelled samples, next to accuracy and loss: ``--metric NAME``.
+
+Packages bring metrics by entry points of the group ``fedcore.metrics``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedcore.base import registry
+from fedcore.base.errors import ConfigError, PluginContractError
+from fedcore.base.identity import short_name
+
+Metrics = Mapping[str, "Metric"]
+"""The metrics of a run, by the name under which records have their figures."""
+
+
+class Metric(ABC):
+    """A figure of a model on samples, computed from counts.
+
+    Chunks of samples are counted one by one, in threads and on clients. Their counts are added, and the sum gives the
+    figure. Only counts leave a client. A metric has no state: the counts of samples depend on these samples alone.
+    """
+
+    lower_is_better: ClassVar[bool] = False
+    """Whether a smaller figure is better, as of an error."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+
+    @abstractmethod
+    def count(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the counts of samples, integers or float64. Their shape does not depend on the number of samples.
+
+        :param logits: the model's output, (B, C) floating point.
+        :param labels: the samples' classes, (B,) int64.
+        """
+
+    @abstractmethod
+    def value(self, counts: Tensor) -> float:
+        """Return the figure; nan if it is not defined for these samples.
+
+        :param counts: the sum of the samples' counts, float64 on the CPU, in the shape that :meth:`count` gave them.
+        """
+
+    @cached_property
+    def shape(self) -> torch.Size:
+        """The shape of the counts."""
+        return self.count(torch.zeros(1, self.num_classes), torch.zeros(1, dtype=torch.int64)).shape
+
+
+def make_metrics(names: Sequence[str], num_classes: int, taken: Collection[str] = ()) -> dict[str, Metric]:
+    """Return the metrics of a configuration by their short names.
+
+    :param taken: the names that records use for other figures.
+    :raises UnknownNameError: no installed package provides a name.
+    :raises ConfigError: two metrics have the same short name, or a name is taken.
+    :raises PluginContractError: the object behind a name is not a metric, or it fails on one sample.
+    """
+    made: dict[str, Metric] = {}
+    for name in names:
+        metric = registry.call("metric", name, registry.resolve("metric", name), num_classes)
+        if not isinstance(metric, Metric):
+            expected = "a fedcore.Metric for a number of classes"
+            raise PluginContractError.of(name, f"makes a {type(metric).__name__}", kind="metric", expected=expected)
+        short = short_name(name)
+        if short in made or short in taken or short.endswith(("_mean", "_std")):
+            raise ConfigError(f"metric {name!r}: the name {short!r} belongs to another figure; give it another name")
+        found = count(short, metric, torch.zeros(1, num_classes), torch.zeros(1, dtype=torch.int64))
+        figure(short, metric, found.flatten().tolist())
+        made[short] = metric
+    return made
+
+
+def count(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the counts of samples.
+
+    :raises PluginContractError: the metric raised, or it returned something other than counts of its shape.
+    """
+    found: Any = registry.call("metric", name, metric.count, logits, labels)
+    if not isinstance(found, Tensor) or found.shape != metric.shape:
+        what = f"counts of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        expected = f"a tensor of shape {tuple(metric.shape)} for any number of samples"
+        raise PluginContractError.of(name, f"returned {what}", kind="metric", expected=expected)
+    return found
+
+
+def figure(name: str, metric: Metric, counts: Sequence[float]) -> float | None:
+    """Return the figure of summed counts; None if it is not finite.
+
+    :raises PluginContractError: the metric raised.
+    """
+    summed = torch.tensor(counts, dtype=torch.float64).view(metric.shape)
+    value = float(registry.call("metric", name, metric.value, summed))
+    return value if math.isfinite(value) else None

@@ -1,0 +1,64 @@
+"""Metrics of torchmetrics: ``--metric torchmetrics:MulticlassCohenKappa``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torchmetrics
+from torch import Tensor
+from torchmetrics import classification
+from torchmetrics.utilities import dim_zero_sum
+
+from fedcore import ConfigError, Metric, UnknownNameError
+
+PREFIX = "Multiclass"
+
+
+class OfTorchmetrics(Metric):
+    """A metric of torchmetrics whose states are summed over processes (``dist_reduce_fx="sum"``).
+
+    It gets the softmax of the logits.
+
+    :raises ConfigError: it has other states, such as the list of all samples.
+    """
+
+    def __init__(self, metric: torchmetrics.Metric, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self._metric = metric
+        # torchmetrics has no public name for a metric's states with their reductions.
+        self._states: dict[str, Tensor] = dict(metric._defaults)  # type: ignore[arg-type]
+        other = [name for name, reduce in metric._reductions.items() if reduce is not dim_zero_sum]
+        if other:
+            raise ConfigError(
+                f"metric {type(metric).__name__} keeps {other[0]!r}, which is not a sum over samples; choose a binned "
+                "form, such as MulticlassAUROC(num_classes, thresholds=200), in a function of your own"
+            )
+        self.lower_is_better = metric.higher_is_better is False  # type: ignore[misc]
+
+    def count(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return all states in one vector."""
+        metric = copy.deepcopy(self._metric).to(logits.device)  # threads count side by side
+        metric.update(logits.double().softmax(dim=1), labels)
+        return torch.cat([getattr(metric, name).flatten().double() for name in self._states])
+
+    def value(self, counts: Tensor) -> float:
+        """Return what the metric computes from its states."""
+        metric = copy.deepcopy(self._metric)
+        parts = counts.split([state.numel() for state in self._states.values()])
+        for (name, state), part in zip(self._states.items(), parts, strict=True):
+            setattr(metric, name, part.view(state.shape).to(state.dtype))
+        metric._update_count = 1  # else it warns that no sample was counted
+        return float(metric.compute())
+
+
+def by_name(name: str) -> Callable[[int], Metric]:
+    """Return a metric of several classes in torchmetrics with its default options, such as ``MulticlassCohenKappa``.
+
+    :raises UnknownNameError: torchmetrics has no such metric.
+    """
+    known = [known for known in classification.__all__ if known.startswith(PREFIX)]
+    if name not in known:
+        raise UnknownNameError("metric of torchmetrics", name, known)
+    return lambda num_classes: OfTorchmetrics(getattr(classification, name)(num_classes=num_classes), num_classes)

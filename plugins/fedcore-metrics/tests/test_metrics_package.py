@@ -1,0 +1,162 @@
+"""The metrics against scikit-learn and torchmetrics, on all classes and on some."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, cohen_kappa_score, f1_score, roc_auc_score
+
+import fedcore
+from fedcore import ConfigError, UnknownNameError
+from fedcore_metrics import AUROC, BalancedAccuracy, CalibrationError, MacroF1
+from fedcore_testing import PersonalClassifier, model_bytes, small_config
+from fedcore_zoo import load_torchvision
+
+ALL = (MacroF1, BalancedAccuracy, AUROC, CalibrationError)
+NAMES = ["macro-f1", "balanced-accuracy", "auroc", "ece"]
+
+
+def drawn(classes, samples, scale=4.0, seed=0):
+    """Return logits that are right more often than not, and labels."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (samples,), generator=generator)
+    sure = torch.rand(samples, 1, generator=generator) * torch.eye(classes)[labels]
+    return scale * (torch.randn(samples, classes, generator=generator) / 2 + sure), labels
+
+
+def value(metric, logits, labels):
+    return metric.value(metric.count(logits, labels).double())
+
+
+@pytest.mark.parametrize(("classes", "samples"), [(2, 300), (10, 360), (100, 5000)])
+@pytest.mark.parametrize("scale", [1.0, 4.0, 12.0])
+def test_all_classes_against_scikit_learn(classes, samples, scale):
+    logits, labels = drawn(classes, samples, scale)
+    shares, predicted = logits.double().softmax(dim=1).numpy(), logits.argmax(dim=1)
+    assert value(MacroF1(classes), logits, labels) == pytest.approx(f1_score(labels, predicted, average="macro"))
+    assert value(BalancedAccuracy(classes), logits, labels) == pytest.approx(balanced_accuracy_score(labels, predicted))
+    scores = shares[:, 1] if classes == 2 else shares
+    exact = roc_auc_score(labels, scores, multi_class="ovr", average="macro")
+    assert abs(value(AUROC(classes), logits, labels) - exact) < 2e-3
+    bins = np.minimum((15 * shares.max(axis=1)).astype(int), 14)
+    right = (predicted == labels).numpy()
+    gaps = [abs((shares.max(axis=1) - right)[bins == number].sum()) for number in range(15)]
+    assert value(CalibrationError(classes), logits, labels) == pytest.approx(sum(gaps) / samples)
+
+
+def test_classes_without_samples_are_left_out():
+    logits, labels = drawn(6, 400)
+    present = labels < 4  # classes 4 and 5 are predicted, and have no samples
+    logits, labels = logits[present], labels[present]
+    predicted, shares = logits.argmax(dim=1), logits.double().softmax(dim=1).numpy()
+    assert (predicted >= 4).any()
+    assert value(MacroF1(6), logits, labels) == pytest.approx(
+        f1_score(labels, predicted, average="macro", labels=range(4))
+    )
+    recall = [(predicted == label)[labels == label].double().mean() for label in range(4)]
+    assert value(BalancedAccuracy(6), logits, labels) == pytest.approx(np.mean(recall))
+    areas = [roc_auc_score(labels == label, shares[:, label]) for label in range(4)]
+    assert value(AUROC(6), logits, labels) == pytest.approx(np.mean(areas), abs=2e-3)
+
+
+def test_one_sample():
+    logits, label = torch.tensor([[0.0, 2.0, 0.0]]), torch.tensor([1])
+    confidence = float(logits.softmax(dim=1).max())
+    assert [value(metric(3), logits, label) for metric in ALL[:2]] == [1.0, 1.0]
+    assert math.isnan(value(AUROC(3), logits, label)), "one class has no order"
+    assert value(CalibrationError(3), logits, label) == pytest.approx(1 - confidence)
+
+
+@pytest.mark.parametrize("metric", ALL)
+def test_counts_add_up_over_any_split(metric):
+    logits, labels = drawn(5, 200)
+    made = metric(5)
+    parts = sum(made.count(logits[part], labels[part]) for part in torch.arange(200).split(23))
+    torch.testing.assert_close(parts, made.count(logits, labels))
+    assert made.value(parts.double()) == pytest.approx(value(made, logits, labels))
+
+
+@pytest.mark.parametrize("metric", ALL)
+def test_no_counts_and_no_logits_make_a_metric_raise(metric):
+    made = metric(3)
+    for counts in (torch.zeros(made.shape), -torch.ones(made.shape), torch.ones(made.shape) * 1e38):
+        made.value(counts.double())
+    for content in (math.nan, math.inf, -math.inf, 1e30):
+        made.value(made.count(torch.full((4, 3), content), torch.tensor([0, 1, 2, 2])).double())
+
+
+def test_extreme_logits_keep_their_order():
+    """Probabilities above 1 - 1e-8 are told apart."""
+    labels = torch.arange(100) % 2
+    logits = torch.stack([torch.zeros(100), 18 + 0.6 * (labels == 1)], dim=1)
+    assert value(AUROC(2), logits, labels) == 1.0
+    assert value(AUROC(2), 100 * logits, labels) == 0.5, "the shares of both are 1"
+
+
+def test_a_run(tmp_path):
+    """All four in a run with clients of few classes; workers change no bit, and neither do the metrics."""
+    options = {"client_test_fraction": 0.2, "partition": "classes", "rounds": 1, "alpha": 0.1}
+    runs = [
+        fedcore.run(small_config(tmp_path, PersonalClassifier, **options, **more), progress=False)
+        for more in ({"metrics": NAMES}, {"metrics": NAMES, "workers": 2}, {})
+    ]
+    assert runs[0].metrics == runs[1].metrics
+    assert model_bytes(runs[0]) == model_bytes(runs[2])
+    assert set(NAMES) <= set(runs[0].metrics["personal"])
+    assert 0.5 < runs[0].metrics["personal"]["auroc_mean"] <= 1
+    result = fedcore.run(small_config(tmp_path, rounds=1, metrics=NAMES), progress=False)
+    digits = fedcore.data.load_dataset("digits", None).test
+    labels, rows = digits.labels.numpy(), digits.gather(torch.arange(len(digits)))
+    with torch.inference_mode():
+        shares = result.model(rows)[1].softmax(dim=1).numpy()
+    row = result.metrics["global"]
+    assert row["macro-f1"] == pytest.approx(f1_score(labels, shares.argmax(axis=1), average="macro"))
+    assert row["balanced-accuracy"] == pytest.approx(balanced_accuracy_score(labels, shares.argmax(axis=1)))
+    assert row["auroc"] == pytest.approx(roc_auc_score(labels, shares, multi_class="ovr"), abs=2e-3)
+    assert result.evaluate(digits)["ece"] == row["ece"]
+
+
+@pytest.fixture(scope="module")
+def torchmetrics():
+    load_torchvision()  # torchmetrics imports it, and cannot where it does not fit torch
+    return pytest.importorskip("torchmetrics")
+
+
+def test_metrics_of_torchmetrics(torchmetrics, tmp_path):
+    from fedcore_metrics.of_torchmetrics import by_name
+
+    logits, labels = drawn(10, 360)
+    kappa = by_name("MulticlassCohenKappa")(10)
+    parts = sum(kappa.count(logits[part], labels[part]) for part in torch.arange(360).split(50))
+    assert kappa.value(parts) == pytest.approx(cohen_kappa_score(labels, logits.argmax(dim=1)), abs=1e-6)
+    assert not kappa.lower_is_better
+    assert by_name("MulticlassHammingDistance")(10).lower_is_better
+    name = "torchmetrics:MulticlassCohenKappa"
+    one, two = (
+        fedcore.run(small_config(tmp_path, rounds=1, metrics=name, workers=workers), progress=False)
+        for workers in (0, 1)
+    )
+    assert one.metrics == two.metrics
+    assert 0 < one.metrics["global"]["MulticlassCohenKappa"] < one.accuracy
+
+
+def test_what_torchmetrics_does_not_sum_is_refused(torchmetrics):
+    from fedcore_metrics.of_torchmetrics import OfTorchmetrics, by_name
+
+    with pytest.raises(ConfigError, match="keeps 'preds', which is not a sum over samples"):
+        by_name("MulticlassAUROC")(10)
+    with pytest.raises(UnknownNameError, match="Did you mean 'MulticlassF1Score'"):
+        by_name("MulticlassF1")
+    logits, labels = drawn(10, 2000)
+    binned = OfTorchmetrics(torchmetrics.classification.MulticlassAUROC(10, thresholds=200), 10)
+    exact = roc_auc_score(labels, logits.softmax(dim=1), multi_class="ovr")
+    assert value(binned, logits, labels) == pytest.approx(exact, abs=0.01)
+
+
+def test_own_definitions_agree_with_torchmetrics(torchmetrics):
+    logits, labels = drawn(10, 2000)
+    reference = torchmetrics.classification.MulticlassCalibrationError(10, n_bins=15)
+    assert value(CalibrationError(10), logits, labels) == pytest.approx(float(reference(logits, labels)), abs=1e-6)
