@@ -27,7 +27,7 @@ from fedcore.models import SplitModel
 from fedcore.models.build import with_digest
 from fedcore.models.placement import Placement, convolves, resolve_device
 
-FORMATS = ("contiguous", "channels_last")
+FORMATS: tuple[str, ...] = ("contiguous", "channels_last")
 TURNS = 15
 """The steps that ``--autotune`` takes in each memory format. The first ones are slow, so the fastest one counts."""
 

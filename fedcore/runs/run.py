@@ -194,20 +194,20 @@ class Run:
         on_round: OnRound | None = None,
     ) -> Iterator[Experiment]:
         """Start the engine and the trackers, for callers that go round by round from a state of the run."""
-        notify = notify or only_notes
+        follow: Notify = notify or only_notes
         notes: Any = self.partition.info["notes"]
         cautions = [*version_cautions(self.config, self.file.versions), *data_cautions(self.dataset)]
         cautions += [] if state.round else evaluation_cautions(self.setup, self.partition)
         cautions += option_cautions(self.config)
         begun = {"directory": self.directory.path, "config": self.config, "round": state.round}
-        notify("start", {**begun, "notes": [*notes, *cautions]})
+        follow("start", {**begun, "notes": [*notes, *cautions]})
         with ExitStack() as stack:
             if trackers := self.config.trackers:
-                notify = stack.enter_context(tracking(trackers).tracked(self.config, self.directory.path, notify))
+                follow = stack.enter_context(tracking(trackers).tracked(self.config, self.directory.path, follow))
             federation = stack.enter_context(self.federation(make))
             device = resolve_device(self.config.device)
             self.directory.sessions.append(session(self.config, self.setup.model, device))
-            yield stack.enter_context(Experiment(federation, self.directory, notify, on_round))
+            yield stack.enter_context(Experiment(federation, self.directory, follow, on_round))
 
     def train(
         self, *, notify: Notify | None = None, make: Make | None = None, on_round: OnRound | None = None
