@@ -65,7 +65,7 @@ from fedcore.hooks.contexts import ClientContext, ServerContext, Step
 
 if TYPE_CHECKING:
     from fedcore.client.setup import Setup
-    from fedcore.data.client_data import ClientData
+    from fedcore.data import ClientData
     from fedcore.models import ModelTask, SplitModel
 
 hookspec = pluggy.HookspecMarker("fedcore")

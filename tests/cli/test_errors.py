@@ -74,7 +74,7 @@ BAD_INPUT = [
     ("train --plugin moon --set xi=5", "write plugin.option=value"),
     ("train --set moon.mu=1", "To use it, add --plugin moon"),
     ("train --plugin moon --set mon.mu=1", "there is no plugin 'mon'. Did you mean 'moon'?"),
-    ("train --set attak.x=1", "there is no plugin 'attak'. Known: ccvr, "),
+    ("train --set wibble.x=1", "there is no plugin 'wibble'. Known: attack, "),
     ("train --plugin fedala --set fedala.layers=1,4", "layers: input should be a list, such as [1, 2] (given: '1,4')"),
     ("train --plugin moon --plugin moon", "plugin 'moon' is listed 2 times"),
     # train: numbers
