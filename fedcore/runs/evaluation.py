@@ -54,14 +54,15 @@ class Evaluator:
                 domain: count(model, self._test, classes, self.device, indices=rows, **how).read()
                 for domain, rows in self._domains.items()
             }
-            unseen = counts.pop(federation.config.unseen_domain or "", None) if federation.dataset.domains else None
+            hidden = federation.config.unseen_domain
+            unseen = counts.pop(hidden, None) if hidden is not None else None
             total = added([*counts.values()])
             metrics["global"] = rates(total, self.further)
             if federation.dataset.domains:
                 by_name = {domain: rates(each, self.further) for domain, each in counts.items()}
                 metrics |= by_domain(metrics["global"], by_name)
             if unseen is not None:
-                metrics["unseen_domain"] = rates(unseen, self.further) | {"domain": federation.config.unseen_domain}
+                metrics["unseen_domain"] = rates(unseen, self.further) | {"domain": hidden}
             if with_confusion:
                 self.confusions["global"] = np.array(total["confusion"], dtype=np.int64)
         else:

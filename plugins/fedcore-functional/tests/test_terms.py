@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcore_functional import effective_steps, linear_term, proximal_term
+from fedcore_functional import effective_steps, linear_term, moved_model, proximal_term, update_vector
 from tests.drawn import numbers
 
 SHAPES = [(3, 2), (), (4,), (2, 1, 3)]
@@ -117,3 +117,20 @@ def test_linear_term_does_not_mind_how_tensors_lie_in_memory(layouts):
     value.backward()
     assert value.item() == pytest.approx(float((a.detach() * b).sum()), rel=1e-12)
     torch.testing.assert_close(a.grad, b)
+
+
+def test_an_update_as_a_vector_and_back():
+    start = {
+        "a": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        "b": torch.tensor([5.0], dtype=torch.float64),
+        "c": torch.ones(1),
+    }
+    model = {"a": torch.tensor([[1.5, 2.0], [3.0, 3.0]]), "b": torch.tensor([7.0], dtype=torch.float64)}
+    vector = update_vector(model, start, ["b", "a"])
+    assert vector.dtype == torch.float64
+    assert vector.tolist() == [2.0, 0.5, 0.0, 0.0, -1.0]
+    back = moved_model(start, vector, ["b", "a"])
+    assert back.keys() == model.keys()
+    for name, tensor in model.items():
+        assert back[name].dtype == tensor.dtype
+        assert torch.equal(back[name], tensor)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -25,6 +24,7 @@ from fedcore import (
     hookimpl,
 )
 from fedcore_attacks import equations as eq
+from fedcore_functional import moved_model, update_vector
 
 if TYPE_CHECKING:
     from fedcore.data import ClientData
@@ -97,7 +97,7 @@ class Attack(Plugin[AttackOptions]):
     def local_samples(self, client: ClientContext, samples: ClientData) -> ClientData | None:
         """Poison a malicious client's samples. Which of them have the trigger does not change from round to round."""
         options = self.options
-        if options.kind not in ON_DATA or not self._attacks(client.config, client.round, client.id):
+        if options.kind not in ON_DATA or client.id not in self._malicious(client.config, client.round):
             return None
         if options.kind == "label-flip":
             return samples.changed(labels=self._flipped(samples.labels, client.num_classes))
@@ -114,8 +114,9 @@ class Attack(Plugin[AttackOptions]):
     @hookimpl
     def all_updates(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> list[ClientUpdate] | None:
         """Replace the updates of malicious clients, and keep the losses of honest and malicious ones apart."""
-        evil = [u for u in updates if self._attacks(server.config, server.round, u.client)]
-        good = [u for u in updates if not self._attacks(server.config, server.round, u.client)]
+        malicious = self._malicious(server.config, server.round)
+        evil = [update for update in updates if update.client in malicious]
+        good = [update for update in updates if update.client not in malicious]
         server.state["losses"] = {"honest": _mean_loss(good), "malicious": _mean_loss(evil)}
         if not evil or self.options.kind in ("label-flip", "backdoor"):
             return None
@@ -123,7 +124,7 @@ class Attack(Plugin[AttackOptions]):
             return self._mimicking(server, good, evil)
         names = [name for name in server.trainable if name in evil[0].model]
         return [
-            replace(update, model={**update.model, **_model(server, names, row)})
+            replace(update, model={**update.model, **moved_model(server.model, row, names)})
             for update, row in zip(evil, self._rows(server, names, good, evil), strict=True)
         ]
 
@@ -137,8 +138,9 @@ class Attack(Plugin[AttackOptions]):
             found["success"] = self._success(server)
         return found
 
-    def _attacks(self, config: RunConfig, round: int, client: int) -> bool:
-        return round + 1 >= self.options.start and client in malicious_clients(config, self.options)
+    def _malicious(self, config: RunConfig, round: int) -> frozenset[int]:
+        """Return who attacks in a round."""
+        return malicious_clients(config, self.options) if round + 1 >= self.options.start else frozenset()
 
     def _flipped(self, labels: Tensor, num_classes: int) -> Tensor:
         target = None if self.options.source is None else self.options.target
@@ -149,16 +151,15 @@ class Attack(Plugin[AttackOptions]):
     ) -> list[Tensor]:
         """Return what each malicious client sends, as y_k - w_t."""
         options, strength = self.options, self.options.strength
-        moved = partial(_moved, server, names)
         if options.kind in ("alie", "ipm"):
-            known = torch.stack([moved(update) for update in good or evil])
+            known = torch.stack([update_vector(update.model, server.model, names) for update in good or evil])
             if options.kind == "ipm":
                 sent = eq.inner_product_manipulation(known, STRENGTH["ipm"] if strength is None else strength)
             else:
                 z = eq.alie_z(len(good) + len(evil), len(evil)) if strength is None else strength
                 sent = eq.alie(known, z)
             return [sent] * len(evil)
-        own = [moved(update) for update in evil]
+        own = [update_vector(update.model, server.model, names) for update in evil]
         if options.collude:
             own = [torch.stack(own).mean(dim=0)] * len(evil)
         if options.kind == "noise":
@@ -181,7 +182,7 @@ class Attack(Plugin[AttackOptions]):
             return None
         victim = server.state.get("victim")
         if victim not in [update.client for update in good]:
-            rows = torch.stack([_moved(server, server.trainable, update) for update in good])
+            rows = torch.stack([update_vector(update.model, server.model, server.trainable) for update in good])
             victim = good[eq.most_spread(rows)].client
             server.state["victim"] = victim
         (model,) = [update.model for update in good if update.client == victim]
@@ -214,21 +215,6 @@ def malicious_clients(config: RunConfig, options: AttackOptions) -> frozenset[in
         return frozenset(options.clients)
     order = torch.randperm(config.clients, generator=generator(config.seed, "attack/clients"))
     return frozenset(order[: round(options.share * config.clients)].tolist())
-
-
-def _moved(server: ServerContext, names: Sequence[str], update: ClientUpdate) -> Tensor:
-    """Return y_k - w_t of an update as one float64 vector, (d,)."""
-    return torch.cat([(update.model[name].double() - server.model[name].double()).flatten() for name in names])
-
-
-def _model(server: ServerContext, names: Sequence[str], row: Tensor) -> Mapping[str, Tensor]:
-    """Return w_t plus an update, by name."""
-    parts = row.split([server.model[name].numel() for name in names])
-    return {
-        name: (w.double() + part.view(w.shape)).to(w.dtype)
-        for name, part in zip(names, parts, strict=True)
-        for w in [server.model[name]]
-    }
 
 
 def _mean_loss(updates: Sequence[ClientUpdate]) -> float | None:

@@ -26,7 +26,7 @@ from fedcore import (
     hookimpl,
 )
 from fedcore_diagnostics import measures
-from fedcore_functional import check_counts, class_means, refuse_changed_counts
+from fedcore_functional import check_counts, class_means, refuse_changed_counts, update_vector
 
 Measure = Literal["cka", "collapse", "classifier", "drift", "prototypes"]
 ON_SAMPLES = ("cka", "collapse", "prototypes")
@@ -108,8 +108,7 @@ class Diagnostics(Plugin[DiagnosticsOptions]):
         if "classifier" in chosen and (rows := _rows(update.model, server)) is not None:
             state[f"{client}:rows"] = rows
         if "drift" in chosen and server.trainable:
-            moved = [(update.model[name].double() - server.model[name].double()).flatten() for name in server.trainable]
-            state[f"{client}:update"] = torch.cat(moved).float()
+            state[f"{client}:update"] = update_vector(update.model, server.model, server.trainable).float()
             state[f"{client}:samples"] = update.samples
 
     @hookimpl

@@ -57,7 +57,7 @@ from fedcore_functional.statistics import (
     sample_features,
     unpack_statistics,
 )
-from fedcore_functional.terms import effective_steps, linear_term, proximal_term
+from fedcore_functional.terms import effective_steps, linear_term, moved_model, proximal_term, update_vector
 
 __all__ = [
     "CalibrationOptions",
@@ -88,6 +88,7 @@ __all__ = [
     "mean_over_holders",
     "model_contrastive_loss",
     "move_split",
+    "moved_model",
     "names_of_last_layers",
     "pack_statistics",
     "pool_answers",
@@ -105,4 +106,5 @@ __all__ = [
     "sample_features",
     "shifted_target",
     "unpack_statistics",
+    "update_vector",
 ]

@@ -1,8 +1,8 @@
-"""Terms of a local objective on the parameters, and the effective number of SGD steps."""
+"""Terms of a local objective on the parameters, the effective number of SGD steps, and updates as vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -140,3 +140,20 @@ def _check_lists(name: str, first: Sequence[Tensor], other: str, second: Sequenc
     for index, (a, b) in enumerate(zip(first, second)):
         if a.shape != b.shape:  # would broadcast silently
             raise ValueError(f"{name}[{index}] is {tuple(a.shape)}, but {other}[{index}] is {tuple(b.shape)}")
+
+
+def update_vector(model: Mapping[str, Tensor], start: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Return y_k - w_t of these tensors as one vector, (d,) float64.
+
+    :param model: a client's model y_k by name; ``start`` the model w_t from which it started.
+    """
+    return torch.cat([(model[name].double() - start[name].double()).flatten() for name in names])
+
+
+def moved_model(start: Mapping[str, Tensor], vector: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return w_t plus a vector of :func:`update_vector`, by name and in the dtypes of w_t."""
+    parts = vector.split([start[name].numel() for name in names])
+    return {
+        name: (start[name].double() + part.view(start[name].shape)).to(start[name].dtype)
+        for name, part in zip(names, parts, strict=True)
+    }

@@ -74,7 +74,16 @@ class Rule(Plugin):
 
         :param of: the number of updates, of which the assumed share are attackers; default n.
         """
-        return _attackers(self, server, self.options.fraction, n, most, of or n)
+        fraction, most = self.options.fraction, max(0, most)
+        assumed = math.ceil(fraction * (of or n) - 1e-9)  # 0.07 * 100 is a little more than 7
+        if assumed > most:
+            warnings.warn(
+                f"{self.name}, round {server.round + 1}: {n} updates outvote {most} attackers at most, but fraction "
+                f"{fraction} assumes {assumed}; more clients per round or a smaller fraction would do",
+                RobustnessWarning,
+                stacklevel=1,
+            )
+        return min(assumed, most)
 
 
 class Median(Rule):
@@ -148,16 +157,3 @@ def medians(updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
 def distances_of(stacked: Callable[[str], Tensor], names: Sequence[str]) -> Tensor:
     """Return the squared distances of every two clients over these tensors, (n, n)."""
     return eq.squared_distances(stacked(name) for name in names)
-
-
-def _attackers(plugin: Plugin, server: ServerContext, fraction: float, n: int, most: int, of: int) -> int:
-    """Return how many of n vectors are assumed to be attackers', at most as many as the rule can outvote."""
-    assumed, most = math.ceil(fraction * of - 1e-9), max(0, most)  # 0.07 * 100 is a little more than 7
-    if assumed > most:
-        warnings.warn(
-            f"{plugin.name}, round {server.round + 1}: {n} updates outvote {most} attackers at most, but fraction "
-            f"{fraction} assumes {assumed}; more clients per round or a smaller fraction would do",
-            RobustnessWarning,
-            stacklevel=1,
-        )
-    return min(assumed, most)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcore import ClientUpdate, ServerContext, hookimpl
+from fedcore_functional import moved_model, update_vector
 from fedcore_robust.heterogeneity import (
     bulyan_selection,
     centred_clipping,
@@ -33,13 +34,7 @@ class VectorRule(Rule):
         """Return w_t plus the rule's step."""
         names = server.trainable
         step = self.combined(server, _vectors(server, self.mixed(server, updates), names))
-        parts = step.split([server.model[name].numel() for name in names])
-        moved = {
-            name: (w.double() + part.view(w.shape)).to(w.dtype)
-            for name, part in zip(names, parts, strict=True)
-            for w in [server.model[name]]
-        }
-        return {**medians(updates), **moved}
+        return {**medians(updates), **moved_model(server.model, step, names)}
 
 
 class CentredClipOptions(RuleOptions):
@@ -113,8 +108,7 @@ class FLTrust(VectorRule):
 
     def combined(self, server: ServerContext, vectors: Tensor) -> Tensor:
         """Return the trusted mean of the updates."""
-        own = self.trained(server)
-        return trusted_mean(vectors, _vectors(server, lambda name: own[name][None], server.trainable)[0])
+        return trusted_mean(vectors, update_vector(self.trained(server), server.model, server.trainable))
 
     def trained(self, server: ServerContext) -> dict[str, Tensor]:
         """Return the model that the server trains on the public samples, by name, on the CPU."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,9 +26,7 @@ from fedcore.data import (
     dirichlet,
     iid,
 )
-from fedcore.engines import cores
-from fedcore_zoo.image_folder import class_folders
-from fedcore_zoo.vision import load_torchvision
+from fedcore_zoo.image_folder import class_folders, decoded
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -100,7 +97,7 @@ def read_domains(path: Path, *, size: int = 64, classes: Sequence[str] | None = 
             for file, label in found[folder.name][part]
             if label in number
         ]
-        images = _decoded([file for file, _, _ in rows], size)
+        images = decoded([file for file, _, _ in rows], size, what="domains")
         labels, domains = (torch.tensor([row[column] for row in rows], dtype=torch.int64) for column in (1, 2))
         parts.append((Split(images, labels), domains))
     (train, of_train), (test, of_test) = parts
@@ -155,24 +152,6 @@ def _drawn(files: Files) -> tuple[Files, Files]:
         test += [own[k] for k in sorted(order[:count])]
         train += [own[k] for k in sorted(order[count:])]
     return train, test
-
-
-def _decoded(files: Sequence[Path], size: int) -> Tensor:
-    """Return the images as (n, 3, size, size) uint8, resized with antialiasing."""
-    loader = load_torchvision().datasets.folder.default_loader
-    images = np.empty((len(files), 3, size, size), dtype=np.uint8)
-
-    def put(position: int) -> None:
-        try:
-            image = loader(str(files[position])).resize((size, size), resample=2)  # bilinear, with antialiasing
-            images[position] = np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
-        except Exception as error:  # Pillow's decoders may raise anything on damaged files
-            raise DataError(f"domains: cannot read {files[position]}: {error}") from error
-
-    with ThreadPoolExecutor(max_workers=min(8, cores())) as pool:
-        for _ in pool.map(put, range(len(files))):
-            pass
-    return torch.from_numpy(images)
 
 
 DIGITS_FIVE: Mapping[str, tuple[str, ...]] = {

@@ -51,7 +51,7 @@ def read_folder(path: Path) -> Dataset:
         raise DataError(f"imagefolder: {path}: class {strange[0]!r} of the test images has no folder in train/")
     number = {name: k for k, name in enumerate(names)}
     train, test = (
-        Split(_decode([file for file, _ in files]), torch.tensor([number[label] for _, label in files]))
+        Split(decoded([file for file, _ in files]), torch.tensor([number[label] for _, label in files]))
         for files in (train_files, test_files)
     )
     used = ("train", held_out.name)
@@ -94,24 +94,31 @@ def _annotated_files(annotations: Path) -> list[tuple[Path, str]]:
     return [(annotations.parent / "images" / row[0], row[1]) for row in rows]
 
 
-def _decode(files: Sequence[Path]) -> Tensor:
-    """Return the images as (n, 3, H, W) uint8, read by torchvision's default loader."""
+def decoded(files: Sequence[Path], size: int | None = None, *, what: str = "imagefolder") -> Tensor:
+    """Return the images as (n, 3, H, W) uint8, read by torchvision's default loader.
+
+    :param size: the side to which images are resized, with antialiasing; by default all must have one size.
+    :param what: what is read, for the message.
+    :raises DataError: an image cannot be read, or has another size than the first one.
+    """
     loader = load_torchvision().datasets.folder.default_loader
 
     def read(file: Path) -> Array:
         try:
-            return np.asarray(loader(str(file)), dtype=np.uint8).transpose(2, 0, 1)
+            image = loader(str(file))
+            image = image if size is None else image.resize((size, size), resample=2)  # bilinear
+            return np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
         except Exception as error:  # Pillow's decoders may raise anything on damaged files
-            raise DataError(f"imagefolder: cannot read {file}: {error}") from error
+            raise DataError(f"{what}: cannot read {file}: {error}") from error
 
-    height, width = read(files[0]).shape[1:]
+    height, width = (size, size) if size is not None else read(files[0]).shape[1:]
     images = np.empty((len(files), 3, height, width), dtype=np.uint8)
 
     def put(position: int) -> None:
         image = read(files[position])
         if image.shape[1:] != (height, width):
             raise DataError(
-                f"imagefolder: {files[position]} is {image.shape[2]}x{image.shape[1]}, but {files[0]} is "
+                f"{what}: {files[position]} is {image.shape[2]}x{image.shape[1]}, but {files[0]} is "
                 f"{width}x{height}: resize all images to one size first"
             )
         images[position] = image
