@@ -1,9 +1,11 @@
 """A method's card: its options, and what it says of what travels, beside what its ledger counts in a run."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from fedcore.base import registry
 from fedcore.hooks.plugin import BUILTIN
@@ -39,6 +41,21 @@ def seen(watched: dict[str, Traffic], name: str) -> Traffic:
 
 def test_the_cards_are_found() -> None:
     assert len(OURS) >= 24
+
+
+INSTALLED = re.compile(r"^    pip install \. (.+?)  # in a checkout$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("card", sorted((ROOT / "plugins").glob("*/README.md")), ids=lambda card: card.parent.name)
+def test_the_card_installs_every_package_of_ours_that_is_needed(card: Path) -> None:
+    """No index has them yet, so that pip finds a package of ours only where the command names its folder."""
+    for line in INSTALLED.findall(card.read_text(encoding="utf-8")):
+        named = {Path(word.partition("[")[0]).name for word in line.split()}
+        assert card.parent.name in named
+        for name in named:
+            project = tomllib.loads((ROOT / "plugins" / name / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+            needed = {Requirement(need).name for need in project["dependencies"]}
+            assert {need for need in needed if need.startswith("fedcore-")} <= named
 
 
 def forms(default: object) -> set[str]:
