@@ -92,7 +92,10 @@ class FailsAfterThePause(PausesOnce):
 FAILING = [FailsInTheBeginning, FailsInAStep, FailsAtTheEnd, FailsAfterThePause]
 
 
-@pytest.mark.parametrize("failing", FAILING)
+@pytest.mark.parametrize(
+    "failing",
+    [pytest.param(failing, marks=() if failing is FailsAfterThePause else pytest.mark.slow) for failing in FAILING],
+)
 def test_clients_that_fail_leave_no_session(no_collector: None, tmp_path: Path, failing: type[Plugin]) -> None:
     """Each would hold the client's samples, and the models that its plugins read."""
     before, alive = heavy(), []

@@ -92,7 +92,9 @@ def own_data(folder, *plugins, engine=Organisations, **options):
     return experiment.run(config, engine=make, partition=declared(parts))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("moon", "fedcme") else pytest.mark.slow) for name in METHODS]
+)
 def test_the_bits_are_those_of_one_machine(tmp_path, name):
     """Clients with state, an exchange, statistics, own models and personal parameters."""
     here = federate(tmp_path, brief(name), **SETTINGS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -18,6 +18,8 @@ from fedcore.runs.directory import RunDirectory
 
 NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} - {"fedavg"})
 PAIRS = list(combinations(NAMES, 2))
+# Each method with the next one by name; all pairs are in the slow set.
+NEIGHBOURS = set(pairwise(NAMES))
 EXAMPLES = [
     ("fedavgm", "fedcd"),
     ("fedavgm", "fednova"),
@@ -83,7 +85,11 @@ def check_pair(names, digits, tmp_path):
     assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
 
 
-@pytest.mark.parametrize("names", PAIRS, ids="+".join)
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(names, marks=() if names in NEIGHBOURS else pytest.mark.slow) for names in PAIRS],
+    ids=map("+".join, PAIRS),
+)
 def test_a_refusal_names_both_and_the_reason_or_another_order(names, digits):
     """``configure_model`` works in the user's order, so a refusal may ask for the other one."""
     refusals = [error for error in (refusal(names, digits), refusal(names[::-1], digits)) if error is not None]

@@ -18,6 +18,7 @@ OURS = {
     for name, point in registry.available("plugin").items()
     if name != BUILTIN and (ROOT / "plugins" / point.dist.name).is_dir()
 }
+PAPERS = ["fedcd", "fedcme", "fedproc", "fedeccr", "uscc", "fdcl"]
 PARAMETERS = {"classifier.weight", "encoder.base.fc1.weight"}
 """Of those that ``mlp`` has: a method that sends these by name sends as much as a model."""
 
@@ -79,7 +80,7 @@ def test_the_card_lists_every_option_with_its_default(name: str) -> None:
     assert not missing, f"{OURS[name]} has no row for {missing}"
 
 
-@pytest.mark.parametrize("name", ["fedcd", "fedcme", "fedproc", "fedeccr", "uscc", "fdcl"])
+@pytest.mark.parametrize("name", PAPERS)
 def test_the_table_of_options_has_the_options_own_descriptions(name: str) -> None:
     card = OURS[name].read_text(encoding="utf-8")
     fields = registry.resolve("plugin", name).Options.model_fields.values()
@@ -88,7 +89,9 @@ def test_the_table_of_options_has_the_options_own_descriptions(name: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Krum about two clients
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in PAPERS else pytest.mark.slow) for name in OURS], ids=str
+)
 def test_the_card_names_what_is_sent(name: str, watched: dict[str, Traffic]) -> None:
     section = what_travels(OURS[name])
     tensors, counted = seen(watched, name)

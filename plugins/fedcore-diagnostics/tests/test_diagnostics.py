@@ -13,7 +13,6 @@ from torch import nn
 from fedcore import ConfigError, Plugin, PluginConflictError, generator, hookimpl
 from fedcore.data import load_dataset
 from fedcore_diagnostics import (
-    Diagnostics,
     angle_spread,
     correlation,
     distance_from_simplex,
@@ -31,7 +30,6 @@ from fedcore_testing import (
     federations,
     initial_weights,
     model_bytes,
-    parametrize_with_checks,
     plugin_state,
     records,
     small_config,
@@ -58,11 +56,6 @@ class Models(Plugin):
     @hookimpl
     def end_local(self, client):
         SEEN[client.round, client.id] = client.network()
-
-
-@parametrize_with_checks([Diagnostics])
-def test_conformance(plugin, check):
-    check(plugin)
 
 
 def test_doctests():

@@ -324,8 +324,14 @@ def test_runs_beside_a_personal_classifier(go):
     assert run.metrics["personal"]["accuracy"] > 0.1
 
 
-@pytest.mark.parametrize("other", ["fedprox", "moon", "uscc", "fedproc", "fedcd"])
-@pytest.mark.parametrize("head_layers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("head_layers", "other"),
+    [
+        pytest.param(layers, other, marks=() if (layers, other) == (1, "moon") else pytest.mark.slow)
+        for layers in (1, 2)
+        for other in ("fedprox", "moon", "uscc", "fedproc", "fedcd")
+    ],
+)
 def test_runs_beside(go, other, head_layers):
     installed(other)
     plugins = {other: {}, "fdcl": {"head_layers": head_layers}}

@@ -53,7 +53,11 @@ def _helpers():
 helpers = _helpers()
 Here, NAMES, SETTINGS, RUN = helpers.Here, helpers.NAMES, helpers.SETTINGS, helpers.RUN
 # fedamp and fedbuff send each client something else.
-METHODS = [(), ("moon",), ("fedcd",), ("fedcme",), ("fedeccr",), ("fedamp",), ("fedbuff",)]
+METHODS = [
+    ("fedcme",),
+    *(pytest.param(plugins, marks=pytest.mark.slow) for plugins in ((), ("moon",), ("fedcd",), ("fedeccr",))),
+    *(pytest.param(plugins, marks=pytest.mark.slow) for plugins in (("fedamp",), ("fedbuff",))),
+]
 
 
 def records(result):

@@ -80,7 +80,9 @@ def test_a_new_method_installs_and_passes_its_tests(new, tmp_path):
     own_tests(tmp_path / "fedcore-my-own", spec, "-k", "documented or complete or self or trains or learns")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "method" else pytest.mark.slow) for kind in KINDS]
+)
 def test_a_new_package_can_be_imported_and_passes_its_own_tests(new, tmp_path, kind):
     assert new("my-own", "--kind", kind).exit_code == 0
     package = tmp_path / "fedcore-my-own"
