@@ -27,7 +27,8 @@ from fedcore import (
     question,
 )
 from fedcore.engines import ClientFailure, InProcessEngine
-from fedcore_dp import CentralDP, CentralDPOptions, LocalDP, LocalDPOptions, spent_epsilon
+from fedcore_dp import CentralDP, CentralDPOptions, LocalDP, LocalDPOptions
+from fedcore_dp.accountant import spent_by
 from fedcore_dp.central import default_delta
 from fedcore_testing import (
     check_plugin,
@@ -361,7 +362,7 @@ def test_epsilon_stands_in_every_record_and_in_the_summary(tmp_path, sampling, r
     options = {"sampling": sampling, "noise_multiplier": 2.0, "delta": 1e-3, **SEEDED}
     result = federate(tmp_path, ("dp", options), **{**RUN, "rounds": 3}, participation=0.5)
     expected = [
-        {"epsilon": spent_epsilon(2.0, rate, number + 1, 1e-3), "delta": 1e-3, "noise": "seeded"} for number in range(3)
+        {**spent_by("pld", 2.0, rate, number + 1, 1e-3), "delta": 1e-3, "noise": "seeded"} for number in range(3)
     ]
     assert reports(result, "dp") == expected
     assert json.loads((result.directory / "summary.json").read_text())["reports"] == {"dp": expected[-1]}
@@ -370,16 +371,21 @@ def test_epsilon_stands_in_every_record_and_in_the_summary(tmp_path, sampling, r
 
 def test_delta_is_below_one_in_n_by_default(tmp_path):
     (report,) = reports(federate(tmp_path, "dp", **{**RUN, "clients": 20}), "dp")
-    assert report == {"epsilon": spent_epsilon(1.0, 1.0, 1, 20**-1.1), "delta": 20**-1.1, "noise": "secure"}
+    assert report == {**spent_by("pld", 1.0, 1.0, 1, 20**-1.1), "delta": 20**-1.1, "noise": "secure"}
     assert default_delta(3) == 0.1
 
 
 def test_a_clients_own_epsilon_is_that_of_whoever_took_part_most(tmp_path):
-    result = federate(tmp_path, ("local-dp", {"noise_multiplier": 4.0}), **{**RUN, "rounds": 5}, participation=0.5)
+    result = federate(
+        tmp_path,
+        ("local-dp", {"noise_multiplier": 4.0, "accountant": "rdp"}),
+        **{**RUN, "rounds": 5},
+        participation=0.5,
+    )
     cohorts = [record["cohort"] for record in records(result)]
     for number, report in enumerate(reports(result, "local-dp")):
         most = max(sum(client in cohort for cohort in cohorts[: number + 1]) for client in range(4))
-        assert report == {"epsilon": spent_epsilon(2.0, 1.0, most, 1e-5), "delta": 1e-5, "noise": "secure"}
+        assert report == {**spent_by("rdp", 2.0, 1.0, most, 1e-5), "delta": 1e-5, "noise": "secure"}
 
 
 @pytest.mark.parametrize("name", PLUGINS)

@@ -19,7 +19,7 @@ from fedcore import (
     Setup,
     hookimpl,
 )
-from fedcore_dp.accountant import privacy_report, spent_epsilon
+from fedcore_dp.accountant import privacy_report, spent_by
 from fedcore_dp.clipping import clip_factor, joint_norm
 from fedcore_dp.conflicts import (
     LEAVES_CLIENTS,
@@ -31,10 +31,10 @@ from fedcore_dp.conflicts import (
     refuse_shared_buffers,
 )
 from fedcore_dp.noise import Normal, secure_normal, secure_uniform, seeded_normal
-from fedcore_dp.options import MechanismOptions
+from fedcore_dp.options import UpdateOptions
 
 
-class CentralDPOptions(MechanismOptions):
+class CentralDPOptions(UpdateOptions):
     """Options of central differential privacy."""
 
     delta: float | None = Field(
@@ -139,8 +139,9 @@ class CentralDP(Plugin[CentralDPOptions]):
         """Report epsilon and delta after the rounds so far; no epsilon where there is no noise."""
         rate = server.config.participation if self.options.sampling == "poisson" else 1.0
         delta = default_delta(server.num_clients) if self.options.delta is None else self.options.delta
-        epsilon = spent_epsilon(self.options.noise_multiplier, rate, server.round + 1, delta) if self.private else None
-        return privacy_report(epsilon, delta, seeded=self.options.seed_noise)
+        options, rounds = self.options, server.round + 1
+        spent = spent_by(options.accountant, options.noise_multiplier, rate, rounds, delta) if self.private else {}
+        return privacy_report(spent, delta, seeded=options.seed_noise)
 
     def _expected(self, server: ServerContext) -> float:
         """Return m, the number of clients that a round has on average."""
