@@ -197,6 +197,62 @@ def with_fixed_scale(num_classes, input_shape):
     return SplitModel(nn.Sequential(nn.Flatten(), Scale(), nn.Linear(64, 8), nn.ReLU()), 8, num_classes)
 
 
+# --- central: adaptive clipping ----------------------------------------------------------------------------------
+
+ADAPTIVE = {"clip": 0.05, "quantile": 0.5, "clip_rate": 0.7, "noise_multiplier": 0.3, "count_noise": 0.4, **SEEDED}
+
+
+@pytest.mark.parametrize("lost", [(), (2,)])
+def test_the_bound_follows_the_norms_and_the_noise_follows_the_bound(tmp_path, lost):
+    """Three rounds again in NumPy: bound, bits, noise on both; who is missing counts for neither side."""
+    result, tap = tapped(tmp_path, ("dp", ADAPTIVE), lost=lost, rounds=3)
+    bound, multiplier = 0.05, (0.3**-2 - 0.8**-2) ** -0.5
+    starts = [{name: tensor.double().numpy() for name, tensor in sent.items()} for sent in tap.shared[:3]]
+    for number, (start, report) in enumerate(zip(starts, reports(result, "dp"), strict=True)):
+        ends = models(tap, number).values()
+        within = sum(clipped(start, end, 1.0)[1] <= bound for end in ends)
+        noise = noise_like(start, stream("dp/noise", round=number))
+        expected = released(start, ends, multiplier, bound, 4, noise)
+        close(weights(result) if number == 2 else tap.shared[number + 1], expected)
+        count = 0.4 * float(torch.randn((), generator=stream("dp/count", round=number), dtype=torch.float64))
+        share = (within - (len(ends) - within) + 2 * count) / 8 + 0.5
+        assert {name: report[name] for name in ("clip", "unclipped")} == pytest.approx(
+            {"clip": bound, "unclipped": share}
+        )
+        assert report["epsilon"] == spent_by("pld", 0.3, 1.0, number + 1, 0.1)["epsilon"]
+        bound *= math.exp(-0.7 * (share - 0.5))
+
+
+def test_an_adapted_bound_resumes_to_the_same_bits_and_keeps_no_count(tmp_path):
+    options = {**RUN, "rounds": 3}
+    resumed, whole = (
+        interrupted(tmp_path, ("dp", ADAPTIVE), after=0, **options),
+        federate(tmp_path, ("dp", ADAPTIVE), **options),
+    )
+    assert model_bytes(resumed) == model_bytes(whole)
+    assert reports(resumed, "dp") == reports(whole, "dp")
+    assert set(committed(whole).plugins["dp"]) == {"clip", "last"}
+
+
+def test_without_noise_the_bound_follows_the_exact_share(tmp_path):
+    result, _ = tapped(tmp_path, ("dp", {**ADAPTIVE, "clip": 1e3, "noise_multiplier": 0.0}), rounds=2)
+    first, second = reports(result, "dp")
+    assert first == {"epsilon": None, "delta": 0.1, "noise": "seeded", "clip": 1e3, "unclipped": 1.0}
+    assert second["clip"] == pytest.approx(1e3 * math.exp(-0.35))
+
+
+def test_a_round_without_clients_does_not_count_the_one_that_trains(tmp_path):
+    options = {"sampling": "poisson", **ADAPTIVE, "noise_multiplier": 0.0}
+    result, _ = tapped(tmp_path, ("dp", options), participation=0.02, min_clients=1)
+    assert reports(result, "dp")[0]["unclipped"] == 0.5
+
+
+def test_a_count_noise_that_takes_the_whole_budget_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"count_noise=0\.5 leaves nothing .* more than half of noise_multiplier=1"):
+        federate(tmp_path, ("dp", {"quantile": 0.5, "count_noise": 0.5}), **RUN)
+    federate(tmp_path, ("dp", {"quantile": 0.5, "noise_multiplier": 3.0}), **RUN)
+
+
 # --- central: who takes part -------------------------------------------------------------------------------------
 
 
