@@ -622,3 +622,53 @@ def test_noise_beyond_all_numbers_is_told(tmp_path):
     for name in ("metrics.jsonl", "summary.json"):
         assert "NaN" not in (result.directory / name).read_text()
         assert "Infinity" not in (result.directory / name).read_text()
+
+
+# --- next to malicious clients -----------------------------------------------------------------------------------
+
+ATTACK = {"kind": "sign-flip", "strength": 50.0, "clients": [1, 3]}
+
+
+def test_the_servers_clipping_bounds_clients_that_do_not_clip(tmp_path):
+    """Malicious updates are turned round and 50 times as long; each counts for S in the sum, as an honest one does."""
+    pytest.importorskip("fedcore_attacks")
+    options = {"clip": 0.05, "noise_multiplier": 0.3, **SEEDED}
+    result, tap = tapped(tmp_path, ("dp", options), ("attack", ATTACK))
+    assert records(result)[0]["reports"]["attack"]["malicious"] == [1, 3]
+    start = initial(tmp_path)
+    ends = {
+        client: {n: start[n] + (-50.0 if client in (1, 3) else 1.0) * (end[n] - start[n]) for n in start}
+        for client, end in models(tap).items()
+    }
+    noise = noise_like(start, stream("dp/noise", round=0))
+    close(weights(result), released(start, ends.values(), 0.3, 0.05, 4, noise))
+
+
+@pytest.mark.parametrize("kind", ["label-flip", "scale", "noise"])
+def test_attacks_that_read_no_honest_update_keep_the_guarantee(tmp_path, kind):
+    pytest.importorskip("fedcore_attacks")
+    result = federate(tmp_path, ("attack", {"kind": kind}), "dp", **RUN)
+    assert records(result)[0]["accepted"] == 4
+
+
+@pytest.mark.parametrize("options", [{"kind": "alie"}, {"kind": "ipm"}, {"kind": "mimic"}, {"kind": "replacement"}])
+def test_attacks_that_read_honest_updates_are_refused(tmp_path, options):
+    """An honest client's update would count in the malicious ones, too: more than S."""
+    pytest.importorskip("fedcore_attacks")
+    with pytest.raises(PluginConflictError, match=r"'dp' and 'attack' .*implements all_updates, which sees all"):
+        federate(tmp_path, "dp", ("attack", options), **RUN)
+    if options["kind"] == "replacement":
+        federate(tmp_path, "dp", ("attack", {**options, "strength": 5.0}), **RUN)
+
+
+def test_local_noise_does_not_hold_malicious_clients(tmp_path):
+    """Noise on the client is the client's own protection: what arrives from a malicious one is 50 times as long."""
+    pytest.importorskip("fedcore_attacks")
+    honest = weights(federate(tmp_path, ("local-dp", LOCAL), **RUN))
+    result, tap = tapped(tmp_path, ("local-dp", LOCAL), ("attack", ATTACK))
+    start, sent = initial(tmp_path), models(tap)
+    factors = {client: -50.0 if client in (1, 3) else 1.0 for client in sent}
+    mean = {n: start[n] + sum(factors[c] * (sent[c][n] - start[n]) for c in sent) / 4 for n in start}
+    for name, tensor in weights(result).items():
+        np.testing.assert_allclose(tensor.double().numpy(), mean[name], rtol=1e-4, atol=1e-4)
+        assert not torch.equal(tensor, honest[name])

@@ -364,3 +364,13 @@ def test_plugins_that_do_not_go_with_it(tmp_path, other):
     pytest.importorskip(f"fedcore_{other}")
     with pytest.raises(PluginConflictError, match="'dp-sgd'"):
         federate(tmp_path, ("dp-sgd", {"passes": "each"}), other, **RUN)
+
+
+def test_poisoned_samples_are_clipped_with_the_others(tmp_path):
+    """A data attack poisons what the client trains on; its gradients are clipped and noised as any."""
+    pytest.importorskip("fedcore_attacks")
+    attack = ("attack", {"kind": "label-flip", "share": 0.5})
+    chosen = ("dp-sgd", {**SEEDED, "sampling": "poisson"})
+    size = {**RUN, "local_steps": 2}
+    one, other = (model_bytes(federate(tmp_path, *pair, **size)) for pair in ((chosen, attack), (attack, chosen)))
+    assert one == other != model_bytes(federate(tmp_path, chosen, **size))
