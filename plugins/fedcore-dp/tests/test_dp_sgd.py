@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fedcore_dp import example as plugin_module
 from fedcore_dp.accountant import spent_by
 from fedcore_testing import (
     check_plugin,
+    create_plugin,
     federate,
     initial_weights,
     interrupted,
@@ -295,6 +297,18 @@ def batch_norm(num_classes, input_shape):
     return SplitModel(base, 16, num_classes)
 
 
+def frozen_batch_norm(num_classes, input_shape):
+    model = batch_norm(num_classes, input_shape)
+    for parameter in model.encoder.base[2].parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def test_batch_norm_that_does_not_train_mixes_nothing(tmp_path):
+    result = federate(tmp_path, "dp-sgd", **{**ONE, "model": f"{HERE}frozen_batch_norm", "buffers": "local"})
+    assert records(result)[0]["failures"] == []
+
+
 @pytest.mark.parametrize("z", [0.0, 1.0])
 def test_batch_norm_is_refused_with_the_remedy(tmp_path, z):
     with pytest.raises(ConfigError, match=r"'encoder\.base\.2' is BatchNorm, which mixes .* GroupNorm"):
@@ -332,8 +346,17 @@ def test_questions_patience_and_terms_are_refused(tmp_path):
         federate(tmp_path, "dp-sgd", **{**RUN, "client_test_fraction": 0.2, "patience": 1})
     with pytest.raises(PluginConflictError, match=r"implements local_loss.*Use dp-sgd\.passes=each"):
         federate(tmp_path, "dp-sgd", f"{HERE}Term", **RUN)
+    with pytest.raises(ConfigError, match=r"not --precision bf16\. Use dp-sgd\.passes=each"):
+        federate(tmp_path, "dp-sgd", **RUN, precision="bf16")
     with pytest.raises(ConfigError, match="sampling=poisson draws samples for passes=one only"):
         federate(tmp_path, ("dp-sgd", {"passes": "each", "sampling": "poisson"}), **RUN)
+
+
+def test_drawn_samples_are_not_augmented():
+    config = SimpleNamespace(precision="fp32", augment=True)
+    setup = SimpleNamespace(config=config, model=nn.Linear(2, 2), plugins=SimpleNamespace(implementers=lambda hook: []))
+    with pytest.raises(ConfigError, match="sampling=poisson draws samples without --augment"):
+        create_plugin("dp-sgd", {"sampling": "poisson"}).check_run(setup)
 
 
 def test_terms_of_other_plugins_are_clipped_with_the_loss(tmp_path):

@@ -220,8 +220,8 @@ def _refuse_batch_norm(setup: Setup, name: str) -> None:
     :raises ConfigError: says which module, and what to do.
     """
     for path, module in setup.model.named_modules():
-        trained = any(parameter.requires_grad for parameter in module.parameters()) or not list(module.parameters())
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and trained:
+        trains = [parameter.requires_grad for parameter in module.parameters()]
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (any(trains) or not trains):
             raise ConfigError(
                 f"plugin {name!r}: {path!r} is BatchNorm, which mixes the samples of a batch, so that a single sample "
                 "has no gradient of its own. Use a model with GroupNorm, or without normalisation."
