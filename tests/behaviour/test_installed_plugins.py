@@ -29,6 +29,10 @@ EXPECTED = {
         "check_mean_of_equal_updates_is_that_update": "equal updates are clipped and get noise",
         "check_runs_beside_another_plugin": "the neighbour sums up what single clients send: refused",
     },
+    "dp-sgd": {
+        **NOISY,
+        "check_runs_beside_another_plugin": "the neighbour may look at samples past the noise: refused",
+    },
     "fednh": {
         "check_mean_of_equal_updates_is_that_update": "the classifier's prototypes come from the clients' features",
     },

@@ -116,6 +116,13 @@ def test_captured_steps_train_as_plain_ones_do(both, plugins):
     assert_same(captured, plain)
 
 
+def test_a_graph_does_not_repeat_the_noise_of_private_steps(both):
+    pytest.importorskip("fedcore_dp")
+    captured, plain, recorder = both(("dp-sgd", {"seed_noise": True}))
+    assert recorder.recorded == 0
+    assert_same(captured, plain)
+
+
 def test_a_model_kept_from_the_epoch_before_is_captured(both):
     captured, plain, recorder = both(("fdcl", {"previous": "epoch", "mu": 1.0}))
     assert recorder.launched > recorder.recorded > 0

@@ -79,7 +79,7 @@ def test_a_method_requires_no_library_of_weight(folder):
         set(project.get("entry-points", {})) & {"fedcore.plugins", "fedcore.partitioners"}
         and folder.name != "fedcore-zoo"
     ):
-        own = {"fedcore-dp": {"opacus"}, "fedcore-fedcd": {"scikit-learn", "scipy"}}  # its accountant; k-means
+        own = {"fedcore-dp": {"dp-accounting"}, "fedcore-fedcd": {"scikit-learn", "scipy"}}  # its accountant; k-means
         assert {need for need in needs if not need.startswith("fedcore")} == own.get(folder.name, set())
     elif folder.name != "fedcore-zoo":
         assert not {"torch", "torchvision"} & needs

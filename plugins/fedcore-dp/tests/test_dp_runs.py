@@ -27,7 +27,8 @@ from fedcore import (
     question,
 )
 from fedcore.engines import ClientFailure, InProcessEngine
-from fedcore_dp import CentralDP, CentralDPOptions, LocalDP, LocalDPOptions, spent_epsilon
+from fedcore_dp import CentralDP, CentralDPOptions, LocalDP, LocalDPOptions
+from fedcore_dp.accountant import spent_by
 from fedcore_dp.central import default_delta
 from fedcore_testing import (
     check_plugin,
@@ -196,6 +197,62 @@ def with_fixed_scale(num_classes, input_shape):
     return SplitModel(nn.Sequential(nn.Flatten(), Scale(), nn.Linear(64, 8), nn.ReLU()), 8, num_classes)
 
 
+# --- central: adaptive clipping ----------------------------------------------------------------------------------
+
+ADAPTIVE = {"clip": 0.05, "quantile": 0.5, "clip_rate": 0.7, "noise_multiplier": 0.3, "count_noise": 0.4, **SEEDED}
+
+
+@pytest.mark.parametrize("lost", [(), (2,)])
+def test_the_bound_follows_the_norms_and_the_noise_follows_the_bound(tmp_path, lost):
+    """Three rounds again in NumPy: bound, bits, noise on both; who is missing counts for neither side."""
+    result, tap = tapped(tmp_path, ("dp", ADAPTIVE), lost=lost, rounds=3)
+    bound, multiplier = 0.05, (0.3**-2 - 0.8**-2) ** -0.5
+    starts = [{name: tensor.double().numpy() for name, tensor in sent.items()} for sent in tap.shared[:3]]
+    for number, (start, report) in enumerate(zip(starts, reports(result, "dp"), strict=True)):
+        ends = models(tap, number).values()
+        within = sum(clipped(start, end, 1.0)[1] <= bound for end in ends)
+        noise = noise_like(start, stream("dp/noise", round=number))
+        expected = released(start, ends, multiplier, bound, 4, noise)
+        close(weights(result) if number == 2 else tap.shared[number + 1], expected)
+        count = 0.4 * float(torch.randn((), generator=stream("dp/count", round=number), dtype=torch.float64))
+        share = (within - (len(ends) - within) + 2 * count) / 8 + 0.5
+        assert {name: report[name] for name in ("clip", "unclipped")} == pytest.approx(
+            {"clip": bound, "unclipped": share}
+        )
+        assert report["epsilon"] == spent_by("pld", 0.3, 1.0, number + 1, 0.1)["epsilon"]
+        bound *= math.exp(-0.7 * (share - 0.5))
+
+
+def test_an_adapted_bound_resumes_to_the_same_bits_and_keeps_no_count(tmp_path):
+    options = {**RUN, "rounds": 3}
+    resumed, whole = (
+        interrupted(tmp_path, ("dp", ADAPTIVE), after=0, **options),
+        federate(tmp_path, ("dp", ADAPTIVE), **options),
+    )
+    assert model_bytes(resumed) == model_bytes(whole)
+    assert reports(resumed, "dp") == reports(whole, "dp")
+    assert set(committed(whole).plugins["dp"]) == {"clip", "last"}
+
+
+def test_without_noise_the_bound_follows_the_exact_share(tmp_path):
+    result, _ = tapped(tmp_path, ("dp", {**ADAPTIVE, "clip": 1e3, "noise_multiplier": 0.0}), rounds=2)
+    first, second = reports(result, "dp")
+    assert first == {"epsilon": None, "delta": 0.1, "noise": "seeded", "clip": 1e3, "unclipped": 1.0}
+    assert second["clip"] == pytest.approx(1e3 * math.exp(-0.35))
+
+
+def test_a_round_without_clients_does_not_count_the_one_that_trains(tmp_path):
+    options = {"sampling": "poisson", **ADAPTIVE, "noise_multiplier": 0.0}
+    result, _ = tapped(tmp_path, ("dp", options), participation=0.02, min_clients=1)
+    assert reports(result, "dp")[0]["unclipped"] == 0.5
+
+
+def test_a_count_noise_that_takes_the_whole_budget_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"count_noise=0\.5 leaves nothing .* more than half of noise_multiplier=1"):
+        federate(tmp_path, ("dp", {"quantile": 0.5, "count_noise": 0.5}), **RUN)
+    federate(tmp_path, ("dp", {"quantile": 0.5, "noise_multiplier": 3.0}), **RUN)
+
+
 # --- central: who takes part -------------------------------------------------------------------------------------
 
 
@@ -361,7 +418,7 @@ def test_epsilon_stands_in_every_record_and_in_the_summary(tmp_path, sampling, r
     options = {"sampling": sampling, "noise_multiplier": 2.0, "delta": 1e-3, **SEEDED}
     result = federate(tmp_path, ("dp", options), **{**RUN, "rounds": 3}, participation=0.5)
     expected = [
-        {"epsilon": spent_epsilon(2.0, rate, number + 1, 1e-3), "delta": 1e-3, "noise": "seeded"} for number in range(3)
+        {**spent_by("pld", 2.0, rate, number + 1, 1e-3), "delta": 1e-3, "noise": "seeded"} for number in range(3)
     ]
     assert reports(result, "dp") == expected
     assert json.loads((result.directory / "summary.json").read_text())["reports"] == {"dp": expected[-1]}
@@ -370,16 +427,21 @@ def test_epsilon_stands_in_every_record_and_in_the_summary(tmp_path, sampling, r
 
 def test_delta_is_below_one_in_n_by_default(tmp_path):
     (report,) = reports(federate(tmp_path, "dp", **{**RUN, "clients": 20}), "dp")
-    assert report == {"epsilon": spent_epsilon(1.0, 1.0, 1, 20**-1.1), "delta": 20**-1.1, "noise": "secure"}
+    assert report == {**spent_by("pld", 1.0, 1.0, 1, 20**-1.1), "delta": 20**-1.1, "noise": "secure"}
     assert default_delta(3) == 0.1
 
 
 def test_a_clients_own_epsilon_is_that_of_whoever_took_part_most(tmp_path):
-    result = federate(tmp_path, ("local-dp", {"noise_multiplier": 4.0}), **{**RUN, "rounds": 5}, participation=0.5)
+    result = federate(
+        tmp_path,
+        ("local-dp", {"noise_multiplier": 4.0, "accountant": "rdp"}),
+        **{**RUN, "rounds": 5},
+        participation=0.5,
+    )
     cohorts = [record["cohort"] for record in records(result)]
     for number, report in enumerate(reports(result, "local-dp")):
         most = max(sum(client in cohort for cohort in cohorts[: number + 1]) for client in range(4))
-        assert report == {"epsilon": spent_epsilon(2.0, 1.0, most, 1e-5), "delta": 1e-5, "noise": "secure"}
+        assert report == {**spent_by("rdp", 2.0, 1.0, most, 1e-5), "delta": 1e-5, "noise": "secure"}
 
 
 @pytest.mark.parametrize("name", PLUGINS)
@@ -560,3 +622,53 @@ def test_noise_beyond_all_numbers_is_told(tmp_path):
     for name in ("metrics.jsonl", "summary.json"):
         assert "NaN" not in (result.directory / name).read_text()
         assert "Infinity" not in (result.directory / name).read_text()
+
+
+# --- next to malicious clients -----------------------------------------------------------------------------------
+
+ATTACK = {"kind": "sign-flip", "strength": 50.0, "clients": [1, 3]}
+
+
+def test_the_servers_clipping_bounds_clients_that_do_not_clip(tmp_path):
+    """Malicious updates are turned round and 50 times as long; each counts for S in the sum, as an honest one does."""
+    pytest.importorskip("fedcore_attacks")
+    options = {"clip": 0.05, "noise_multiplier": 0.3, **SEEDED}
+    result, tap = tapped(tmp_path, ("dp", options), ("attack", ATTACK))
+    assert records(result)[0]["reports"]["attack"]["malicious"] == [1, 3]
+    start = initial(tmp_path)
+    ends = {
+        client: {n: start[n] + (-50.0 if client in (1, 3) else 1.0) * (end[n] - start[n]) for n in start}
+        for client, end in models(tap).items()
+    }
+    noise = noise_like(start, stream("dp/noise", round=0))
+    close(weights(result), released(start, ends.values(), 0.3, 0.05, 4, noise))
+
+
+@pytest.mark.parametrize("kind", ["label-flip", "scale", "noise"])
+def test_attacks_that_read_no_honest_update_keep_the_guarantee(tmp_path, kind):
+    pytest.importorskip("fedcore_attacks")
+    result = federate(tmp_path, ("attack", {"kind": kind}), "dp", **RUN)
+    assert records(result)[0]["accepted"] == 4
+
+
+@pytest.mark.parametrize("options", [{"kind": "alie"}, {"kind": "ipm"}, {"kind": "mimic"}, {"kind": "replacement"}])
+def test_attacks_that_read_honest_updates_are_refused(tmp_path, options):
+    """An honest client's update would count in the malicious ones, too: more than S."""
+    pytest.importorskip("fedcore_attacks")
+    with pytest.raises(PluginConflictError, match=r"'dp' and 'attack' .*implements all_updates, which sees all"):
+        federate(tmp_path, "dp", ("attack", options), **RUN)
+    if options["kind"] == "replacement":
+        federate(tmp_path, "dp", ("attack", {**options, "strength": 5.0}), **RUN)
+
+
+def test_local_noise_does_not_hold_malicious_clients(tmp_path):
+    """Noise on the client is the client's own protection: what arrives from a malicious one is 50 times as long."""
+    pytest.importorskip("fedcore_attacks")
+    honest = weights(federate(tmp_path, ("local-dp", LOCAL), **RUN))
+    result, tap = tapped(tmp_path, ("local-dp", LOCAL), ("attack", ATTACK))
+    start, sent = initial(tmp_path), models(tap)
+    factors = {client: -50.0 if client in (1, 3) else 1.0 for client in sent}
+    mean = {n: start[n] + sum(factors[c] * (sent[c][n] - start[n]) for c in sent) / 4 for n in start}
+    for name, tensor in weights(result).items():
+        np.testing.assert_allclose(tensor.double().numpy(), mean[name], rtol=1e-4, atol=1e-4)
+        assert not torch.equal(tensor, honest[name])

@@ -37,6 +37,9 @@ STRENGTH = {"sign-flip": 1.0, "scale": 10.0, "noise": 0.1, "ipm": 0.5}
 ON_DATA = ("label-flip", "backdoor", "replacement")
 """Attacks that poison samples. Model replacement is a backdoor whose updates are scaled."""
 
+OMNISCIENT = ("alie", "ipm", "mimic")
+"""Attacks that read the honest updates."""
+
 CHUNK = 1000
 
 
@@ -77,6 +80,12 @@ class Attack(Plugin[AttackOptions]):
     """
 
     neutral = {"kind": "sign-flip", "share": 0.0}
+
+    def __init__(self, options: AttackOptions) -> None:
+        super().__init__(options)
+        counts_all = options.kind == "replacement" and options.strength is None
+        # dp of fedcore-dp reads it: all_updates takes nothing of an honest client into another client's update.
+        self.own_updates_only = not counts_all and options.kind not in OMNISCIENT
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:

@@ -15,11 +15,13 @@ from fedcore import (
     ClientUpdate,
     ConfigError,
     Plugin,
+    RunConfig,
     ServerContext,
     Setup,
     hookimpl,
 )
-from fedcore_dp.accountant import privacy_report, spent_epsilon
+from fedcore_dp.accountant import privacy_report, spent_by
+from fedcore_dp.adaptive import next_clip, noised_share, update_multiplier
 from fedcore_dp.clipping import clip_factor, joint_norm
 from fedcore_dp.conflicts import (
     LEAVES_CLIENTS,
@@ -31,10 +33,10 @@ from fedcore_dp.conflicts import (
     refuse_shared_buffers,
 )
 from fedcore_dp.noise import Normal, secure_normal, secure_uniform, seeded_normal
-from fedcore_dp.options import MechanismOptions
+from fedcore_dp.options import UpdateOptions
 
 
-class CentralDPOptions(MechanismOptions):
+class CentralDPOptions(UpdateOptions):
     """Options of central differential privacy."""
 
     delta: float | None = Field(
@@ -48,13 +50,26 @@ class CentralDPOptions(MechanismOptions):
         description="fixed: as many clients as --participation says, accounted as if all took part in every round; "
         "poisson: each client by itself with that chance, and accounted so.",
     )
+    quantile: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="gamma: S starts at clip and follows this quantile of the updates' norms; null keeps S.",
+    )
+    clip_rate: float = Field(default=0.2, gt=0, description="eta_S: how fast S follows the quantile.")
+    count_noise: float | None = Field(
+        default=None,
+        gt=0,
+        description="sigma_b: standard deviation of the noise on the number of updates within S; default the larger of "
+        "m / 20 and z.",
+    )
 
 
 class CentralDP(Plugin[CentralDPOptions]):
     """DP-FedAvg (McMahan, Ramage, Talwar, Zhang, ICLR 2018, arXiv 1710.06963), client-level, on a trusted server.
 
     w_{t+1} = w_t + (sum of clip(y_k - w_t, S) + N(0, z^2 S^2 I)) / m, where m is the expected number of clients in a
-    round, whatever the cohort: every client counts once.
+    round, whatever the cohort: every client counts once. With a quantile, S is adapted (Andrew et al., NeurIPS 2021).
     """
 
     neutral = {"clip": 1e300, "noise_multiplier": 0.0}
@@ -77,6 +92,12 @@ class CentralDP(Plugin[CentralDPOptions]):
             raise ConfigError(
                 f"plugin {self.name!r}: with sampling=poisson a round without an accepted update must stop the run, "
                 "since no noise would be added; use --min-clients 1"
+            )
+        noise = self._count_noise(setup.config)
+        if self.options.quantile is not None and 2 * noise <= self.options.noise_multiplier:
+            raise ConfigError(
+                f"plugin {self.name!r}: count_noise={noise:g} leaves nothing of the budget to the updates; it must be "
+                f"more than half of noise_multiplier={self.options.noise_multiplier:g}"
             )
 
     @hookimpl
@@ -107,7 +128,10 @@ class CentralDP(Plugin[CentralDPOptions]):
         """Bound the update's norm over all trainable shared parameters; other shared ones stay w_t's."""
         moves = {name: update.model[name].double() - server.model[name].double() for name in server.trainable}
         idle = self.options.sampling == "poisson" and server.state["idle"]
-        factor = 0.0 if idle else clip_factor(joint_norm(moves.values()), self.options.clip)
+        norm, bound = joint_norm(moves.values()), self._bound(server)
+        factor = 0.0 if idle else clip_factor(norm, bound)
+        if self.options.quantile is not None and not idle:
+            server.state.add("within", torch.tensor(0.5 if norm <= bound else -0.5))
         changed: dict[str, Tensor] = {}
         if self.private:
             changed = {name: server.model[name] for name in update.model if name not in moves}
@@ -121,12 +145,18 @@ class CentralDP(Plugin[CentralDPOptions]):
     @hookimpl
     def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """Add the noise, and divide by the expected number of clients in place of those who came."""
+        bound = self._bound(server)
+        if self.options.quantile is not None:
+            self._adapt(server, bound, self.options.quantile)
         if not self.private:
             return None
-        expected = self._expected(server)
+        multiplier = self.options.noise_multiplier
+        if self.options.quantile is not None:
+            multiplier = update_multiplier(multiplier, self._count_noise(server.config))
+        expected = self._expected(server.config)
         share = len(server.accepted) / expected
-        scale = self.options.noise_multiplier * self.options.clip / expected
-        normal = self._normal(server)
+        scale = multiplier * bound / expected
+        normal = self._normal(server, "dp/noise")
         new = {}
         for name, value in mean.items():
             start = server.model[name].double()
@@ -134,22 +164,41 @@ class CentralDP(Plugin[CentralDPOptions]):
             new[name] = (start + step + scale * normal(value.shape)).to(value.dtype)
         return new
 
+    def _adapt(self, server: ServerContext, bound: float, quantile: float) -> None:
+        """Choose the next round's bound by the noised share of updates within this one's; forget the count itself."""
+        options, config = self.options, server.config
+        centred = float(server.state.pop("within", 0.0))
+        noise = self._count_noise(config) * float(self._normal(server, "dp/count")(())) if self.private else 0.0
+        share = noised_share(centred, noise, self._expected(config))
+        server.state["clip"] = next_clip(bound, share, quantile, options.clip_rate)
+        server.state["last"] = {"clip": bound, "unclipped": share}
+
     @hookimpl
     def report(self, server: ServerContext) -> dict[str, Any]:
         """Report epsilon and delta after the rounds so far; no epsilon where there is no noise."""
         rate = server.config.participation if self.options.sampling == "poisson" else 1.0
         delta = default_delta(server.num_clients) if self.options.delta is None else self.options.delta
-        epsilon = spent_epsilon(self.options.noise_multiplier, rate, server.round + 1, delta) if self.private else None
-        return privacy_report(epsilon, delta, seeded=self.options.seed_noise)
+        options, rounds = self.options, server.round + 1
+        spent = spent_by(options.accountant, options.noise_multiplier, rate, rounds, delta) if self.private else {}
+        return {**privacy_report(spent, delta, seeded=options.seed_noise), **server.state.get("last", {})}
 
-    def _expected(self, server: ServerContext) -> float:
+    def _bound(self, server: ServerContext) -> float:
+        """Return S of this round."""
+        return float(server.state.get("clip", self.options.clip))
+
+    def _expected(self, config: RunConfig) -> float:
         """Return m, the number of clients that a round has on average."""
         if self.options.sampling == "poisson":
-            return float(server.config.participation * server.num_clients)
-        return float(server.config.cohort_size)
+            return float(config.participation * config.clients)
+        return float(config.cohort_size)
 
-    def _normal(self, server: ServerContext) -> Normal:
-        return seeded_normal(server.generator("dp/noise")) if self.options.seed_noise else secure_normal
+    def _count_noise(self, config: RunConfig) -> float:
+        """Return sigma_b."""
+        given = self.options.count_noise
+        return max(self._expected(config) / 20, self.options.noise_multiplier) if given is None else given
+
+    def _normal(self, server: ServerContext, purpose: str) -> Normal:
+        return seeded_normal(server.generator(purpose)) if self.options.seed_noise else secure_normal
 
 
 def default_delta(clients: int) -> float:

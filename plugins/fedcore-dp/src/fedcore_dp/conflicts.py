@@ -55,8 +55,11 @@ def refuse_hooks(setup: Setup, name: str, hooks: Mapping[str, str]) -> None:
     """
     for hook, reason in hooks.items():
         for other in setup.plugins.implementers(hook):
-            decodes = hook == "pre_aggregate" and other.encodes  # comes before the clipping, and looks at one update
-            if other.name != name and not decodes:
+            # Encoding looks at one update: on the server before the clipping, on the client after training.
+            encodes = hook in ("pre_aggregate", "begin_local", "pre_upload") and other.encodes
+            guards = hook == "begin_local" and other.implements("guard_upload")  # local-dp keeps w_t
+            apart = hook == "all_updates" and getattr(other, "own_updates_only", False)  # each update by itself
+            if other.name != name and not (encodes or guards or apart):
                 raise PluginConflictError.of(name, other.name, f"{other.name!r} implements {hook}, which {reason}")
 
 

@@ -20,18 +20,18 @@ from fedcore import (
     Setup,
     hookimpl,
 )
-from fedcore_dp.accountant import privacy_report, spent_epsilon
+from fedcore_dp.accountant import privacy_report, spent_by
 from fedcore_dp.clipping import clip_factor, joint_norm
 from fedcore_dp.conflicts import LEAVES_CLIENTS, refuse_hooks, refuse_patience, refuse_questions, refuse_shared_buffers
 from fedcore_dp.noise import secure_normal, seeded_normal
-from fedcore_dp.options import MechanismOptions
+from fedcore_dp.options import UpdateOptions
 
 MODEL = ""
 Vector = dict[tuple[str, str], Tensor]
 """Tensors that are clipped as one: (plugin, or MODEL, and name) -> values, float64 on the CPU."""
 
 
-class LocalDPOptions(MechanismOptions):
+class LocalDPOptions(UpdateOptions):
     """Options of local differential privacy."""
 
     payload_clip: float = Field(
@@ -119,11 +119,11 @@ class LocalDP(Plugin[LocalDPOptions]):
         Two data sets can give updates on opposite sides of the ball, 2 S apart: the multiplier counts half.
         """
         options = self.options
-        epsilon = None
+        spent = {}
         if self.private:
             releases = int(server.state["releases"].max()) if "releases" in server.state else 0
-            epsilon = spent_epsilon(options.noise_multiplier / 2, 1.0, releases, options.delta)
-        return privacy_report(epsilon, options.delta, seeded=options.seed_noise)
+            spent = spent_by(options.accountant, options.noise_multiplier / 2, 1.0, releases, options.delta)
+        return privacy_report(spent, options.delta, seeded=options.seed_noise)
 
 
 def _vectors(payload: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Vector]:
