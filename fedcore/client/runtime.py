@@ -281,12 +281,15 @@ class ClientRuntime:
         return on_cpu(detached) if self.updates_on.type == "cpu" else detached
 
     def _ask(self, task: ClientTask, shared: SharedPayload | None) -> Reply:
-        plugin, question = str(task.meta["plugin"]), str(task.meta["question"])
+        plugin, question, plugins = str(task.meta["plugin"]), str(task.meta["question"]), self.setup.plugins
         with closing(self._session(task, shared, read_only=f"question {question}")) as session:
             tensors = {name: tensor.to(self.working.device) for name, tensor in task.tensors.items()}
-            client = context_of(session, plugin)
-            answer = self.setup.plugins.answer(plugin, question, client=client, tensors=tensors)
-        return Reply(on_cpu({name: tensor.detach().clone() for name, tensor in (answer or {}).items()}))
+            answer = plugins.answer(plugin, question, client=context_of(session, plugin), tensors=tensors) or {}
+            for other in plugins.implementers("pre_answer"):
+                client = context_of(session, other.name)
+                seen = plugins.call(other.name, "pre_answer", client=client, answer=answer)
+                answer = answer if seen is None else seen
+        return Reply(on_cpu({name: tensor.detach().clone() for name, tensor in answer.items()}))
 
     def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> Evaluation:
         held_out = self.partition.test[task.client]

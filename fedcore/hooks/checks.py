@@ -280,6 +280,7 @@ RESULTS: Mapping[str, tuple[type | Callable[[Any], bool], str]] = {
     "pre_aggregate": _UPDATE,
     "pre_upload": _UPDATE,
     "guard_upload": _UPDATE,
+    "pre_answer": _TENSORS,
     "select_clients": (_cohort, "a sequence of client ids, or a mapping of client ids to local epochs"),
     "personal_parameters": (_patterns, "a sequence of patterns"),
     "personal_model": (nn.Module, "a module"),

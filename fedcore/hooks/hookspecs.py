@@ -18,9 +18,10 @@ say where it runs. The order is the same with every engine::
       for each round:
         select_clients                                              [server]   may ask clients
         begin_round                                                 [server]   may ask clients
+          (an answer: local_samples, the question, pre_answer       [client]   wherever the server asks)
         broadcast                                                   [server]   once; broadcast_to for each client
         for each client of the cohort:
-          local_samples                                             [client]   and before a question or an evaluation
+          local_samples                                             [client]   and before an evaluation
           begin_local                                               [client]
           for each local epoch:
             (a break: mid_local_epoch                               [server]   between two epochs)
@@ -413,6 +414,18 @@ def guard_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | 
     :param update: ``payload`` holds the tensors of every plugin: plugin -> name -> tensor.
     :returns: The update to send (``dataclasses.replace``), or None to keep the given update.
     Combining: exclusive.
+    """
+
+
+@hookspec
+def pre_answer(client: ClientContext, answer: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+    """Change a client's answer to a question before it is sent: an attack, noise. It may be another plugin's question.
+
+    When: after the question's method.
+    :param client: ``client.state`` is read-only, as in the question.
+    :param answer: The named tensors of the answer.
+    :returns: The answer to send, or None to keep the given answer.
+    Combining: in user order, each on the result of the plugin before.
     """
 
 

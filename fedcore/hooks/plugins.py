@@ -34,6 +34,7 @@ REPLACES = {
     "local_samples": "samples",
     "pre_aggregate": "update",
     "pre_upload": "update",
+    "pre_answer": "answer",
 }
 """Hooks whose result replaces an argument -> the argument."""
 

@@ -326,6 +326,42 @@ def test_a_client_whose_values_would_poison_a_state_is_left_out(tmp_path, plugin
     assert all(bool(tensor.isfinite().all()) for tensor in tensors if isinstance(tensor, torch.Tensor))
 
 
+def times(factor):
+    return lambda tensor: tensor * factor
+
+
+LONG = r"holds a mean of length .*; no feature is longer than"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "options", "corrupt", "words"),
+    [
+        ("fedproc", {"feature_norm": 50}, fit(prototypes=times(1e3)), f"'prototypes' {LONG} 50"),
+        ("fedproc", {"normalize": True}, fit(prototypes=times(2)), f"'prototypes' {LONG} 1"),
+        ("fedeccr", {"feature_norm": 50}, fit(prototypes=times(1e3)), f"'prototypes' {LONG} 50"),
+        ("fedeccr", {"feature_norm": 50}, asked(means=times(1e3)), f"'means' {LONG} 50"),
+        ("fedcd", {}, fit(prototypes=times(2)), r"'prototypes' moved .* from P\^g, but \d+ steps of SGD move at most"),
+        ("fedcd", {"feature_norm": 50}, fit(prototypes=times(1e3)), f"'prototypes' ({LONG} 50|moved)"),
+        ("fedcd", {"normalize": True, "hpc": False}, fit(prototypes=times(2)), f"'prototypes' {LONG} 1"),
+        ("fedcme", {"feature_norm": 50}, fit(features=times(1e3)), f"'features' {LONG} 50"),
+        ("fedcme", {}, fit(vector=times(10)), "'vector' is .*, expected accuracies from 0 to 1"),
+        ("fedcme", {}, fit(vector=times(-1)), "'vector' is .*, expected accuracies from 0 to 1"),
+        ("ccvr", {}, asked(means=times(-1)), "'means' holds -.*; features after a ReLU are not negative"),
+        ("ccvr", {"tukey": 0.5}, asked(means=times(-1)), "'means' holds -.*; features after a ReLU are not negative"),
+        ("ccvr", {}, asked(covariances=times(1e4)), r"'covariances' holds a variance above n mean\^2"),
+        ("ccvr", {}, asked(covariances=times(-1)), "'covariances' holds a matrix that is not positive semi-definite"),
+        ("uscc", {"feature_norm": 50}, asked(covariances=times(1e4)), "'covariances' holds a trace of .* at most"),
+    ],
+)
+def test_statistics_of_no_samples_are_refused_by_name(tmp_path, plugin, options, corrupt, words):
+    result = train(tmp_path, plugin, corrupt, HONEST, options=options, local_epochs=2)
+    failures = [failure for record in RunDirectory(result.directory).read_metrics() for failure in record["failures"]]
+    assert failures
+    for failure in failures:
+        assert (failure["client"], failure["kind"]) == (1, "rejected")
+        assert re.search(f"client 1.*{words}", failure["message"]), failure["message"]
+
+
 def test_a_calibration_that_one_client_would_spoil_is_repeated_without_it(tmp_path):
     spoils = asked(means=full(9e17))
     options = {"per_class": 4, "epochs": 2, "lr": 1e6}

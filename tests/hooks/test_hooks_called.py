@@ -49,6 +49,10 @@ class Everything(Plugin):
         return {"y": tensors["x"] + client.id}
 
     @hookimpl
+    def pre_answer(self, client, answer):
+        self.note("pre_answer", client.id, answer=answer["y"].tolist())
+
+    @hookimpl
     def broadcast(self, server):
         self.note("broadcast", round=server.round)
         return {"sent": torch.ones(1)}
@@ -154,7 +158,7 @@ BUILD = ["configure_model", "personal_parameters", "check_run"]
 STEP = ["task_loss", "local_loss", "gradients", "observe"]
 # Client 1 has three samples and client 0 has one: the dispatch order is 1, 0.
 CLIENT = [
-    *[(hook, client) for client in (0, 1) for hook in ["local_samples", "asked"]],
+    *[(hook, client) for client in (0, 1) for hook in ["local_samples", "asked", "pre_answer"]],
     *[(hook, client) for client in (1, 0) for hook in ["local_samples", "begin_local", *STEP]],
     *[(hook, client) for client in (1, 0) for hook in [*STEP, "end_local", "pre_upload", "guard_upload"]],
     *[(hook, client) for client in (0, 1) for hook in ["local_samples", "personal_model"]],
@@ -242,6 +246,7 @@ def test_what_the_server_hooks_see(calls):
 
 def test_what_the_client_hooks_see(calls):
     assert details(calls, "asked", 0)[0] == {"tensors": ["x"]}
+    assert details(calls, "pre_answer", 1)[0] == {"answer": [2.0]}
     assert details(calls, "local_samples", 1)[0] == {"n": 3}
     assert details(calls, "begin_local", 0)[0] == {"received": ["own", "sent"], "steps": 0}
     assert details(calls, "task_loss", 0)[:2] == [{"epoch": 0}, {"epoch": 1}]

@@ -7,7 +7,7 @@ import doctest
 import pytest
 import torch
 
-from fedcore import ConfigError, Plugin, PluginConflictError, RunConfig, hookimpl
+from fedcore import ConfigError, Plugin, PluginConflictError, RunConfig, hookimpl, question
 from fedcore_attacks import (
     Attack,
     AttackOptions,
@@ -15,16 +15,19 @@ from fedcore_attacks import (
     alie_z,
     equations,
     flipped_labels,
+    inflated_payload,
     inner_product_manipulation,
     malicious_clients,
     most_spread,
+    scaled_payload,
+    swapped_payload,
     triggered,
 )
 from fedcore_testing import federations, interrupted, model_bytes, records
 
 SIZE = {"clients": 5, "rounds": 2, "participation": 1.0, "local_epochs": 1, "batch_size": 64, "partition": "iid"}
 go = federations(**SIZE)
-KINDS = ["label-flip", "backdoor", "sign-flip", "scale", "noise", "alie", "ipm", "mimic", "replacement"]
+KINDS = ["label-flip", "backdoor", "sign-flip", "scale", "noise", "alie", "ipm", "mimic", "replacement", "payload-flip"]
 SEEN: dict[str, list] = {}
 
 
@@ -62,7 +65,7 @@ def watched(go, **options):
 
 
 def test_doctests():
-    assert doctest.testmod(equations) == (0, 7)
+    assert doctest.testmod(equations) == (0, 10)
 
 
 def test_labels_by_hand():
@@ -93,6 +96,21 @@ def test_omniscient_updates_by_hand():
     assert alie(honest[:1], 2.0).tolist() == [0, 2]
     assert inner_product_manipulation(honest, 0.5).tolist() == [-1, -1]
     assert most_spread(torch.tensor([[0.0, 0.1], [9.0, 0.0], [0.5, 0.0]])) == 1
+
+
+def test_payloads_by_hand():
+    sent = {"means": torch.tensor([[1.0], [-2.0]]), "covariances": torch.tensor([3.0]), "classes": torch.tensor([0, 2])}
+    scaled = scaled_payload(sent, -10.0)
+    assert scaled["means"].tolist() == [[-10], [20]]
+    assert scaled["covariances"].tolist() == [300]
+    assert scaled["classes"].tolist() == [0, 2]
+    # Listed classes are renamed; without such a list the rows move.
+    assert swapped_payload(sent, 3)["classes"].tolist() == [2, 0]
+    assert swapped_payload(sent, 3, 2, 1)["classes"].tolist() == [0, 1]
+    assert swapped_payload(sent, 3)["means"] is sent["means"]
+    assert swapped_payload({"known": torch.tensor([True, False, False])}, 3)["known"].tolist() == [False, False, True]
+    counts = {"counts": torch.tensor([[1, 0], [0, 3]]), "n": torch.tensor([1])}
+    assert inflated_payload(counts, 2.5) == {"counts": pytest.approx(torch.tensor([[2, 0], [0, 8]])), "n": counts["n"]}
 
 
 # --- model attacks in a run ----------------------------------------------------------------------------------
@@ -143,6 +161,55 @@ def test_mimics_send_what_one_honest_client_sent_in_every_round(go):
 def test_a_replacement_is_scaled_by_the_weights_of_the_mean(go):
     computed, arrived = watched(go, kind="replacement", clients=[2])
     assert arrived[2].norm() / computed[2].norm() == pytest.approx(5, rel=0.02)  # five clients of about one size
+
+
+# --- payload attacks in a run --------------------------------------------------------------------------------
+
+
+class Sends(Plugin):
+    """Sends means and counts of ten classes with an update and as an answer; the client's id tells them apart."""
+
+    @question
+    def own(self, client):
+        means = torch.arange(10.0).unsqueeze(1) + 100 * client.id  # (10, 1)
+        return {"means": means, "counts": torch.arange(10), "held": torch.arange(10) < 5}
+
+    @hookimpl
+    def begin_round(self, server):
+        SEEN["answers"] = [(answer.client, dict(answer.tensors)) for answer in server.ask("all", self.own)]
+
+    @hookimpl
+    def end_local(self, client):
+        return self.own(client)
+
+    @hookimpl
+    def accumulate(self, server, update):
+        SEEN.setdefault("payloads", []).append((update.client, dict(update.payload)))
+
+
+@pytest.mark.parametrize(
+    ("options", "means", "counts", "held"),
+    [
+        ({"kind": "payload-flip"}, lambda m: -m, lambda n: n, 5),
+        ({"kind": "payload-scale"}, lambda m: 10 * m, lambda n: n, 5),
+        ({"kind": "payload-swap"}, lambda m: m.flip(0), lambda n: n.flip(0), 5),
+        ({"kind": "payload-swap", "names": "means"}, lambda m: m.flip(0), lambda n: n, 5),
+        ({"kind": "payload-counts", "strength": 3.0}, lambda m: m, lambda n: 3 * n, 10),
+        ({"kind": "payload-counts", "names": ["counts"]}, lambda m: m, lambda n: 10 * n, 5),
+    ],
+)
+def test_what_malicious_clients_send_next_to_the_model_and_answer(go, options, means, counts, held):
+    SEEN.clear()
+    honest = model_bytes(go({Sends: {}}, rounds=1))
+    SEEN.clear()
+    assert model_bytes(go({"attack": {"clients": [1, 4], **options}, Sends: {}}, rounds=1)) == honest
+    for found in (SEEN["answers"], SEEN["payloads"]):
+        assert sorted(client for client, _ in found) == [0, 1, 2, 3, 4]
+        for client, sent in found:
+            true, evil = torch.arange(10.0).unsqueeze(1) + 100 * client, client in (1, 4)
+            assert torch.equal(sent["means"], means(true) if evil else true)
+            assert torch.equal(sent["counts"], counts(torch.arange(10)) if evil else torch.arange(10))
+            assert int(sent["held"].sum()) == (held if evil else 5)
 
 
 # --- data attacks in a run -----------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ def retrained_on(answers, **options):
         num_classes=2,
         feature_dim=answers[0].tensors["means"].shape[1] if answers else 1,
         client_sizes=torch.full((9,), 1000),
+        network=lambda: SimpleNamespace(encoder=nn.Identity()),
         ask=ask,
         generator=lambda purpose: torch.Generator().manual_seed(0),
         retrain_classifier=lambda features, labels, **how: calls.append((features, labels, how)),

@@ -10,7 +10,7 @@ from torch.func import functional_call, hessian
 from torch.nn.functional import cross_entropy
 
 from fedcore import hookimpl
-from fedcore_fedcd import FedCD, FineClassifier, hierarchical_contrast, hierarchical_weights
+from fedcore_fedcd import FedCD, FineClassifier, hierarchical_contrast, hierarchical_weights, largest_move
 from fedcore_testing import records
 
 B, C, M, D = 24, 4, 3, 6
@@ -51,7 +51,7 @@ def test_a_prototypes_gradient_is_orthogonal_to_it_and_shrinks_with_its_length(l
 def test_under_momentum_prototypes_grow_by_the_identity_of_the_card_whatever_the_rate(lr):
     """|P_s|^2 = |P_0|^2 + lr^2 sum_{k<s} |v_k|^2 (1 + 2 (beta + ... + beta^(s-1-k))), so no length ever shrinks."""
     prototypes = draw(1, C, M, D).requires_grad_()
-    start = prototypes.detach().norm(dim=2)
+    first, start = prototypes.detach().clone(), prototypes.detach().norm(dim=2)
     optimizer = torch.optim.SGD([prototypes], lr=lr, momentum=BETA)
     squares, steps = [], 60
     for step in range(steps):
@@ -64,6 +64,24 @@ def test_under_momentum_prototypes_grow_by_the_identity_of_the_card_whatever_the
     torch.testing.assert_close(lengths.square(), start.square() + lr**2 * grown)
     assert (lengths > start).all()
     assert (lengths <= start + steps * lr / (1 - BETA) / (TAU * start)).all()
+    most = largest_move(first.flatten(0, 1), weight=1.0, temperature=TAU, lr=lr, momentum=BETA, steps=steps)
+    assert ((prototypes.detach() - first).norm(dim=2).flatten() <= most).all()
+
+
+def test_the_largest_move_is_nearly_reached():
+    """z is at a right angle to its own prototype and on another one: slope and gradient of the cosine are near 1."""
+    prototypes = torch.tensor([[[2.0, 0.0]], [[0.0, 3.0]]], dtype=torch.float64, requires_grad=True)  # (2, 1, 2)
+    known, tau = torch.ones(2, 1, dtype=torch.bool), 0.1
+    z, label, fine = torch.tensor([[0.0, 1.0]], dtype=torch.float64), torch.tensor([0]), torch.tensor([0])
+    weights = hierarchical_weights(known, 0.1)
+    loss = hierarchical_contrast(z, label, fine, prototypes, known, weights, temperature=tau).sum()
+    (gradient,) = torch.autograd.grad(3.0 * loss, prototypes)
+    moved = 0.05 * gradient[0, 0].norm()
+    most = largest_move(prototypes.detach()[0], weight=3.0, temperature=tau, lr=0.05, momentum=0.0, steps=1)
+    assert most.tolist() == pytest.approx([0.05 * 3 / (0.1 * 2)])
+    assert 0.999 * most < moved <= most
+    twice = largest_move(prototypes.detach()[0], weight=3.0, temperature=tau, lr=0.05, momentum=0.5, steps=2)
+    assert twice.tolist() == pytest.approx((4 * most).tolist())
 
 
 # --- L_dcl: the curvature that the learning rate must match --------------------------------------------------------

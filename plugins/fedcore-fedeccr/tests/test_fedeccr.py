@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
@@ -233,6 +234,7 @@ def fake_server(answers, plugin, calls):
         num_classes=4,
         feature_dim=answers[0].tensors["means"].shape[1] if answers else 1,
         client_sizes=torch.full((9,), 1000),
+        network=lambda: SimpleNamespace(encoder=nn.Identity()),
         ask=ask,
         generator=lambda purpose: torch.Generator().manual_seed(0),
         retrain_classifier=lambda features, labels, **options: calls.append((features, labels, options)),

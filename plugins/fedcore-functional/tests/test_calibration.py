@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from fedcore import Answer, RoundFailedError
 from fedcore_functional import CalibrationOptions, ClassifierCalibration, feature_statistics
@@ -15,6 +16,9 @@ class Server(SimpleNamespace):
     """Three classes of two features, and what a plugin does with them."""
 
     num_classes, feature_dim, client_sizes = 3, 2, torch.full((9,), 2)
+
+    def network(self):
+        return SimpleNamespace(encoder=nn.Identity())
 
     def generator(self, purpose):
         self.purpose = purpose

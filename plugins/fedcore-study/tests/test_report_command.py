@@ -510,6 +510,25 @@ def test_figures_that_plugins_report_are_drawn(cli, copied: Path) -> None:
     assert drawn == ["nc1, reported by tool", "deep.er, reported by tool"]
 
 
+def test_the_table_shows_a_plugins_figure_once_where_it_is_asked_for(cli, copied: Path) -> None:
+    for seed in (0, 1):
+        run = copied / f"fedavg-{seed}"
+        summary = json.loads((run / "summary.json").read_text())
+        summary["reports"] = {"tool": {"success": 0.25 + seed / 2}}
+        (run / "summary.json").write_text(json.dumps(summary) + "\n")
+        seal(run)
+    page, _ = report(cli, *sorted(copied.iterdir()), "--reported", "tool.success")
+    groups, heads, *rows = page.table()
+    assert groups == ["", "global", "global_local", ""]
+    assert (heads[2], heads.count("tool.success")) == ("tool.success", 1)
+    assert {row[0]: row[2] for row in rows} == {"fedavg": "0.5000 ± 0.3536", "fedprox": "-"}
+    assert {len(row) for row in rows} == {len(heads)}
+    plain, _ = report(cli, *sorted(copied.iterdir()), out="plain.html")
+    assert [*heads[:2], *heads[3:]] == plain.table()[1]
+    refused = cli("report", copied / "fedavg-0", "--reported", "tool.failure", "--out", "refused.html")
+    assert (refused.exit_code, "no run has a number 'tool.failure' in its reports" in refused.stderr) == (2, True)
+
+
 def test_losses_of_other_magnitudes_have_a_logarithmic_axis(cli, copied: Path, tmp_path: Path) -> None:
     """In the page, and with labels in numbers in the files: names may hold dollar signs, so no text is TeX there."""
     run = copied / "fedavg-0"

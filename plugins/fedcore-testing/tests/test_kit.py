@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, field_validator
 from torch import nn
 from typer.testing import CliRunner
 
-from fedcore import ClientUpdate, Loss, Plugin, PluginOptions, UnknownNameError, hookimpl
+from fedcore import ClientUpdate, Loss, Plugin, PluginOptions, UnknownNameError, hookimpl, question
 from fedcore.base import registry
 from fedcore.cli.app import app
 from fedcore.engines import ClientFailure, InProcessEngine
@@ -265,6 +265,20 @@ def sends_nan(self, client):
 
 def sends_inputs(self, client):
     return {"replay": client._session.data.inputs(torch.arange(4))}
+
+
+class SpoilsAnAnswer(Plugin):
+    @hookimpl
+    def begin_round(self, server):
+        list(server.ask("all", self.one))
+
+    @question
+    def one(self, client):
+        return {"one": torch.ones(1)}
+
+    @hookimpl
+    def pre_answer(self, answer):
+        return {"one": answer["one"] * torch.nan}
 
 
 def counts_broadcasts(self, server):
@@ -647,6 +661,7 @@ DEFECTS = [
     ("uses_no_global_random_state", PicksSamplesToDistil, "begin_local draws from torch's global random state"),
     ("sends_only_finite_tensors", broken(end_local=sends_a_number), "'n': int"),
     ("sends_only_finite_tensors", broken(end_local=sends_nan), "'variance' with values that are not finite"),
+    ("sends_only_finite_tensors", SpoilsAnAnswer, "pre_answer sends 'one' with values that are not finite"),
     ("sends_no_samples", broken(end_local=sends_inputs), "'replay'"),
     ("broadcast_is_a_function_of_the_state", broken(broadcast=counts_broadcasts), "other tensors"),
     ("broadcast_is_a_function_of_the_state", broken(broadcast_to=sends_the_client_before()), "other tensors"),

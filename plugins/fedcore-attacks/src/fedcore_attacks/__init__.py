@@ -4,8 +4,11 @@ from fedcore_attacks.equations import (
     alie,
     alie_z,
     flipped_labels,
+    inflated_payload,
     inner_product_manipulation,
     most_spread,
+    scaled_payload,
+    swapped_payload,
     triggered,
 )
 from fedcore_attacks.plugin import Attack, AttackOptions, malicious_clients
@@ -16,8 +19,11 @@ __all__ = [
     "alie",
     "alie_z",
     "flipped_labels",
+    "inflated_payload",
     "inner_product_manipulation",
     "malicious_clients",
     "most_spread",
+    "scaled_payload",
+    "swapped_payload",
     "triggered",
 ]

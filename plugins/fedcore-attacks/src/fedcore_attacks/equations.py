@@ -1,11 +1,19 @@
-"""The attacks' mathematics, a function each: pure, on samples, or on the updates y_k - w_t as rows (n, d)."""
+"""The attacks' mathematics, a function each: pure, on samples, on the updates y_k - w_t as rows (n, d), on payloads.
+
+A payload is what a method sends next to the model, tensors by name, or an answer to a question. The attacks on it know
+names and shapes and no method: rows of a tensor (C, ...) belong to classes, ``classes`` lists labels, ``counts`` counts
+samples, a name with "covariance" is a second moment, and booleans say which classes a client holds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import NormalDist
 
 import torch
 from torch import Tensor
+
+from fedcore import Tensors
 
 
 def flipped_labels(labels: Tensor, num_classes: int, source: int | None = None, target: int | None = None) -> Tensor:
@@ -38,6 +46,50 @@ def triggered(inputs: Tensor, size: int, value: float) -> Tensor:
     else:
         marked[..., -size:] = value
     return marked
+
+
+def scaled_payload(sent: Mapping[str, Tensor], factor: float) -> Tensors:
+    """Return the payload of features that are ``factor`` times as long. Covariances take its square.
+
+    >>> scaled_payload({"means": torch.ones(1), "covariances": torch.ones(1), "counts": torch.ones(1).long()}, -3.0)
+    {'means': tensor([-3.]), 'covariances': tensor([9.]), 'counts': tensor([1])}
+    """
+    return {
+        name: tensor * (factor**2 if "covariance" in name else factor) if tensor.is_floating_point() else tensor
+        for name, tensor in sent.items()
+    }
+
+
+def swapped_payload(
+    sent: Mapping[str, Tensor], num_classes: int, source: int | None = None, target: int | None = None
+) -> Tensors:
+    """Return the payload under other labels: y -> C - 1 - y, or ``source`` and ``target`` change places.
+
+    >>> swapped_payload({"prototypes": torch.tensor([[1.0], [2.0], [3.0]]), "loss": torch.ones(1)}, 3, 0, 1)
+    {'prototypes': tensor([[2.],
+            [1.],
+            [3.]]), 'loss': tensor([1.])}
+    """
+    labels = torch.arange(num_classes).flip(0)
+    if source is not None and target is not None:
+        labels = torch.arange(num_classes)
+        labels[[source, target]] = torch.tensor([target, source])
+    if "classes" in sent:
+        return {**sent, "classes": labels.to(sent["classes"].device)[sent["classes"]]}
+    return {name: t[labels.to(t.device)] if t.shape[:1] == (num_classes,) else t for name, t in sent.items()}
+
+
+def inflated_payload(sent: Mapping[str, Tensor], factor: float) -> Tensors:
+    """Return the payload with ``factor`` times the ``counts``, rounded, and with every class held.
+
+    >>> inflated_payload({"counts": torch.tensor([0, 2]), "held": torch.tensor([False, True])}, 10.0)
+    {'counts': tensor([ 0, 20]), 'held': tensor([True, True])}
+    """
+    found = {name: torch.ones_like(t) if t.dtype == torch.bool else t for name, t in sent.items()}
+    if "counts" in found:
+        counts = found["counts"]
+        found["counts"] = (counts.double() * factor).round().to(counts.dtype)
+    return found
 
 
 def alie_z(clients: int, malicious: int) -> float:

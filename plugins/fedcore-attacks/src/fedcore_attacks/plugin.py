@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +20,7 @@ from fedcore import (
     RunConfig,
     ServerContext,
     Setup,
+    Tensors,
     generator,
     hookimpl,
 )
@@ -29,9 +30,31 @@ from fedcore_functional import moved_model, update_vector
 if TYPE_CHECKING:
     from fedcore.data import ClientData
 
-Kind = Literal["label-flip", "backdoor", "sign-flip", "scale", "noise", "alie", "ipm", "mimic", "replacement"]
+Kind = Literal[
+    "label-flip",
+    "backdoor",
+    "sign-flip",
+    "scale",
+    "noise",
+    "alie",
+    "ipm",
+    "mimic",
+    "replacement",
+    "payload-flip",
+    "payload-scale",
+    "payload-swap",
+    "payload-counts",
+]
 
-STRENGTH = {"sign-flip": 1.0, "scale": 10.0, "noise": 0.1, "ipm": 0.5}
+STRENGTH = {
+    "sign-flip": 1.0,
+    "scale": 10.0,
+    "noise": 0.1,
+    "ipm": 0.5,
+    "payload-flip": 1.0,
+    "payload-scale": 10.0,
+    "payload-counts": 10.0,
+}
 """Default strengths; ALIE and model replacement compute theirs."""
 
 ON_DATA = ("label-flip", "backdoor", "replacement")
@@ -39,6 +62,8 @@ ON_DATA = ("label-flip", "backdoor", "replacement")
 
 OMNISCIENT = ("alie", "ipm", "mimic")
 """Attacks that read the honest updates."""
+ON_PAYLOADS = ("payload-flip", "payload-scale", "payload-swap", "payload-counts")
+"""Attacks on what methods send next to the model, and on answers to questions."""
 
 CHUNK = 1000
 
@@ -55,28 +80,34 @@ class AttackOptions(PluginOptions):
     strength: float | None = Field(
         default=None,
         ge=0,
-        description="Factor of the update, noise's deviation, ALIE's z, epsilon; by kind if left out.",
+        description="Factor of the update or payload, noise's deviation, ALIE's z, epsilon; by kind if left out.",
     )
     collude: bool = Field(default=False, description="Malicious clients send one common update (sign-flip to noise).")
-    source: int | None = Field(default=None, ge=0, description="Label flip: the class to flip; default y -> C - 1 - y.")
+    source: int | None = Field(
+        default=None, ge=0, description="Label flip, payload swap: the class to change; default y -> C - 1 - y."
+    )
     target: int = Field(default=0, ge=0, description="The class that the source class or the trigger shall get.")
+    names: tuple[str, ...] | None = Field(
+        default=None, description="Payload attacks: names of the tensors to change; all if left out."
+    )
     poison: float = Field(default=0.5, gt=0, le=1, description="Backdoor: share of a client's samples with trigger.")
     trigger: int = Field(default=3, ge=1, description="Backdoor: side of the trigger in pixels.")
     value: float = Field(
         default=2.0, ge=-1e6, le=1e6, description="Backdoor: the trigger's value, in the model's normalised inputs."
     )
 
-    @field_validator("clients", mode="before")
+    @field_validator("clients", "names", mode="before")
     @classmethod
     def _one(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, int) else value
+        return (value,) if isinstance(value, (int, str)) else value
 
 
 class Attack(Plugin[AttackOptions]):
-    """Malicious clients: label flip, backdoor, sign flip, scaling, noise, ALIE, IPM, mimic, model replacement.
+    """Malicious clients: label flip, backdoor, sign flip, scaling, noise, ALIE, IPM, mimic, replacement, payloads.
 
     Data attacks change the samples of a malicious client in every task. Model attacks replace its update once all
     updates of the round have arrived, before any defence sees one. The omniscient ones read the honest updates there.
+    Payload attacks change there what methods send next to the model, and on the client its answers to questions.
     """
 
     neutral = {"kind": "sign-flip", "share": 0.0}
@@ -99,7 +130,7 @@ class Attack(Plugin[AttackOptions]):
             raise ConfigError(f"attack.source and attack.target: classes go from 0 to {classes - 1}")
         for other in setup.plugins:
             if other.encodes and (options.kind not in ON_DATA or options.kind == "replacement"):
-                reason = f"{other.name!r} encodes uploads, and {options.kind} changes plain parameters"
+                reason = f"{other.name!r} encodes uploads, and {options.kind} changes them in plain form"
                 raise PluginConflictError.of(self.name, other.name, reason)
 
     @hookimpl
@@ -121,6 +152,13 @@ class Attack(Plugin[AttackOptions]):
         return samples.changed(inputs=poisoned, labels=torch.where(chosen, options.target, samples.labels))
 
     @hookimpl
+    def pre_answer(self, client: ClientContext, answer: Mapping[str, Tensor]) -> Tensors | None:
+        """Change what a malicious client answers to any plugin's question."""
+        if self.options.kind not in ON_PAYLOADS or client.id not in self._malicious(client.config, client.round):
+            return None
+        return self._poisoned(answer, client.num_classes)
+
+    @hookimpl
     def all_updates(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> list[ClientUpdate] | None:
         """Replace the updates of malicious clients, and keep the losses of honest and malicious ones apart."""
         malicious = self._malicious(server.config, server.round)
@@ -129,6 +167,11 @@ class Attack(Plugin[AttackOptions]):
         server.state["losses"] = {"honest": _mean_loss(good), "malicious": _mean_loss(evil)}
         if not evil or self.options.kind in ("label-flip", "backdoor"):
             return None
+        if self.options.kind in ON_PAYLOADS:
+            return [
+                replace(u, payload={name: self._poisoned(sent, server.num_classes) for name, sent in u.payload.items()})
+                for u in evil
+            ]
         if self.options.kind == "mimic":
             return self._mimicking(server, good, evil)
         names = [name for name in server.trainable if name in evil[0].model]
@@ -150,6 +193,20 @@ class Attack(Plugin[AttackOptions]):
     def _malicious(self, config: RunConfig, round: int) -> frozenset[int]:
         """Return who attacks in a round."""
         return malicious_clients(config, self.options) if round + 1 >= self.options.start else frozenset()
+
+    def _poisoned(self, sent: Mapping[str, Tensor], num_classes: int) -> Tensors:
+        """Return a payload with the named tensors changed."""
+        options = self.options
+        strength = STRENGTH.get(options.kind, 1.0) if options.strength is None else options.strength
+        if options.kind == "payload-swap":
+            target = None if options.source is None else options.target
+            found = eq.swapped_payload(sent, num_classes, options.source, target)
+        elif options.kind == "payload-counts":
+            found = eq.inflated_payload(sent, strength)
+        else:
+            found = eq.scaled_payload(sent, -strength if options.kind == "payload-flip" else strength)
+        changed = sent if options.names is None else options.names
+        return {name: found[name] if name in changed else tensor for name, tensor in sent.items()}
 
     def _flipped(self, labels: Tensor, num_classes: int) -> Tensor:
         target = None if self.options.source is None else self.options.target

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedcore import ClientContext, ConfigError, ServerContext, SplitModel, hookimpl
 from fedcore_ccvr.head import TukeyLinear, tukey
-from fedcore_functional import CalibrationOptions, ClassifierCalibration
+from fedcore_functional import CalibrationOptions, ClassifierCalibration, FeatureRange
 
 
 class CcvrOptions(CalibrationOptions):
@@ -60,6 +60,12 @@ class Ccvr(ClassifierCalibration):
         """Return the features for n_c,k, mu_c,k and Sigma_c,k, and the labels."""
         features, labels = super().features(client)
         return features if self._power is None else tukey(features, self._power), labels
+
+    def within(self, server: ServerContext) -> FeatureRange:
+        """Return the range of the features; Tukey's transformation begins with a ReLU."""
+        if self._power is None:
+            return super().within(server)
+        return self.options.narrowed(FeatureRange(nonnegative=True))
 
     @hookimpl
     def post_train(self, server: ServerContext) -> None:

@@ -10,6 +10,7 @@ from fedcore_fedcd.equations import (
     decoupled_distillation,
     hierarchical_contrast,
     hierarchical_weights,
+    largest_move,
 )
 from fedcore_fedcd.plugin import FedCD, FedCDOptions
 
@@ -25,4 +26,5 @@ __all__ = [
     "decoupled_distillation",
     "hierarchical_contrast",
     "hierarchical_weights",
+    "largest_move",
 ]

@@ -246,6 +246,19 @@ def global_prototypes(sums: Tensor, totals: Tensor, prototypes: Tensor, counts: 
     return torch.where(held.unsqueeze(2), means, prototypes), torch.where(held, totals, counts)
 
 
+def largest_move(start: Tensor, *, weight: float, temperature: float, lr: float, momentum: float, steps: int) -> Tensor:
+    """Return how far SGD on ``weight`` * L_hpc can move each prototype, (P,): ours, not the paper's.
+
+    L_hpc sees a prototype through cosines, and depends on cos / temperature with a slope of at most 1. The gradient of
+    cos(z, P) is orthogonal to P and at most 1 / |P| long, so |P| never falls. A velocity is at most the largest
+    gradient divided by 1 - momentum.
+
+    :param start: the prototypes before the first step, (P, d).
+    """
+    lengths: Tensor = start.norm(dim=1).clamp(min=1e-8)  # (P,)
+    return steps * lr / (1 - momentum) * weight / (temperature * lengths)
+
+
 def matched_order(centres: Tensor, known: Tensor, others: Tensor, others_known: Tensor) -> Tensor:
     """Return the order of centres that brings each nearest to its counterpart: ours, not the paper's.
 

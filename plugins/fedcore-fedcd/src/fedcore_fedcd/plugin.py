@@ -16,7 +16,6 @@ from fedcore import (
     Loss,
     ModelTask,
     Plugin,
-    PluginOptions,
     ServerContext,
     SplitModel,
     Step,
@@ -24,12 +23,12 @@ from fedcore import (
     hookimpl,
 )
 from fedcore_fedcd import equations as eq
-from fedcore_functional import UnitLength, check_counts
+from fedcore_functional import SLACK, FeatureOptions, FeatureRange, UnitLength, check_counts, check_means
 
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
 
 
-class FedCDOptions(PluginOptions):
+class FedCDOptions(FeatureOptions):
     """Options of FedCD; the defaults are the paper's for CIFAR-10."""
 
     fine_classes: int = Field(default=3, ge=1, description="M, fine-grained prototypes per class (section 3.2).")
@@ -254,11 +253,40 @@ class FedCD(Plugin[FedCDOptions]):
         counts = update.payload["counts"]  # (C, M)
         check_counts(counts, int(server.client_sizes[update.client]))
         prototypes = update.payload.pop("prototypes")  # (C, M, d)
+        self._check_prototypes(server, prototypes, counts > 0, update.steps)
         if self.options.match == "hungarian" and "total" in server.state:
             prototypes, counts = self._matched(server, prototypes, counts)
             update.payload["counts"] = counts
         server.state.add("sum", counts.unsqueeze(2) * prototypes.double())
         server.state["total"] = server.state["total"] + counts if "total" in server.state else counts
+
+    def _check_prototypes(self, server: ServerContext, sent: Tensor, held: Tensor, steps: int) -> None:
+        """Refuse P^k (C, M, d) that no training gives from P^g, and new ones that are no means of features.
+
+        :raises ValueError: names the finding and the bound.
+        """
+        options, config = self.options, server.config
+        known = server.state["counts"] > 0 if options.hpc and "counts" in server.state else torch.zeros_like(held)
+        trained = held & known
+        # With kmeans=before new prototypes are trained, too, and may be longer than any feature.
+        means = held & ~known if options.kmeans == "after" or not options.hpc else torch.zeros_like(held)
+        within = options.narrowed(FeatureRange(1.0) if options.normalize else FeatureRange())
+        check_means("prototypes", sent[means], within)
+        if config.optimizer != "sgd" or not trained.any():
+            return
+        summed = options.rebalance == "appended"
+        weight = (server.round + options.first_t) / server.rounds * (1 + options.prototype_weight * summed)
+        start = server.state["prototypes"].double()[trained]  # (known, d)
+        most = eq.largest_move(
+            start, weight=weight, temperature=options.temperature, lr=server.lr, momentum=config.momentum, steps=steps
+        )
+        moved = (sent.double()[trained] - start).norm(dim=1)  # (known,)
+        over = moved > SLACK * most + 1e-3 * start.norm(dim=1)  # single precision rounds in every step
+        if over.any():
+            raise ValueError(
+                f"'prototypes' moved {float(moved[over][0]):.3g} from P^g, but {steps} steps of SGD move at most "
+                f"{float(most[over][0]):.3g}"
+            )
 
     def _matched(self, server: ServerContext, prototypes: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Return a client's first centres and their counts in the order of the mean of the clients before."""

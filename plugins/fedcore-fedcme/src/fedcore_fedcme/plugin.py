@@ -17,7 +17,6 @@ from fedcore import (
     Loss,
     ModelTask,
     Plugin,
-    PluginOptions,
     ServerContext,
     SplitModel,
     Step,
@@ -26,7 +25,7 @@ from fedcore import (
 )
 from fedcore_fedcme import equations as eq
 from fedcore_fedcme.matching import match_clients, match_many_to_one
-from fedcore_functional import class_sums, move_split
+from fedcore_functional import FeatureOptions, check_means, class_sums, move_split
 
 PARTS = {"classifier": ("classifier.*",), "encoder": ("encoder.*",), "model": ("*",), "none": ()}
 
@@ -35,7 +34,7 @@ class ExchangeWarning(UserWarning):
     """A client keeps the layers that it should have exchanged, or no client exchanges."""
 
 
-class FedCMEOptions(PluginOptions):
+class FedCMEOptions(FeatureOptions):
     """Options of FedCME. The defaults are the paper's."""
 
     mu: float = Field(default=0.01, ge=0, description="mu of Eq. 10: weight of the feature alignment (Eq. 9).")
@@ -125,6 +124,8 @@ class LayerExchange(Plugin[FedCMEOptions]):
         """Keep the client's vector."""
         sent = {name: update.payload.pop(name) for name in ("vector",) if name in update.payload}
         check_tensors(sent, {"vector": ((server.num_classes,), torch.float64)})
+        if not 0 <= float(sent["vector"].min()) <= float(sent["vector"].max()) <= 1:
+            raise ValueError(f"'vector' is {sent['vector'].tolist()}, expected accuracies from 0 to 1")
         server.state["vectors"][update.client] = sent["vector"].cpu()
 
 
@@ -175,6 +176,7 @@ class FeatureAlignment(Plugin[FedCMEOptions]):
         expected = {"features": ((classes, server.feature_dim), None), "held": ((classes,), torch.bool)}
         check_tensors(update.payload, expected)
         features, held = update.payload["features"].cpu().double(), update.payload["held"].cpu()  # (C, d), (C,)
+        check_means("features", features[held], self.options.narrowed())
         state.add("sums", torch.where(held.unsqueeze(1), features, 0.0))
         state["holders"] = state.get("holders", 0) + held
 

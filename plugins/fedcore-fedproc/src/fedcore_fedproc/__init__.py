@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from fedcore import ClientContext, Loss, Plugin, ServerContext, SplitModel, Step, hookimpl
-from fedcore_functional import PrototypeExchange, PrototypeOptions, UnitLength, contrast_with
+from fedcore_functional import FeatureRange, PrototypeExchange, PrototypeOptions, UnitLength, contrast_with
 
 __all__ = ["FedProc", "FedProcOptions"]
 
@@ -62,6 +62,10 @@ class Prototypes(PrototypeExchange):
     def contrasts(self, at: ClientContext | ServerContext) -> bool:
         """Return whether alpha is not 0."""
         return alpha_of(self.options, at) > 0
+
+    def within(self) -> FeatureRange:
+        """Return the range of the features: of length 1 with ``normalize``."""
+        return self.options.narrowed(FeatureRange(1.0)) if self.options.normalize else super().within()
 
 
 class FedProc(Plugin[FedProcOptions]):

@@ -9,6 +9,14 @@ capture-safe: no host synchronisation, no shape that depends on values, no Pytho
 step that calls it can then be compiled or recorded as a CUDA graph.
 """
 
+from fedcore_functional.bounds import (
+    SLACK,
+    FeatureOptions,
+    FeatureRange,
+    check_covariance,
+    check_means,
+    feature_range,
+)
 from fedcore_functional.calibration import CalibrationOptions, ClassifierCalibration
 from fedcore_functional.classes import (
     balanced_cross_entropy,
@@ -60,8 +68,11 @@ from fedcore_functional.statistics import (
 from fedcore_functional.terms import effective_steps, linear_term, moved_model, proximal_term, update_vector
 
 __all__ = [
+    "SLACK",
     "CalibrationOptions",
     "ClassifierCalibration",
+    "FeatureOptions",
+    "FeatureRange",
     "PrototypeExchange",
     "PrototypeOptions",
     "ReadyPrototypes",
@@ -69,7 +80,9 @@ __all__ = [
     "add_prototypes",
     "balanced_cross_entropy",
     "check_counts",
+    "check_covariance",
     "check_layers",
+    "check_means",
     "check_prototypes",
     "check_statistics",
     "class_means",
@@ -81,6 +94,7 @@ __all__ = [
     "cosine_similarity_matrix",
     "displaced_mean",
     "effective_steps",
+    "feature_range",
     "feature_statistics",
     "first_prototypes",
     "linear_term",

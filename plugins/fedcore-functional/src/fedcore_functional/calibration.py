@@ -13,16 +13,16 @@ from fedcore import (
     ClientContext,
     DivergedError,
     Plugin,
-    PluginOptions,
     ServerContext,
     Tensors,
     hookimpl,
     question,
 )
+from fedcore_functional.bounds import FeatureOptions, FeatureRange, feature_range
 from fedcore_functional.statistics import check_statistics, feature_statistics, pool_answers, sample_features
 
 
-class CalibrationOptions(PluginOptions):
+class CalibrationOptions(FeatureOptions):
     """Options of a method that calibrates the classifier."""
 
     per_class: int = Field(default=100, ge=1, description="M: virtual features drawn for each class.")
@@ -51,6 +51,10 @@ class ClassifierCalibration(Plugin[CalibrationOptions]):
         features, _, labels = client.forward()
         return features, labels
 
+    def within(self, server: ServerContext) -> FeatureRange:
+        """Return the range of these features, outside of which a client's statistics are refused."""
+        return self.options.narrowed(feature_range(server.network().encoder))
+
     @question
     def statistics(self, client: ClientContext) -> Tensors:
         """Return count, mean and covariance of the classes that the client holds."""
@@ -69,11 +73,12 @@ class ClassifierCalibration(Plugin[CalibrationOptions]):
         if options.epochs == 0:
             return None
         largest: dict[int, float] = {}
-        limit = math.inf
+        limit, within = math.inf, self.within(server)
 
         def check(answer: Answer) -> None:
             samples = int(server.client_sizes[answer.client])
-            check_statistics(answer.tensors, server.num_classes, server.feature_dim, samples=samples)
+            width = server.feature_dim
+            check_statistics(answer.tensors, server.num_classes, width, samples=samples, within=within)
             most = max((float(tensor.abs().max()) for tensor in answer.tensors.values() if tensor.numel()), default=0.0)
             if most >= limit:
                 raise ValueError(f"with statistics up to {most:.1e} the classifier's retraining diverges")

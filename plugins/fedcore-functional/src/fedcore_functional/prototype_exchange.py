@@ -12,13 +12,13 @@ from fedcore import (
     ClientUpdate,
     ModelTask,
     Plugin,
-    PluginOptions,
     ServerContext,
     SplitModel,
     Tensors,
     hookimpl,
     question,
 )
+from fedcore_functional.bounds import FeatureOptions, FeatureRange
 from fedcore_functional.contrast import ReadyPrototypes, ready_prototypes
 from fedcore_functional.prototypes import (
     Weights,
@@ -31,7 +31,7 @@ from fedcore_functional.prototypes import (
 )
 
 
-class PrototypeOptions(PluginOptions):
+class PrototypeOptions(FeatureOptions):
     """Options of a method that contrasts features with global prototypes."""
 
     first_round: Literal["contrast", "task"] = Field(
@@ -75,6 +75,10 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
     def temperature(self) -> float:
         """Return the temperature of the contrast."""
         return 1.0
+
+    def within(self) -> FeatureRange:
+        """Return the range of the features, outside of which a client's prototypes are refused."""
+        return self.options.narrowed()
 
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
@@ -132,7 +136,7 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
 
     def _check(self, server: ServerContext, sent: Tensors, samples: int) -> None:
         width, weights = server.feature_dim, self.options.prototype_weights
-        check_prototypes(sent, server.num_classes, width, weights=weights, samples=samples)
+        check_prototypes(sent, server.num_classes, width, weights=weights, samples=samples, within=self.within())
 
     # --- client --------------------------------------------------------------------------------------------
 

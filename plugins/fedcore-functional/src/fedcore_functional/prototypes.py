@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcore import Answer, RoundFailedError, Tensors, check_tensors
+from fedcore_functional.bounds import UNKNOWN, FeatureRange, check_means
 from fedcore_functional.classes import check_counts, class_means
 
 __all__ = [
@@ -57,17 +58,25 @@ def class_prototypes(features: Tensor, labels: Tensor, num_classes: int, *, weig
 
 
 def check_prototypes(
-    sent: Mapping[str, Tensor], num_classes: int, width: int, *, weights: Weights, samples: int
+    sent: Mapping[str, Tensor],
+    num_classes: int,
+    width: int,
+    *,
+    weights: Weights,
+    samples: int,
+    within: FeatureRange = UNKNOWN,
 ) -> None:
     """Refuse anything but one client's ``prototypes`` (C, d) with ``known`` or ``counts`` (C,), and nothing else.
 
     :param samples: the client's training samples, the required sum of its counts.
+    :param within: the range of the features.
     :raises ValueError: names the tensor, the finding and the expectation.
     """
     name, dtype = ("known", torch.bool) if weights == "clients" else ("counts", torch.int64)
     check_tensors(sent, {"prototypes": ((num_classes, width), None), name: ((num_classes,), dtype)})
     if name == "counts":
         check_counts(sent["counts"], samples, complete=True)
+    check_means("prototypes", sent["prototypes"][sent[name] > 0], within)
 
 
 def add_prototypes(total: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> Tensors:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcore import Answer, RoundFailedError, Tensors, check_tensors
+from fedcore_functional.bounds import UNKNOWN, FeatureRange, check_covariance, check_means
 from fedcore_functional.classes import check_counts, class_statistics
 
 __all__ = [
@@ -106,10 +107,13 @@ def pack_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> Tenso
     }
 
 
-def check_statistics(sent: Mapping[str, Tensor], num_classes: int, width: int, *, samples: int) -> None:
-    """Refuse wrong shapes, dtypes, classes and counts in one client's message.
+def check_statistics(
+    sent: Mapping[str, Tensor], num_classes: int, width: int, *, samples: int, within: FeatureRange = UNKNOWN
+) -> None:
+    """Refuse wrong shapes, dtypes, classes and counts in one client's message, and what no features can have.
 
     :param samples: the client's training samples, which its counts cannot exceed.
+    :param within: the range of the features.
     :raises ValueError: names the tensor, the finding and the expectation.
     """
     classes = sent.get("classes", torch.zeros(0))
@@ -125,6 +129,9 @@ def check_statistics(sent: Mapping[str, Tensor], num_classes: int, width: int, *
     if len(set(named)) < held or not set(named) <= set(range(num_classes)):
         raise ValueError(f"'classes' is {named[:num_classes]}, expected distinct numbers from 0 to {num_classes - 1}")
     check_counts(sent["counts"], samples, least=1)
+    check_means("means", sent["means"], within)
+    for n, mean, upper in zip(sent["counts"].tolist(), sent["means"], sent["covariances"], strict=True):
+        check_covariance(n, mean, _square(upper.unsqueeze(0), width)[0], within)
 
 
 def unpack_statistics(sent: Mapping[str, Tensor], num_classes: int) -> Statistics:
@@ -133,11 +140,17 @@ def unpack_statistics(sent: Mapping[str, Tensor], num_classes: int) -> Statistic
     counts = sent["counts"].new_zeros(num_classes)
     means = sent["means"].new_zeros(num_classes, width)
     covariances = means.new_zeros(num_classes, width, width)
-    rows, columns = torch.triu_indices(width, width, device=means.device)
-    upper = means.new_zeros(len(classes), width, width)
-    upper[:, rows, columns] = upper[:, columns, rows] = sent["covariances"]
-    counts[classes], means[classes], covariances[classes] = sent["counts"], sent["means"], upper
+    counts[classes], means[classes] = sent["counts"], sent["means"]
+    covariances[classes] = _square(sent["covariances"], width).to(means.dtype)
     return counts, means, covariances
+
+
+def _square(upper: Tensor, width: int) -> Tensor:
+    """Return symmetric matrices (H, d, d) from their upper halves (H, d (d + 1) / 2)."""
+    rows, columns = torch.triu_indices(width, width, device=upper.device)
+    square = upper.new_zeros(len(upper), width, width)
+    square[:, rows, columns] = square[:, columns, rows] = upper
+    return square
 
 
 def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Tensors:

@@ -156,6 +156,7 @@ def report(
     baseline: str | None = None,
     data_dir: str | PathLike[str] | None = None,
     points: int = 500,
+    reported: Sequence[str] = (),
     allow_code: bool = False,
     force: bool = False,
 ) -> Path:
@@ -167,6 +168,7 @@ def report(
     :param baseline: the row that differences are to; default ``fedavg`` where there is one.
     :param data_dir: the folder of the data sets' files; default what each run used.
     :param points: test samples in the picture of the features; 0 leaves it out.
+    :param reported: show figures of plugins' reports in the tables, such as ``["attack.success"]``.
     :param allow_code: import what the runs name as ``module:...``.
     :param force: overwrite an existing page.
     :raises ConfigError: or a subclass: no runs, or the page exists.
@@ -188,6 +190,7 @@ def report(
             baseline=baseline,
             data_dir=None if data_dir is None else Path(data_dir),
             points=points,
+            reported=reported,
             allow_code=allow_code,
             progress=lambda message: None,
         )

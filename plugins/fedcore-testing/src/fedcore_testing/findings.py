@@ -12,7 +12,7 @@ from fedcore.client.context import BatchStep, SessionContext, context_of
 from fedcore.hooks.checks import QUESTION
 
 IN_A_STEP = ("task_loss", "local_loss", "gradients", "observe")
-SENT = ("end_local", "broadcast", "broadcast_to", QUESTION, "pre_upload", "guard_upload")
+SENT = ("end_local", "broadcast", "broadcast_to", QUESTION, "pre_answer", "pre_upload", "guard_upload")
 
 
 class Rule(Enum):

@@ -34,10 +34,7 @@ def compare(
             "Needs a --protocol that clients measure.",
         ),
     ] = False,
-    reported: Annotated[
-        list[str] | None,
-        typer.Option("--reported", metavar="PLUGIN.NAME", help="Show a figure of a plugin's report: attack.success."),
-    ] = None,
+    reported: shared.Reported = None,
     form: Annotated[str, typer.Option("--format", metavar="|".join(shared.FORMATS), help="How to print it.")] = "table",
     latex: Annotated[
         bool, typer.Option("--latex", help="A table for a paper (booktabs), the best in bold; as --format latex.")

@@ -22,6 +22,7 @@ def report(
     form: Annotated[str, typer.Option("--figure-format", metavar="png|pdf", help="Of the files of figures.")] = "png",
     by: shared.By = None,
     baseline: shared.Baseline = None,
+    reported: shared.Reported = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder that holds the data sets' files; default what each run used.")
     ] = None,
@@ -58,6 +59,7 @@ def report(
             baseline=baseline,
             data_dir=data_dir,
             points=points,
+            reported=reported or (),
             allow_code=allow_code,
             progress=lambda message: status.update(output.text(message)),
         )

@@ -24,6 +24,10 @@ By = Annotated[
 Baseline = Annotated[
     str | None, typer.Option(metavar="ROW", help="Row that differences are to; default fedavg where there is one.")
 ]
+Reported = Annotated[
+    list[str] | None,
+    typer.Option("--reported", metavar="PLUGIN.NAME", help="Show a figure of a plugin's report: attack.success."),
+]
 Parallel = Annotated[
     int | None,
     typer.Option(

@@ -146,10 +146,7 @@ def compare(
     common, groups = grouped(kept, fields)
     if baseline is not None and not any(baseline in group.rows for group in groups):
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
-    if absent := [name for name in reported if all(run.reported(name, round) is None for run in kept)]:
-        raise ConfigError(
-            f"no run has a number {absent[0]!r} in its reports; write PLUGIN.NAME, such as attack.success"
-        )
+    check_reported(kept, reported, round)
     made = [
         _block(group.rows, group.settings, baseline, protocol, target, round, confidence, reported, warn)
         for group in groups
@@ -157,6 +154,17 @@ def compare(
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
     ranks = _ranks(made, common, confidence)
     return Comparison(protocol, rows_by, round, target, confidence, common, made, by_client, reported, ranks)
+
+
+def check_reported(runs: Sequence[RunRecord], names: Sequence[str], round: int | None = None) -> None:
+    """Refuse figures of plugins' reports that no run has.
+
+    :raises ConfigError: with the name.
+    """
+    if absent := [name for name in names if all(run.reported(name, round) is None for run in runs)]:
+        raise ConfigError(
+            f"no run has a number {absent[0]!r} in its reports; write PLUGIN.NAME, such as attack.success"
+        )
 
 
 def _ranks(blocks: Sequence[Block], common: Mapping[str, Json], confidence: float) -> Ranks | None:

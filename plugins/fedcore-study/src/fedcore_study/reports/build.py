@@ -16,7 +16,7 @@ from fedcore.base.registry import available
 from fedcore.base.safe_yaml import read_yaml
 from fedcore.runs.saved import check_code, code_in
 from fedcore_study.comparisons import formats
-from fedcore_study.comparisons.comparison import BASELINE
+from fedcore_study.comparisons.comparison import BASELINE, check_reported
 from fedcore_study.comparisons.groups import Group, by_seed, grouped
 from fedcore_study.comparisons.groups import field as option
 from fedcore_study.comparisons.records import Found, RunRecord
@@ -85,6 +85,7 @@ def build(
     baseline: str | None = None,
     data_dir: Path | None = None,
     points: int = 500,
+    reported: Sequence[str] = (),
     progress: Callable[[str], None] = lambda message: None,
     allow_code: bool = False,
 ) -> Report:
@@ -92,8 +93,10 @@ def build(
 
     :param notes: what was noticed while the runs were read. ``points``: test samples in an embedding, 0 for none.
     :param baseline: the row that differences are to, in the groups that have it; default fedavg.
+    :param reported: figures of plugins' reports to show in the tables, such as ``attack.success``.
     :param allow_code: import what the runs' configurations name as ``module:...``.
-    :raises ConfigError: there is no run, two of the same settings and seed, or one that names code.
+    :raises ConfigError: there is no run, two of the same settings and seed, one that names code, or a figure that no
+        finished run reports.
     """
     runs = found.runs
     if not runs:
@@ -109,6 +112,7 @@ def build(
     labels = dict.fromkeys(label for group in groups for label in group.rows)
     if baseline is not None and baseline not in labels:
         raise UnknownNameError("baseline", baseline, labels)
+    check_reported(runs, reported)
     said = list(notes)
     if found.waiting:
         said.append(f"{len(found.waiting)} planned runs have not begun: {', '.join(found.waiting)}")
@@ -119,7 +123,7 @@ def build(
     sections = []
     for number, group in enumerate(groups, start=1):
         progress(f"group {number} of {len(groups)}")
-        sections.append(_section(group, telling, colors, by, baseline, data_dir, points))
+        sections.append(_section(group, telling, colors, by, baseline, data_dir, points, reported))
     details = {
         f"{len(runs)} runs": _overview(runs),
         "Settings that all runs share": Table(
@@ -148,10 +152,11 @@ def _section(
     baseline: str | None,
     data_dir: Path | None,
     points: int,
+    reported: Sequence[str],
 ) -> Section:
     from fedcore_study.reports import samples  # torch, scikit-learn
 
-    opened = opening(group, by, colors, baseline)
+    opened = opening(group, by, colors, baseline, reported)
     dataset = samples.find_dataset(group, data_dir)
     names = None if isinstance(dataset, str) else samples.class_names(dataset)
     measured = {name: sum(any(name in r.protocols for r in runs) for runs in group.rows.values()) for name in EVALUATED}

@@ -58,17 +58,25 @@ class _Compared(NamedTuple):
     names: dict[str, str]
 
 
-def opening(group: Group, by: Sequence[str], colors: Mapping[str, int], baseline: str | None = None) -> Opening:
+def opening(
+    group: Group,
+    by: Sequence[str],
+    colors: Mapping[str, int],
+    baseline: str | None = None,
+    reported: Sequence[str] = (),
+) -> Opening:
     """Compare a group's finished runs; all is empty where there are none.
 
     :param by: what makes a row, in the words of ``compare``. ``colors``: number of each row's colour.
     :param baseline: the row that differences are to, where the group has it; default fedavg.
+    :param reported: figures of plugins' reports to show, where the group has them.
     """
     made, found = Opening(), dict[str, _Compared]()
     for protocol in PROTOCOLS:
         runs = [run for rows in group.rows.values() for run in rows if run.final(protocol)]
         if runs:
-            found[protocol] = _compared(group, runs, protocol, by, baseline)
+            told = [name for name in reported if any(run.reported(name, None) is not None for run in runs)]
+            found[protocol] = _compared(group, runs, protocol, by, baseline, told)
             made.intervals[protocol] = _intervals(protocol, found[protocol], colors)
     if not found:
         return made
@@ -144,20 +152,25 @@ def _ranking(protocol: str, ranks: Ranks, settings: Sequence[str], heading: str,
 
 
 def _compared(
-    group: Group, runs: Sequence[RunRecord], protocol: str, by: Sequence[str], baseline: str | None
+    group: Group,
+    runs: Sequence[RunRecord],
+    protocol: str,
+    by: Sequence[str],
+    baseline: str | None,
+    reported: Sequence[str],
 ) -> _Compared:
     """Compare runs of one group. Their rows may have shorter names than the group's, which has other runs, too."""
     (rows,) = (found.rows for found in grouped(runs, [option(name) for name in by])[1])
     places = {run.path: label for label, found in group.rows.items() for run in found}
     names = {label: places[found[0].path] for label, found in rows.items()}
     chosen = next((label for label, name in names.items() if name == baseline), None)
-    comparison = compare(runs, protocol=protocol, by=by, baseline=chosen)
+    comparison = compare(runs, protocol=protocol, by=by, baseline=chosen, reported=reported)
     (block,) = comparison.blocks
     return _Compared(comparison, block, rows, names)
 
 
 def _table(found: Mapping[str, _Compared]) -> Table:
-    """Join the tables of several protocols: their columns stand side by side, seeds and times once."""
+    """Join the tables of several protocols side by side; seeds, figures of plugins and times stand once."""
     cells: dict[str, dict[tuple[str, str], str]] = {}
     best: set[tuple[str, tuple[str, str]]] = set()
     for protocol, (comparison, block, _, names) in found.items():
@@ -173,18 +186,24 @@ def _table(found: Mapping[str, _Compared]) -> Table:
 
     every = dict.fromkeys(place for by_place in cells.values() for place in by_place)
     places = [place for protocol in found for place in every if place[0] == protocol]
-    places = [place for place in places if place[1] not in (SEEDS, formats.SECONDS)]
+    first = [SEEDS, *dict.fromkeys(name for compared in found.values() for name in compared.comparison.reported)]
+    places = [place for place in places if place[1] not in (*first, formats.SECONDS)]
     rows = [
-        [label, once(label, SEEDS), *(by_place.get(place, "-") for place in places), once(label, formats.SECONDS)]
+        [
+            label,
+            *(once(label, heading) for heading in first),
+            *(by_place.get(place, "-") for place in places),
+            once(label, formats.SECONDS),
+        ]
         for label, by_place in cells.items()
     ]
     labels = list(cells)
     return Table(
-        heads=[_rows_heading(found), SEEDS, *(heading for _, heading in places), formats.SECONDS],
+        heads=[_rows_heading(found), *first, *(heading for _, heading in places), formats.SECONDS],
         rows=rows,
         caption=_caption(found),
-        groups=[("", 2), *((name, sum(place[0] == name for place in places)) for name in found), ("", 1)],
-        best={(labels.index(label), 2 + places.index(place)) for label, place in best},
+        groups=[("", 1 + len(first)), *((name, sum(place[0] == name for place in places)) for name in found), ("", 1)],
+        best={(labels.index(label), 1 + len(first) + places.index(place)) for label, place in best},
     )
 
 
