@@ -83,6 +83,18 @@ class RunConfig(BaseModel):
         description="Domain that no client holds, of a data set with domains. The global model is evaluated"
         " on it alone.",
     )
+    unseen_clients: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of the clients that never train. They are evaluated on their held-out parts.",
+    )
+    adapt_epochs: int = Field(
+        default=0,
+        ge=0,
+        le=_MANY,
+        description="Local epochs after which the unseen clients are evaluated once more. 0: without adaptation.",
+    )
     system: SystemOptions | None = Field(
         default=None,
         description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1. Off by default.",
@@ -296,19 +308,30 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"system option stragglers needs --local-{unit} 2 or more: clients complete at least one {unit[:-1]}"
             )
+        unseen = self.clients - self.training_clients
+        if self.unseen_clients and not 0 < unseen < self.clients:
+            raise ValueError(
+                f"unseen_clients is {self.unseen_clients:g}, so {unseen} of {self.clients} clients would never train; "
+                "at least one has to be unseen, and at least one has to train"
+            )
+        if self.adapt_epochs and not unseen:
+            raise ValueError(
+                "adapt_epochs is for clients that never train, but there are none; add --unseen-clients 0.2"
+            )
         concurrency = None if self.system is None else self.system.concurrency
-        if concurrency is not None and self.clients < concurrency + self.cohort_size - 1:
+        if concurrency is not None and self.training_clients < concurrency + self.cohort_size - 1:
             raise ValueError(
                 f"system option concurrency: {concurrency} clients that train and up to {self.cohort_size - 1} whose "
-                f"updates wait for a cohort of {self.cohort_size} are more than the run's {self.clients}; lower "
-                "concurrency or participation"
+                f"updates wait for a cohort of {self.cohort_size} are more than the run's {self.training_clients}; "
+                "lower concurrency or participation"
             )
         if self.warmup_rounds and self.warmup_rounds >= self.rounds:
             raise ValueError(f"warmup_rounds is {self.warmup_rounds}, but the run has {self.rounds} rounds")
         if self.min_clients > self.cohort_size:
             raise ValueError(
                 f"min_clients is {self.min_clients}, but a round samples only {self.cohort_size} of "
-                f"{self.clients} clients (participation {self.participation}); lower min_clients or raise participation"
+                f"{self.training_clients} clients (participation {self.participation}); lower min_clients or "
+                "raise participation"
             )
         return self
 
@@ -317,9 +340,14 @@ class RunConfig(BaseModel):
         return self.model_copy(update={"out": None, "name": None, "tags": [], "note": None})
 
     @property
+    def training_clients(self) -> int:
+        """Number of clients that can take part, without the unseen clients. They have the first ids."""
+        return self.clients - round(self.unseen_clients * self.clients)
+
+    @property
     def cohort_size(self) -> int:
-        """Number of clients sampled per round: participation * clients, rounded, at least one."""
-        return max(1, round(self.participation * self.clients))
+        """Number of clients sampled per round: participation * training_clients, rounded, at least one."""
+        return max(1, round(self.participation * self.training_clients))
 
     @property
     def local_work(self) -> tuple[Literal["epochs", "steps"], int]:

@@ -5,7 +5,7 @@ Every engine runs the same ``ClientRuntime``, in this process or in others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError, print_traceback
 from fedcore.base.state import States
 from fedcore.base.tensors import flatten, on_cpu, unflatten
@@ -119,10 +120,20 @@ class ClientRuntime:
         message = str(error) if isinstance(error, PluginCallError) else f"{type(error).__name__}: {error}"
         return ClientFailure("raised", message)
 
-    def _session(self, task: ClientTask, shared: SharedPayload | None, *, read_only: str = "") -> LocalSession:
+    def _session(
+        self,
+        task: ClientTask,
+        shared: SharedPayload | None,
+        *,
+        read_only: str = "",
+        saved: dict[str, dict[str, Any]] | None = None,
+        config: RunConfig | None = None,
+    ) -> LocalSession:
         """Return the session of a task; the working model holds its first weights.
 
         :param read_only: the hook in which the plugins' states are read-only; empty for none.
+        :param saved: the client's state instead of the stored one.
+        :param config: the options of the training instead of the run's.
         """
         assert shared is not None
         if shared.fixed != self.setup.fixed_digest:
@@ -134,9 +145,9 @@ class ClientRuntime:
                 client=task.client,
                 hint="draw from task.random and read the same files, so that the weights are the same everywhere",
             )
-        config, working, device = self.config, self.working, self.working.device
+        config, working, device = config or self.config, self.working, self.working.device
         data = ClientData.training(self.dataset, self.partition.train[task.client], device, augmented=config.augment)
-        saved = self.store.read(task.client, task.version)
+        saved = self.store.read(task.client, task.version) if saved is None else {**saved}
         kept = unflatten(saved.pop(CORE, {}))
         to_it_alone = {} if task.kind == "ask" else task.tensors
         own = unflatten({name: tensor.to(device, copy=True) for name, tensor in to_it_alone.items()})
@@ -224,24 +235,8 @@ class ClientRuntime:
             self._end(self._sessions.popitem()[1])
 
     def _finish(self, session: LocalSession) -> ClientUpdate:
-        if session.steps == 0:
-            why = (
-                "; with BatchNorm in the model a batch of one sample is skipped"
-                if self.working.smallest_batch > 1
-                else ""
-            )
-            count = len(session.data)
-            raise Failed("no_steps", f"client {session.client} has {count} samples and made no optimizer step{why}")
-        losses = session.losses.means()
-        for name, value in losses.items():
-            if not value - value == 0:  # nan or inf
-                raise Failed("diverged", f"loss {name!r} became {value}")
+        losses, payload, kept = self._end_local(session, self.working.personal)
         layout, plugins = self.setup.layout, self.setup.plugins
-        previous = self.working.snapshot() if plugins.reads("previous") else {}
-        payload: dict[str, dict[str, Tensor]] = {}
-        for plugin, tensors in plugins.each("end_local", client=context_of(session, "")):
-            payload[plugin.name] = {name: tensor.detach().clone() for name, tensor in (tensors or {}).items()}
-        kept, _ = flatten({"previous": previous, "personal": self.working.personal()})
         update = ClientUpdate(
             client=session.client,
             model=self.setup.uploads.join(self.working.state),
@@ -258,9 +253,7 @@ class ClientRuntime:
             if seen is not None:
                 update = update.merged(plugin.name, seen)
         update = plugins.first("guard_upload", client=context_of(session, ""), update=update) or update
-        version = self.store.write(
-            session.client, session.round, {**session.states.snapshot(), **({CORE: kept} if kept else {})}
-        )
+        version = self.store.write(session.client, session.round, {**session.states.snapshot(), **kept})
         sent = {plugin: self._sent(plugin, tensors) for plugin, tensors in update.payload.items() if tensors}
         model = self._sent("", update.model)
         session.clock(+1)
@@ -268,6 +261,33 @@ class ClientRuntime:
         return replace(
             update, model=model, payload=sent, version=version, seconds=seconds, plugin_seconds=dict(session.spent)
         )
+
+    def _end_local(
+        self, session: LocalSession, personal: Callable[[], Tensors]
+    ) -> tuple[dict[str, float], dict[str, Tensors], dict[str, dict[str, Any]]]:
+        """End a training: return its mean losses, the plugins' payloads, and the models that the core keeps.
+
+        :param personal: takes the weights that the client keeps.
+        """
+        if session.steps == 0:
+            why = (
+                "; with BatchNorm in the model a batch of one sample is skipped"
+                if self.working.smallest_batch > 1
+                else ""
+            )
+            count = len(session.data)
+            raise Failed("no_steps", f"client {session.client} has {count} samples and made no optimizer step{why}")
+        losses = session.losses.means()
+        for name, value in losses.items():
+            if not value - value == 0:  # nan or inf
+                raise Failed("diverged", f"loss {name!r} became {value}")
+        plugins = self.setup.plugins
+        previous = self.working.snapshot() if plugins.reads("previous") else {}
+        payload: dict[str, Tensors] = {}
+        for plugin, tensors in plugins.each("end_local", client=context_of(session, "")):
+            payload[plugin.name] = {name: tensor.detach().clone() for name, tensor in (tensors or {}).items()}
+        kept, _ = flatten({"previous": previous, "personal": personal()})
+        return losses, payload, {CORE: kept} if kept else {}
 
     def _sent(self, plugin: str, tensors: Mapping[str, Any]) -> Tensors:
         """Return tensors of an update on the device from which they are sent.
@@ -290,8 +310,26 @@ class ClientRuntime:
 
     def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> Evaluation:
         held_out = self.partition.test[task.client]
-        with closing(self._session(task, shared, read_only="personal_model")) as session:
+        saved = self._adapted(task, shared) if "adapt" in task.meta else None
+        with closing(self._session(task, shared, read_only="personal_model", saved=saved)) as session:
             return evaluate_client(session, self.dataset, held_out, task.meta, self.setup.metrics)
+
+    def _adapted(self, task: ClientTask, shared: SharedPayload | None) -> dict[str, dict[str, Any]]:
+        """Train a client for the task's ``adapt`` epochs; return the state that it would keep. Nothing is stored.
+
+        It trains as in a round, without pauses and without an upload, at the run's first learning rate: a schedule may
+        have brought the round's to 0. If the method has no models of the clients' own, the state holds the whole
+        trained model.
+        """
+        assert shared is not None
+        config = self.config.model_copy(update={"local_epochs": task.meta["adapt"], "local_steps": None})
+        with closing(self._session(task, replace(shared, lr=config.lr), config=config)) as session:
+            session.start_from(chosen_starts(session, self.setup))
+            session.prepare_training()
+            train(session, range(session.work.epochs), run_steps)
+            own = self.working.personal if self.setup.has_own_models else self.working.snapshot
+            _, _, kept = self._end_local(session, own)
+            return {**session.states.snapshot(), **kept}
 
     @contextmanager
     def own_model(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[nn.Module]:

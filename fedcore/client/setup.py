@@ -96,6 +96,11 @@ class Setup:
         read = any(map(self.plugins.implementers, ("pre_upload", "guard_upload", *READ_UPDATES)))
         return self.layout if read else FlatLayout.flat(self.layout)
 
+    @property
+    def has_own_models(self) -> bool:
+        """Whether clients have models of their own: they keep parameters, or a plugin has ``personal_model``."""
+        return bool(self.layout.personal or self.plugins.implementers("personal_model"))
+
     @cached_property
     def fixed_digest(self) -> str:
         """SHA-256, in hex, of the parameters that do not travel; empty if all travel. Server and clients must agree."""

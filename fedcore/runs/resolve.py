@@ -19,7 +19,7 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError
 from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset, load_partition, make_partition
-from fedcore.data.assign import domain_rows, public_rows, with_public
+from fedcore.data.assign import domain_rows, public_rows, with_public, with_unseen
 from fedcore.data.dataset import data_digest
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
@@ -128,8 +128,8 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
                 f"split --client-test-fraction {config.client_test_fraction}"
             )
         _require_private(config, dataset, partition)
-        return partition
-    return make_partition(
+        return with_unseen(partition, config.unseen_clients, config.seed)
+    made = make_partition(
         dataset,
         partitioner=config.partition,
         clients=config.clients,
@@ -141,6 +141,7 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
         public=None if public_share(config.public) is None else _public_rows(config, dataset),
         unseen_domain=config.unseen_domain,
     )
+    return with_unseen(made, config.unseen_clients, config.seed)
 
 
 def _public_rows(config: RunConfig, dataset: Dataset) -> Tensor:
