@@ -21,7 +21,7 @@ from fedcore.base.system_options import SystemOptions, read_system
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
 
 _LABEL = re.compile(r"\w[\w.+=-]*")
-_MANY_TAGS, _LONG_LABEL, _MANY_METRICS = 50, 50, 50
+_MANY_TAGS, _LONG_LABEL, _MANY_METRICS, _MANY_MODELS = 50, 50, 50, 50
 
 Json = Any  # None, bool, int, float, str, list or dict of the same
 
@@ -47,6 +47,12 @@ class RunConfig(BaseModel):
     model: str = Field(
         default="auto",
         description="Model: a name, torchvision:NAME or timm:NAME. auto is the data set's usual model.",
+    )
+    client_models: list[str] = Field(
+        default_factory=list,
+        max_length=_MANY_MODELS,
+        description="Models of the clients, such as A,B,C, instead of --model: client k has the model k modulo their"
+        " number. For methods in which the parts that differ stay on the clients.",
     )
     weights: str | None = Field(
         default=None,
@@ -292,6 +298,12 @@ class RunConfig(BaseModel):
         value = [value] if isinstance(value, str) else value
         return list(dict.fromkeys(value)) if isinstance(value, (list, tuple)) else value
 
+    @field_validator("client_models", mode="before")
+    @classmethod
+    def _read_client_models(cls, value: Any) -> Any:
+        """Accept ``A,B,C`` as well as a list."""
+        return value.split(",") if isinstance(value, str) else value
+
     @field_validator("system", mode="before")
     @classmethod
     def _read_system(cls, value: Any) -> Any:
@@ -338,6 +350,10 @@ class RunConfig(BaseModel):
     def without_labels(self) -> Self:
         """Return the options without what belongs to one run alone: its directory, name, tags and note."""
         return self.model_copy(update={"out": None, "name": None, "tags": [], "note": None})
+
+    def model_of(self, client: int) -> str:
+        """Return the name of a client's model."""
+        return self.client_models[client % len(self.client_models)] if self.client_models else self.model
 
     @property
     def training_clients(self) -> int:

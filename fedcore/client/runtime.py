@@ -35,7 +35,7 @@ from fedcore.client.messages import (
 )
 from fedcore.client.recorder import CudaRecorder
 from fedcore.client.session import LocalSession, LocalWork
-from fedcore.client.setup import READ_UPDATES, Setup
+from fedcore.client.setup import READ_UPDATES, Setup, with_model
 from fedcore.client.store import ClientStore
 from fedcore.client.working_model import WorkingModel
 from fedcore.data.client_data import ClientData
@@ -79,17 +79,32 @@ class ClientRuntime:
         self.updates_on = torch.device("cpu")
         """The device of finished updates. Everything else that is sent is on the CPU."""
         self._sessions: dict[str, LocalSession] = {}
+        site = replace(site, dataset=self.dataset)
+        self.others = [
+            ClientRuntime(replace(site, config=with_model(self.config, name)), recorder)
+            for name in self.config.client_models[1:]
+        ]
+        """The runtimes of the clients that have another model, in the order of the configuration."""
+
+    def of(self, client: int) -> ClientRuntime:
+        """Return the runtime that has the client's model."""
+        return [self, *self.others][client % (1 + len(self.others))]
 
     def keep_updates_on_device(self) -> None:
         """Leave updates on the device, for a server in this process, unless a plugin on the server reads them."""
         if not any(map(self.setup.plugins.implementers, READ_UPDATES)):
             self.updates_on = self.working.device
+            for other in self.others:
+                other.keep_updates_on_device()
 
     def handle(self, task: ClientTask, shared: SharedPayload | None) -> Outcome:
         """Run one task. A failure of the client is an outcome.
 
         :raises FedcoreError: a contract or the run directory is broken, so that every other client would fail, too.
         """
+        runtime = self.of(task.client)
+        if runtime is not self:
+            return runtime.handle(task, shared)
         with self.recording():
             try:
                 if task.kind == "ask":
@@ -233,6 +248,8 @@ class ClientRuntime:
         """End the trainings that still pause when the run is over."""
         while self._sessions:
             self._end(self._sessions.popitem()[1])
+        for other in self.others:
+            other.close()
 
     def _finish(self, session: LocalSession) -> ClientUpdate:
         losses, payload, kept = self._end_local(session, self.working.personal)

@@ -119,6 +119,41 @@ class Setup:
         return [name for name in names if name not in left_out]
 
 
+def check_client_models(setup: Setup, dataset: Dataset) -> None:
+    """Refuse models of clients that differ in what travels, is fixed, or in the width of the features.
+
+    :param setup: the set-up with the first model. The server has this one: updates of all clients fit it.
+    :raises ConfigError: names both models and the difference.
+    """
+    for name in setup.config.client_models[1:]:
+        other = Setup.build(with_model(setup.config, name), dataset)
+        (mine, theirs), widths = map(_travelling, (setup, other)), (setup.model.feature_dim, other.model.feature_dim)
+        if mine != theirs:
+            tensor = sorted(mine ^ theirs)[0][0]
+            raise ConfigError(
+                f"--client-models: {setup.config.model!r} and {name!r} differ in {tensor!r}, which clients share; what "
+                "differs has to stay on the clients, as with --plugin fedproto or solo, and lg-fedavg for all but the "
+                "classifier"
+            )
+        if widths[0] != widths[1]:
+            raise ConfigError(
+                f"--client-models: {setup.config.model!r} has features of width {widths[0]}, {name!r} of {widths[1]}; "
+                "add --projection, which gives all models one width"
+            )
+
+
+def _travelling(setup: Setup) -> set[tuple[str, ...]]:
+    """Return what server and clients have to agree on: the shared tensors, and the values of the fixed ones."""
+    layout, fixed = setup.layout, setup.model.state_dict()
+    shared = {(name, f"{layout.shapes[name]}", f"{name in layout.trainable}") for name in layout.shared}
+    return shared | {(name, digest_of({name: fixed[name]})) for name in layout.fixed}
+
+
+def with_model(config: RunConfig, name: str) -> RunConfig:
+    """Return the configuration of the clients that have a model."""
+    return config.model_copy(update={"model": name, "client_models": []})
+
+
 def _check_forward(
     config: RunConfig, model: SplitModel, task: ModelTask, dataset: Dataset, configured: list[str]
 ) -> None:

@@ -54,6 +54,7 @@ def fast_dev_run(
 
     A method that needs more gets the least that works: two clients and enough epochs if clients exchange parameters in
     the middle of their training, and more clients if it refuses fewer. With unseen clients one more client is unseen.
+    Each of ``client_models`` has a client.
 
     The arguments are as for :func:`fedcore.run`. The result's directory does not exist any more.
     """
@@ -75,14 +76,15 @@ def fast_dev_run(
 def _small(config: RunConfig, dataset: Dataset) -> RunConfig:
     """Return the smallest configuration of one round that the run's methods accept."""
     whole = Setup.build(config, dataset)
-    small: dict[str, Any] = {**_SMALL, "clients": 1, "local_epochs": min(config.local_epochs, BATCHES)}
+    small: dict[str, Any] = {**_SMALL, "local_epochs": min(config.local_epochs, BATCHES)}
+    small["clients"] = min(len(config.client_models) or 1, config.clients)
     if config.local_steps is not None:
         small["local_steps"] = min(config.local_steps, BATCHES)
     if config.system is not None:  # of the simulated system only its kind of rounds: the one client has to answer
         waits = config.system.concurrency is None
         small["system"] = None if waits else type(config.system)(concurrency=1)
     if whole.breaks:
-        small["clients"] = min(2, config.clients)
+        small["clients"] = min(max(2, small["clients"]), config.clients)
         pauses = [plugin.exchanges.epochs for plugin in whole.plugins if plugin.exchanges is not None]
         enough = (n for n in range(BATCHES, config.local_epochs) if all(list(at(n)) for at in pauses))
         small["local_epochs"] = next(enough, config.local_epochs)

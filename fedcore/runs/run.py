@@ -21,7 +21,7 @@ from fedcore.base.process import one_thread
 from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone
 from fedcore.client.messages import ClientSite, Engine
-from fedcore.client.setup import Setup
+from fedcore.client.setup import Setup, check_client_models
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
 from fedcore.data.assign import with_unseen
 from fedcore.data.dataset import data_digest
@@ -336,7 +336,9 @@ def noting(notify: Notify) -> Note:
 
 
 def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
-    return Setup.build(config, dataset, tune=partial(tuned, dataset=dataset) if config.autotune else None)
+    setup = Setup.build(config, dataset, tune=partial(tuned, dataset=dataset) if config.autotune else None)
+    check_client_models(setup, dataset)
+    return setup
 
 
 def _partitioned(
