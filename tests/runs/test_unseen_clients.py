@@ -14,6 +14,7 @@ from fedcore import ConfigError, Plugin, PluginContractError, RunConfig, generat
 from fedcore.base.seeding import numpy_generator
 from fedcore.data import TensorSamples, load_dataset
 from fedcore.server.system import Simulator
+from fedcore_export import export_run
 from fedcore_testing import (
     client_state,
     initial_weights,
@@ -247,6 +248,14 @@ def test_an_adaptation_that_fails_leaves_the_other_figure(go):
     with pytest.warns(RuntimeWarning, match="client 4 could not be evaluated by every protocol: .*no end"):
         metrics = go(Fails, **ADAPTED).metrics
     assert (metrics["unseen"]["clients"], metrics["unseen_adapted"]["clients"]) == (2, 1)
+
+
+def test_an_exported_model_has_the_figure_of_the_received_one(go, tmp_path):
+    """The adaptation is not kept, so its figure is not the exported model's."""
+    result = go("ditto", **ADAPTED)
+    export_run(result.directory, "safetensors", tmp_path / "out", client=4)
+    measured = 100 * result.metrics["unseen"]["per_client"]["4"]
+    assert f"| its held-out part | {measured:.2f} |" in (tmp_path / "out" / "README.md").read_text()
 
 
 # --- refusals ----------------------------------------------------------------------------------------------------

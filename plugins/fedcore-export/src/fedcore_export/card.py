@@ -13,7 +13,7 @@ from torch import nn
 
 from fedcore import SplitModel, __version__
 from fedcore.base.identity import digest, method, settings
-from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.protocols import PROTOCOLS, UNSEEN
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.models import build_model
 from fedcore.runs.run import Run
@@ -97,10 +97,11 @@ def _figures(metrics: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _own_figures(metrics: Mapping[str, Any], client: int) -> Iterator[str]:
-    rows = []
+    rows, (unseen, adapted) = [], UNSEEN
     for protocol, meaning in PROTOCOLS.items():
-        accuracy = (metrics.get(protocol) or {}).get("per_client", {}).get(str(client)) if meaning.own_model else None
-        if accuracy is not None:
+        accuracy = (metrics.get(protocol) or {}).get("per_client", {}).get(str(client))
+        exported = (meaning.own_model or protocol == unseen) and protocol != adapted  # an adaptation is not kept
+        if accuracy is not None and exported:
             where = "its held-out part" if meaning.held_out else "the server's test set"
             rows.append([where, _percent(accuracy)])
     yield from _table(["own model on", "accuracy %"], rows)
