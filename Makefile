@@ -36,7 +36,7 @@ $(FLOWER_STAMP): pyproject.toml $(FLOWER)/constraints.txt $(addsuffix /pyproject
 	$(PYTHON) -m venv $(FLOWER_VENV)
 	$(FLOWER_VENV)/bin/pip install --quiet -c $(FLOWER)/constraints.txt hatchling editables
 	$(FLOWER_VENV)/bin/pip install --quiet --no-build-isolation -c $(FLOWER)/constraints.txt -e . pytest mypy \
-	  types-PyYAML $(foreach plugin,$(FLOWER_WITH),-e $(plugin))
+	  types-PyYAML -e "$(FLOWER)[partitioners]" $(foreach plugin,$(filter-out $(FLOWER),$(FLOWER_WITH)),-e $(plugin))
 	@touch $(FLOWER_STAMP)
 
 # The first round needs no development tools: without an environment the core profile is installed.

@@ -21,7 +21,7 @@ from fedcore.base.system_options import SystemOptions, read_system
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
 
 _LABEL = re.compile(r"\w[\w.+=-]*")
-_MANY_TAGS, _LONG_LABEL, _MANY_METRICS = 50, 50, 50
+_MANY_TAGS, _LONG_LABEL, _MANY_METRICS, _MANY_MODELS = 50, 50, 50, 50
 
 Json = Any  # None, bool, int, float, str, list or dict of the same
 
@@ -47,6 +47,12 @@ class RunConfig(BaseModel):
     model: str = Field(
         default="auto",
         description="Model: a name, torchvision:NAME or timm:NAME. auto is the data set's usual model.",
+    )
+    client_models: list[str] = Field(
+        default_factory=list,
+        max_length=_MANY_MODELS,
+        description="Models of the clients, such as A,B,C, instead of --model: client k has the model k modulo their"
+        " number. For methods in which the parts that differ stay on the clients.",
     )
     weights: str | None = Field(
         default=None,
@@ -82,6 +88,18 @@ class RunConfig(BaseModel):
         default=None,
         description="Domain that no client holds, of a data set with domains. The global model is evaluated"
         " on it alone.",
+    )
+    unseen_clients: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of the clients that never train. They are evaluated on their held-out parts.",
+    )
+    adapt_epochs: int = Field(
+        default=0,
+        ge=0,
+        le=_MANY,
+        description="Local epochs after which the unseen clients are evaluated once more. 0: without adaptation.",
     )
     system: SystemOptions | None = Field(
         default=None,
@@ -280,6 +298,12 @@ class RunConfig(BaseModel):
         value = [value] if isinstance(value, str) else value
         return list(dict.fromkeys(value)) if isinstance(value, (list, tuple)) else value
 
+    @field_validator("client_models", mode="before")
+    @classmethod
+    def _read_client_models(cls, value: Any) -> Any:
+        """Accept ``A,B,C`` as well as a list."""
+        return value.split(",") if isinstance(value, str) else value
+
     @field_validator("system", mode="before")
     @classmethod
     def _read_system(cls, value: Any) -> Any:
@@ -296,19 +320,30 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"system option stragglers needs --local-{unit} 2 or more: clients complete at least one {unit[:-1]}"
             )
+        unseen = self.clients - self.training_clients
+        if self.unseen_clients and not 0 < unseen < self.clients:
+            raise ValueError(
+                f"unseen_clients is {self.unseen_clients:g}, so {unseen} of {self.clients} clients would never train; "
+                "at least one has to be unseen, and at least one has to train"
+            )
+        if self.adapt_epochs and not unseen:
+            raise ValueError(
+                "adapt_epochs is for clients that never train, but there are none; add --unseen-clients 0.2"
+            )
         concurrency = None if self.system is None else self.system.concurrency
-        if concurrency is not None and self.clients < concurrency + self.cohort_size - 1:
+        if concurrency is not None and self.training_clients < concurrency + self.cohort_size - 1:
             raise ValueError(
                 f"system option concurrency: {concurrency} clients that train and up to {self.cohort_size - 1} whose "
-                f"updates wait for a cohort of {self.cohort_size} are more than the run's {self.clients}; lower "
-                "concurrency or participation"
+                f"updates wait for a cohort of {self.cohort_size} are more than the run's {self.training_clients}; "
+                "lower concurrency or participation"
             )
         if self.warmup_rounds and self.warmup_rounds >= self.rounds:
             raise ValueError(f"warmup_rounds is {self.warmup_rounds}, but the run has {self.rounds} rounds")
         if self.min_clients > self.cohort_size:
             raise ValueError(
                 f"min_clients is {self.min_clients}, but a round samples only {self.cohort_size} of "
-                f"{self.clients} clients (participation {self.participation}); lower min_clients or raise participation"
+                f"{self.training_clients} clients (participation {self.participation}); lower min_clients or "
+                "raise participation"
             )
         return self
 
@@ -316,10 +351,19 @@ class RunConfig(BaseModel):
         """Return the options without what belongs to one run alone: its directory, name, tags and note."""
         return self.model_copy(update={"out": None, "name": None, "tags": [], "note": None})
 
+    def model_of(self, client: int) -> str:
+        """Return the name of a client's model."""
+        return self.client_models[client % len(self.client_models)] if self.client_models else self.model
+
+    @property
+    def training_clients(self) -> int:
+        """Number of clients that can take part, without the unseen clients. They have the first ids."""
+        return self.clients - round(self.unseen_clients * self.clients)
+
     @property
     def cohort_size(self) -> int:
-        """Number of clients sampled per round: participation * clients, rounded, at least one."""
-        return max(1, round(self.participation * self.clients))
+        """Number of clients sampled per round: participation * training_clients, rounded, at least one."""
+        return max(1, round(self.participation * self.training_clients))
 
     @property
     def local_work(self) -> tuple[Literal["epochs", "steps"], int]:

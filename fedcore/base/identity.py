@@ -48,6 +48,7 @@ PARTITION_OPTIONS = (
     "samples",
     "public",
     "unseen_domain",
+    "unseen_clients",
 )
 """Options that determine, together with the seed, which client holds which samples."""
 

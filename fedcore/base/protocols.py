@@ -59,6 +59,21 @@ PROTOCOLS = {
             own_model=True,
         ),
         Protocol(
+            "unseen",
+            "unseen clients, held-out parts",
+            "the model that a client receives before it ever trains, on the held-out part of each unseen client",
+            on_clients=True,
+            held_out=True,
+        ),
+        Protocol(
+            "unseen_adapted",
+            "unseen clients after adaptation",
+            "each unseen client's own model after its adaptation, on its held-out part",
+            on_clients=True,
+            held_out=True,
+            own_model=True,
+        ),
+        Protocol(
             "global_before_correction",
             "before the correction",
             "the global model on the server's test set before post_train changed it",
@@ -72,6 +87,9 @@ EVALUATED = tuple(name for name in PROTOCOLS if name != "global_before_correctio
 
 ON_CLIENTS = tuple(name for name, protocol in PROTOCOLS.items() if protocol.on_clients)
 """The protocols that the clients measure."""
+
+UNSEEN = ("unseen", "unseen_adapted")
+"""The protocols of clients that never train. The other protocols leave these clients out."""
 
 VALIDATION = ("personal", "global_local")
 """Protocols on held-out parts. The first of them that a run measures chooses the best round."""

@@ -1,8 +1,8 @@
 """Names to objects: entry points, or ``module:package.attr`` for the user's own code.
 
-Data sets, models and metrics of other libraries have names such as ``timm:resnet18``. The prefix is an entry point of
-the group ``fedcore.dataset_prefixes``, ``fedcore.model_prefixes`` or ``fedcore.metric_prefixes``: a function that takes
-the rest of the name and returns the loader or factory.
+Data sets, models, partitioners and metrics of other libraries have names such as ``timm:resnet18``. The prefix is an
+entry point of the group ``fedcore.dataset_prefixes``, ``fedcore.model_prefixes`` and so on: a function that takes the
+rest of the name and returns the loader, factory or partitioner.
 
 Looking up a name reads package metadata only. The object's module is imported when the name is resolved.
 """
@@ -32,6 +32,7 @@ GROUPS = {
     "dataset prefix": "fedcore.dataset_prefixes",
     "model prefix": "fedcore.model_prefixes",
     "partitioner": "fedcore.partitioners",
+    "partitioner prefix": "fedcore.partitioner_prefixes",
     "augmentation": "fedcore.augmentations",
     "metric": "fedcore.metrics",
     "metric prefix": "fedcore.metric_prefixes",

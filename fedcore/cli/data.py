@@ -31,7 +31,7 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     from fedcore.data.loading import npz
 
     found["dataset"]["npz:FILE"] = output.first_line(npz)
-    for kind in ("dataset", "model"):
+    for kind in KINDS:
         for prefix in registry.available(f"{kind} prefix"):
             found[kind][f"{prefix}:NAME"] = _first_line(f"{kind} prefix", prefix)
     if as_json:

@@ -206,6 +206,8 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     elif name == "metrics":
         kind, metavar = list[str], "NAME"
         text = "A metric of an evaluation next to accuracy and loss, such as macro-f1. Can be repeated."
+    elif name == "client_models":
+        kind, metavar = str, "A,B,C"
     elif name == "tags":
         kind, metavar = list[str], "TAG"
         text = "A word by which fedcore runs list finds the run. Can be repeated."
@@ -219,7 +221,7 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     elif inner not in (int, float, str, Path):
         raise TypeError(f"RunConfig.{name}: the command line has no flag for {field.annotation}")
     shown = [bounds(field)] if bounds(field) else []
-    if with_default and default is not None and kind != list[str] and inner is not bool:
+    if with_default and default not in (None, []) and kind != list[str] and inner is not bool:
         shown.append(f"default {default}")
     elif default is True:
         shown.append("on by default")

@@ -4,6 +4,7 @@
 - ``global_local``: the global model on each client's held-out part.
 - ``personal``: each client's own model on its held-out part.
 - ``personal_global``: each client's own model on the server's test set.
+- ``unseen``, ``unseen_adapted``: of clients that never train, on their held-out parts, before and after an adaptation.
 """
 
 from __future__ import annotations
@@ -189,27 +190,26 @@ def evaluate_client(
     If the model of a plugin's ``personal_model`` fails, the protocols of own models have no counts.
 
     :param held_out: the client's held-out samples, as positions in the training set, int64 (m,).
-    :param meta: the task's ``protocols``; ``took_part``, whether the client trained before; ``confusion``, whether to
-        count the confusion matrix of its own model.
+    :param meta: the task's ``protocols``; ``took_part``, whether the client trained or adapted; ``confusion``, whether
+        to count the confusion matrix of its own model.
     """
     working = session.working
-    on_client = (dataset.train, held_out)
-    sets = {"global_local": on_client, "personal": on_client, "personal_global": (dataset.test, None)}
     failed = ""
 
-    def counts(model: nn.Module, *protocols: str, **how: Any) -> dict[str, Any]:
-        asked = {name: sets[name] for name in protocols if name in meta["protocols"]}
+    def counts(model: nn.Module, *, own_model: bool, **how: Any) -> dict[str, Any]:
+        asked = [PROTOCOLS[name] for name in meta["protocols"] if PROTOCOLS[name].own_model == own_model]
+        sets = {p.name: (dataset.train, held_out) if p.held_out else (dataset.test, None) for p in asked}
         return {
             name: evaluate(model, samples, dataset.num_classes, working.device, indices=indices, metrics=metrics, **how)
-            for name, (samples, indices) in asked.items()
+            for name, (samples, indices) in sets.items()
             if indices is None or len(indices)
         }
 
-    found = counts(working.module, "global_local")
+    found = counts(working.module, own_model=False)
     model: nn.Module = working.module
     try:
         model = own_model(session, took_part=meta["took_part"])
-        own = counts(model, "personal", "personal_global", confusion=meta["confusion"])
+        own = counts(model, own_model=True, confusion=meta["confusion"])
         # An infinite loss does not mean a broken model: a model may rule a class out.
         if model is not working.module and any(math.isnan(counted["loss"]) for counted in own.values()):
             raise ValueError("its logits are nan")

@@ -5,7 +5,7 @@ Every engine runs the same ``ClientRuntime``, in this process or in others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError, print_traceback
 from fedcore.base.state import States
 from fedcore.base.tensors import flatten, on_cpu, unflatten
@@ -34,7 +35,7 @@ from fedcore.client.messages import (
 )
 from fedcore.client.recorder import CudaRecorder
 from fedcore.client.session import LocalSession, LocalWork
-from fedcore.client.setup import READ_UPDATES, Setup
+from fedcore.client.setup import READ_UPDATES, Setup, with_model
 from fedcore.client.store import ClientStore
 from fedcore.client.working_model import WorkingModel
 from fedcore.data.client_data import ClientData
@@ -78,17 +79,32 @@ class ClientRuntime:
         self.updates_on = torch.device("cpu")
         """The device of finished updates. Everything else that is sent is on the CPU."""
         self._sessions: dict[str, LocalSession] = {}
+        site = replace(site, dataset=self.dataset)
+        self.others = [
+            ClientRuntime(replace(site, config=with_model(self.config, name)), recorder)
+            for name in self.config.client_models[1:]
+        ]
+        """The runtimes of the clients that have another model, in the order of the configuration."""
+
+    def of(self, client: int) -> ClientRuntime:
+        """Return the runtime that has the client's model."""
+        return [self, *self.others][client % (1 + len(self.others))]
 
     def keep_updates_on_device(self) -> None:
         """Leave updates on the device, for a server in this process, unless a plugin on the server reads them."""
         if not any(map(self.setup.plugins.implementers, READ_UPDATES)):
             self.updates_on = self.working.device
+            for other in self.others:
+                other.keep_updates_on_device()
 
     def handle(self, task: ClientTask, shared: SharedPayload | None) -> Outcome:
         """Run one task. A failure of the client is an outcome.
 
         :raises FedcoreError: a contract or the run directory is broken, so that every other client would fail, too.
         """
+        runtime = self.of(task.client)
+        if runtime is not self:
+            return runtime.handle(task, shared)
         with self.recording():
             try:
                 if task.kind == "ask":
@@ -119,10 +135,20 @@ class ClientRuntime:
         message = str(error) if isinstance(error, PluginCallError) else f"{type(error).__name__}: {error}"
         return ClientFailure("raised", message)
 
-    def _session(self, task: ClientTask, shared: SharedPayload | None, *, read_only: str = "") -> LocalSession:
+    def _session(
+        self,
+        task: ClientTask,
+        shared: SharedPayload | None,
+        *,
+        read_only: str = "",
+        saved: dict[str, dict[str, Any]] | None = None,
+        config: RunConfig | None = None,
+    ) -> LocalSession:
         """Return the session of a task; the working model holds its first weights.
 
         :param read_only: the hook in which the plugins' states are read-only; empty for none.
+        :param saved: the client's state instead of the stored one.
+        :param config: the options of the training instead of the run's.
         """
         assert shared is not None
         if shared.fixed != self.setup.fixed_digest:
@@ -134,9 +160,9 @@ class ClientRuntime:
                 client=task.client,
                 hint="draw from task.random and read the same files, so that the weights are the same everywhere",
             )
-        config, working, device = self.config, self.working, self.working.device
+        config, working, device = config or self.config, self.working, self.working.device
         data = ClientData.training(self.dataset, self.partition.train[task.client], device, augmented=config.augment)
-        saved = self.store.read(task.client, task.version)
+        saved = self.store.read(task.client, task.version) if saved is None else {**saved}
         kept = unflatten(saved.pop(CORE, {}))
         to_it_alone = {} if task.kind == "ask" else task.tensors
         own = unflatten({name: tensor.to(device, copy=True) for name, tensor in to_it_alone.items()})
@@ -222,26 +248,12 @@ class ClientRuntime:
         """End the trainings that still pause when the run is over."""
         while self._sessions:
             self._end(self._sessions.popitem()[1])
+        for other in self.others:
+            other.close()
 
     def _finish(self, session: LocalSession) -> ClientUpdate:
-        if session.steps == 0:
-            why = (
-                "; with BatchNorm in the model a batch of one sample is skipped"
-                if self.working.smallest_batch > 1
-                else ""
-            )
-            count = len(session.data)
-            raise Failed("no_steps", f"client {session.client} has {count} samples and made no optimizer step{why}")
-        losses = session.losses.means()
-        for name, value in losses.items():
-            if not value - value == 0:  # nan or inf
-                raise Failed("diverged", f"loss {name!r} became {value}")
+        losses, payload, kept = self._end_local(session, self.working.personal)
         layout, plugins = self.setup.layout, self.setup.plugins
-        previous = self.working.snapshot() if plugins.reads("previous") else {}
-        payload: dict[str, dict[str, Tensor]] = {}
-        for plugin, tensors in plugins.each("end_local", client=context_of(session, "")):
-            payload[plugin.name] = {name: tensor.detach().clone() for name, tensor in (tensors or {}).items()}
-        kept, _ = flatten({"previous": previous, "personal": self.working.personal()})
         update = ClientUpdate(
             client=session.client,
             model=self.setup.uploads.join(self.working.state),
@@ -258,9 +270,7 @@ class ClientRuntime:
             if seen is not None:
                 update = update.merged(plugin.name, seen)
         update = plugins.first("guard_upload", client=context_of(session, ""), update=update) or update
-        version = self.store.write(
-            session.client, session.round, {**session.states.snapshot(), **({CORE: kept} if kept else {})}
-        )
+        version = self.store.write(session.client, session.round, {**session.states.snapshot(), **kept})
         sent = {plugin: self._sent(plugin, tensors) for plugin, tensors in update.payload.items() if tensors}
         model = self._sent("", update.model)
         session.clock(+1)
@@ -268,6 +278,33 @@ class ClientRuntime:
         return replace(
             update, model=model, payload=sent, version=version, seconds=seconds, plugin_seconds=dict(session.spent)
         )
+
+    def _end_local(
+        self, session: LocalSession, personal: Callable[[], Tensors]
+    ) -> tuple[dict[str, float], dict[str, Tensors], dict[str, dict[str, Any]]]:
+        """End a training: return its mean losses, the plugins' payloads, and the models that the core keeps.
+
+        :param personal: takes the weights that the client keeps.
+        """
+        if session.steps == 0:
+            why = (
+                "; with BatchNorm in the model a batch of one sample is skipped"
+                if self.working.smallest_batch > 1
+                else ""
+            )
+            count = len(session.data)
+            raise Failed("no_steps", f"client {session.client} has {count} samples and made no optimizer step{why}")
+        losses = session.losses.means()
+        for name, value in losses.items():
+            if not value - value == 0:  # nan or inf
+                raise Failed("diverged", f"loss {name!r} became {value}")
+        plugins = self.setup.plugins
+        previous = self.working.snapshot() if plugins.reads("previous") else {}
+        payload: dict[str, Tensors] = {}
+        for plugin, tensors in plugins.each("end_local", client=context_of(session, "")):
+            payload[plugin.name] = {name: tensor.detach().clone() for name, tensor in (tensors or {}).items()}
+        kept, _ = flatten({"previous": previous, "personal": personal()})
+        return losses, payload, {CORE: kept} if kept else {}
 
     def _sent(self, plugin: str, tensors: Mapping[str, Any]) -> Tensors:
         """Return tensors of an update on the device from which they are sent.
@@ -293,8 +330,26 @@ class ClientRuntime:
 
     def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> Evaluation:
         held_out = self.partition.test[task.client]
-        with closing(self._session(task, shared, read_only="personal_model")) as session:
+        saved = self._adapted(task, shared) if "adapt" in task.meta else None
+        with closing(self._session(task, shared, read_only="personal_model", saved=saved)) as session:
             return evaluate_client(session, self.dataset, held_out, task.meta, self.setup.metrics)
+
+    def _adapted(self, task: ClientTask, shared: SharedPayload | None) -> dict[str, dict[str, Any]]:
+        """Train a client for the task's ``adapt`` epochs; return the state that it would keep. Nothing is stored.
+
+        It trains as in a round, without pauses and without an upload, at the run's first learning rate: a schedule may
+        have brought the round's to 0. If the method has no models of the clients' own, the state holds the whole
+        trained model.
+        """
+        assert shared is not None
+        config = self.config.model_copy(update={"local_epochs": task.meta["adapt"], "local_steps": None})
+        with closing(self._session(task, replace(shared, lr=config.lr), config=config)) as session:
+            session.start_from(chosen_starts(session, self.setup))
+            session.prepare_training()
+            train(session, range(session.work.epochs), run_steps)
+            own = self.working.personal if self.setup.has_own_models else self.working.snapshot
+            _, _, kept = self._end_local(session, own)
+            return {**session.states.snapshot(), **kept}
 
     @contextmanager
     def own_model(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[nn.Module]:

@@ -96,6 +96,11 @@ class Setup:
         read = any(map(self.plugins.implementers, ("pre_upload", "guard_upload", *READ_UPDATES)))
         return self.layout if read else FlatLayout.flat(self.layout)
 
+    @property
+    def has_own_models(self) -> bool:
+        """Whether clients have models of their own: they keep parameters, or a plugin has ``personal_model``."""
+        return bool(self.layout.personal or self.plugins.implementers("personal_model"))
+
     @cached_property
     def fixed_digest(self) -> str:
         """SHA-256, in hex, of the parameters that do not travel; empty if all travel. Server and clients must agree."""
@@ -112,6 +117,41 @@ class Setup:
         names = match(patterns_of(plugin, declaration), self.layout.shapes, plugin, declaration)
         left_out = self.layout.fixed if personal else self.layout.fixed | self.layout.personal
         return [name for name in names if name not in left_out]
+
+
+def check_client_models(setup: Setup, dataset: Dataset) -> None:
+    """Refuse models of clients that differ in what travels, is fixed, or in the width of the features.
+
+    :param setup: the set-up with the first model. The server has this one: updates of all clients fit it.
+    :raises ConfigError: names both models and the difference.
+    """
+    for name in setup.config.client_models[1:]:
+        other = Setup.build(with_model(setup.config, name), dataset)
+        (mine, theirs), widths = map(_travelling, (setup, other)), (setup.model.feature_dim, other.model.feature_dim)
+        if mine != theirs:
+            tensor = sorted(mine ^ theirs)[0][0]
+            raise ConfigError(
+                f"--client-models: {setup.config.model!r} and {name!r} differ in {tensor!r}, which clients share; what "
+                "differs has to stay on the clients, as with --plugin fedproto or solo, and lg-fedavg for all but the "
+                "classifier"
+            )
+        if widths[0] != widths[1]:
+            raise ConfigError(
+                f"--client-models: {setup.config.model!r} has features of width {widths[0]}, {name!r} of {widths[1]}; "
+                "add --projection, which gives all models one width"
+            )
+
+
+def _travelling(setup: Setup) -> set[tuple[str, ...]]:
+    """Return what server and clients have to agree on: the shared tensors, and the values of the fixed ones."""
+    layout, fixed = setup.layout, setup.model.state_dict()
+    shared = {(name, f"{layout.shapes[name]}", f"{name in layout.trainable}") for name in layout.shared}
+    return shared | {(name, digest_of({name: fixed[name]})) for name in layout.fixed}
+
+
+def with_model(config: RunConfig, name: str) -> RunConfig:
+    """Return the configuration of the clients that have a model."""
+    return config.model_copy(update={"model": name, "client_models": []})
 
 
 def _check_forward(

@@ -151,6 +151,27 @@ def make_partition(
     return Partition(train, test, info)
 
 
+def with_unseen(partition: Partition, share: float, seed: int) -> Partition:
+    """Return a partition whose last clients are the unseen ones, drawn from the seed. The others keep their order.
+
+    Methods number the clients that take part from 0, so the ids change and not the samples of a client.
+
+    :param share: the share of the clients that never train.
+    :raises ConfigError: the partition has another share of unseen clients, or its clients hold their own data.
+    """
+    made = partition.info.get("unseen_clients", 0)
+    if made == share:
+        return partition
+    if made or partition.is_declared:
+        why = f"the partition has {made!r} of its clients unseen" if made else "these clients hold their own data"
+        raise ConfigError(f"--unseen-clients is {share:g}, but {why}; write --unseen-clients {made!r}")
+    clients = partition.num_clients
+    unseen = numpy_generator(seed, "unseen").permutation(clients)[: round(share * clients)]
+    order = [*np.setdiff1d(np.arange(clients), unseen), *np.sort(unseen)]
+    train, test = ([part[k] for k in order] for part in (partition.train, partition.test))
+    return Partition(train, test, {**partition.info, "unseen_clients": share})
+
+
 def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:
     """Return the positions to assign, ascending: all, or as many as ``samples``, drawn class by class."""
     if samples is None or samples == len(labels):

@@ -111,7 +111,8 @@ class Partition:
     :param test: positions of each client's hold-out, also in the training set; may be empty.
     :param info: origin of the partition: dataset, labels_sha256, partitioner, alpha, classes_per_client,
         client_test_fraction, seed, notes. ``shares_samples`` is present if clients may hold the same sample.
-        ``samples``, the number of assigned samples, is present if not all were assigned.
+        ``samples``, the number of assigned samples, is present if not all were assigned; ``unseen_clients``, the share
+        of the clients that never train, if there are some.
     """
 
     def __init__(

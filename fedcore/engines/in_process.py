@@ -45,7 +45,7 @@ class InProcessEngine:
 
     def own_model(self, task: ClientTask) -> AbstractContextManager[nn.Module]:
         """Lend the client's own model, as an evaluation by this task would use it. The model is on the device."""
-        return self._runtime.own_model(task.complete(), self._shared.get(task.shared or ""))
+        return self._runtime.of(task.client).own_model(task.complete(), self._shared.get(task.shared or ""))
 
     def close(self) -> None:
         """Drop the shared payloads and the paused clients."""
@@ -93,7 +93,7 @@ def _steps(
     runtime: ClientRuntime, task: ClientTask, shared: SharedPayload | None
 ) -> Generator[PlannedStep, None, Outcome]:
     """Work on a task as :meth:`ClientRuntime.handle` does, but yield the steps: the caller takes them."""
-    if task.kind in ("ask", "evaluate"):
+    if task.kind in ("ask", "evaluate") or runtime.others:
         return runtime.handle(task, shared)
     try:
         with runtime.training(task, shared) as (session, epochs):

@@ -262,7 +262,7 @@ class ServerContext(Protocol):
     rounds: int
     """The number of rounds, T."""
     num_clients: int
-    """The number of registered clients, N."""
+    """The number of clients that can take part, N. Their ids are 0 to N - 1; unseen clients have the ids from N on."""
     cohort: Sequence[int]
     """The clients selected in this round; empty outside of a round."""
     accepted: Sequence[int]
@@ -320,7 +320,7 @@ class ServerContext(Protocol):
 
     @property
     def client_sizes(self) -> Tensor:
-        """The training samples n_k of every registered client, (N,) int64."""
+        """The training samples n_k of every client that can take part, (N,) int64."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the random stream of this seed, round and purpose, from its start; it is on the CPU."""
@@ -340,7 +340,7 @@ class ServerContext(Protocol):
         be reached in this round, are skipped and recorded. After training the server waits until every client can be
         reached.
 
-        :param clients: ``"all"`` registered clients, the ``"cohort"`` (not in ``select_clients``), or client ids.
+        :param clients: ``"all"`` N clients, the ``"cohort"`` (not in ``select_clients``), or client ids.
         :param question: a method of the plugin that is marked with ``@question``, such as ``self.statistics``.
         :param tensors: tensors for a question that takes the argument ``tensors``.
         :param check: called with each answer. If it raises, the answer is rejected, and the record has the message.

@@ -44,7 +44,7 @@ def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:
             "no client has a held-out sample, so the run has no figures on held-out parts: --client-test-fraction "
             f"{share:g} is too small for {len(partition.train.positions)} samples among {partition.num_clients} clients"
         ]
-    if setup.layout.personal or setup.plugins.implementers("personal_model"):
+    if setup.has_own_models:
         return [
             "each client's own model is measured on the server's test set only (personal_global); "
             "--client-test-fraction 0.2 measures it on the client's own held-out part, too (personal)"

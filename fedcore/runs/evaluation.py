@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedcore.base.metrics import figure
 from fedcore.base.process import cores
-from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, VALIDATION
+from fedcore.base.protocols import PROTOCOLS, VALIDATION
 from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import MAX_CONFUSION, added, by_domain, count, rates, summarise_clients
 from fedcore.client.messages import ClientTask, Outcome
@@ -92,33 +92,47 @@ class Evaluator:
 
     @cached_property
     def _on_clients(self) -> list[str]:
-        """The protocols that run on clients."""
-        federation = self.federation
-        personal = bool(federation.setup.layout.personal or federation.setup.plugins.implementers("personal_model"))
+        """The protocols of the clients that take part."""
+        federation, (held_out, _) = self.federation, self._held_out
+        personal = federation.setup.has_own_models
         possible = {
-            "global_local": self._held_out and self._global,
-            "personal": self._held_out and personal,
+            "global_local": held_out and self._global,
+            "personal": held_out and personal,
             "personal_global": personal and not federation.partition.is_declared,  # such clients lack the test set
         }
-        return [name for name in ON_CLIENTS if possible[name]]
+        return [name for name, measured in possible.items() if measured]
 
     @cached_property
-    def _held_out(self) -> list[int]:
-        """The clients that hold samples out."""
-        held_out = self.federation.partition.test
+    def _held_out(self) -> tuple[list[int], list[int]]:
+        """The clients that hold samples out: those that take part, and the unseen ones."""
+        held_out, seen = self.federation.partition.test, self.federation.config.training_clients
         found: list[int] = held_out.sizes.nonzero().flatten().tolist() if len(held_out.positions) else []
-        return found
+        return [client for client in found if client < seen], [client for client in found if client >= seen]
+
+    def _work(self, **how: Any) -> list[tuple[int, dict[str, Any]]]:
+        """Return what each client measures, as a client and the values for its task.
+
+        :param how: further values for all tasks.
+        """
+        config, protocols = self.federation.config, self._on_clients
+        held_out, unseen = self._held_out
+        everybody = {"personal", "personal_global"} & {*protocols}
+        clients = (range(config.training_clients) if everybody else held_out) if protocols else ()
+        work = [(client, {"protocols": protocols, **how}) for client in clients]
+        work += [(client, {"protocols": ["unseen"], **how}) for client in unseen]
+        if config.adapt_epochs:
+            adapt = {"protocols": ["unseen_adapted"], "adapt": config.adapt_epochs, **how}
+            work += [(client, adapt) for client in unseen]
+        return work
 
     def evaluate_clients(self, state: ServerState, *, with_confusion: bool = False) -> dict[str, Any]:
         """Return the figures of the protocols that run on clients."""
-        federation, protocols = self.federation, self._on_clients
-        if not protocols:
+        federation, work = self.federation, self._work(confusion=with_confusion)
+        if not work:
             return {}
-        everybody = {"personal", "personal_global"} & {*protocols}
-        classes = federation.dataset.num_classes
+        classes, seen = federation.dataset.num_classes, federation.config.training_clients
         with ServerScope(federation, state, state.round, "evaluation") as scope:
-            clients = range(federation.config.clients) if everybody else self._held_out
-            tasks = evaluation_tasks(scope, clients, protocols=protocols, confusion=with_confusion)
+            tasks = evaluation_tasks(scope, work)
 
             def counts(task: ClientTask, outcome: Outcome) -> dict[str, Any]:
                 found, failed = federation.validator.evaluation(task, outcome, self._samples(task), classes)
@@ -130,14 +144,14 @@ class Evaluator:
             sums: dict[str, dict[str, npt.NDArray[Any]]] = {}
             for task, found in scope.answers(tasks, counts):
                 if found is not None:
-                    results[task.client] = found
+                    results.setdefault(task.client, {}).update(found)
                     self._add_confusions(found)
                     self._add_metrics(found, sums)
         pooled = {
             protocol: {name: figure(name, self.further[name], counts.tolist()) for name, counts in found.items()}
             for protocol, found in sums.items()
         }
-        summary = summarise_clients(results, (c for c in results if c not in state.manifest), pooled)
+        summary = summarise_clients(results, (c for c in results if c not in state.manifest and c < seen), pooled)
         if scope.failures:
             summary |= {"failed": len(scope.failures), "failures": scope.failures}
         return summary
@@ -186,24 +200,25 @@ class Evaluator:
         return model.eval()
 
 
-def evaluation_tasks(scope: ServerScope, clients: Iterable[int], **meta: Any) -> list[ClientTask]:
+def evaluation_tasks(scope: ServerScope, work: Iterable[tuple[int, Mapping[str, Any]]]) -> list[ClientTask]:
     """Send the broadcasts of an evaluation; return the tasks that evaluate the committed state on clients.
 
-    :param meta: the values that :func:`fedcore.client.evaluation.evaluate_client` reads next to ``took_part``.
+    :param work: a client, and the values that :func:`fedcore.client.evaluation.evaluate_client` reads next to
+        ``took_part``; with ``adapt``, the client first adapts for so many local epochs.
     """
     state = scope.committed
     key = f"evaluate-{state.round}-{state.phase}"
     broadcasts = Broadcasts(scope, key)
     return [
         ClientTask(
-            id=f"{key}-{client}",
+            id=f"{key}-{client}{'-adapted' * ('adapt' in meta)}",
             kind="evaluate",
             client=client,
             round=state.round,
             version=state.manifest.get(client),
             shared=key,
             compute=broadcasts.to(client),
-            meta={**meta, "took_part": client in state.manifest},
+            meta={**meta, "took_part": client in state.manifest or "adapt" in meta},
         )
-        for client in clients
+        for client, meta in work
     ]

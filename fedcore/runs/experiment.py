@@ -291,7 +291,7 @@ def own_model(run: Run, client: int) -> tuple[nn.Module, bool]:
     If it has not, the model is the global one with initial personal parameters.
     """
     setup, path = run.setup, run.directory.path
-    if not setup.layout.personal and not setup.plugins.implementers("personal_model"):
+    if not setup.has_own_models:
         raise ConfigError(f"the clients of {path} have no models of their own: all of them use the global model")
     if not 0 <= client < run.config.clients:
         raise ConfigError(f"{path} has no client {client}, its clients are 0 to {run.config.clients - 1}")
@@ -300,7 +300,7 @@ def own_model(run: Run, client: int) -> tuple[nn.Module, bool]:
         run.federation(InProcessEngine) as running,
         ServerScope(running, state, state.round, "evaluation") as scope,
     ):
-        (task,) = evaluation_tasks(scope, [client])
+        (task,) = evaluation_tasks(scope, [(client, {})])
         assert isinstance(running.engine, InProcessEngine)
         with running.engine.own_model(task) as network:
             taken = copy.deepcopy(network)

@@ -53,7 +53,8 @@ def fast_dev_run(
     run has as many, since methods treat them differently.
 
     A method that needs more gets the least that works: two clients and enough epochs if clients exchange parameters in
-    the middle of their training, and more clients if it refuses fewer.
+    the middle of their training, and more clients if it refuses fewer. With unseen clients one more client is unseen.
+    Each of ``client_models`` has a client.
 
     The arguments are as for :func:`fedcore.run`. The result's directory does not exist any more.
     """
@@ -65,7 +66,7 @@ def fast_dev_run(
     dataset = _few_samples(dataset, BATCHES * config.batch_size)
     config = _small(config, dataset)
     per_epoch = config.batch_size if config.local_work == ("epochs", BATCHES) else BATCHES * config.batch_size
-    partition = _of_largest(partition, config.clients, per_epoch)
+    partition = _of_largest(partition, config, per_epoch)
     with tempfile.TemporaryDirectory(prefix="fedcore-") as folder, torch.autograd.set_detect_anomaly(True):
         config = config.model_copy(update={"out": Path(folder) / "run"})
         with Run.new(config, dataset=dataset, partition=partition) as run:
@@ -75,19 +76,22 @@ def fast_dev_run(
 def _small(config: RunConfig, dataset: Dataset) -> RunConfig:
     """Return the smallest configuration of one round that the run's methods accept."""
     whole = Setup.build(config, dataset)
-    small: dict[str, Any] = {**_SMALL, "clients": 1, "local_epochs": min(config.local_epochs, BATCHES)}
+    small: dict[str, Any] = {**_SMALL, "local_epochs": min(config.local_epochs, BATCHES)}
+    small["clients"] = min(len(config.client_models) or 1, config.clients)
     if config.local_steps is not None:
         small["local_steps"] = min(config.local_steps, BATCHES)
     if config.system is not None:  # of the simulated system only its kind of rounds: the one client has to answer
         waits = config.system.concurrency is None
         small["system"] = None if waits else type(config.system)(concurrency=1)
     if whole.breaks:
-        small["clients"] = min(2, config.clients)
+        small["clients"] = min(max(2, small["clients"]), config.clients)
         pauses = [plugin.exchanges.epochs for plugin in whole.plugins if plugin.exchanges is not None]
         enough = (n for n in range(BATCHES, config.local_epochs) if all(list(at(n)) for at in pauses))
         small["local_epochs"] = next(enough, config.local_epochs)
-    for clients in range(small["clients"], config.clients):
-        tried = config.model_copy(update={**small, "clients": clients})
+    unseen = int(config.unseen_clients > 0)
+    small["adapt_epochs"] = min(config.adapt_epochs, 1)
+    for clients in range(small["clients"] + unseen, config.clients):
+        tried = config.model_copy(update={**small, "clients": clients, "unseen_clients": unseen / clients})
         try:
             Setup.build(tried, dataset)
         except ConfigError:  # the whole configuration is accepted, so the reason is the number of clients
@@ -96,13 +100,13 @@ def _small(config: RunConfig, dataset: Dataset) -> RunConfig:
     return config.model_copy(update={**small, "clients": config.clients})
 
 
-def _of_largest(partition: Partition, clients: int, samples: int) -> Partition:
+def _of_largest(partition: Partition, config: RunConfig, samples: int) -> Partition:
     """Return the partition of the largest clients, those with held-out parts first, with some samples of each part."""
     sizes = partition.train.sizes
     ranks = sizes + (partition.test.sizes > 0) * int(sizes.max())
-    largest = ranks.argsort(descending=True, stable=True)[:clients].tolist()
+    largest = ranks.argsort(descending=True, stable=True)[: config.clients].tolist()
     train, test = ([_spread(part[k], samples) for k in largest] for part in (partition.train, partition.test))
-    return Partition(train, test, partition.info)
+    return Partition(train, test, {**partition.info, "unseen_clients": config.unseen_clients})
 
 
 def _few_samples(dataset: Dataset, samples: int) -> Dataset:

@@ -19,7 +19,7 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError
 from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset, load_partition, make_partition
-from fedcore.data.assign import domain_rows, public_rows, with_public
+from fedcore.data.assign import domain_rows, public_rows, with_public, with_unseen
 from fedcore.data.dataset import data_digest
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
@@ -45,8 +45,10 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfi
     device = resolve_device(config.device)
     if config.precision == "tf32" and device.type != "cuda":
         raise ConfigError("--precision tf32 needs a CUDA device; on a CPU use float32 or bf16")
-    if config.model != "auto":
-        registry.resolve("model", config.model)
+    if config.client_models and config.model not in ("auto", config.client_models[0]):
+        raise ConfigError(f"--client-models stands instead of --model; leave out --model {config.model}")
+    for name in {config.model, *config.client_models} - {"auto"}:
+        registry.resolve("model", name)
     if dataset is None:
         dataset = load_dataset(config.dataset, config.data_dir)
         dataset = with_public(dataset, config.public, config.seed, config.data_dir)
@@ -61,10 +63,12 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfi
         raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
     if config.augment:
         registry.resolve("augmentation", str(dataset.augmentation))
+    models = [usual_model(dataset) if name == "auto" else name for name in config.client_models or [config.model]]
     resolved: dict[str, Any] = {
         "plugins": plugin_options(config, plugins),
         "engine_options": engine_options,
-        "model": usual_model(dataset) if config.model == "auto" else config.model,
+        "model": models[0],
+        "client_models": models if config.client_models else [],
         "device": str(device),
         "weights": None if config.weights is None else with_digest(config.weights),
     }
@@ -128,8 +132,8 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
                 f"split --client-test-fraction {config.client_test_fraction}"
             )
         _require_private(config, dataset, partition)
-        return partition
-    return make_partition(
+        return with_unseen(partition, config.unseen_clients, config.seed)
+    made = make_partition(
         dataset,
         partitioner=config.partition,
         clients=config.clients,
@@ -141,6 +145,7 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
         public=None if public_share(config.public) is None else _public_rows(config, dataset),
         unseen_domain=config.unseen_domain,
     )
+    return with_unseen(made, config.unseen_clients, config.seed)
 
 
 def _public_rows(config: RunConfig, dataset: Dataset) -> Tensor:

@@ -21,8 +21,9 @@ from fedcore.base.process import one_thread
 from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone
 from fedcore.client.messages import ClientSite, Engine
-from fedcore.client.setup import Setup
+from fedcore.client.setup import Setup, check_client_models
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
+from fedcore.data.assign import with_unseen
 from fedcore.data.dataset import data_digest
 from fedcore.models.placement import Placement, resolve_device
 from fedcore.runs.cautions import (
@@ -92,6 +93,10 @@ class Run:
         config, dataset = resolve(config, dataset)
         config = config.model_copy(update={"trackers": resolve_trackers(config.trackers)})
         config, partition = _partitioned(config, dataset, partition, reached)
+        if config.unseen_clients and not partition.test.sizes[config.training_clients :].any():
+            raise ConfigError(
+                "--unseen-clients: the unseen clients hold no samples out; add --client-test-fraction 0.2, or raise it"
+            )
         for option, used in (("--patience", config.patience is not None), ("--keep best", config.keep == "best")):
             if used and not partition.test.sizes.any():
                 raise ConfigError(f"{option} looks at the clients' held-out parts; add --client-test-fraction 0.2")
@@ -331,7 +336,9 @@ def noting(notify: Notify) -> Note:
 
 
 def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
-    return Setup.build(config, dataset, tune=partial(tuned, dataset=dataset) if config.autotune else None)
+    setup = Setup.build(config, dataset, tune=partial(tuned, dataset=dataset) if config.autotune else None)
+    check_client_models(setup, dataset)
+    return setup
 
 
 def _partitioned(
@@ -350,7 +357,7 @@ def _partitioned(
                 "clients hold their own data; name a data set that the server and every client have"
             )
         config = config.model_copy(update={"partition": DECLARED})
-    return config, given
+    return config, with_unseen(given, config.unseen_clients, config.seed)
 
 
 def _require_reached(reached: bool, what: object) -> None:

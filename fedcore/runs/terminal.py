@@ -203,10 +203,8 @@ def headline(details: Mapping[str, Any]) -> str:
     methods = " + ".join(config.plugins) or "fedavg"
     began = f", from round {details['round'] + 1}" if details["round"] else ""
     counts = f"{config.clients} client{'s' * (config.clients > 1)}, {config.rounds} round{'s' * (config.rounds > 1)}"
-    return (
-        f"{methods} on {config.dataset} ({config.model}), {config.partition}, {counts}{began}, "
-        f"in {details['directory']}"
-    )
+    models = ", ".join(config.client_models) or config.model
+    return f"{methods} on {config.dataset} ({models}), {config.partition}, {counts}{began}, in {details['directory']}"
 
 
 def accuracies(record: Record) -> dict[str, str]:

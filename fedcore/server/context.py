@@ -44,7 +44,7 @@ class ScopeContext(View, ServerContext):
         self._views: dict[str, Self] = {}
         self.config = scope.federation.config
         self.round, self.rounds = scope.number, self.config.rounds
-        self.num_clients, self.lr = self.config.clients, scope.lr
+        self.num_clients, self.lr = self.config.training_clients, scope.lr
         self.num_classes = scope.federation.dataset.num_classes
         self.feature_dim = scope.federation.setup.model.feature_dim
         self.cohort, self.accepted = scope.cohort, scope.accepted
@@ -100,7 +100,7 @@ class ScopeContext(View, ServerContext):
     @property
     @override
     def client_sizes(self) -> Tensor:
-        return self._scope.federation.partition.train.sizes
+        return self._scope.federation.partition.train.sizes[: self.num_clients]
 
     @override
     def generator(self, purpose: str) -> torch.Generator:
@@ -126,6 +126,10 @@ class ScopeContext(View, ServerContext):
         chosen = (
             {"all": range(self.num_clients), "cohort": self.cohort}[clients] if isinstance(clients, str) else clients
         )
+        ids = sorted(set(chosen))
+        if ids and not 0 <= ids[0] <= ids[-1] < self.num_clients:
+            found, expected = f"asks clients {ids[:1]} to {ids[-1:]}", f"ids from 0 to {self.num_clients - 1}"
+            raise PluginContractError.of(self._plugin, found, expected=expected)
         scope.asked += 1
         key = scope.share(f"ask-{self.round}-{scope.phase}-{scope.asked}", {})
         sent = dict(tensors or {})
@@ -140,7 +144,7 @@ class ScopeContext(View, ServerContext):
                 tensors=sent,
                 meta={"plugin": self._plugin, "question": name},
             )
-            for client in scope.reachable(sorted(set(chosen)))
+            for client in scope.reachable(ids)
         ]
         return self._answers(tasks, bytes_of(sent), check)
 

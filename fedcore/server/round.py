@@ -130,7 +130,7 @@ def _checked_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[in
     :raises PluginContractError: the cohort is empty, an id is unknown or repeated, a number is not whole, or a client
         cannot train so many epochs.
     """
-    ids, clients = whole_numbers(cohort, plugin, "select_clients"), setup.config.clients
+    ids, clients = whole_numbers(cohort, plugin, "select_clients"), setup.config.training_clients
     if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= clients:
         expected = f"distinct ids from 0 to {clients - 1}"
         raise PluginContractError.of(plugin, f"returned {ids[:10]}", hook="select_clients", expected=expected)

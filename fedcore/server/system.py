@@ -55,7 +55,7 @@ class Simulator:
         """
         self.options = config.system or SystemOptions()
         self._config, self._samples, self._last_break = config, samples, max(breaks, default=0)
-        clients = config.clients
+        clients = config.training_clients
         slow = round(self.options.slow * clients)
         self.arrivals: Arrivals | None = None
         self._slow: NDArray[np.bool_] = np.zeros(clients, np.bool_)
@@ -70,7 +70,7 @@ class Simulator:
     def available(self, round: int) -> Sequence[int]:
         """Return the clients that can be selected in a round, in ascending order."""
         if self.options.availability == 1:
-            return range(self._config.clients)
+            return range(self._config.training_clients)
         found: list[int] = np.flatnonzero(self._presence(round)).tolist()
         return found
 
@@ -140,7 +140,7 @@ class Simulator:
         return self._present[1]
 
     def _draw_presence(self, round: int) -> NDArray[np.bool_]:
-        clients, options = self._config.clients, self.options
+        clients, options = self._config.training_clients, self.options
         if options.day is None:
             return self._stream("available", round).random(clients) < options.availability
         hour: NDArray[np.float64] = (self._stream("hours").random(clients) + round / options.day) % 1.0
@@ -184,7 +184,7 @@ class Arrivals:
         :param concurrency: the number of clients that train at any time.
         :param seconds: (server step, client) -> the seconds that the client takes with the model of this step.
         """
-        self._clients, self._size, self._seconds = config.clients, config.cohort_size, seconds
+        self._clients, self._size, self._seconds = config.training_clients, config.cohort_size, seconds
         self._draws = numpy_generator(config.seed, "system/arrivals")
         self._buffers: list[Buffer] = []
         self._waiting: dict[int, int] = {}

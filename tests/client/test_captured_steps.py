@@ -335,3 +335,12 @@ def test_what_depends_on_client_round_or_epoch_is_captured_for_it(both, cls):
     captured, plain, recorder = both(cls, batch_size=16)
     assert recorder.launched > recorder.recorded > 0
     assert_same(captured, plain)
+
+
+@pytest.mark.parametrize("plugins", [(), ("fedper", "fedprox")], ids="+".join)
+def test_unseen_clients_adapt_by_plain_steps_between_captured_ones(both, plugins):
+    options = {"clients": 5, "unseen_clients": 0.4, "adapt_epochs": 2, "client_test_fraction": 0.25}
+    captured, plain, recorder = both(*plugins, **options)
+    assert recorder.launched > recorder.recorded > 0
+    assert plain.metrics["unseen_adapted"]["clients"] == 2
+    assert_same(captured, plain)

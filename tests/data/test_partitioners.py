@@ -1,5 +1,6 @@
 """Partitioners: hand cases, and what must hold for any labels and any seed."""
 
+import sys
 import time
 import warnings
 
@@ -248,3 +249,9 @@ def test_impossible_classes_per_client():
 def test_unknown_partitioner():
     with pytest.raises(UnknownNameError, match="dirichlet"):
         partition("dirichelt", LABELS, 10, 0.5, 0)
+
+
+def test_the_package_of_a_foreign_partitioner_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    with pytest.raises(ConfigError, match=r"needs flwr-datasets .*pip install 'fedcore-flower\[partitioners\]'"):
+        partition("flwr:iid", np.arange(8) % 2, 2, 1.0, 0)

@@ -644,6 +644,8 @@ class TestCautions:
         said = "ditto has own models on the clients, which this table does not measure: --protocol personal"
         assert said in join(folders)[0].notes
         assert said not in join(folders, protocol="personal")[0].notes
+        adapted = [make([], seed, [0.5], also={"unseen_adapted": 0.7}) for seed in (1, 2)]
+        assert not any("own models" in note for note in join(adapted)[0].notes)
 
     def test_runs_without_the_protocol_are_counted(self, make):
         folders = [make([], seed, [0.5]) for seed in range(3)] + [make(["moon"], 0, [0.5])]

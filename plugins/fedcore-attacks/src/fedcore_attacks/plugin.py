@@ -122,9 +122,9 @@ class Attack(Plugin[AttackOptions]):
     def check_run(self, setup: Setup) -> None:
         """Refuse ids and classes that the run does not have, and model attacks on encoded uploads."""
         options, classes = self.options, setup.task.num_classes
-        if not set(options.clients or ()) <= set(range(setup.config.clients)):
+        if not set(options.clients or ()) <= set(range(setup.config.training_clients)):
             raise ConfigError(
-                f"attack.clients={list(options.clients or ())}: ids go from 0 to {setup.config.clients - 1}"
+                f"attack.clients={list(options.clients or ())}: ids go from 0 to {setup.config.training_clients - 1}"
             )
         if max(options.target, options.source or 0) >= classes:
             raise ConfigError(f"attack.source and attack.target: classes go from 0 to {classes - 1}")
@@ -279,8 +279,8 @@ def malicious_clients(config: RunConfig, options: AttackOptions) -> frozenset[in
     """Return the ids of the malicious clients: the given ones, or a share that the run's seed draws."""
     if options.clients is not None:
         return frozenset(options.clients)
-    order = torch.randperm(config.clients, generator=generator(config.seed, "attack/clients"))
-    return frozenset(order[: round(options.share * config.clients)].tolist())
+    order = torch.randperm(config.training_clients, generator=generator(config.seed, "attack/clients"))
+    return frozenset(order[: round(options.share * config.training_clients)].tolist())
 
 
 def _mean_loss(updates: Sequence[ClientUpdate]) -> float | None:

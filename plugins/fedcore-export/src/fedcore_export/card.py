@@ -13,7 +13,7 @@ from torch import nn
 
 from fedcore import SplitModel, __version__
 from fedcore.base.identity import digest, method, settings
-from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.protocols import PROTOCOLS, UNSEEN
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.models import build_model
 from fedcore.runs.run import Run
@@ -47,7 +47,7 @@ def model_card(
         none where it is missing.
     """
     config, dataset = run.config, run.dataset
-    name = method(config.plugins)
+    name, network = method(config.plugins), config.model if client is None else config.model_of(client)
     front = {
         "library_name": "fedcore",
         "tags": ["federated-learning", *config.plugins],
@@ -55,7 +55,7 @@ def model_card(
     }
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
-        f"# {config.model} trained with {name} on {dataset.name}",
+        f"# {network} trained with {name} on {dataset.name}",
         f"{'Global model' if client is None else f'Own model of client {client}'} of a federation of {config.clients} "
         f"clients after {summary['rounds']} rounds of {name}, seed {config.seed}. "
         f"{_origin(summary, sessions[-1] if sessions else {})}",
@@ -64,7 +64,7 @@ def model_card(
         "## Input and output",
         "\n".join(_input(dataset)),
         "## Use",
-        "\n\n".join(_use(run, model, {file.name for file in files})),
+        "\n\n".join(_use(run, model, network, {file.name for file in files})),
         "## Training",
         f"Every option that can change the result (digest {digest(config)}):",
         f"```yaml\n{yaml.safe_dump(settings(config), sort_keys=False)}```",
@@ -97,10 +97,11 @@ def _figures(metrics: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _own_figures(metrics: Mapping[str, Any], client: int) -> Iterator[str]:
-    rows = []
+    rows, (unseen, adapted) = [], UNSEEN
     for protocol, meaning in PROTOCOLS.items():
-        accuracy = (metrics.get(protocol) or {}).get("per_client", {}).get(str(client)) if meaning.own_model else None
-        if accuracy is not None:
+        accuracy = (metrics.get(protocol) or {}).get("per_client", {}).get(str(client))
+        exported = (meaning.own_model or protocol == unseen) and protocol != adapted  # an adaptation is not kept
+        if accuracy is not None and exported:
             where = "its held-out part" if meaning.held_out else "the server's test set"
             rows.append([where, _percent(accuracy)])
     yield from _table(["own model on", "accuracy %"], rows)
@@ -138,7 +139,7 @@ def _normalisation(samples: ResidentSamples) -> str:
     return f"Numbers as in the training data, which are from {smallest:.4g} to {largest:.4g}, {then}"
 
 
-def _use(run: Run, model: nn.Module, files: set[str]) -> Iterator[str]:
+def _use(run: Run, model: nn.Module, name: str, files: set[str]) -> Iterator[str]:
     if "model.pt2" in files:
         yield _code("import torch", 'program = torch.export.load("model.pt2").module()', "logits = program(x)")
     if "model.onnx" in files:
@@ -152,17 +153,17 @@ def _use(run: Run, model: nn.Module, files: set[str]) -> Iterator[str]:
         weights = ("from safetensors.torch import load_file", 'weights = load_file("model.safetensors")')
     if isinstance(model, SplitModel) and any(name != own for name, own in model.file_names().items()):
         yield _code(*weights, "network.load_state_dict(weights)", "logits = network.eval()(x)")
-        yield f"`network` is a `{type(model.network()).__name__}`, the class behind the run's model `{config.model}`."
+        yield f"`network` is a `{type(model.network()).__name__}`, the class behind the run's model `{name}`."
         return
     task: dict[str, Any] = {"num_classes": dataset.num_classes, "input_shape": tuple(dataset.input_shape)}
-    plain, _ = build_model(config.model, **task, seed=config.seed, projection=config.projection)
-    found, expected = ({n: t.shape for n, t in network.state_dict().items()} for network in (model, plain))
+    plain, _ = build_model(name, **task, seed=config.seed, projection=config.projection)
+    found, expected = ({n: t.shape for n, t in each.state_dict().items()} for each in (model, plain))
     if found != expected:
         yield _code(*weights)
         yield f"The names are those of the network as {method(config.plugins)} configures it."
         return
     given = ", ".join(f"{name}={value!r}" for name, value in task.items())
-    built = f"build_model({config.model!r}, {given}, seed={config.seed}, projection={config.projection})"
+    built = f"build_model({name!r}, {given}, seed={config.seed}, projection={config.projection})"
     yield _code(
         *weights,
         "from fedcore.models import build_model",

@@ -27,6 +27,7 @@ app = typer.Typer(
 
 NOT_THE_SERVERS = {
     *PARTITION_OPTIONS,
+    "adapt_epochs",
     "system",
     "engine",
     "engine_options",

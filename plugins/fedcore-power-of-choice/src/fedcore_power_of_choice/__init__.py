@@ -70,11 +70,11 @@ class PowerOfChoice(Plugin[PowerOfChoiceOptions]):
     @hookimpl
     def check_run(self, setup: Setup) -> None:
         """Refuse fewer candidates than a cohort has clients."""
-        wanted, m = self.options.candidates, setup.config.cohort_size
-        if wanted is not None and not m <= wanted <= setup.config.clients:
+        wanted, m, clients = self.options.candidates, setup.config.cohort_size, setup.config.training_clients
+        if wanted is not None and not m <= wanted <= clients:
             raise ConfigError(
-                f"{self.name}.candidates is {wanted}, but a round trains {m} of {setup.config.clients} clients: "
-                f"candidates must be from {m} to {setup.config.clients}"
+                f"{self.name}.candidates is {wanted}, but a round trains {m} of {clients} clients: "
+                f"candidates must be from {m} to {clients}"
             )
 
     @hookimpl

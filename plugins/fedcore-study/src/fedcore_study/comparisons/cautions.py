@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.protocols import PROTOCOLS, UNSEEN
 from fedcore_study.comparisons.figures import FEW, Difference
 from fedcore_study.comparisons.model_size import ModelSize
 from fedcore_study.comparisons.records import RunRecord
 
-OWN = tuple(name for name, protocol in PROTOCOLS.items() if protocol.own_model)
+OWN = tuple(name for name, protocol in PROTOCOLS.items() if protocol.own_model and name not in UNSEEN)
 """The protocols that measure clients' own models, those on held-out parts first."""
 
 

@@ -1,0 +1,289 @@
+"""Clients that never train: who they are, that nothing of them reaches a model, and how they are evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import fedcore
+from fedcore import ConfigError, Plugin, PluginContractError, RunConfig, generator, hookimpl, question
+from fedcore.base.seeding import numpy_generator
+from fedcore.data import TensorSamples, load_dataset
+from fedcore.server.system import Simulator
+from fedcore_export import export_run
+from fedcore_testing import (
+    client_state,
+    initial_weights,
+    interrupted,
+    model_bytes,
+    partition_of,
+    records,
+    same_tensors,
+    weights,
+)
+from tests.support import brief
+
+DIGITS = load_dataset("digits")
+OPTIONS = {"clients": 5, "unseen_clients": 0.4, "client_test_fraction": 0.25, "rounds": 2, "local_epochs": 1}
+ADAPTED = {**OPTIONS, "adapt_epochs": 2}
+SEEN, UNSEEN = [0, 1, 2], [3, 4]
+
+
+def without(record, *names):
+    """Return a record's metrics without these protocols."""
+    return {name: row for name, row in record.get("metrics", {}).items() if name not in names}
+
+
+# --- who they are ------------------------------------------------------------------------------------------------
+
+
+def test_they_are_drawn_from_the_seed_and_have_the_last_ids(go):
+    """The others keep their order, and nobody's samples change: with a partitioner and with a partition file."""
+    whole = go(clients=5, client_test_fraction=0.25, rounds=1)
+    split = partition_of(whole)
+    drawn = numpy_generator(0, "unseen").permutation(5)[:2]
+    order = [*(k for k in range(5) if k not in drawn), *sorted(drawn)]
+    for partition in ("dirichlet", str(whole.directory / "partition.json")):
+        found = partition_of(go(**OPTIONS, partition=partition))
+        for mine, theirs in ((found.train, split.train), (found.test, split.test)):
+            assert [part.tolist() for part in mine] == [theirs[k].tolist() for k in order]
+
+
+def test_a_partition_with_unseen_clients_is_used_as_it_is(go):
+    first = go(**OPTIONS)
+    file = str(first.directory / "partition.json")
+    assert model_bytes(go(**OPTIONS, partition=file)) == model_bytes(first)
+    for share in (0.0, 0.2):
+        with pytest.raises(ConfigError, match=r"has 0\.4 of its clients unseen; write --unseen-clients 0\.4"):
+            go(**{**OPTIONS, "unseen_clients": share}, partition=file)
+
+
+@pytest.mark.parametrize("system", [None, {"availability": 0.7}, {"concurrency": 3}])
+def test_they_are_in_no_cohort(system):
+    config = RunConfig(clients=10, unseen_clients=0.5, participation=0.4, system=system)
+    simulator = Simulator(config, lambda client: 16)
+    assert config.cohort_size == 2
+    if simulator.arrivals is None:
+        assert {client for t in range(20) for client in simulator.available(t)} == set(range(5))
+    else:
+        assert {client for t in range(20) for client in simulator.arrivals[t].staleness} == set(range(5))
+
+
+class Counts(Plugin):
+    """Notes which clients a method can see."""
+
+    @hookimpl
+    def end_round(self, server):
+        answers = [answer.client for answer in server.ask("all", self.size)]
+        SEEN_BY_METHOD.append((server.num_clients, len(server.client_sizes), list(server.available), answers))
+        if server.config.seed == 1:
+            list(server.ask([3], self.size))
+
+    @question
+    def size(self, client):
+        return {"n": torch.tensor(client.n)}
+
+
+SEEN_BY_METHOD = []
+
+
+def test_methods_see_the_clients_that_can_take_part(go):
+    SEEN_BY_METHOD.clear()
+    result = go(Counts, **OPTIONS)
+    assert SEEN_BY_METHOD == [(3, 3, SEEN, SEEN)] * 2
+    assert [line["cohort"] for line in records(result)] == [SEEN] * 2
+    with pytest.raises(PluginContractError, match=r"asks clients .*expected ids from 0 to 2"):
+        go(Counts, **OPTIONS, seed=1)
+
+
+def test_a_cohort_with_an_unseen_client_is_refused(go):
+    class Chooses(Plugin):
+        @hookimpl
+        def select_clients(self, server):
+            return [2, 3]
+
+    with pytest.raises(PluginContractError, match="distinct ids from 0 to 2"):
+        go(Chooses, **OPTIONS)
+
+
+# --- no influence ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plugin", ["fedcme", "ccvr", "fedper"])
+def test_their_samples_influence_no_model(tmp_path, go, plugin):
+    """FedCME exchanges layers between clients, CCVR asks all clients, FedPer keeps heads."""
+    options = {**ADAPTED, "local_epochs": 2, "workers": 0, "progress": False, "plugins": dict([brief(plugin)])}
+    plain = fedcore.run(out=tmp_path / "plain", **options)
+    parts = partition_of(plain)
+    images = DIGITS.train.gather(torch.arange(len(DIGITS.train))).clone()
+    for client in UNSEEN:
+        images[torch.cat([parts.train[client], parts.test[client]])] *= -1
+    other = fedcore.run(
+        dataset=replace(DIGITS, train=TensorSamples(images, DIGITS.train.labels)), out=tmp_path / "other", **options
+    )
+    assert same_tensors(weights(other), weights(plain))
+    names = ("unseen", "unseen_adapted")
+    assert [without(line, *names) for line in records(other)] == [without(line, *names) for line in records(plain)]
+    assert other.metrics["unseen"]["loss"] != plain.metrics["unseen"]["loss"]
+    assert other.metrics["unseen_adapted"]["loss"] != plain.metrics["unseen_adapted"]["loss"]
+
+
+@pytest.mark.parametrize("plugin", ["ditto", "fedper", "moon"])
+def test_adaptation_leaves_no_trace(go, plugin):
+    plain, adapted = go(plugin, **OPTIONS), go(plugin, **ADAPTED)
+    assert model_bytes(adapted) == model_bytes(plain)
+    for one, other in zip(records(plain), records(adapted), strict=True):
+        assert "unseen_adapted" in other["metrics"]
+        assert {**one, "metrics": 0} == {**other, "metrics": 0}
+        assert one["metrics"] == without(other, "unseen_adapted")
+    for client in SEEN:
+        assert str(client_state(adapted, client)) == str(client_state(plain, client))
+    kept = sorted(int(folder.name) for folder in (adapted.directory / "clients").iterdir())
+    assert kept == SEEN
+
+
+@pytest.mark.slow
+def test_workers_and_a_resume_keep_the_figures(go, tmp_path):
+    straight = go("ditto", **ADAPTED, workers=0)
+    assert go("ditto", **ADAPTED, workers=2).metrics == straight.metrics
+    resumed = interrupted(tmp_path, "ditto", after=1, **ADAPTED)
+    assert (resumed.metrics, model_bytes(resumed)) == (straight.metrics, model_bytes(straight))
+    assert fedcore.evaluate_run(straight.directory)["unseen_adapted"] == straight.metrics["unseen_adapted"]
+
+
+# --- the figures, by hand ----------------------------------------------------------------------------------------
+
+
+def figures(result, states):
+    """Return accuracy and mean loss over the unseen clients' held-out parts, with a client's weights in ``states``."""
+    parts, model, hits, losses = partition_of(result).test, result.model, [], []
+    for client in UNSEEN:
+        model.load_state_dict(states[client])
+        with torch.no_grad():
+            _, logits = model(DIGITS.train.gather(parts[client]))
+        labels = DIGITS.train.labels[parts[client]]
+        hits += (logits.argmax(dim=1) == labels).tolist()
+        losses += F.cross_entropy(logits, labels, reduction="none").tolist()
+    return {"accuracy": np.mean(hits), "loss": np.mean(losses)}
+
+
+def trained_by_hand(result, client, start):
+    """Return the weights after the adaptation of a client, by SGD with momentum from ``start``."""
+    config, own, model = result.config, partition_of(result).train[client], result.model
+    model.load_state_dict(start)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+    for epoch in range(config.adapt_epochs):
+        stream = generator(config.seed, f"shuffle/{epoch}", round=config.rounds, client=client)
+        for batch in own[torch.randperm(len(own), generator=stream)].split(config.batch_size):
+            optimizer.zero_grad()
+            F.cross_entropy(model(DIGITS.train.gather(batch))[1], DIGITS.train.labels[batch]).backward()
+            optimizer.step()
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def is_like(row, expected):
+    return row["accuracy"] == pytest.approx(expected["accuracy"]) and row["loss"] == pytest.approx(
+        expected["loss"], rel=1e-4
+    )
+
+
+@pytest.mark.filterwarnings("ignore:--local-epochs 1 has no effect")
+def test_a_global_model_is_fine_tuned(go):
+    """It adapts for epochs where rounds have steps, and by the run's first learning rate: a cosine ends at 0."""
+    result = go(**ADAPTED, lr_schedule="cosine", local_steps=3)
+    last = weights(result)
+    assert is_like(result.metrics["unseen"], figures(result, dict.fromkeys(UNSEEN, last)))
+    tuned = {client: trained_by_hand(result, client, last) for client in UNSEEN}
+    assert is_like(result.metrics["unseen_adapted"], figures(result, tuned))
+    assert result.metrics["unseen_adapted"]["clients"] == 2
+    assert result.metrics["unseen_adapted"]["untrained"] == 0
+    assert result.metrics["global_local"]["clients"] == 3
+
+
+def test_fedper_trains_a_head_and_keeps_the_global_base(go):
+    result = go("fedper", **ADAPTED)
+    first = initial_weights(result.config)
+    head = [name for name in first if name.startswith("classifier.")]
+    start = {**weights(result), **{name: first[name] for name in head}}
+    assert is_like(result.metrics["unseen"], figures(result, dict.fromkeys(UNSEEN, start)))
+    trained = {client: trained_by_hand(result, client, start) for client in UNSEEN}
+    own = {client: {**start, **{name: trained[client][name] for name in head}} for client in UNSEEN}
+    assert is_like(result.metrics["unseen_adapted"], figures(result, own))
+    assert result.metrics["unseen_adapted"]["loss"] < result.metrics["unseen"]["loss"]
+
+
+def test_per_fedavg_takes_its_step(go):
+    """w - alpha grad f_i(w) on the training part, in float64."""
+    result = go(("per-fedavg", {"alpha": 0.1}), **ADAPTED)
+    model, parts, own = result.model.double(), partition_of(result).train, {}
+    for client in UNSEEN:
+        model.load_state_dict(weights(result))
+        x, y = DIGITS.train.gather(parts[client]).double(), DIGITS.train.labels[parts[client]]
+        found = torch.autograd.grad(F.cross_entropy(model(x)[1], y), list(model.parameters()))
+        own[client] = {n: (w - 0.1 * g).float() for (n, w), g in zip(model.named_parameters(), found, strict=True)}
+    result.model.float()
+    assert is_like(result.metrics["unseen_adapted"], figures(result, own))
+    assert result.metrics["unseen_adapted"]["loss"] < result.metrics["unseen"]["loss"]
+
+
+def test_dittos_own_model_without_a_pull_is_a_fine_tuned_global_model(go):
+    ditto, fedavg = go(("ditto", {"lambda": 0}), **ADAPTED), go(**ADAPTED)
+    assert is_like(ditto.metrics["unseen_adapted"], fedavg.metrics["unseen_adapted"])
+    assert ditto.metrics["unseen_adapted"]["loss"] < ditto.metrics["unseen"]["loss"]
+
+
+def test_an_adaptation_that_fails_leaves_the_other_figure(go):
+    class Fails(Plugin):
+        @hookimpl
+        def end_local(self, client):
+            if client.id == 4:
+                raise ValueError("no end")
+
+    with pytest.warns(RuntimeWarning, match="client 4 could not be evaluated by every protocol: .*no end"):
+        metrics = go(Fails, **ADAPTED).metrics
+    assert (metrics["unseen"]["clients"], metrics["unseen_adapted"]["clients"]) == (2, 1)
+
+
+def test_an_exported_model_has_the_figure_of_the_received_one(go, tmp_path):
+    """The adaptation is not kept, so its figure is not the exported model's."""
+    result = go("ditto", **ADAPTED)
+    export_run(result.directory, "safetensors", tmp_path / "out", client=4)
+    measured = 100 * result.metrics["unseen"]["per_client"]["4"]
+    assert f"| its held-out part | {measured:.2f} |" in (tmp_path / "out" / "README.md").read_text()
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"unseen_clients": 0.01}, "0 of 10 clients would never train"),
+        ({"unseen_clients": 0.99}, "10 of 10 clients would never train"),
+        ({"adapt_epochs": 1}, "there are none; add --unseen-clients"),
+        ({"unseen_clients": 0.5, "min_clients": 6}, "samples only 5 of 5 clients"),
+        ({"unseen_clients": 0.5, "system": {"concurrency": 2}}, "more than the run's 5"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, problem):
+    with pytest.raises(ConfigError, match=problem):
+        RunConfig.create({"clients": 10, **options})
+
+
+def test_held_out_parts_are_needed(tmp_path):
+    with pytest.raises(ConfigError, match="hold no samples out; add --client-test-fraction"):
+        fedcore.run(unseen_clients=0.2, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_trial_tries_the_adaptation(tmp_path):
+    options = {**ADAPTED, "local_epochs": 2, "plugins": "fedcme"}
+    result = fedcore.run(**options, fast_dev_run=True, progress=False)
+    assert result.metrics["unseen_adapted"]["clients"] == 1
+    assert result.config.training_clients == 2
