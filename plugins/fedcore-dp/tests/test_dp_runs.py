@@ -399,11 +399,19 @@ class Waves(Plugin):
         return {"z": torch.zeros(2, dtype=torch.complex64)}
 
 
-@pytest.mark.parametrize("other", ["fedcd", "scaffold", "feddc", "fedcp", "ditto", "feddyn"])
+@pytest.mark.parametrize(
+    "other", [("fedcd", {"bound_moves": False}), "scaffold", "feddc", "fedcp", "ditto", "feddyn"], ids=str
+)
 def test_methods_that_send_more_than_the_model_run_with_local_noise(tmp_path, other):
-    pytest.importorskip(f"fedcore_{other}")
+    pytest.importorskip(f"fedcore_{other if isinstance(other, str) else other[0]}")
     result = federate(tmp_path, other, "local-dp", **{**RUN, "rounds": 2})
     assert [record["failures"] for record in records(result) if "round" in record] == [[], []]
+
+
+def test_fedcds_bound_on_moves_is_refused_next_to_noise_on_prototypes(tmp_path):
+    pytest.importorskip("fedcore_fedcd")
+    with pytest.raises(PluginConflictError, match=r"'fedcd' and 'local-dp' .*--set fedcd\.bound_moves=false"):
+        federate(tmp_path, "fedcd", "local-dp", **RUN)
 
 
 # --- epsilon -----------------------------------------------------------------------------------------------------

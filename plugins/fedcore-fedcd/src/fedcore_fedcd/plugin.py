@@ -16,7 +16,9 @@ from fedcore import (
     Loss,
     ModelTask,
     Plugin,
+    PluginConflictError,
     ServerContext,
+    Setup,
     SplitModel,
     Step,
     check_tensors,
@@ -71,6 +73,10 @@ class FedCDOptions(FeatureOptions):
         default=False,
         description="Scale z to unit length after the projection head, as FedProc's authors' code does. The paper "
         "does not.",
+    )
+    bound_moves: bool = Field(
+        default=True,
+        description="Refuse prototypes that moved further than SGD can move them. false: for the noise of local-dp.",
     )
     hpc: bool = Field(default=True, description="L_hpc; false: prototypes are feature means (FedCD-hpc of Table 4).")
     bpr: bool = Field(default=True, description="L_bpr; false: FedCD-bpr of Table 4.")
@@ -238,6 +244,13 @@ class FedCD(Plugin[FedCDOptions]):
     # --- server --------------------------------------------------------------------------------------------
 
     @hookimpl
+    def check_run(self, setup: Setup) -> None:
+        """Refuse ``bound_moves`` next to a plugin that changes all that clients send (local-dp)."""
+        for other in setup.plugins.implementers("guard_upload") if self.options.bound_moves else ():
+            reason = f"{other.name!r} changes prototypes by more than training does. Use --set fedcd.bound_moves=false"
+            raise PluginConflictError.of(self.name, other.name, reason)
+
+    @hookimpl
     def broadcast(self, server: ServerContext) -> dict[str, Tensor] | None:
         """Send P^g and its counts; a count of 0 is a prototype that is not known."""
         if "prototypes" not in server.state:
@@ -265,20 +278,25 @@ class FedCD(Plugin[FedCDOptions]):
 
         :raises ValueError: names the finding and the bound.
         """
-        options, config = self.options, server.config
+        options = self.options
         known = server.state["counts"] > 0 if options.hpc and "counts" in server.state else torch.zeros_like(held)
         trained = held & known
         # With kmeans=before new prototypes are trained, too, and may be longer than any feature.
         means = held & ~known if options.kmeans == "after" or not options.hpc else torch.zeros_like(held)
         within = options.narrowed(FeatureRange(1.0) if options.normalize else FeatureRange())
         check_means("prototypes", sent[means], within)
-        if config.optimizer != "sgd" or not trained.any():
+        if not options.bound_moves or not trained.any() or server.config.optimizer != "sgd":
             return
         summed = options.rebalance == "appended"
         weight = (server.round + options.first_t) / server.rounds * (1 + options.prototype_weight * summed)
         start = server.state["prototypes"].double()[trained]  # (known, d)
         most = eq.largest_move(
-            start, weight=weight, temperature=options.temperature, lr=server.lr, momentum=config.momentum, steps=steps
+            start,
+            weight=weight,
+            temperature=options.temperature,
+            lr=server.lr,
+            momentum=server.config.momentum,
+            steps=steps,
         )
         moved = (sent.double()[trained] - start).norm(dim=1)  # (known,)
         over = moved > SLACK * most + 1e-3 * start.norm(dim=1)  # single precision rounds in every step
