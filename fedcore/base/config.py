@@ -176,6 +176,12 @@ class RunConfig(BaseModel):
         description="Number of clients that train side by side on CUDA without worker processes. Their steps are"
         " branches of one captured graph.",
     )
+    stack: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Number of clients that train as one computation, for small models. 0 trains each by itself.",
+    )
     min_clients: int = Field(
         default=1,
         ge=0,

@@ -133,6 +133,12 @@ class WorkingModel:
         self.smallest_batch = 2 if has_batch_norm(self.module) else 1
         """The number of samples that a training batch needs. BatchNorm needs two: one sample has no variance."""
 
+    def bind(self, parameters: Mapping[str, Tensor]) -> None:
+        """Move the parameters into other memory, which holds their values."""
+        for name, tensor in parameters.items():
+            self.parameters[name].data = tensor
+        self.state = self.module.state_dict()
+
     def load(self, tensors: Mapping[str, Tensor], excluded: Collection[str] = ()) -> None:
         """Load weights, and return to the condition before training: eval mode, no gradients.
 
