@@ -1,52 +1,80 @@
-"""Work on the tasks of several clients at once."""
+"""Work on the tasks of several clients at once: their trainings proceed side by side, and take like steps as one."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
-from fedcore.base.errors import FedcoreError, PluginCallError
+from fedcore.base.errors import FedcoreError
 from fedcore.base.types import ClientUpdate
 from fedcore.client.branches import PlannedStep
 from fedcore.client.loop import take_step
 from fedcore.client.messages import ClientTask, Outcome, SharedPayload
 from fedcore.client.runtime import ClientRuntime
+from fedcore.client.session import LocalSession
 from fedcore.client.stacks import Group, Stack
 
 Handle = Callable[[Sequence[ClientTask], SharedPayload | None], list[Outcome]]
+"""Works on tasks that came together; returns their outcomes in the same order."""
 
 
 class StackWarning(UserWarning):
-    """Clients train one by one although ``--stack`` asks for stacks."""
+    """Clients train one by one although the run asks for stacks: slower, with the same result up to rounding."""
 
 
 def handler(runtime: ClientRuntime) -> Handle:
-    """Return the function that works on tasks that came together."""
+    """Return the function by which a runtime works on tasks, with ``--stack`` in stacks."""
     if runtime.config.stack:
         return StackRunner(runtime).handle
     return lambda tasks, shared: [runtime.handle(task, shared) for task in tasks]
 
 
 @dataclass
-class _Lane:
+class _Place:
+    """A client in a stack, with its next step."""
+
     number: int
     task: int
     step: PlannedStep
     steps: Generator[PlannedStep, None, Outcome]
 
+    @property
+    def session(self) -> LocalSession:
+        return self.step.batch.session
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """The local epoch and the number of the batch. Clients wait for those that are not as far."""
+        return self.step.batch.epoch, self.step.batch.number
+
+    @property
+    def kind(self) -> Hashable:
+        """What the steps of a group have in common."""
+        session = self.session
+        return (
+            len(self.step.batch.picked.positions),
+            session.excluded,
+            tuple(model.present for model in session.working.frozen.values()),
+            tuple((group.lr, group.weight_decay, len(group.parameters)) for group in session.optimizer.groups),
+            session.steps if session.config.optimizer != "sgd" else None,
+        )
+
 
 class StackRunner:
-    """Takes the steps of several clients as one, where they can be stacked."""
+    """Trains clients in stacks: all clients whose tasks come together, which the engine decides."""
 
     def __init__(self, runtime: ClientRuntime) -> None:
         self._runtimes = [runtime]
-        self._stack: Stack | None = None
+        self._stack = Stack([])
+        self._warned = False
 
     def handle(self, tasks: Sequence[ClientTask], shared: SharedPayload | None) -> list[Outcome]:
-        """Run tasks; return their outcomes in the same order."""
+        """Work on tasks; see :data:`Handle`.
+
+        :raises FedcoreError: as :meth:`fedcore.client.runtime.ClientRuntime.handle`.
+        """
         first = self._runtimes[0]
         if len(tasks) == 1:
             return [first.handle(tasks[0], shared)]
@@ -54,88 +82,71 @@ class StackRunner:
             self._runtimes += [first.beside() for _ in range(len(tasks) - len(self._runtimes))]
             self._stack = Stack([runtime.working for runtime in self._runtimes])
         outcomes: dict[int, Outcome] = {}
-        lanes: list[_Lane] = []
-        # Neighbours should have like steps: clients with and without a previous model do not.
+        places: list[_Place] = []
+        # Neighbours should have like steps. Clients with and without a previous model do not.
         for number in sorted(range(len(tasks)), key=lambda number: tasks[number].version is None):
-            task = tasks[number]
-            steps = self._runtimes[len(lanes)].steps(task, shared)
+            steps = self._runtimes[len(places)].steps(tasks[number], shared)
             try:
-                lanes.append(_Lane(len(lanes), number, next(steps), steps))
+                places.append(_Place(len(places), number, next(steps), steps))
             except StopIteration as ended:
                 outcomes[number] = ended.value
-        if lanes:
-            self._train(lanes, outcomes)
-        own = [outcomes[number] for number in range(len(tasks))]
-        return [_with_share_of_time(outcome, len(lanes)) for outcome in own]
+        if places:
+            self._train(places, outcomes)
+        return [_with_share_of_time(outcomes[number], len(places)) for number in range(len(tasks))]
 
-    def _train(self, lanes: list[_Lane], outcomes: dict[int, Outcome]) -> None:
-        stack = self._stack
-        assert stack is not None
-        stack.begin([lane.step.batch.session for lane in lanes])
-        groups: dict[Any, Group | None] = {}
-        while lanes:
-            turn = min(_turn(lane) for lane in lanes)
-            now = [lane for lane in lanes if _turn(lane) == turn]
-            for (_, kind), run in groupby(enumerate(now), lambda pair: (pair[1].number - pair[0], _kind(pair[1]))):
-                together = [lane for _, lane in run]
-                if len(together) == 1 or not self._stacked(stack, together, groups):
-                    for lane in together:
-                        self._alone(lane, outcomes)
-                else:
-                    for lane in together:
-                        self._advance(lane, outcomes)
-            lanes = [lane for lane in lanes if lane.task not in outcomes]
+    def _train(self, places: list[_Place], outcomes: dict[int, Outcome]) -> None:
+        """Take all steps of all clients; add the outcomes by the number of the task."""
+        self._stack.begin([place.session for place in places])
+        groups: dict[Hashable, Group | None] = {}
+        while places:
+            turn = min(place.turn for place in places)
+            now = [place for place in places if place.turn == turn]
+            for _, run in groupby(enumerate(now), lambda pair: (pair[1].number - pair[0], pair[1].kind)):
+                together = [place for _, place in run]
+                taken = len(together) > 1 and self._together(together, groups)
+                for place in together:
+                    error = None if taken else _alone(place)
+                    try:
+                        place.step = next(place.steps) if error is None else place.steps.throw(error)
+                    except StopIteration as ended:
+                        outcomes[place.task] = ended.value
+            places = [place for place in places if place.task not in outcomes]
 
-    def _stacked(self, stack: Stack, lanes: list[_Lane], groups: dict[Any, Group | None]) -> bool:
-        batches = [lane.step.batch for lane in lanes]
-        key = lanes[0].number, len(lanes), batches[0].session.excluded
+    def _together(self, places: Sequence[_Place], groups: dict[Hashable, Group | None]) -> bool:
+        """Take a step of each client as one; return whether that was possible. If it was not, nothing has changed.
+
+        :param groups: the groups of this stack; None for one that cannot be stacked.
+        """
+        batches = [place.step.batch for place in places]
+        key = places[0].number, len(places), places[0].session.excluded
         try:
             if key not in groups:
-                groups[key] = None
-                groups[key] = Group(stack, lanes[0].number, [batch.session for batch in batches])
+                groups[key] = Group(self._stack, places[0].number, [place.session for place in places])
             group = groups[key]
-            if group is None:
-                return False
-            group.take(batches)
-            return True
+            if group is not None:
+                group.take(batches)
+            return group is not None
         except (FedcoreError, RuntimeError, TypeError, ValueError) as error:
             groups[key] = None
-            warnings.warn(f"steps cannot be stacked, and are taken one by one: {error}", StackWarning, stacklevel=2)
+            if not self._warned:
+                self._warned = True
+                reason = str(error).partition("\n")[0]
+                warnings.warn(f"--stack: clients train one by one: {reason}", StackWarning, stacklevel=2)
             return False
 
-    def _alone(self, lane: _Lane, outcomes: dict[int, Outcome]) -> None:
-        try:
-            with lane.step.stream.running():
-                take_step(lane.step.batch.session, lane.step.batch)
-        except Exception as error:
-            self._advance(lane, outcomes, error)
-        else:
-            self._advance(lane, outcomes)
 
-    def _advance(self, lane: _Lane, outcomes: dict[int, Outcome], error: Exception | None = None) -> None:
-        try:
-            lane.step = next(lane.steps) if error is None else lane.steps.throw(error)
-        except StopIteration as ended:
-            outcomes[lane.task] = ended.value
-
-
-def _turn(lane: _Lane) -> tuple[int, int]:
-    return lane.step.batch.epoch, lane.step.batch.number
-
-
-def _kind(lane: _Lane) -> Any:
-    """Return what the steps of a group have in common."""
-    session = lane.step.batch.session
-    return (
-        len(lane.step.batch.picked.positions),
-        session.excluded,
-        tuple(frozen.present for frozen in session.working.frozen.values()),
-        tuple((group.lr, group.weight_decay, len(group.parameters)) for group in session.requests.groups),
-        session.steps if session.config.optimizer != "sgd" else 0,
-    )
+def _alone(place: _Place) -> Exception | None:
+    """Take a step of one client; return the exception if it raises."""
+    try:
+        with place.step.stream.running():
+            take_step(place.session, place.step.batch)
+    except Exception as error:
+        return error
+    return None
 
 
 def _with_share_of_time(outcome: Outcome, clients: int) -> Outcome:
+    """Return an update with the client's share of the seconds, in which all clients of its stack have trained."""
     if not isinstance(outcome, ClientUpdate):
         return outcome
     spent = {name: seconds / clients for name, seconds in outcome.plugin_seconds.items()}
