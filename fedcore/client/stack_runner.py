@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import TypeVar
 
-from fedcore.base.errors import FedcoreError
 from fedcore.base.types import ClientUpdate
 from fedcore.client.branches import PlannedStep
 from fedcore.client.loop import take_step
@@ -20,13 +20,19 @@ Handle = Callable[[Sequence[ClientTask], SharedPayload | None], list[Outcome]]
 """Works on tasks that came together; returns their outcomes in the same order."""
 
 
+Errors = Sequence[Exception | None]
+"""The exceptions that clients' steps raised."""
+
+T = TypeVar("T")
+
+
 class StackWarning(UserWarning):
     """Clients train one by one although the run asks for stacks: slower, with the same result up to rounding."""
 
 
 def handler(runtime: ClientRuntime) -> Handle:
     """Return the function by which a runtime works on tasks, with ``--stack`` in stacks."""
-    if runtime.config.stack:
+    if runtime.config.stack > 1:
         return StackRunner(runtime).handle
     return lambda tasks, shared: [runtime.handle(task, shared) for task in tasks]
 
@@ -96,43 +102,46 @@ class StackRunner:
 
     def _train(self, places: list[_Place], outcomes: dict[int, Outcome]) -> None:
         """Take all steps of all clients; add the outcomes by the number of the task."""
-        self._stack.begin([place.session for place in places])
+        stack = self._try(lambda: self._stack.begin([place.session for place in places]))
         groups: dict[Hashable, Group | None] = {}
         while places:
             turn = min(place.turn for place in places)
             now = [place for place in places if place.turn == turn]
             for _, run in groupby(enumerate(now), lambda pair: (pair[1].number - pair[0], pair[1].kind)):
                 together = [place for _, place in run]
-                taken = len(together) > 1 and self._together(together, groups)
-                for place in together:
-                    error = None if taken else _alone(place)
+                errors = self._together(together, groups) if stack and len(together) > 1 else None
+                for place, error in zip(together, errors or map(_alone, together), strict=True):
                     try:
                         place.step = next(place.steps) if error is None else place.steps.throw(error)
                     except StopIteration as ended:
                         outcomes[place.task] = ended.value
             places = [place for place in places if place.task not in outcomes]
 
-    def _together(self, places: Sequence[_Place], groups: dict[Hashable, Group | None]) -> bool:
-        """Take a step of each client as one; return whether that was possible. If it was not, nothing has changed.
+    def _together(self, places: Sequence[_Place], groups: dict[Hashable, Group | None]) -> Errors | None:
+        """Take a step of each client as one; return their exceptions. None: it was not possible, and nothing changed.
 
         :param groups: the groups of this stack; None for one that cannot be stacked.
         """
-        batches = [place.step.batch for place in places]
-        key = places[0].number, len(places), places[0].session.excluded
-        try:
-            if key not in groups:
-                groups[key] = Group(self._stack, places[0].number, [place.session for place in places])
-            group = groups[key]
-            if group is not None:
-                group.take(batches)
-            return group is not None
-        except (FedcoreError, RuntimeError, TypeError, ValueError) as error:
+        sessions = [place.session for place in places]
+        key = places[0].number, len(places), sessions[0].excluded
+        if key not in groups:
+            groups[key] = self._try(lambda: Group(self._stack, places[0].number, sessions))
+        group = groups[key]
+        errors = None if group is None else self._try(lambda: group.take([place.step.batch for place in places]))
+        if errors is None:
             groups[key] = None
+        return errors
+
+    def _try(self, function: Callable[[], T]) -> T | None:
+        """Call a function. If it raises, name the reason once and return None."""
+        try:
+            return function()
+        except Exception as error:  # hooks and vmap may raise anything; the same steps then run without vmap
             if not self._warned:
                 self._warned = True
                 reason = str(error).partition("\n")[0]
                 warnings.warn(f"--stack: clients train one by one: {reason}", StackWarning, stacklevel=2)
-            return False
+            return None
 
 
 def _alone(place: _Place) -> Exception | None:

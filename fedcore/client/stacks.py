@@ -49,8 +49,11 @@ class Stack:
         self.known: dict[Path, None] = {}
         """What hooks have read of their clients so far: it is stacked before the next step."""
 
-    def begin(self, sessions: Sequence[LocalSession]) -> None:
-        """Begin with other clients, which have the first working models."""
+    def begin(self, sessions: Sequence[LocalSession]) -> Stack:
+        """Begin with other clients, which have the first working models; return the stack.
+
+        :raises KeyError, RuntimeError: they train other parameters than the first one.
+        """
         self.added, self.states, self._sums = {}, {}, {}
         for name in trained_by(sessions[0]):
             own = [trained_by(session)[name] for session in sessions]
@@ -63,6 +66,7 @@ class Stack:
             for kind, stacked in self.states[name].items():
                 for state, part in zip(states, stacked, strict=True):
                     state[kind] = part
+        return self
 
     def sums(self, name: str) -> Tensor:
         """Return the sums of a loss, (K,)."""
@@ -74,7 +78,9 @@ class Stack:
 def trained_by(session: LocalSession) -> dict[str, nn.Parameter]:
     """Return the parameters that some epoch of a session trains, and those that plugins added."""
     own = {name: p for name, p in session.working.parameters.items() if id(p) in session.optimizer.state}
-    return own | {f"{plugin}/{name}": p for plugin, found in session.requests.added.items() for name, p in found.items()}
+    return own | {
+        f"{plugin}/{name}": p for plugin, found in session.requests.added.items() for name, p in found.items()
+    }
 
 
 class _Models(nn.Module):
@@ -122,10 +128,10 @@ class Group:
             state = {kind: tensor[self._where] for kind, tensor in stack.states[name].items()}
             self._optimizer.state[id(parameter)] = state
 
-    def take(self, batches: Sequence[Batch]) -> None:
-        """Take a step of each client.
+    def take(self, batches: Sequence[Batch]) -> list[Exception | None]:
+        """Take a step of each client. Return the exceptions of ``observe``, which is called client by client.
 
-        :raises NotStackable: it cannot be taken at once, as any exception of a hook under ``vmap`` says, too.
+        :raises Exception: the step cannot be taken at once. Nothing has changed.
         """
         one = batches[0].session
         total, losses, *outputs = self._forward(batches, *_joined(batches))
@@ -134,10 +140,9 @@ class Group:
         total.sum().backward()  # a client's objective depends on no other client's weights
         if one.config.clip_norm is not None:
             _clip([p.grad for p in self._trained.values() if p.grad is not None], one.config.clip_norm)
+        errors: list[Exception | None] = [None] * len(batches)
         if observing := one.plugins.implementers("observe"):
-            with torch.no_grad():
-                for batch, *own in zip(batches, *outputs, strict=True):
-                    one.plugins.call_all("observe", step=BatchStep(batch, Outputs(*own)))
+            errors = list(map(_observed, batches, *outputs))
             self._reads.forget({plugin.name for plugin in observing})
         self._step()
         for name, values in losses.items():
@@ -146,6 +151,7 @@ class Group:
                 batch.session.losses.sums.setdefault(name, own_sum)
         for batch in batches:
             batch.session.losses.count(losses)
+        return errors
 
     def _step(self) -> None:
         """Take the optimizer's step. Adam's number of steps is a single one for all clients of a group."""
@@ -221,6 +227,16 @@ class Group:
         rows = torch.stack([batch.picked.positions for batch in batches])  # (K, B)
         clients = torch.arange(len(rows), device=rows.device).unsqueeze(1)
         return Outputs(*(outputs[clients, rows] for outputs in self._frozen[name]))
+
+
+def _observed(batch: Batch, features: Tensor, logits: Tensor) -> Exception | None:
+    """Show a client's step to the plugins that observe steps; return the exception if one raises."""
+    try:
+        with torch.no_grad():
+            batch.session.plugins.call_all("observe", step=BatchStep(batch, Outputs(features, logits)))
+    except Exception as error:
+        return error
+    return None
 
 
 def _joined(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor]:

@@ -40,14 +40,10 @@ class Bundle(ClientTask):
 
 def stacked(tasks: Iterable[ClientTask], most: int) -> Iterator[ClientTask]:
     """Join trainings of neighbours, up to ``most``. Who is joined depends on nothing else, as bits depend on it."""
-    if not most:
-        yield from tasks
-        return
     for (kind, *_), run in itertools.groupby(tasks, alike):
-        together = list(run)
         size = most if kind == "fit_begin" else 1
-        for start in range(0, len(together), size):
-            yield Bundle.of(together[start : start + size])
+        while together := list(itertools.islice(run, size)):
+            yield Bundle.of(together)
 
 
 def alike(task: ClientTask) -> tuple[str, str | None, str]:

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -150,7 +149,7 @@ class WorkerEngine:
         worker fails.
         """
         tasks = list(tasks)
-        if self._stack:
+        if self._stack > 1:
             tasks = list(stacked(tasks, self._stack))
         elif window is None and self._timeout is None:  # both limits concern single tasks
             tasks = list(bundled(tasks, self.workers, self._seconds))
