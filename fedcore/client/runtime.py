@@ -115,7 +115,7 @@ class ClientRuntime:
             return self.failed(task, error)
 
     def beside(self) -> ClientRuntime:
-        """Return a runtime for another client at the same time. It has a working model of its own, and shares the rest."""
+        """Return a runtime for another client at the same time: with a working model of its own, it shares the rest."""
         other = copy.copy(self)
         own = replace(self.setup, model=copy.deepcopy(self.setup.model))
         other.working = WorkingModel(own, self.placement, captured=False)

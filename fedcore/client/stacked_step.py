@@ -193,7 +193,7 @@ class StackedStep(BatchStep):
     @property
     @override
     def client(self) -> ClientContext:
-        return StackedClient(self._session, self._plugin, self._read)  # type: ignore[return-value]
+        return StackedClient(self._session, self._plugin, self._read)
 
     @property
     @override

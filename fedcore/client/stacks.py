@@ -215,7 +215,7 @@ class Group:
         one, sizes = batches[0].session, {len(session.data) for session in self._sessions}
         if len(sizes) > 1 or max(sizes) > forward_chunk(one.working.device) or one.data.varies:
             own = [batch.frozen(name) for batch in batches]
-            return Outputs(*map(torch.stack, zip(*own, strict=True)))  # type: ignore[arg-type]
+            return Outputs(*map(torch.stack, zip(*own, strict=True)))
         if name not in self._frozen:
             model = one.working.frozen[name].module
             columns = zip(*(s.working.frozen[name].module.state_dict().values() for s in self._sessions), strict=True)
@@ -242,7 +242,8 @@ def _observed(batch: Batch, features: Tensor, logits: Tensor) -> Exception | Non
 def _joined(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor]:
     """Return the inputs (K, B, ...), the labels and the positions in the clients' samples, (K, B) each."""
     one, count = batches[0], len(batches)
-    joined = Picked(*(None if parts[0] is None else torch.cat(parts) for parts in zip(*(b.picked for b in batches))))
+    columns: Any = zip(*(batch.picked for batch in batches), strict=True)
+    joined = Picked(*(None if parts[0] is None else torch.cat(parts) for parts in columns))  # type: ignore[arg-type]
     if one.session.plugins.implements("local_samples"):
         x = torch.stack([batch.x for batch in batches])
     else:
