@@ -34,10 +34,8 @@ ALONE = {
 """Methods whose steps, or some of them, are taken one by one -> the reason."""
 UNSEEDED = ("dp", "local-dp", "fedbuff")
 """Methods that no run repeats: secret noise, or no round with clients that come together."""
-ROUNDS = {"feddecorr": 1}
-"""Fewer rounds, where a learning rate that differs in its last bit moves the plain run further than the bound."""
-RELATIVE = {"feddf": 1e-4, "fpl": 1e-4}
-"""Wider bounds, where the server trains or clusters what the clients' rounding has changed."""
+ROUNDS = {"feddecorr": 1, "feddf": 1, "fpl": 1}
+"""Fewer rounds, where rounding grows: correlations of features that hardly vary, and a server that trains or clusters."""
 
 
 @pytest.fixture
@@ -92,7 +90,7 @@ def test_clients_as_one_are_clients_one_by_one(both, steps, plugins):
 @pytest.mark.parametrize("name", sorted({*registry.available("plugin")} - {*ALONE, *UNSEEDED, "fedavg"}))
 def test_every_method_in_stacks(both, steps, name):
     needs = {"public": "0.1"} if "public" in create_plugin(name, {}).reads else {}
-    assert_close(*both(support.brief(name), rounds=ROUNDS.get(name, 3), **needs), RELATIVE.get(name, 1e-5))
+    assert_close(*both(support.brief(name), rounds=ROUNDS.get(name, 3), **needs))
     assert steps["stacked"]
 
 

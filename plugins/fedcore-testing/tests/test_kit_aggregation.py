@@ -212,13 +212,17 @@ def test_values_that_are_not_a_number_are_not_taken_for_edits():
 class KeepsItsClientOnItself(Plugin):
     """Finds its client where the client that began last is, when several train at the same time."""
 
+    def __init__(self, options):
+        super().__init__(options)
+        self.notes = {}
+
     @hookimpl
     def begin_local(self, client):
-        self._weight = 1.0 + client.id
+        self.notes["weight"] = 1.0 + client.id
 
     @hookimpl
     def local_loss(self, step):
-        return Loss(step.features.square().mean(), weight=self._weight)
+        return Loss(step.features.square().mean(), weight=self.notes["weight"])
 
 
 class Branches(Plugin):
