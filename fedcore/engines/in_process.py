@@ -1,4 +1,4 @@
-"""The engines of this process: one client after the other, or several side by side on one GPU.
+"""The engines of this process: one client or stack after the other, or several clients side by side on one GPU.
 
 Side by side, every client trains in a lane. A lane has a client runtime of its own, as a worker process has, so clients
 share nothing but the data set. All lanes move in lockstep. Each lane plans its next step. One launch takes all steps
@@ -21,7 +21,7 @@ from fedcore.engines.dispatch import Bundle, Dispatcher, stacked
 
 
 class InProcessEngine:
-    """Runs every task in this process, one after the other. Updates stay on the device if no plugin reads them."""
+    """Runs every task or stack in this process, one by one. Updates stay on the device if no plugin reads them."""
 
     workers = 1
 

@@ -13,9 +13,12 @@ from torch.nn import functional as F
 from fedcore import ConfigError, Loss, Plugin, RunConfig, SplitModel, hookimpl, resume
 from fedcore.base import registry
 from fedcore.client import stack_runner
+from fedcore.client.setup import Setup
 from fedcore.client.stack_runner import StackWarning
 from fedcore.client.stacks import Group
+from fedcore.data import load_dataset
 from fedcore.hooks.checks import create_plugin
+from fedcore.runs.cautions import option_cautions
 from fedcore_testing.compare import require_close_states, require_same
 from tests import support
 
@@ -35,7 +38,7 @@ ALONE = {
 UNSEEDED = ("dp", "local-dp", "fedbuff")
 """Methods that no run repeats: secret noise, or no round with clients that come together."""
 ROUNDS = {"feddecorr": 1, "feddf": 1, "fpl": 1}
-"""Fewer rounds, where rounding grows: correlations of features that hardly vary, and a server that trains or clusters."""
+"""Fewer rounds, where rounding grows: correlations of features that hardly vary, a server that trains or clusters."""
 
 
 @pytest.fixture
@@ -164,7 +167,6 @@ class Writes(Plugin):
     @hookimpl
     def local_loss(self, step):
         step.client.scratch["seen"] = step.y
-        return None
 
 
 class HasNotesOfOtherLengths(Plugin):
@@ -193,11 +195,7 @@ def test_a_hook_that_cannot_be_stacked_is_named_once(tmp_path, steps, plugin, re
     assert len([each for each in caught if each.category is StackWarning]) == 1
     plain = support.run(tmp_path, plugin, **{**UNEQUAL, "rounds": 2})
     if not steps["stacked"]:
-        require_same_weights(stacked, plain)
-
-
-def require_same_weights(one, other):
-    assert support.model_bytes(one) == support.model_bytes(other)
+        assert support.model_bytes(stacked) == support.model_bytes(plain)
 
 
 def with_dropout(num_classes, input_shape):
@@ -214,7 +212,7 @@ def test_a_model_that_cannot_be_stacked_trains_plainly(tmp_path, model, reason):
     run = partial(support.run, tmp_path, **{**UNEQUAL, "rounds": 1, "model": f"module:{__name__}.{model}"})
     with pytest.warns(StackWarning, match=reason):
         stacked = run(stack=STACK)
-    require_same_weights(stacked, run())
+    assert support.model_bytes(stacked) == support.model_bytes(run())
 
 
 class ReadsEverything(Plugin):
@@ -236,8 +234,8 @@ class ReadsEverything(Plugin):
         start = sum(((p - q) ** 2).sum() for p, q in zip(client.parameters.values(), client.start.values()))
         scaled = F.cross_entropy(step.logits * step.added["scale"], step.y)
         held = step.logits * (client.class_counts > 0)
-        losses = [Loss(pull * one, weight=client.scratch["weight"], name="pull"), Loss(start + held.mean(), name="start")]
-        losses.append(Loss(scaled, name="scaled"))
+        losses = [Loss(pull * one, weight=client.scratch["weight"], name="pull"), Loss(scaled, name="scaled")]
+        losses.append(Loss(start + held.mean(), name="start"))
         losses.append(Loss((step.global_model.classifier(step.features) - step.logits).square().mean(), name="near"))
         if step.previous_model is not None:
             outputs = step.previous_model(step.x)
@@ -273,6 +271,22 @@ def test_an_exception_of_observe_is_its_clients(both):
     assert_close(stacked, plain)
     failures = support.lines(stacked)[0]["failures"]
     assert [(each["client"], each["kind"]) for each in failures] == [(1, "raised")]
+
+
+@pytest.mark.parametrize(
+    ("plugins", "options", "reason"),
+    [
+        (["fedcme"], {}, "plugin 'fedcme' pauses clients"),
+        (["fedamp"], {}, "plugin 'fedamp' sends each client tensors of its own"),
+        (["moon"], {"local_epochs": 1}, ""),
+        ([], {"stack": 1}, ""),
+    ],
+)
+def test_an_option_without_effect_is_noted(plugins, options, reason):
+    config = RunConfig.create({"plugins": plugins, "model": "mlp", "stack": 8, **options})
+    notes = option_cautions(Setup.build(config, load_dataset("digits")))
+    assert [note.partition(": ")[0] for note in notes] == ["--stack 8 has no effect"] * bool(reason)
+    assert reason in "".join(notes)
 
 
 def test_limits_on_single_clients_are_refused():
