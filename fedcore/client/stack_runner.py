@@ -82,8 +82,8 @@ class StackRunner:
         :raises FedcoreError: as :meth:`fedcore.client.runtime.ClientRuntime.handle`.
         """
         first = self._runtimes[0]
-        if len(tasks) == 1:
-            return [first.handle(tasks[0], shared)]
+        if len(tasks) == 1 or tasks[0].kind != "fit_begin":
+            return [first.handle(task, shared) for task in tasks]
         if len(tasks) > len(self._runtimes):
             self._runtimes += [first.beside() for _ in range(len(tasks) - len(self._runtimes))]
             self._stack = Stack([runtime.working for runtime in self._runtimes])

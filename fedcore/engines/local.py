@@ -149,7 +149,7 @@ class WorkerEngine:
         worker fails.
         """
         tasks = list(tasks)
-        if self._stack > 1:
+        if self._stack > 1 and all(task.kind == "fit_begin" for task in tasks):
             tasks = list(stacked(tasks, self._stack))
         elif window is None and self._timeout is None:  # both limits concern single tasks
             tasks = list(bundled(tasks, self.workers, self._seconds))

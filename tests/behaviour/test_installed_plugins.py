@@ -30,6 +30,7 @@ EXPECTED = {
         "check_mean_of_equal_updates_is_that_update": "equal updates are clipped and get noise",
         "check_runs_beside_another_plugin": "the neighbour sums up what single clients send: refused",
     },
+    "feddecorr": {"check_stacks": "correlations of features that hardly vary make differences of rounding"},
     "fednh": {
         "check_mean_of_equal_updates_is_that_update": "the classifier's prototypes come from the clients' features",
     },

@@ -190,21 +190,18 @@ def check_stacks(trial: Trial) -> None:
         warnings.simplefilter("always", StackWarning)
         stacked = _finished(trial.run(stack=3, **options))
     plain, how = _finished(trial.run(**options)), "where clients train as one"
-    # Rounding of every step grows where a term is badly conditioned, as correlations of features that hardly vary.
-    _require_close(trial, weights(stacked), weights(plain), f"{how}, the model differs in", absolute=100 * ABSOLUTE)
+    _require_close(trial, weights(stacked), weights(plain), f"{how}, the model differs in")
     require_close_states(stacked, plain, how)
     for each in caught:
         if each.category is StackWarning:
             raise NotApplicable(str(each.message))
 
 
-def _require_close(
-    trial: Trial, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], how: str, absolute: float = ABSOLUTE
-) -> None:
+def _require_close(trial: Trial, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], how: str) -> None:
     plugin = trial.plugin
     corrected = set(match(plugin.corrects, list(found), plugin, "corrects"))
     for name in sorted(set(expected) - corrected):
-        close = torch.allclose(found[name].double(), expected[name].double(), rtol=RELATIVE, atol=absolute)
+        close = torch.allclose(found[name].double(), expected[name].double(), rtol=RELATIVE, atol=ABSOLUTE)
         distance = float((found[name].double() - expected[name].double()).abs().max()) if not close else 0.0
         assert close, f"{how} {name!r}, by up to {distance:.3g}"
 
