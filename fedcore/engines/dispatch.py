@@ -21,10 +21,10 @@ from fedcore.client.messages import (
 
 @dataclass(frozen=True)
 class Bundle(ClientTask):
-    """Short tasks that go to a worker in one message. Its outcome is the list of their outcomes.
+    """Short tasks that go to a worker in one message, or a stack. Its outcome is the list of their outcomes.
 
     They belong to no session and carry no tensors. A switch between processes costs as much as a client of one step.
-    How many tasks are bundled is a question of time: results do not depend on it.
+    How many short tasks are bundled is a question of time: results depend only on who is in a stack (``--stack``).
     """
 
     tasks: tuple[ClientTask, ...] = ()
