@@ -194,6 +194,12 @@ class RunConfig(BaseModel):
         description="Number of clients that train side by side on CUDA without worker processes. Their steps are"
         " branches of one captured graph.",
     )
+    stack: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Number of clients that train as one computation, for small models. Results differ by rounding.",
+    )
     min_clients: int = Field(
         default=1,
         ge=0,
@@ -337,6 +343,9 @@ class RunConfig(BaseModel):
                 f"updates wait for a cohort of {self.cohort_size} are more than the run's {self.training_clients}; "
                 "lower concurrency or participation"
             )
+        alone = next((name for name in ("client_timeout", "max_waiting") if getattr(self, name) is not None), None)
+        if self.stack > 1 and alone is not None:
+            raise ValueError(f"stack trains clients together, but {alone} is about single clients; leave one out")
         if self.warmup_rounds and self.warmup_rounds >= self.rounds:
             raise ValueError(f"warmup_rounds is {self.warmup_rounds}, but the run has {self.rounds} rounds")
         if self.min_clients > self.cohort_size:

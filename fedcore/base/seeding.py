@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -45,9 +46,12 @@ class RandomStream:
     """
 
     def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
-        self._generators = global_generators(device)
-        self.states = [torch.Generator(each.device).manual_seed(seed).get_state() for each in self._generators]
+        self._generators, self._seed = global_generators(device), seed
+
+    @cached_property
+    def states(self) -> list[torch.Tensor]:
         """The states of the generators, the device's last."""
+        return [torch.Generator(each.device).manual_seed(self._seed).get_state() for each in self._generators]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

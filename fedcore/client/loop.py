@@ -22,7 +22,7 @@ RunSteps = Callable[[LocalSession, Iterable[Batch]], None]
 """A step runner. It takes a step on each batch of a local epoch before it draws the next batch.
 
 This is the one seam for speed. :func:`run_steps` is the plain runner. ``captured_steps`` replays CUDA graphs. The lanes
-of ``branches`` drive several sessions, and take their batches from :func:`batches`.
+of ``branches`` and the stacks of ``stack_runner`` drive several sessions, and take their batches from :func:`batches`.
 """
 
 

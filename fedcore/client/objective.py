@@ -27,6 +27,21 @@ def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tens
     :param record: whether to add the parts to the client's losses.
     :raises PluginContractError: a hook returned a wrong type or shape, or edited a tensor that other plugins see.
     """
+    total = joined_losses(session, step, record=record)
+    require_gradient(session, total)
+    return total
+
+
+def require_gradient(session: LocalSession, total: Tensor) -> None:
+    """Refuse an objective that does not depend on the model."""
+    if not total.requires_grad:
+        found = "give no part of the local objective that depends on the model"
+        hint = "return a term that has a gradient, or a task_scale above 0"
+        raise session.broken(None, found, hint=hint)
+
+
+def joined_losses(session: LocalSession, step: Step, *, record: bool = True) -> Tensor:
+    """Return what :func:`objective` returns, without the check of its gradient, which ``vmap`` hides."""
     versions = _versions(step)
     task = _task_loss(session, step, versions)
     task_scale = 1.0
@@ -42,12 +57,7 @@ def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tens
         for name, _, value in parts:
             session.losses.add(name, value)
     terms = [value if not isinstance(weight, Tensor) and weight == 1 else weight * value for _, weight, value in parts]
-    total = sum(terms[1:], terms[0]) if terms else None
-    if total is None or not total.requires_grad:
-        found = f"give no part of the local objective that depends on the model: task_scale is {task_scale}"
-        hint = "return a term that has a gradient, or a task_scale above 0"
-        raise session.broken(None, found, hint=hint)
-    return total
+    return sum(terms[1:], terms[0]) if terms else torch.zeros(())
 
 
 def _task_loss(session: LocalSession, step: Step, versions: list[int]) -> Tensor:

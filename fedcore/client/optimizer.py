@@ -32,8 +32,9 @@ class Optimizer:
     def __init__(self, config: RunConfig, groups: Iterable[ParameterGroup]) -> None:
         self.config = config
         self.groups = list(groups)
-        # The keys are ids of parameters: a tensor's own hash takes ten times as long.
-        self._state: dict[int, dict[str, Tensor]] = {}
+        # A tensor's own hash takes ten times as long as its id.
+        self.state: dict[int, dict[str, Tensor]] = {}
+        """The state of each parameter by its id."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -53,7 +54,7 @@ class Optimizer:
             else:
                 for tensor in state.values():
                     tensor.zero_()
-            self._state[id(parameter)] = state
+            self.state[id(parameter)] = state
 
     def _zeros(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         if self.config.optimizer == "sgd":
@@ -76,7 +77,7 @@ class Optimizer:
 
     def _step(self, group: ParameterGroup, used: list[Tensor], gradients: list[Tensor]) -> None:
         config = self.config
-        states = [self._state[id(parameter)] for parameter in used]
+        states = [self.state[id(parameter)] for parameter in used]
         if config.optimizer == "sgd":
             sgd(
                 used,

@@ -5,7 +5,8 @@ Every engine runs the same ``ClientRuntime``, in this process or in others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractErr
 from fedcore.base.state import States
 from fedcore.base.tensors import flatten, on_cpu, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
+from fedcore.client.branches import PlannedStep, planned
 from fedcore.client.captured_steps import StepGraphs, captures
 from fedcore.client.context import context_of
 from fedcore.client.evaluation import evaluate_client, own_model
@@ -116,6 +118,24 @@ class ClientRuntime:
                     return self.trained(task, session, epochs)
             except Exception as error:
                 return self.failed(task, error)
+
+    def steps(self, task: ClientTask, shared: SharedPayload | None) -> Generator[PlannedStep, None, Outcome]:
+        """Work on a task as :meth:`handle` does, but yield the steps: the caller takes them."""
+        if task.kind in ("ask", "evaluate") or self.others:
+            return self.handle(task, shared)
+        try:
+            with self.training(task, shared) as (session, epochs):
+                yield from planned(session, epochs)
+                return self.trained(task, session, epochs)
+        except Exception as error:
+            return self.failed(task, error)
+
+    def beside(self) -> ClientRuntime:
+        """Return a runtime for another client at the same time: with a working model of its own, it shares the rest."""
+        other = copy.copy(self)
+        own = replace(self.setup, model=copy.deepcopy(self.setup.model))
+        other.working = WorkingModel(own, self.placement, captured=False)
+        return other
 
     def recording(self) -> AbstractContextManager[None]:
         """Run a block in which steps can be captured. All work on tasks needs this."""

@@ -236,21 +236,25 @@ class LocalSession:
 
     def begin_epoch(self, epoch: int) -> None:
         """Switch the model to training mode, and exclude the parameters that are frozen in the epoch."""
-        self._exclude(self.requests.excluded(epoch, self.work.epochs))
-        self.working.module.train()
-        for module in self.working.excluded_modules(self.excluded):
-            module.eval()  # otherwise BatchNorm's statistics would change
+        changed = self._exclude(self.requests.excluded(epoch, self.work.epochs))
+        if changed or not self.working.module.training:
+            self.working.switch(training=True)
+            for module in self.working.excluded_modules(self.excluded):
+                module.eval()  # otherwise BatchNorm's statistics would change
 
     def end_epochs(self) -> None:
         """Switch the model to eval mode. Parameters that no epoch trains stay excluded."""
         self._exclude(self._throughout)
-        self.working.module.eval()
+        self.working.switch(training=False)
 
-    def _exclude(self, excluded: frozenset[str]) -> None:
-        if excluded != self.excluded:
-            self.excluded = excluded
-            self.working.set_trainable(excluded)
-            self._refer_to_start()
+    def _exclude(self, excluded: frozenset[str]) -> bool:
+        """Train the parameters that are not excluded. Return whether they are others than before."""
+        if excluded == self.excluded:
+            return False
+        self.excluded = excluded
+        self.working.set_trainable(excluded)
+        self._refer_to_start()
+        return True
 
     def _refer_to_start(self) -> None:
         """Set the reference, in fixed memory if steps are captured for several clients."""

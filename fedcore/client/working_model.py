@@ -110,6 +110,8 @@ class WorkingModel:
     def __init__(self, setup: Setup, placement: Placement, *, captured: bool) -> None:
         self.layout, self.num_classes, self.device = setup.layout, setup.task.num_classes, placement.device
         self.module = placement.model(setup.model)
+        self._parts = list(self.module.modules())
+        self._own_switch = any(type(part).train is not nn.Module.train for part in self._parts)
         self.state = self.module.state_dict()
         """All tensors of the model by name (views, not copies)."""
         self.parameters = dict(self.module.named_parameters())
@@ -133,6 +135,12 @@ class WorkingModel:
         self.smallest_batch = 2 if has_batch_norm(self.module) else 1
         """The number of samples that a training batch needs. BatchNorm needs two: one sample has no variance."""
 
+    def bind(self, parameters: Mapping[str, Tensor]) -> None:
+        """Move the parameters into other memory, which holds their values."""
+        for name, tensor in parameters.items():
+            self.parameters[name].data = tensor
+        self.state = self.module.state_dict()
+
     def load(self, tensors: Mapping[str, Tensor], excluded: Collection[str] = ()) -> None:
         """Load weights, and return to the condition before training: eval mode, no gradients.
 
@@ -141,8 +149,16 @@ class WorkingModel:
         copy_into(self.state, self._fixed_buffers)
         copy_into(self.state, tensors)
         if self.module.training:
-            self.module.eval()
+            self.switch(training=False)
         self.set_trainable(excluded)
+
+    def switch(self, *, training: bool) -> None:
+        """Switch to training or eval mode as ``module.train`` does, which takes as long as a step of a small model."""
+        if self._own_switch:
+            self.module.train(training)
+        else:
+            for part in self._parts:
+                vars(part)["training"] = training
 
     def set_trainable(self, excluded: Collection[str]) -> None:
         """Enable gradients of the trainable parameters that are not excluded, and drop all present gradients."""

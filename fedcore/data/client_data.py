@@ -114,6 +114,9 @@ class ClientData:
         rows = self._indices.index_select(0, positions)
         labels = self._labels_of(rows) if self._changed is None else self.labels.index_select(0, positions)
         drawn: Iterator[Tensor | None] = repeat(None)
+        if self._augmentation is None and len(order) <= size:
+            yield Picked(positions, rows, labels, None)  # splitting them takes as long as gathering them
+            return
         if self._augmentation is not None:
             drawn = iter(self._augmentation.draw(len(order), stream()).to(self._device).split(size))
         for parts in zip(positions.split(size), rows.split(size), labels.split(size), strict=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from fedcore.base.types import Tensors
@@ -15,6 +17,39 @@ from fedcore.client.messages import (
     unpack_error,
     unpack_outcome,
 )
+
+
+@dataclass(frozen=True)
+class Bundle(ClientTask):
+    """Short tasks that go to a worker in one message, or a stack. Its outcome is the list of their outcomes.
+
+    They belong to no session and carry no tensors. A switch between processes costs as much as a client of one step.
+    How many short tasks are bundled is a question of time: results depend only on who is in a stack (``--stack``).
+    """
+
+    tasks: tuple[ClientTask, ...] = ()
+
+    @classmethod
+    def of(cls, tasks: Sequence[ClientTask]) -> ClientTask:
+        """Join tasks; a single one is returned as it is."""
+        first = tasks[0]
+        if len(tasks) == 1:
+            return first
+        return cls(f"bundle-{first.id}", first.kind, first.client, first.round, shared=first.shared, tasks=tuple(tasks))
+
+
+def stacked(tasks: Iterable[ClientTask], most: int) -> Iterator[ClientTask]:
+    """Join trainings of neighbours, up to ``most``. Who is joined depends on nothing else, as bits depend on it."""
+    for (kind, *_), run in itertools.groupby(tasks, alike):
+        size = most if kind == "fit_begin" else 1
+        while together := list(itertools.islice(run, size)):
+            yield Bundle.of(together)
+
+
+def alike(task: ClientTask) -> tuple[str, str | None, str]:
+    """Return what tasks of one bundle have in common; a task that cannot be in one has it with no other."""
+    plain = task.session is None and task.compute is None and not task.tensors
+    return task.kind, task.shared, "" if plain else task.id
 
 
 class Worker(Protocol):

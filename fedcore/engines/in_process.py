@@ -1,4 +1,4 @@
-"""The engines of this process: one client after the other, or several side by side on one GPU.
+"""The engines of this process: one client or stack after the other, or several clients side by side on one GPU.
 
 Side by side, every client trains in a lane. A lane has a client runtime of its own, as a worker process has, so clients
 share nothing but the data set. All lanes move in lockstep. Each lane plans its next step. One launch takes all steps
@@ -13,14 +13,15 @@ from dataclasses import replace
 
 from torch import nn
 
-from fedcore.client.branches import Branches, PlannedStep, planned
+from fedcore.client.branches import Branches, PlannedStep
 from fedcore.client.messages import ClientSite, ClientTask, Outcome, Pair, SharedPayload
 from fedcore.client.runtime import ClientRuntime
-from fedcore.engines.dispatch import Dispatcher
+from fedcore.client.stack_runner import handler
+from fedcore.engines.dispatch import Bundle, Dispatcher, stacked
 
 
 class InProcessEngine:
-    """Runs every task in this process, one after the other. Updates stay on the device if no plugin reads them."""
+    """Runs every task or stack in this process, one by one. Updates stay on the device if no plugin reads them."""
 
     workers = 1
 
@@ -28,6 +29,7 @@ class InProcessEngine:
         self._runtime = ClientRuntime(site)
         self._runtimes = [self._runtime]
         self._runtime.keep_updates_on_device()
+        self._handle, self._stack = handler(self._runtime), site.config.stack
         self._shared: dict[str, SharedPayload] = {}
 
     def share(self, key: str, payload: SharedPayload) -> None:
@@ -39,9 +41,11 @@ class InProcessEngine:
         self._shared.pop(key, None)
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
-        """Run tasks one by one."""
-        for task in tasks:
-            yield task, self._runtime.handle(task.complete(), self._shared.get(task.shared or ""))
+        """Run tasks one by one, or stack by stack."""
+        for task in stacked(tasks, self._stack):
+            together = task.tasks if isinstance(task, Bundle) else (task,)
+            outcomes = self._handle([each.complete() for each in together], self._shared.get(task.shared or ""))
+            yield from zip(together, outcomes, strict=True)
 
     def own_model(self, task: ClientTask) -> AbstractContextManager[nn.Module]:
         """Lend the client's own model, as an evaluation by this task would use it. The model is on the device."""
@@ -69,7 +73,7 @@ class Lane:
     def start(self, task: ClientTask) -> None:
         """Accept a task. Its work begins with :meth:`advance`."""
         self.task = task
-        self._steps = _steps(self.runtime, task.complete(), self._shared.get(task.shared or ""))
+        self._steps = self.runtime.steps(task.complete(), self._shared.get(task.shared or ""))
 
     def advance(self, error: Exception | None = None) -> Outcome | None:
         """Plan the next step. Return the outcome if the task has no further step, else None.
@@ -87,20 +91,6 @@ class Lane:
             self.task = None
             raise
         return None
-
-
-def _steps(
-    runtime: ClientRuntime, task: ClientTask, shared: SharedPayload | None
-) -> Generator[PlannedStep, None, Outcome]:
-    """Work on a task as :meth:`ClientRuntime.handle` does, but yield the steps: the caller takes them."""
-    if task.kind in ("ask", "evaluate") or runtime.others:
-        return runtime.handle(task, shared)
-    try:
-        with runtime.training(task, shared) as (session, epochs):
-            yield from planned(session, epochs)
-            return runtime.trained(task, session, epochs)
-    except Exception as error:
-        return runtime.failed(task, error)
 
 
 class LanesEngine(InProcessEngine):

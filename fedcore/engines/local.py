@@ -15,7 +15,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -36,7 +35,7 @@ from fedcore.client.messages import (
     pack_task,
     unpack_outcome,
 )
-from fedcore.engines.dispatch import Dispatcher
+from fedcore.engines.dispatch import Bundle, Dispatcher, alike, stacked
 from fedcore.engines.in_process import InProcessEngine, LanesEngine
 from fedcore.engines.transport import Channel, put_frame
 from fedcore.models.placement import resolve_device
@@ -124,7 +123,7 @@ class WorkerEngine:
         self.workers = workers
         self._lost_early = 0
         self._seconds: dict[str, float] = {}  # of the workers' processors for a task, by kind
-        self._timeout = site.config.client_timeout
+        self._timeout, self._stack = site.config.client_timeout, site.config.stack
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         self._shared = {SITE: put_frame(pack_site(site), None)}
         try:
@@ -150,7 +149,9 @@ class WorkerEngine:
         worker fails.
         """
         tasks = list(tasks)
-        if window is None and self._timeout is None:  # both limits concern single tasks
+        if self._stack > 1 and all(task.kind == "fit_begin" for task in tasks):
+            tasks = list(stacked(tasks, self._stack))
+        elif window is None and self._timeout is None:  # both limits concern single tasks
             tasks = list(bundled(tasks, self.workers, self._seconds))
         again: list[ClientTask] = []
         for task, outcome in self._dispatcher.run(tasks, self._collect, window=window):
@@ -241,17 +242,6 @@ ASSIGNED_AT_ONCE = 0.8
 """Share of the remaining tasks that is assigned at once: each message costs, and the rest evens out unequal groups."""
 
 
-@dataclass(frozen=True)
-class Bundle(ClientTask):
-    """Short tasks that go to a worker in one message. Its outcome is the list of their outcomes.
-
-    They belong to no session and carry no tensors. A switch between processes costs as much as a client of one step.
-    How many tasks are bundled is a question of time: results do not depend on it.
-    """
-
-    tasks: tuple[ClientTask, ...] = ()
-
-
 def bundled(tasks: list[ClientTask], workers: int, seconds: Mapping[str, float]) -> Iterator[ClientTask]:
     """Join short tasks; all workers get equally many, and fewer each time, so that they end together.
 
@@ -260,20 +250,12 @@ def bundled(tasks: list[ClientTask], workers: int, seconds: Mapping[str, float])
     :param seconds: how long a task takes, by kind, where that is known.
     """
     left = len(tasks)
-    for (kind, *_), run in itertools.groupby(tasks, _alike):
-        alike = list(run)
+    for (kind, *_), run in itertools.groupby(tasks, alike):
+        same = list(run)
         at_once = max(1, int(BUNDLE_SECONDS / max(seconds.get(kind, BUNDLE_SECONDS), 1e-6)))
-        while alike:
+        while same:
             each = min(at_once, math.ceil(ASSIGNED_AT_ONCE * left / workers))
-            assigned, alike = alike[: each * workers], alike[each * workers :]
+            assigned, same = same[: each * workers], same[each * workers :]
             left -= len(assigned)
             for group in (assigned[number::workers] for number in range(min(workers, len(assigned)))):
-                first, id = group[0], f"bundle-{group[0].id}"
-                bundle = Bundle(id, first.kind, first.client, first.round, shared=first.shared, tasks=tuple(group))
-                yield first if len(group) == 1 else bundle
-
-
-def _alike(task: ClientTask) -> tuple[str, str | None, str]:
-    """Return what tasks of one bundle have in common; a task that cannot be in one has it with no other."""
-    plain = task.session is None and task.compute is None and not task.tensors
-    return task.kind, task.shared, "" if plain else task.id
+                yield Bundle.of(group)

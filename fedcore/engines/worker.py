@@ -18,6 +18,7 @@ from fedcore.base.process import end_without_collecting, one_thread
 from fedcore.base.tensors import flatten
 from fedcore.client.messages import SharedPayload, pack_error, pack_outcome, unpack_shared, unpack_site, unpack_task
 from fedcore.client.runtime import ClientRuntime
+from fedcore.client.stack_runner import handler
 from fedcore.engines.transport import Channel, get_frame
 
 PR_SET_PDEATHSIG = 1
@@ -41,15 +42,19 @@ def serve(channel: Channel) -> None:
     """Set up the runtime and work on tasks until the connection ends."""
     try:
         runtime = _set_up(channel)
+        if runtime is None:
+            return
+        handle = handler(runtime)
         shared: SharedPayload | None = None
-        while runtime is not None:
+        while True:
             tensors, tasks, descriptor = channel.receive()
             if descriptor is not None:
                 shared = None  # frees the last payload before the next one is mapped
                 shared = unpack_shared(*get_frame(descriptor)).copy_to(runtime.placement)
             began = time.process_time()
             try:
-                packed = [pack_outcome(runtime.handle(unpack_task(tensors, meta), shared)) for meta in tasks]
+                outcomes = handle([unpack_task(tensors, meta) for meta in tasks], shared)
+                packed = [pack_outcome(outcome) for outcome in outcomes]
             except FedcoreError as error:
                 channel.send({}, ["broken", pack_error(error)])
                 continue

@@ -32,6 +32,7 @@ _SMALL: dict[str, Any] = {
     "engine_options": {},
     "workers": 0,
     "lanes": 1,
+    "stack": 1,
     "capture": False,
     "autotune": False,
     "client_timeout": None,

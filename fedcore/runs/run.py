@@ -203,7 +203,7 @@ class Run:
         notes: Any = self.partition.info["notes"]
         cautions = [*version_cautions(self.config, self.file.versions), *data_cautions(self.dataset)]
         cautions += [] if state.round else evaluation_cautions(self.setup, self.partition)
-        cautions += option_cautions(self.config)
+        cautions += option_cautions(self.setup)
         begun = {"directory": self.directory.path, "config": self.config, "round": state.round}
         follow("start", {**begun, "notes": [*notes, *cautions]})
         with ExitStack() as stack:

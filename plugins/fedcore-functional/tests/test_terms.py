@@ -74,6 +74,20 @@ def test_parameter_terms_are_one_node(term: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize("term", [proximal_term, linear_term])
+def test_parameter_terms_of_several_clients_under_vmap(term: Callable[..., Tensor]) -> None:
+    clients = [(tensors(2 * k, grad=True), tensors(2 * k + 1)) for k in range(3)]
+    stacks = [[torch.stack(column) for column in zip(*lists)] for lists in zip(*clients)]  # (3, ...) each
+    values = torch.func.vmap(term)(*stacks)
+    plain = [term(*lists) for lists in clients]
+    torch.testing.assert_close(values, torch.stack(plain), rtol=1e-12, atol=0)
+    own = [p for a, _ in clients for p in a]
+    found, expected = (torch.autograd.grad(total, own) for total in (values.sum(), torch.stack(plain).sum()))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    shared = torch.func.vmap(term, in_dims=(0, None))(stacks[0], clients[0][1])  # the same reference for all
+    torch.testing.assert_close(shared, torch.stack([term(a, clients[0][1]) for a, _ in clients]), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("term", [proximal_term, linear_term])
 def test_parameter_terms_of_no_or_unequal_lists(term: Callable[..., Tensor]) -> None:
     assert term([], []).item() == 0
     with pytest.raises(ValueError, match="4 and 3 tensors"):

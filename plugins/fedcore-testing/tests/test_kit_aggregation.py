@@ -207,3 +207,32 @@ class LooksOn(Plugin):
 def test_values_that_are_not_a_number_are_not_taken_for_edits():
     with pytest.raises(NotApplicable, match="the watched run stopped"):
         check("edits_nothing_in_place", LooksOn)
+
+
+class KeepsItsClientOnItself(Plugin):
+    """Finds its client where the client that began last is, when several train at the same time."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.notes = {}
+
+    @hookimpl
+    def begin_local(self, client):
+        self.notes["weight"] = 1.0 + client.id
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.features.square().mean(), weight=self.notes["weight"])
+
+
+class Branches(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.features.square().mean()) if step.logits.sum() > 0 else None
+
+
+def test_clients_that_train_as_one_keep_to_themselves():
+    with pytest.raises(CheckFailed, match="where clients train as one, the model differs"):
+        check("stacks", KeepsItsClientOnItself)
+    with pytest.raises(NotApplicable, match=r"train one by one: .*data-dependent control flow"):
+        check("stacks", Branches)

@@ -24,7 +24,7 @@ from fedcore_flower import wire
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 OWN = (
-    *("data_dir", "out", "weights", "workers", "lanes", "device", "engine_options", "trackers", "system"),
+    *("data_dir", "out", "weights", "workers", "lanes", "stack", "device", "engine_options", "trackers", "system"),
     *LABELS,
 )
 """Options that are no business of the other side's: they keep their defaults there."""

@@ -35,6 +35,7 @@ NOT_THE_SERVERS = {
     "autotune",
     "capture",
     "lanes",
+    "stack",
     "client_timeout",
 } - {"dataset"}
 """Options of a run without a flag of the server: how data is split and where clients run, among others."""

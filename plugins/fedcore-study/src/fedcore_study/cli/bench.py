@@ -41,6 +41,7 @@ def bench(
     ),
     capture: Annotated[bool, typer.Option(help="On CUDA, capture training steps as graphs.")] = True,
     lanes: Annotated[int, typer.Option(min=1, help="On CUDA, clients side by side in one process, as for train.")] = 1,
+    stack: Annotated[int, typer.Option(min=1, help="Clients that train as one computation, as for train.")] = 1,
     by_part: Annotated[
         bool,
         typer.Option(
@@ -75,6 +76,7 @@ def bench(
         "precision": precision,
         "capture": capture,
         "lanes": lanes,
+        "stack": stack,
     }
     measured: list[Measured] = []
     scaled: list[Scaled] = []

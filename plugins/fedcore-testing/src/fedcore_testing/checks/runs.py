@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from fedcore import Interrupted, PluginContractError, RunResult, resume
 from fedcore.base import registry
 from fedcore.client.messages import ClientSite
+from fedcore.client.stack_runner import StackWarning
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import BUILTIN
 from fedcore.hooks.plugins import match
@@ -178,6 +180,21 @@ def check_order_of_clients_does_not_matter(trial: Trial) -> None:
     how = "with the clients in reverse order"
     _require_close(trial, weights(reverse), weights(straight), f"{how}, the model differs in")
     require_close_states(reverse, straight, how)
+
+
+@check("let losses read what differs between clients from step and step.client only: attributes of self are shared.")
+def check_stacks(trial: Trial) -> None:
+    """Clients that train as one (``--stack``) get the same model and states up to rounding."""
+    options = {**EVEN, "rounds": 2}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", StackWarning)
+        stacked = _finished(trial.run(stack=3, **options))
+    plain, how = _finished(trial.run(**options)), "where clients train as one"
+    _require_close(trial, weights(stacked), weights(plain), f"{how}, the model differs in")
+    require_close_states(stacked, plain, how)
+    for each in caught:
+        if each.category is StackWarning:
+            raise NotApplicable(str(each.message))
 
 
 def _require_close(trial: Trial, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], how: str) -> None:

@@ -1,0 +1,271 @@
+"""A step of several clients as its hooks see it under :func:`torch.func.vmap`.
+
+Hooks see the first client, but each tensor that they read of it stands for the tensors of all clients, stacked. A value
+that is no tensor must be the same for all clients. A number that differs becomes a tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from fedcore.base.errors import FedcoreError
+from fedcore.client.context import Batch, BatchStep, context_of
+from fedcore.client.session import LocalSession
+from fedcore.hooks.contexts import ClientContext
+from fedcore.models import Outputs, SplitModel
+
+Path = tuple[str, ...]
+"""Names a value that hooks read of a client: its kind, and what :func:`value_at` needs further."""
+
+OF_RUN = ("config", "round", "rounds", "num_classes", "device", "model", "lr", "momentum")
+"""Attributes of a client that are the same for all clients of a stack. ``model`` has the stacked weights in a step."""
+OF_CLIENT = ("received", "class_counts", "parameters", "start", "added", "n", "steps")
+"""Attributes of a client that are stacked."""
+
+
+class NotStackable(FedcoreError, AttributeError):
+    """A step that cannot be taken for several clients at once. Nothing has changed."""
+
+
+class Unread(FedcoreError):
+    """A hook reads a value that is not stacked yet."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("/".join(path))
+        self.path = path
+
+
+class _Slot(NamedTuple):
+    """Stands for a stacked tensor inside of a value, by its number."""
+
+    number: int
+
+
+class _Weight(NamedTuple):
+    """Stands for a parameter of the model inside of a value, or for one that a plugin added."""
+
+    name: str
+
+
+Leaf = Callable[[Sequence[Any]], Any]
+
+
+def mapped(values: Sequence[Any], leaf: Leaf) -> Any:
+    """Return a value of the same structure as these values, with ``leaf`` of all that stand at the same place.
+
+    :raises NotStackable: the values have other structures.
+    """
+    first = values[0]
+    if isinstance(first, Mapping):
+        require_same(list(map(len, values)))
+        keys = [mapped(each, leaf) for each in zip(*values)]
+        return dict(zip(keys, [mapped(each, leaf) for each in zip(*(value.values() for value in values))]))
+    if isinstance(first, (list, tuple)) and not isinstance(first, (_Slot, _Weight)):
+        require_same(list(map(len, values)))
+        items = [mapped(each, leaf) for each in zip(*values)]
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+    if dataclasses.is_dataclass(first):
+        fields = [field.name for field in dataclasses.fields(first)]
+        own = {name: mapped([getattr(value, name) for value in values], leaf) for name in fields}
+        return dataclasses.replace(first, **own)  # type: ignore[type-var]
+    return leaf(values)
+
+
+def require_same(values: Sequence[Any]) -> None:
+    """Refuse values that differ between the clients.
+
+    :raises NotStackable: shows the first two.
+    """
+    other = next((value for value in values if value != values[0]), values[0])
+    if other != values[0]:
+        raise NotStackable(f"clients have different values: {values[0]!r:.40}, {other!r:.40}")
+
+
+class Reads:
+    """The values that hooks read of the clients of a group, with their tensors stacked.
+
+    :param names: the names of the first client's parameters by id. A hook that reads one sees the stacked weights.
+    """
+
+    def __init__(self, sessions: Sequence[LocalSession], names: Mapping[int, str]) -> None:
+        self._sessions, self._names = sessions, names
+        self._values: dict[Path, Any] = {}
+        self.tensors: list[Tensor] = []
+        """The stacked tensors, (K, ...) each."""
+
+    def read(self, path: Path) -> None:
+        """Stack the clients' values of a name, unless that is done. If a client lacks the name, its hook will say so.
+
+        :raises NotStackable: the values differ in more than numbers.
+        """
+        if path not in self._values:
+            try:
+                values = [value_at(session, *path) for session in self._sessions]
+            except KeyError:
+                return
+            self._values[path] = mapped(values, self._stacked)
+
+    def forget(self, plugins: Iterable[str]) -> None:
+        """Drop the notes of plugins, since their ``observe`` changes them."""
+        for path in [path for path in self._values if path[0] in ("scratch", "state") and path[1] in plugins]:
+            del self._values[path]
+
+    def get(self, path: Path, weights: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> Any:
+        """Return a value with the weights and the tensors of one client.
+
+        :raises Unread: it is not stacked yet.
+        """
+        if path not in self._values:
+            raise Unread(path)
+
+        def leaf(values: Sequence[Any]) -> Any:
+            value = values[0]
+            if isinstance(value, _Slot):
+                return tensors[value.number]
+            return weights[value.name] if isinstance(value, _Weight) else value
+
+        return mapped([self._values[path]], leaf)
+
+    def _stacked(self, values: Sequence[Any]) -> Any:
+        first = values[0]
+        if isinstance(first, Tensor):
+            if id(first) in self._names:
+                return _Weight(self._names[id(first)])
+            if all(value is first for value in values):
+                return first
+            require_same([value.shape for value in values])
+            return self._slot(torch.stack([value.detach() for value in values]))
+        if isinstance(first, float) and any(value != first for value in values):
+            return self._slot(torch.tensor(values, dtype=torch.float32, device=self._sessions[0].working.device))
+        require_same(values)
+        return first
+
+    def _slot(self, tensor: Tensor) -> _Slot:
+        self.tensors.append(tensor)
+        return _Slot(len(self.tensors) - 1)
+
+
+def value_at(session: LocalSession, kind: str, plugin: str = "", name: str = "") -> Any:
+    """Return a value that a plugin reads of a client.
+
+    :param kind: ``reference``, an attribute of the client, or ``module`` for a frozen model's tensors, whose name is
+        then given in place of a plugin's.
+    :param name: of a value in the client's ``scratch`` or ``state``.
+    """
+    if kind == "reference":
+        return session.reference
+    if kind == "module":
+        return session.working.frozen[plugin].module.state_dict()
+    value = getattr(context_of(session, plugin), kind)
+    return value[name] if name else value
+
+
+Read = Callable[[Path], Any]
+
+
+class StackedStep(BatchStep):
+    """A step under ``vmap``, as one plugin sees it.
+
+    :param batch: the first client's.
+    :param read: returns a value of the client as ``vmap`` shows it.
+    :param given: the inputs, the labels and the positions in the client's samples.
+    """
+
+    _read: Read
+
+    def __init__(self, batch: Batch, outputs: Outputs, read: Read, *given: Tensor) -> None:
+        super().__init__(batch, outputs)
+        x, y, indices = given
+        vars(self).update(x=x, y=y, indices=indices, _read=read)
+        del vars(self)["reference"]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "reference":
+            return self._read(("reference",))
+        raise AttributeError(name)
+
+    @property
+    @override
+    def client(self) -> ClientContext:
+        return StackedClient(self._session, self._plugin, self._read)
+
+    @property
+    @override
+    def added(self) -> Mapping[str, nn.Parameter]:
+        return self.client.added
+
+    @property
+    @override
+    def parameters(self) -> list[nn.Parameter]:
+        assert super().parameters  # refuses a step without any
+        return list(self.client.parameters.values())
+
+    @override
+    def frozen(self, name: str) -> Outputs | None:
+        self._require(name)
+        present = self._session.working.frozen[name].present
+        found: Outputs | None = self._read(("frozen", name)) if present else None
+        return found
+
+    @property
+    @override
+    def global_model(self) -> SplitModel:
+        self._read(("module", "global"))
+        return super().global_model
+
+    @property
+    @override
+    def previous_model(self) -> SplitModel | None:
+        if self._session.working.frozen["previous"].present:
+            self._read(("module", "previous"))
+        return super().previous_model
+
+    @override
+    def random(self, purpose: str) -> Any:
+        raise NotStackable(f"plugin {self._plugin!r} draws random numbers in a step")
+
+
+class StackedClient:
+    """The client of a stacked step."""
+
+    def __init__(self, session: LocalSession, plugin: str, read: Read) -> None:
+        self._session, self._plugin, self._read = session, plugin, read
+
+    def __getattr__(self, name: str) -> Any:
+        if name in OF_RUN:
+            return getattr(context_of(self._session, self._plugin), name)
+        if name in ("scratch", "state"):
+            return _Notes(name, getattr(context_of(self._session, self._plugin), name), self._plugin, self._read)
+        if name in OF_CLIENT:
+            return self._read((name, self._plugin))
+        raise NotStackable(f"plugin {self._plugin!r} reads client.{name} in a step")
+
+
+class _Notes(Mapping[str, Any]):
+    """A client's ``scratch`` or ``state`` in a stacked step; read-only."""
+
+    def __init__(self, kind: str, of_first: Mapping[str, Any], plugin: str, read: Read) -> None:
+        self._kind, self._first, self._plugin, self._read = kind, of_first, plugin, read
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._first:
+            raise KeyError(name)
+        return self._read((self._kind, self._plugin, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._first)
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise NotStackable(f"plugin {self._plugin!r} writes client.{self._kind}[{name!r}] in a step")
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotStackable(f"plugin {self._plugin!r} uses client.{self._kind}.{name} in a step")

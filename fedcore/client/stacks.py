@@ -1,0 +1,262 @@
+"""Several clients as one computation: their steps on batches of equal shape are one step on stacked tensors.
+
+Each client of a stack has a session and a working model of its own, whose parameters and optimizer state are slices of
+stacked tensors (K, ...). All of its work but the steps is therefore done as without a stack. A stacked step is one
+forward pass and one call of each hook of the loss under :func:`torch.func.vmap`, one backward pass from the sum of the
+clients' objectives, and one step of the optimizer.
+
+A Python branch on a tensor, random numbers, an operation that ``vmap`` does not know and what
+:mod:`fedcore.client.stacked_step` refuses cannot be stacked. Such steps are taken one by one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedcore.client.context import Batch, BatchStep
+from fedcore.client.objective import joined_losses, require_gradient
+from fedcore.client.optimizer import Optimizer
+from fedcore.client.session import LocalSession, LossTotals
+from fedcore.client.stacked_step import NotStackable, Path, Reads, StackedStep, Unread
+from fedcore.client.working_model import WorkingModel
+from fedcore.data.client_data import Picked
+from fedcore.models import Outputs, SplitModel
+from fedcore.models.placement import forward_chunk
+
+
+class Stack:
+    """Up to K working models whose parameters are slices of stacked tensors."""
+
+    def __init__(self, workings: Sequence[WorkingModel]) -> None:
+        self._workings = workings
+        parameters = zip(*(working.parameters.items() for working in workings), strict=True)
+        self.weights = {column[0][0]: torch.stack([w.detach() for _, w in column]) for column in parameters}
+        """The models' parameters by name, (K, ...)."""
+        for working, *own in zip(workings, *self.weights.values(), strict=True):
+            working.bind(dict(zip(self.weights, own, strict=True)))
+        self.added: dict[str, Tensor] = {}
+        """The parameters that plugins added, by plugin and name."""
+        self.states: dict[str, dict[str, Tensor]] = {}
+        """The optimizer's state by a parameter's name."""
+        self._sums: dict[str, Tensor] = {}
+        self.known: dict[Path, None] = {}
+        """What hooks have read of their clients so far: it is stacked before the next step."""
+
+    def begin(self, sessions: Sequence[LocalSession]) -> Stack:
+        """Begin with other clients, which have the first working models; return the stack.
+
+        :raises KeyError, RuntimeError: they train other parameters than the first one.
+        """
+        self.added, self.states, self._sums = {}, {}, {}
+        for name in trained_by(sessions[0]):
+            own = [trained_by(session)[name] for session in sessions]
+            if name not in self.weights:
+                self.added[name] = torch.stack([parameter.detach() for parameter in own])
+                for parameter, part in zip(own, self.added[name], strict=True):
+                    parameter.data = part
+            states = [session.optimizer.state[id(p)] for session, p in zip(sessions, own, strict=True)]
+            self.states[name] = {kind: torch.stack([state[kind] for state in states]) for kind in states[0]}
+            for kind, stacked in self.states[name].items():
+                for state, part in zip(states, stacked, strict=True):
+                    state[kind] = part
+        return self
+
+    def sums(self, name: str) -> Tensor:
+        """Return the sums of a loss, (K,)."""
+        if name not in self._sums:
+            self._sums[name] = torch.zeros(len(self._workings), device=self._workings[0].device)
+        return self._sums[name]
+
+
+def trained_by(session: LocalSession) -> dict[str, nn.Parameter]:
+    """Return the parameters that some epoch of a session trains, and those that plugins added."""
+    own = {name: p for name, p in session.working.parameters.items() if id(p) in session.optimizer.state}
+    return own | {
+        f"{plugin}/{name}": p for plugin, found in session.requests.added.items() for name, p in found.items()
+    }
+
+
+class _Models(nn.Module):
+    """The models of a step, so that one functional call gives all of them the weights of a client."""
+
+    def __init__(self, working: WorkingModel) -> None:
+        super().__init__()
+        self.trained = working.module
+        for name, frozen in working.frozen.items():
+            self.add_module(name, frozen.module)
+
+    def forward(self, function: Callable[[SplitModel], Any]) -> Any:
+        return function(self.trained)
+
+
+class Group:
+    """Neighbours in a stack whose steps are one step.
+
+    :param first: the number of the first client in the stack.
+    :raises NotStackable: the run's steps cannot be stacked.
+    """
+
+    def __init__(self, stack: Stack, first: int, sessions: Sequence[LocalSession]) -> None:
+        one = sessions[0]
+        if changes := one.plugins.implementers("gradients"):
+            raise NotStackable(f"plugin {changes[0].name!r} changes gradients")
+        if one.working.layout.buffers - one.working.layout.fixed:
+            raise NotStackable("the model has buffers, such as BatchNorm's statistics")
+        self._sessions, self._stack, self._where = sessions, stack, slice(first, first + len(sessions))
+        self._trained = {name: nn.Parameter(stack.weights[name][self._where]) for name in one.working.trained}
+        self._added = {name: nn.Parameter(tensor[self._where]) for name, tensor in stack.added.items()}
+        self._weights = {name: tensor[self._where] for name, tensor in stack.weights.items()}
+        self._weights |= self._trained | self._added
+        names = {id(p): name for name, p in {**one.working.parameters, **trained_by(one)}.items()}
+        self._reads = Reads(sessions, names)
+        self._frozen: dict[str, Outputs] = {}
+        self._models = _Models(one.working)
+        parameters = self._trained | self._added
+        groups = []
+        for group in one.optimizer.groups:
+            stacked = [parameters[names[id(p)]] for p in group.parameters if names[id(p)] in parameters]
+            groups.append(replace(group, parameters=stacked))
+        self._optimizer = Optimizer(one.config, groups)
+        for name, parameter in parameters.items():
+            state = {kind: tensor[self._where] for kind, tensor in stack.states[name].items()}
+            self._optimizer.state[id(parameter)] = state
+
+    def take(self, batches: Sequence[Batch]) -> list[Exception | None]:
+        """Take a step of each client. Return the exceptions of ``observe``, which is called client by client.
+
+        :raises Exception: the step cannot be taken at once. Nothing has changed.
+        """
+        one = batches[0].session
+        total, losses, *outputs = self._forward(batches, *_joined(batches))
+        require_gradient(one, total)
+        self._optimizer.zero_grad()
+        total.sum().backward()  # a client's objective depends on no other client's weights
+        if one.config.clip_norm is not None:
+            _clip([p.grad for p in self._trained.values() if p.grad is not None], one.config.clip_norm)
+        errors: list[Exception | None] = [None] * len(batches)
+        if observing := one.plugins.implementers("observe"):
+            errors = list(map(_observed, batches, *outputs))
+            self._reads.forget({plugin.name for plugin in observing})
+        self._step()
+        for name, values in losses.items():
+            sums = self._stack.sums(name)[self._where].add_(values.detach())
+            for batch, own_sum in zip(batches, sums, strict=True):
+                batch.session.losses.sums.setdefault(name, own_sum)
+        for batch in batches:
+            batch.session.losses.count(losses)
+        return errors
+
+    def _step(self) -> None:
+        """Take the optimizer's step. Adam's number of steps is a single one for all clients of a group."""
+        states = [state for state in self._optimizer.state.values() if "steps" in state]
+        stacked = [state["steps"] for state in states]
+        for state, steps in zip(states, stacked, strict=True):
+            state["steps"] = steps[0]
+        self._optimizer.step()
+        for state, steps in zip(states, stacked, strict=True):
+            state["steps"] = steps.fill_(steps[0])
+
+    def _forward(self, batches: Sequence[Batch], *joined: Tensor) -> tuple[Any, ...]:
+        """Take the forward pass. If a hook reads a value for the first time, stack it and take the pass again."""
+        known, working = self._stack.known, batches[0].session.working
+        while True:
+            frozen: dict[Path, Outputs] = {}
+            for path in known:
+                if path[0] != "frozen":
+                    self._reads.read(path)
+                elif working.frozen[path[1]].present:
+                    frozen[path] = self._frozen_outputs(path[1], batches)
+            try:
+                return self._vmapped(batches[0], frozen, *joined)
+            except Unread as error:
+                if error.path in known:
+                    raise NotStackable(f"clients differ in {error}") from error
+                known[error.path] = None
+
+    def _vmapped(self, first: Batch, frozen: Mapping[Path, Outputs], *joined: Tensor) -> tuple[Any, ...]:
+        """Return the objectives (K,), the losses by name, (K,) each, the features and the logits."""
+        one, modules = copy.copy(first.session), [path for path in self._stack.known if path[0] == "module"]
+
+        def of_client(
+            weights: dict[str, Tensor], tensors: list[Tensor], frozen: dict[Path, Outputs], x: Tensor, *given: Tensor
+        ) -> tuple[Any, ...]:
+            def read(path: Path) -> Any:
+                if path[0] != "frozen":
+                    return self._reads.get(path, weights, tensors)
+                if path not in frozen:
+                    raise Unread(path)
+                return frozen[path]
+
+            def step(model: SplitModel) -> tuple[Any, ...]:
+                one.losses = LossTotals({})
+                with one.autocast():
+                    outputs = Outputs(*model(x))
+                    total = joined_losses(one, StackedStep(first, outputs, read, x, *given))
+                return total, one.losses.sums, *outputs
+
+            own = {f"trained.{name}": weights[name] for name in self._stack.weights}
+            for path in modules:
+                own |= {f"{path[1]}.{name}": tensor for name, tensor in read(path).items()}
+            found: tuple[Any, ...] = functional_call(self._models, own, (step,))
+            return found
+
+        found: tuple[Any, ...] = vmap(of_client)(self._weights, self._reads.tensors, dict(frozen), *joined)
+        return found
+
+    def _frozen_outputs(self, name: str, batches: Sequence[Batch]) -> Outputs:
+        """Return a frozen model's outputs on the batches: once for all samples if the clients have equally many."""
+        one, sizes = batches[0].session, {len(session.data) for session in self._sessions}
+        if len(sizes) > 1 or max(sizes) > forward_chunk(one.working.device) or one.data.varies:
+            own = [batch.frozen(name) for batch in batches]
+            return Outputs(*map(torch.stack, zip(*own, strict=True)))
+        if name not in self._frozen:
+            model = one.working.frozen[name].module
+            columns = zip(*(s.working.frozen[name].module.state_dict().values() for s in self._sessions), strict=True)
+            weights = dict(zip(model.state_dict(), map(torch.stack, columns), strict=True))
+            everything = torch.arange(*sizes, device=one.working.device)
+            x = torch.stack([session.data.inputs(everything) for session in self._sessions])
+            with torch.no_grad():
+                self._frozen[name] = Outputs(*vmap(lambda w, x: functional_call(model, w, (x,)))(weights, x))
+        rows = torch.stack([batch.picked.positions for batch in batches])  # (K, B)
+        clients = torch.arange(len(rows), device=rows.device).unsqueeze(1)
+        return Outputs(*(outputs[clients, rows] for outputs in self._frozen[name]))
+
+
+def _observed(batch: Batch, features: Tensor, logits: Tensor) -> Exception | None:
+    """Show a client's step to the plugins that observe steps; return the exception if one raises."""
+    try:
+        with torch.no_grad():
+            batch.session.plugins.call_all("observe", step=BatchStep(batch, Outputs(features, logits)))
+    except Exception as error:
+        return error
+    return None
+
+
+def _joined(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the inputs (K, B, ...), the labels and the positions in the clients' samples, (K, B) each."""
+    one, count = batches[0], len(batches)
+    columns: Any = zip(*(batch.picked for batch in batches), strict=True)
+    joined = Picked(*(None if parts[0] is None else torch.cat(parts) for parts in columns))  # type: ignore[arg-type]
+    if one.session.plugins.implements("local_samples"):
+        x = torch.stack([batch.x for batch in batches])
+    else:
+        x = one.session.data.inputs_of(joined)
+        if not isinstance(x, Tensor):
+            raise NotStackable("the samples are no tensors")
+        x = x.unflatten(0, (count, -1))
+    return x, joined.labels.view(count, -1), joined.positions.view(count, -1)
+
+
+def _clip(gradients: Sequence[Tensor], most: float) -> None:
+    """Clip each client's gradient as :func:`torch.nn.utils.clip_grad_norm_` does."""
+    norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])  # (tensors, K)
+    scale = (most / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))

@@ -1,0 +1,294 @@
+"""Clients that train as one: the weights of clients one by one up to rounding, on any number of workers."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedcore import ConfigError, Loss, Plugin, RunConfig, SplitModel, hookimpl, resume
+from fedcore.base import registry
+from fedcore.client import stack_runner
+from fedcore.client.setup import Setup
+from fedcore.client.stack_runner import StackWarning
+from fedcore.client.stacks import Group
+from fedcore.data import load_dataset
+from fedcore.hooks.checks import create_plugin
+from fedcore.runs.cautions import option_cautions
+from fedcore_testing.compare import require_close_states, require_same
+from tests import support
+
+UNEQUAL = {"clients": 12, "participation": 0.75, "rounds": 3, "local_epochs": 1, "workers": 0, "alpha": 0.3}
+STACK = 6
+
+ALONE = {
+    "fedamp": "tensors of its own",
+    "fedpac": "tensors of its own",
+    "fedcme": "pauses",
+    "fedcp": "buffers",
+    "fedgen": "random",
+    "fedsam": "gradients",
+    "per-fedavg": "gradients",
+}
+"""Methods whose steps, or some of them, are taken one by one -> the reason."""
+UNSEEDED = ("dp", "local-dp", "fedbuff")
+"""Methods that no run repeats: secret noise, or no round with clients that come together."""
+ROUNDS = {"feddecorr": 1, "feddf": 1, "fpl": 1}
+"""Fewer rounds, where rounding grows: correlations of features that hardly vary, a server that trains or clusters."""
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Count the clients' steps that are taken as one, and those that are taken alone."""
+    counts = {"stacked": 0, "alone": 0}
+    take, alone = Group.take, stack_runner._alone
+
+    def counted(group, batches):
+        errors = take(group, batches)
+        counts["stacked"] += len(batches)
+        return errors
+
+    def counted_alone(place):
+        counts["alone"] += 1
+        return alone(place)
+
+    monkeypatch.setattr(Group, "take", counted)
+    monkeypatch.setattr(stack_runner, "_alone", counted_alone)
+    return counts
+
+
+@pytest.fixture
+def both(tmp_path):
+    """Run in stacks and one by one; return both results, the first in stacks."""
+
+    def go(*plugins, **options):
+        run = partial(support.run, tmp_path, *plugins, **{**UNEQUAL, **options})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", StackWarning)
+            return run(stack=STACK), run()
+
+    return go
+
+
+def assert_close(stacked, plain, relative=1e-5):
+    one, other = support.weights(stacked), support.weights(plain)
+    for name, tensor in other.items():
+        assert (one[name] - tensor).norm() <= relative * tensor.norm(), name
+    for mine, theirs in zip(support.lines(stacked), support.lines(plain), strict=True):
+        assert mine.get("losses", {}) == pytest.approx(theirs.get("losses", {}), rel=1e-3)
+    require_close_states(stacked, plain, "in stacks")
+
+
+@pytest.mark.parametrize("plugins", [(), ("fedprox",), ("moon",)], ids="+".join)
+def test_clients_as_one_are_clients_one_by_one(both, steps, plugins):
+    assert_close(*both(*plugins))
+    assert steps["stacked"] > steps["alone"] > 0  # batches at the end of an epoch have unequal sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*registry.available("plugin")} - {*ALONE, *UNSEEDED, "fedavg"}))
+def test_every_method_in_stacks(both, steps, name):
+    needs = {"public": "0.1"} if "public" in create_plugin(name, {}).reads else {}
+    assert_close(*both(support.brief(name), rounds=ROUNDS.get(name, 3), **needs))
+    assert steps["stacked"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALONE))
+def test_methods_that_cannot_be_stacked_say_so(tmp_path, name):
+    notes = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        stacked = support.run(
+            tmp_path, name, **{**UNEQUAL, "local_epochs": 2}, stack=STACK, notify=lambda _, d: notes.append(str(d))
+        )
+    said = [str(each.message) for each in caught if each.category is StackWarning]
+    assert len(said) <= 1
+    assert ALONE[name] in str([*said, *notes])
+    assert_close(stacked, support.run(tmp_path, name, **{**UNEQUAL, "local_epochs": 2}))
+
+
+@pytest.mark.parametrize("options", [{"optimizer": "adam", "lr": 0.01}, {"clip_norm": 0.5}, {"momentum": 0.0}], ids=str)
+def test_optimizers_and_clipping(both, steps, options):
+    assert_close(*both(rounds=1, **options))
+    assert steps["stacked"]
+
+
+@pytest.mark.slow
+def test_the_number_of_workers_changes_no_bit(tmp_path):
+    one, two, none = (
+        support.run(tmp_path, "fedprox", **{**UNEQUAL, "rounds": 2, "workers": workers}, stack=4)
+        for workers in (1, 2, 0)
+    )
+    require_same(one, two, "with two workers")
+    require_same(one, none, "in one process")
+
+
+def test_a_resumed_run_has_the_same_bits(tmp_path):
+    def stop(event, details):
+        if event == "round" and details["round"] == 0:
+            raise KeyboardInterrupt
+
+    whole = support.run(tmp_path, "moon", **UNEQUAL, stack=STACK)
+    with pytest.raises(Exception, match=r"(?i)interrupt|resume"):
+        support.run(tmp_path, "moon", **UNEQUAL, stack=STACK, notify=stop, out=tmp_path / "stopped")
+    require_same(whole, resume(tmp_path / "stopped"), "resumed")
+
+
+def test_clients_of_one_sample(both, steps):
+    with pytest.warns(Warning, match="the minimum was lowered to 1"):
+        assert_close(*both(samples=60, clients=40, rounds=1, local_epochs=2, batch_size=2))
+    assert steps["stacked"] > steps["alone"]
+
+
+class BranchesOnATensor(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.features.square().mean()) if step.logits.sum() > 0 else None
+
+
+class ReadsTheId(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.features.square().mean(), weight=0.1 * step.client.id)
+
+
+class Draws(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        return Loss((step.features * torch.rand(step.features.shape)).mean())
+
+
+class Writes(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        step.client.scratch["seen"] = step.y
+
+
+class HasNotesOfOtherLengths(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["own"] = torch.ones(client.n)
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.features.mean() * step.client.scratch["own"].sum())
+
+
+@pytest.mark.parametrize(
+    ("plugin", "reason"),
+    [
+        (BranchesOnATensor, "data-dependent control flow"),
+        (ReadsTheId, "'readstheid' reads client.id"),
+        (Draws, "random"),
+        (Writes, r"writes client.scratch\['seen'\]"),
+        (HasNotesOfOtherLengths, "different values"),
+    ],
+)
+def test_a_hook_that_cannot_be_stacked_is_named_once(tmp_path, steps, plugin, reason):
+    with pytest.warns(StackWarning, match=reason) as caught:
+        stacked = support.run(tmp_path, plugin, **{**UNEQUAL, "rounds": 2}, stack=STACK)
+    assert len([each for each in caught if each.category is StackWarning]) == 1
+    plain = support.run(tmp_path, plugin, **{**UNEQUAL, "rounds": 2})
+    if not steps["stacked"]:
+        assert support.model_bytes(stacked) == support.model_bytes(plain)
+
+
+def with_dropout(num_classes, input_shape):
+    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5))
+    return SplitModel(base, 16, num_classes)
+
+
+def with_batch_norm(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16)), 16, num_classes)
+
+
+@pytest.mark.parametrize(("model", "reason"), [("with_dropout", "random"), ("with_batch_norm", "buffers")])
+def test_a_model_that_cannot_be_stacked_trains_plainly(tmp_path, model, reason):
+    run = partial(support.run, tmp_path, **{**UNEQUAL, "rounds": 1, "model": f"module:{__name__}.{model}"})
+    with pytest.warns(StackWarning, match=reason):
+        stacked = run(stack=STACK)
+    assert support.model_bytes(stacked) == support.model_bytes(run())
+
+
+class ReadsEverything(Plugin):
+    """Reads whatever a loss can read of its client, in nested values, numbers and parameters as keys."""
+
+    reads = ("global", "previous")
+
+    @hookimpl
+    def begin_local(self, client):
+        own = {p: torch.full_like(p, 0.01 * client.id) for p in client.parameters.values()}
+        client.scratch.update(nested=[{"own": own}, (torch.tensor(1.0),)], weight=0.1 * (1 + client.id), known=True)
+        client.add_parameters({"scale": torch.ones(client.num_classes)}, lr=0.5)
+
+    @hookimpl
+    def local_loss(self, step):
+        client = step.client
+        nested, (one,) = client.scratch["nested"]
+        pull = sum(((p - nested["own"][p]) ** 2).sum() for p in step.parameters)
+        start = sum(((p - q) ** 2).sum() for p, q in zip(client.parameters.values(), client.start.values()))
+        scaled = F.cross_entropy(step.logits * step.added["scale"], step.y)
+        held = step.logits * (client.class_counts > 0)
+        losses = [Loss(pull * one, weight=client.scratch["weight"], name="pull"), Loss(scaled, name="scaled")]
+        losses.append(Loss(start + held.mean(), name="start"))
+        losses.append(Loss((step.global_model.classifier(step.features) - step.logits).square().mean(), name="near"))
+        if step.previous_model is not None:
+            outputs = step.previous_model(step.x)
+            losses.append(Loss((outputs.features - step.frozen("previous").features).square().sum(), name="same"))
+            losses.append(Loss(outputs.logits.square().mean(), name="before"))
+        return losses
+
+    @hookimpl
+    def observe(self, step):
+        scratch = step.client.scratch
+        scratch["weight"] = scratch["weight"] * 0.5  # the next step reads it anew
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["scale"] = client.added["scale"]
+        return {"scale": client.added["scale"]}
+
+
+def test_all_that_a_loss_reads_of_its_client(both, steps):
+    assert_close(*both(ReadsEverything, rounds=2, local_epochs=2, lr=0.005))
+    assert steps["stacked"]
+
+
+class FailsToObserve(Plugin):
+    @hookimpl
+    def observe(self, step):
+        if step.client.id == 1:
+            raise ValueError("not this one")
+
+
+def test_an_exception_of_observe_is_its_clients(both):
+    stacked, plain = both(FailsToObserve, rounds=1, participation=1.0)
+    assert_close(stacked, plain)
+    failures = support.lines(stacked)[0]["failures"]
+    assert [(each["client"], each["kind"]) for each in failures] == [(1, "raised")]
+
+
+@pytest.mark.parametrize(
+    ("plugins", "options", "reason"),
+    [
+        (["fedcme"], {}, "plugin 'fedcme' pauses clients"),
+        (["fedamp"], {}, "plugin 'fedamp' sends each client tensors of its own"),
+        (["moon"], {"local_epochs": 1}, ""),
+        ([], {"stack": 1}, ""),
+    ],
+)
+def test_an_option_without_effect_is_noted(plugins, options, reason):
+    config = RunConfig.create({"plugins": plugins, "model": "mlp", "stack": 8, **options})
+    notes = option_cautions(Setup.build(config, load_dataset("digits")))
+    assert [note.partition(": ")[0] for note in notes] == ["--stack 8 has no effect"] * bool(reason)
+    assert reason in "".join(notes)
+
+
+def test_limits_on_single_clients_are_refused():
+    with pytest.raises(ConfigError, match=r"client_timeout is about single clients"):
+        RunConfig.create({"stack": 8, "client_timeout": 5.0})
