@@ -35,7 +35,7 @@ ALONE = {
     "per-fedavg": "gradients",
 }
 """Methods whose steps, or some of them, are taken one by one -> the reason."""
-UNSEEDED = ("dp", "local-dp", "fedbuff")
+UNSEEDED = ("dp", "dp-sgd", "local-dp", "fedbuff")
 """Methods that no run repeats: secret noise, or no round with clients that come together."""
 ROUNDS = {"feddecorr": 1, "feddf": 1, "fpl": 1}
 """Fewer rounds, where rounding grows: correlations of features that hardly vary, a server that trains or clusters."""
