@@ -324,6 +324,13 @@ def test_next_to_other_methods(go, other, kind):
     assert [record["accepted"] for record in records(result)] == [5, 5]
 
 
+def test_a_model_attack_needs_a_model_that_travels(go):
+    pytest.importorskip("fedcore_fedproto")
+    with pytest.raises(PluginConflictError, match=r"'attack' and 'fedproto' .*keeps all parameters on the clients"):
+        go({"attack": {}, "fedproto": {}})
+    go({"attack": {"kind": "payload-flip"}, "fedproto": {}}, client_test_fraction=0.2)
+
+
 def test_next_to_encoded_uploads(go):
     pytest.importorskip("fedcore_compress")
     go({"attack": {"kind": "label-flip"}, "topk": {}})

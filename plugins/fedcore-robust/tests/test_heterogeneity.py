@@ -165,3 +165,10 @@ def test_an_interrupted_run_has_the_same_bits(go, tmp_path):
     assert model_bytes(interrupted(tmp_path, "centred-clip", after=1, **size)) == model_bytes(
         go({"centred-clip": {}}, **size)
     )
+
+
+@pytest.mark.parametrize("rule", ["geometric-median", "centred-clip"])
+def test_a_parameter_that_is_one_number_counts(go, rule):
+    """FedETF's temperature is one."""
+    pytest.importorskip("fedcore_fedetf")
+    assert records(go({rule: {}, "fedetf": {}}))[-1]["accepted"] > 0

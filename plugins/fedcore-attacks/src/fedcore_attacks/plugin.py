@@ -120,7 +120,7 @@ class Attack(Plugin[AttackOptions]):
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:
-        """Refuse ids and classes that the run does not have, and model attacks on encoded uploads."""
+        """Refuse ids and classes that the run does not have, and attacks on models that do not travel in plain form."""
         options, classes = self.options, setup.task.num_classes
         if not set(options.clients or ()) <= set(range(setup.config.training_clients)):
             raise ConfigError(
@@ -128,8 +128,13 @@ class Attack(Plugin[AttackOptions]):
             )
         if max(options.target, options.source or 0) >= classes:
             raise ConfigError(f"attack.source and attack.target: classes go from 0 to {classes - 1}")
+        on_models = options.kind not in ("label-flip", "backdoor", *ON_PAYLOADS)
+        nothing = on_models and not setup.layout.trainable.intersection(setup.layout.shared)
+        for other in setup.plugins.implementers("personal_parameters") if nothing else ():
+            reason = f"{other.name!r} keeps all parameters on the clients, so there is no update for {options.kind}"
+            raise PluginConflictError.of(self.name, other.name, f"{reason}. Use attack.kind=label-flip or payload-flip")
         for other in setup.plugins:
-            if other.encodes and (options.kind not in ON_DATA or options.kind == "replacement"):
+            if other.encodes and (on_models or options.kind in ON_PAYLOADS):
                 reason = f"{other.name!r} encodes uploads, and {options.kind} changes them in plain form"
                 raise PluginConflictError.of(self.name, other.name, reason)
 

@@ -130,4 +130,5 @@ class FLTrust(VectorRule):
 
 def _vectors(server: ServerContext, stacked: Callable[[str], Tensor], names: Sequence[str]) -> Tensor:
     """Return the differences to w_t as rows, (n, d) float64."""
-    return torch.cat([(stacked(name).double() - server.model[name].double()).flatten(1) for name in names], dim=1)
+    differences = [stacked(name).double() - server.model[name].double() for name in names]
+    return torch.cat([d.reshape(len(d), -1) for d in differences], dim=1)  # a parameter may be one number: (n,)
