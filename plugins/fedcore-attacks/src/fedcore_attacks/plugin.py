@@ -57,7 +57,9 @@ STRENGTH = {
 }
 """Default strengths; ALIE and model replacement compute theirs."""
 
-ON_DATA = ("label-flip", "backdoor", "replacement")
+ON_DATA_ALONE = ("label-flip", "backdoor")
+"""Attacks that poison samples and leave updates as training makes them."""
+ON_DATA = (*ON_DATA_ALONE, "replacement")
 """Attacks that poison samples. Model replacement is a backdoor whose updates are scaled."""
 
 OMNISCIENT = ("alie", "ipm", "mimic")
@@ -128,7 +130,7 @@ class Attack(Plugin[AttackOptions]):
             )
         if max(options.target, options.source or 0) >= classes:
             raise ConfigError(f"attack.source and attack.target: classes go from 0 to {classes - 1}")
-        on_models = options.kind not in ("label-flip", "backdoor", *ON_PAYLOADS)
+        on_models = options.kind not in (*ON_DATA_ALONE, *ON_PAYLOADS)
         nothing = on_models and not setup.layout.trainable.intersection(setup.layout.shared)
         for other in setup.plugins.implementers("personal_parameters") if nothing else ():
             reason = f"{other.name!r} keeps all parameters on the clients, so there is no update for {options.kind}"
@@ -170,7 +172,7 @@ class Attack(Plugin[AttackOptions]):
         evil = [update for update in updates if update.client in malicious]
         good = [update for update in updates if update.client not in malicious]
         server.state["losses"] = {"honest": _mean_loss(good), "malicious": _mean_loss(evil)}
-        if not evil or self.options.kind in ("label-flip", "backdoor"):
+        if not evil or self.options.kind in ON_DATA_ALONE:
             return None
         if self.options.kind in ON_PAYLOADS:
             return [

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
+import torch
+
+from fedcore import ServerContext
 
 Accountant = Literal["pld", "rdp"]
 
@@ -118,6 +121,13 @@ def spent_by(
     if accountant == "pld":
         found["epsilon_rdp"] = spent_epsilon(noise_multiplier, sampling_rate, rounds, delta, "rdp")
     return found
+
+
+def count_cohort(server: ServerContext, name: str) -> None:
+    """Count the cohort under a name of the server's state, (N,) int64: every client that is asked to train may send."""
+    if name not in server.state:
+        server.state[name] = torch.zeros(server.num_clients, dtype=torch.int64)
+    server.state[name][server.cohort] += 1
 
 
 def privacy_report(spent: dict[str, float], delta: float, *, seeded: bool) -> dict[str, Any]:

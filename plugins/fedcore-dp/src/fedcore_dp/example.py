@@ -23,7 +23,7 @@ from fedcore import (
     Step,
     hookimpl,
 )
-from fedcore_dp.accountant import privacy_report, spent_by, spent_epsilon
+from fedcore_dp.accountant import count_cohort, privacy_report, spent_by, spent_epsilon
 from fedcore_dp.conflicts import refuse_hooks, refuse_patience, refuse_questions, refuse_shared_buffers
 from fedcore_dp.noise import Normal, secure_normal, secure_uniform, seeded_normal
 from fedcore_dp.options import MechanismOptions
@@ -156,10 +156,8 @@ class ExampleDP(Plugin[ExampleDPOptions]):
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
-        """Count each client's trainings: every client that is asked to train may send."""
-        if "trainings" not in server.state:
-            server.state["trainings"] = torch.zeros(server.num_clients, dtype=torch.int64)
-        server.state["trainings"][server.cohort] += 1
+        """Count each client's trainings."""
+        count_cohort(server, "trainings")
 
     @hookimpl
     def report(self, server: ServerContext) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fedcore import (
     Setup,
     hookimpl,
 )
-from fedcore_dp.accountant import privacy_report, spent_by
+from fedcore_dp.accountant import count_cohort, privacy_report, spent_by
 from fedcore_dp.clipping import clip_factor, joint_norm
 from fedcore_dp.conflicts import LEAVES_CLIENTS, refuse_hooks, refuse_patience, refuse_questions, refuse_shared_buffers
 from fedcore_dp.noise import secure_normal, seeded_normal
@@ -107,10 +107,8 @@ class LocalDP(Plugin[LocalDPOptions]):
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
-        """Count each client's releases: every client that is asked to train may send."""
-        if "releases" not in server.state:
-            server.state["releases"] = torch.zeros(server.num_clients, dtype=torch.int64)
-        server.state["releases"][server.cohort] += 1
+        """Count each client's releases."""
+        count_cohort(server, "releases")
 
     @hookimpl
     def report(self, server: ServerContext) -> dict[str, Any]:
