@@ -9,6 +9,7 @@ of the images.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -27,6 +28,12 @@ def _draw_crop_and_flip(n: int, generator: torch.Generator) -> Tensor:
     return torch.cat([corner[0], corner[1], flip], dim=1).float()
 
 
+def _draw_move(n: int, generator: torch.Generator) -> Tensor:
+    """Return crop and flip as one number, a row of :func:`_crops_and_flips`: (n, 1)."""
+    top, left, flip = _draw_crop_and_flip(n, generator).unbind(dim=1)
+    return ((top * (2 * PAD + 1) + left) * 2 + flip).unsqueeze(1)
+
+
 def _draw_crop_flip_and_angle(n: int, generator: torch.Generator) -> Tensor:
     """Return the same and an angle in degrees: (n, 4)."""
     corner_and_flip = _draw_crop_and_flip(n, generator)
@@ -35,11 +42,20 @@ def _draw_crop_flip_and_angle(n: int, generator: torch.Generator) -> Tensor:
 
 
 def _cifar10(x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    height, width = x.shape[2:]
-    top, left, flip = drawn.long().split(1, dim=1)  # (B, 1) each
-    rows = _reflect(torch.arange(height, device=x.device) + top - PAD, height).unsqueeze(2)
-    columns = _flipped(torch.arange(width, device=x.device), flip.bool(), width) + left - PAD
-    return _gather_pixels(x, rows * width + _reflect(columns, width).unsqueeze(1))
+    return _gather_pixels(x, _crops_and_flips(*x.shape[2:], x.device).index_select(0, drawn[:, 0].long()))
+
+
+@functools.cache
+def _crops_and_flips(height: int, width: int, device: torch.device) -> Tensor:
+    """Return the source pixel of each pixel for every crop and flip there is, (9 * 9 * 2, H * W) int64.
+
+    A step looks its moves up: computed for each batch they would be twenty small operations.
+    """
+    corner = torch.arange(2 * PAD + 1, device=device).unsqueeze(1)
+    flip = torch.tensor([[False], [True]], device=device)
+    rows = _reflect(torch.arange(height, device=device) + corner - PAD, height)  # (9, H)
+    columns = _reflect(_flipped(torch.arange(width, device=device), flip, width) + corner[:, None] - PAD, width)
+    return (rows[:, None, None, :, None] * width + columns[:, :, None, :]).flatten(0, 2).flatten(1)
 
 
 def _cifar100(x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -101,5 +117,5 @@ class Augmentation(NamedTuple):
     apply: Callable[[Tensor, Tensor, Sequence[float], Sequence[float]], Tensor]
 
 
-CIFAR10 = Augmentation(_draw_crop_and_flip, _cifar10)
+CIFAR10 = Augmentation(_draw_move, _cifar10)
 CIFAR100 = Augmentation(_draw_crop_flip_and_angle, _cifar100)
