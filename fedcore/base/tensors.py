@@ -101,9 +101,9 @@ def check_changes(sent: Mapping[str, Tensor], model: Mapping[str, Tensor], train
 
 def copy_into(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
     """Copy each tensor of ``source`` into the tensor of ``target`` with the same name."""
-    with torch.no_grad():
-        for name, tensor in source.items():
-            target[name].copy_(tensor)
+    if source:
+        with torch.no_grad():
+            torch._foreach_copy_([target[name] for name in source], [*source.values()])
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:

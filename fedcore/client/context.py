@@ -26,6 +26,7 @@ from fedcore.client.working_model import MeanLoss, all_outputs, cross_entropy, m
 from fedcore.data import PublicSamples
 from fedcore.data.client_data import Picked
 from fedcore.hooks.contexts import ClientContext, Step, View
+from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.plugins import match
 from fedcore.models import Outputs, SplitModel
 from fedcore.models.split import evaluating
@@ -36,6 +37,12 @@ def context_of(session: LocalSession, plugin: str) -> ClientContext:
     if plugin not in session.contexts:
         session.contexts[plugin] = SessionContext(session, plugin)
     return session.contexts[plugin]
+
+
+def each(session: LocalSession, hook: str, **arguments: Any) -> Iterator[tuple[Plugin, Any]]:
+    """Call a hook with the argument ``client`` on every plugin; see :meth:`fedcore.hooks.plugins.PluginSet.each`."""
+    if session.plugins.implements(hook):
+        yield from session.plugins.each(hook, client=context_of(session, ""), **arguments)
 
 
 class SessionContext(View, ClientContext):

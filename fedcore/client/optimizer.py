@@ -47,14 +47,16 @@ class Optimizer:
         :param memory: the state of earlier optimizers by a parameter's id. Its tensors are used again; new state is
             added to it.
         """
+        used: list[Tensor] = []
         for parameter in parameters:
             state = memory.get(id(parameter))
             if state is None:
                 state = memory[id(parameter)] = self._zeros(parameter)
             else:
-                for tensor in state.values():
-                    tensor.zero_()
+                used += state.values()
             self.state[id(parameter)] = state
+        if used:
+            torch._foreach_zero_(used)
 
     def _zeros(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         if self.config.optimizer == "sgd":

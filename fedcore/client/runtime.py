@@ -21,7 +21,7 @@ from fedcore.base.tensors import flatten, on_cpu, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.branches import PlannedStep, planned
 from fedcore.client.captured_steps import StepGraphs, captures
-from fedcore.client.context import context_of
+from fedcore.client.context import context_of, each
 from fedcore.client.evaluation import evaluate_client, own_model
 from fedcore.client.loop import run_steps, train
 from fedcore.client.messages import (
@@ -289,7 +289,8 @@ class ClientRuntime:
             seen = plugins.call(plugin.name, "pre_upload", client=context_of(session, plugin.name), update=update)
             if seen is not None:
                 update = update.merged(plugin.name, seen)
-        update = plugins.first("guard_upload", client=context_of(session, ""), update=update) or update
+        guarded = (found for _, found in each(session, "guard_upload", update=update) if found is not None)
+        update = next(guarded, update)
         version = self.store.write(session.client, session.round, {**session.states.snapshot(), **kept})
         sent = {plugin: self._sent(plugin, tensors) for plugin, tensors in update.payload.items() if tensors}
         model = self._sent("", update.model)
@@ -321,7 +322,7 @@ class ClientRuntime:
         plugins = self.setup.plugins
         previous = self.working.snapshot() if plugins.reads("previous") else {}
         payload: dict[str, Tensors] = {}
-        for plugin, tensors in plugins.each("end_local", client=context_of(session, "")):
+        for plugin, tensors in each(session, "end_local"):
             payload[plugin.name] = {name: tensor.detach().clone() for name, tensor in (tensors or {}).items()}
         kept, _ = flatten({"previous": previous, "personal": personal()})
         return losses, payload, {CORE: kept} if kept else {}
@@ -386,7 +387,7 @@ def chosen_starts(session: LocalSession, setup: Setup) -> Tensors:
     like, starts = session.working.state, Tensors()
     before = {name: tensor._version for name, tensor in like.items()}
     session.requests.open = True
-    for plugin, returned in setup.plugins.each("begin_local", client=context_of(session, "")):
+    for plugin, returned in each(session, "begin_local"):
         edited = next((name for name, version in before.items() if like[name]._version != version), None)
         if edited is not None:
             found = f"edits {edited!r} of client.model in place"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -150,7 +150,7 @@ class LocalSession:
     """The plugins' values for this round, by plugin."""
     contexts: dict[str, ClientContext] = field(default_factory=dict)
     """The client as each plugin sees it."""
-    spent: Counter[str] = field(default_factory=Counter)
+    spent: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """The seconds of the training so far: of each plugin, and under an empty name of the whole client."""
     _throughout: frozenset[str] = frozenset()
     _parked: Tensors | None = None
@@ -191,7 +191,8 @@ class LocalSession:
 
     def clock(self, sign: int) -> None:
         """Start (-1) or stop (+1) the clocks of the client and its plugins."""
-        self.spent.update({name: sign * now for name, now in {"": time.perf_counter(), **self.plugins.seconds}.items()})
+        for name, now in {"": time.perf_counter(), **self.plugins.seconds}.items():
+            self.spent[name] += sign * now
 
     def derive_seed(self, purpose: str) -> int:
         """Return the seed of this client's random stream in this round for a purpose."""

@@ -85,7 +85,7 @@ class IndexLists:
         return self.offsets.diff()
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self._bounds) - 1
 
     def __getitem__(self, client: int) -> Tensor:
         k = range(len(self))[client]  # counts from the end, and raises IndexError, as a list does
