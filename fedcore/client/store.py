@@ -84,7 +84,7 @@ class ClientStore:
         :param training: the round in which clients may be writing versions. Files of this round and of later rounds
             stay. By default no client trains.
         """
-        for client in clients:
+        for client in clients if self.root.is_dir() else ():  # without states there is nothing to look at
             versions = [manifest.get(client) for manifest in kept]
             names = {self.path(client, version).name for version in versions if version is not None}
 
