@@ -81,6 +81,9 @@ def installed():
     return {(recipe.method, recipe.table): recipe for recipe in found.recipes}
 
 
+CURVE = {"name": "theirs", "column": "a", "source": "a log", "round": [1, 2], "accuracy": [40, 60]}
+
+
 class TestInstalled:
     def test_every_main_table_has_its_recipe_whole(self, installed):
         sizes = {}
@@ -223,6 +226,8 @@ class TestRecipe:
                 {"rows": [{"name": "x", "plugins": "fedprox", "paper": [1, 2, 3], "not_run": {"d": "no"}}]},
                 "unknown column in not_run of row 'x' 'd'",
             ),
+            ({"curves": [{**CURVE, "column": "d"}]}, "unknown column in curves 'd'"),
+            ({"curves": [{**CURVE, "accuracy": [1]}]}, "curve 'theirs' has 2 rounds and 1 accuracies"),
             ({"quick": {"options": {"rounds": 1}}}, "quick.says: field required"),
             ({"quick": {"says": "x", "columns": {"d": {}}}}, "unknown column in quick 'd'"),
             ({"quick": {"says": "x", "leaves_out": {"Fedprox": "y"}}}, "Did you mean 'FedProx'?"),

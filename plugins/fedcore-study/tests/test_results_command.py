@@ -31,7 +31,8 @@ def trained(tmp_path_factory) -> Path:
     columns = [*RECIPE["columns"], {"name": "c / d", "options": {"alpha": 5, "eval_every": 2}}]
     rows = [{**row, "paper": [*row["paper"], 50 + place]} for place, row in enumerate(RECIPE["rows"])]
     rows[2]["not_run"] = "nobody asks"
-    values = {**RECIPE, "columns": columns, "rows": rows, "quick": quick}
+    published = {"name": "theirs", "column": "a", "source": "a log", "round": [1, 2], "accuracy": [40.0, 60.0]}
+    values = {**RECIPE, "columns": columns, "rows": rows, "quick": quick, "curves": [published]}
     file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     recipe = read_recipe(file)
     planned = run.plan(recipe, "quick", columns=["a"], seeds=1)
@@ -104,7 +105,8 @@ def test_runs_become_evidence_and_evidence_a_page(cli, recipes: Path, tmp_path: 
     text = page.read_text(encoding="utf-8")
     ours = 100 * metrics["global"]["accuracy"]
     local = 100 * metrics["global_local"]["accuracy"]
-    baseline = f"{ours:.2f} | - | {ours - 66.3:+.2f} | {local:.2f} | - | {local - 66.3:+.2f} | 0 | 2 |"
+    late = 100 * sum(line["metrics"]["global"]["accuracy"] for line in lines) / 2
+    baseline = f"{ours:.2f} | - | {ours - 66.3:+.2f} | {local:.2f} | - | {local - 66.3:+.2f} | {late:.2f} | 0 | 2 |"
     assert f"| FedAvg | 66.3 ± 0.5 | - | {baseline}" in text
     so_far = 100 * stopped.curves["global"].accuracy[-1]
     assert f"| FedProx | 51 | +1.00 | {so_far:.2f} after round 1 of 2 | - | - |" in text
@@ -118,6 +120,8 @@ def test_runs_become_evidence_and_evidence_a_page(cli, recipes: Path, tmp_path: 
         assert f"](results/fedprox-table-7-quick-{column}.svg)" in text
         svg = (tmp_path / "results" / f"fedprox-table-7-quick-{column}.svg").read_text(encoding="utf-8")
         assert "FedProx" in svg
+        assert ("theirs" in svg) is (column == "a")
+    assert "- theirs: a log.\n" in text
     assert cli("results", "page", page, "--check").exit_code == 0
 
     # Other figures: the page and its picture are out of date.

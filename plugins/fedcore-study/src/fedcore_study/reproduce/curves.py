@@ -17,7 +17,10 @@ _FINGERPRINT = re.compile(r"data ([0-9a-f]{16})")
 
 
 def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
-    """Return the curves of a column's rows, in the table's order: the mean over seeds where there are several."""
+    """Return the curves of a column's rows, in the table's order: the mean over seeds where there are several.
+
+    Curves that others published for the column follow.
+    """
     lines = []
     for number, row in enumerate(recipe.rows):
         runs = [evidence for evidence in found if evidence.place and evidence.place.row == row.name]
@@ -30,6 +33,9 @@ def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
         open_ends = [run for run in runs if not run.is_finished]
         label = row.name + (f" (round {open_ends[0].rounds} of {open_ends[0].planned})" if open_ends else "")
         lines.append(Line(label, number, [float(x) for x in shared], means, deviation, len(points)))
+    for number, curve in enumerate(recipe.curves, len(recipe.rows)):
+        if curve.column == column:
+            lines.append(Line(curve.name, number, [float(x) for x in curve.round], curve.accuracy, [], 1))
     return Curves(name=column, title=column, x_title="round", y_title="accuracy on the test set, %", lines=lines)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from fedcore import ConfigError, UnknownNameError
 from fedcore_study.comparisons.figures import FEW, Difference, Figure, paired_difference
@@ -23,6 +24,9 @@ Drawn = tuple[Recipe, str, list[Evidence]]
 
 BASELINE = "FedAvg"
 """The row that the others are compared with, in whichever case the paper writes it."""
+
+LATE = 3
+"""The number of last evaluations that a mean is shown of."""
 
 END = "<!-- end of results -->"
 _MARKER = re.compile(r"<!-- results: (\S+) -->\n(.*?)" + re.escape(END), re.DOTALL)
@@ -85,7 +89,8 @@ def block(
         lines += [f"![{alt(recipe, column)}]({picture_name(name, column)})", ""]
     if empty := len(recipe.columns) - len(by_column(recipe, found)):
         lines += [f"Columns without runs so far: {empty} of {len(recipe.columns)}.", ""]
-    notes = [*_changed(found, recipes, among), *_corrected(recipe, found), *_origins(found)]
+    notes = [f"{curve.name}: {curve.source}." for curve in recipe.curves if curve.column in by_column(recipe, found)]
+    notes += [*_changed(found, recipes, among), *_corrected(recipe, found), *_origins(found)]
     return "\n".join([*lines, *(f"- {note}" for note in notes)])
 
 
@@ -123,18 +128,29 @@ def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
                 gains.append(_gain(runs, fedavg, protocols) if row is not baseline else "-")
                 cells.append(gains[-1])
             cells.append(difference)
-        rows.append([*cells, ", ".join(str(run.seed) for run in _order(runs)) or "-", _rounds(runs)])
+        rows.append(
+            [*cells, _late(runs, recipe), ", ".join(str(run.seed) for run in _order(runs)) or "-", _rounds(runs)]
+        )
     beside = [f"minus {baseline.name}"] if baseline else []
     headings = ["method", "paper %", *beside]
     if any("[" in gain for gain in gains):
         beside = [f"{heading} [95 % interval]" for heading in beside]
     for heading in recipe.protocols:
         headings += [f"{heading} %" if several else "ours %", *beside, "minus paper"]
-    return markdown_table(column, [*headings, "seeds", "rounds"], rows)
+    return markdown_table(column, [*headings, f"last {LATE} evaluations %", "seeds", "rounds"], rows)
 
 
 def _runs_of(row: Row, found: Iterable[Evidence]) -> list[Evidence]:
     return [evidence for evidence in found if evidence.place and evidence.place.row == row.name]
+
+
+def _late(runs: Sequence[Evidence], recipe: Recipe) -> str:
+    """Return the mean over finished runs of their last evaluations: the last one alone varies from round to round."""
+    for protocol in (name for names in recipe.protocols.values() for name in names):
+        curves = [run.curves[protocol].accuracy for run in runs if run.is_finished and run.curves.get(protocol)]
+        if curves:
+            return spread(Figure.of([fmean(accuracy[-LATE:]) for accuracy in curves]), 100)
+    return "-"
 
 
 def _minus(value: float | None, other: float | None) -> str:

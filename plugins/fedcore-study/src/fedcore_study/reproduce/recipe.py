@@ -74,6 +74,22 @@ class Row(_Part):
     not_run: str | dict[str, str] = Field(default="", description="Why its runs cannot be made; or column -> why.")
 
 
+class PublishedCurve(_Part):
+    """Accuracy over rounds that somebody else published for a column; it is drawn beside ours."""
+
+    name: str = Field(min_length=1, description="What the curve is called in the picture.")
+    column: str = Field(description="The column that it belongs to.")
+    source: str = Field(min_length=1, description="Who published it, and with what settings.")
+    round: list[int] = Field(min_length=1, description="Rounds.")
+    accuracy: list[float] = Field(description="Accuracy after each of these rounds, in percent.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.round) != len(self.accuracy):
+            raise ConfigError(f"curve {self.name!r} has {len(self.round)} rounds and {len(self.accuracy)} accuracies")
+        return self
+
+
 class Quick(_Part):
     """What ``--scale quick`` changes, so that the table ends in minutes on two cores."""
 
@@ -119,6 +135,7 @@ class Recipe(_Part):
     seeds: int = Field(default=3, ge=1, description="Number of seeds at the paper's scale.")
     columns: list[Column] = Field(min_length=1)
     rows: list[Row] = Field(min_length=1)
+    curves: list[PublishedCurve] = Field(default_factory=list, description="Curves that others published.")
     quick: Quick
     file: Path = Field(default=Path(), exclude=True)
 
@@ -142,6 +159,7 @@ class Recipe(_Part):
                 )
             if isinstance(row.not_run, dict):
                 _all_known(row.not_run, columns, f"column in not_run of row {row.name!r}")
+        _all_known([curve.column for curve in self.curves], columns, "column in curves")
         _all_known(self.quick.columns, columns, "column in quick")
         _all_known(self.quick.leaves_out, everything, "column or row in leaves_out of quick")
         for heading, protocols in self.protocols.items():
