@@ -7,7 +7,7 @@
 The parts run one after the other, each in a separate process with a time limit, the most important first:
 ``equality`` (every installed method, captured steps against plain ones), ``bench`` (the workloads beside the reference
 loop, with 1, 4 and 8 clients in flight as lanes or processes), ``stacking`` (several clients as one), ``pfl``
-(pfl-research on the same card) and ``paper`` (methods at the CIFAR-10 papers' scale, as many rounds as fit).
+(pfl-research on the same card) and ``paper`` (a table's column at its paper's scale, as many rounds as fit).
 ``battery.json`` and ``battery.md`` are written after every step, so that a cut leaves what was done before.
 """
 
@@ -106,8 +106,16 @@ def steps(asked: Asked) -> Iterator[Step]:
     size = ["--clients", "2", "--blocks", "1", "--steps", "1"] if small else ["--clients", "8", "--clients", "64"]
     yield Step("stacking", "stacked steps", [python, str(HERE.parent / "stacking.py"), *on, *size], 90)
     yield Step("pfl", "pfl-research", script("pfl_research.py"), 150)
-    data = [] if asked.data_dir is None else ["--data-dir", str(asked.data_dir)]
-    yield Step("paper", "CIFAR-10 at the papers' scale", script("paper.py", *data), 600)
+    if asked.data_dir is not None:
+        yield Step("paper", "FedProc's Table 2 on CIFAR-10", paper(asked), 600)
+
+
+def paper(asked: Asked) -> list[str]:
+    """Return the command that trains a column of a paper's table, four runs at a time; a cut leaves checkpoints."""
+    table = ["fedproc", "--table", "2", "--column", "CIFAR-10", "--scale", "quick" if asked.small else "paper"]
+    where = ["--data-dir", str(asked.data_dir), "--out", str(asked.out / "paper"), "--device", asked.device]
+    how = ["--seeds", "1", "--parallel", "4", "--format", "json"]
+    return [sys.executable, "-m", "fedcore", "reproduce", *table, *where, *how]
 
 
 def run(step: Step, device: str) -> Done:
