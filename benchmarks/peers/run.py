@@ -66,6 +66,7 @@ PEERS = {
         Side("pfl", "pfl", _torchrun),
         Side("flgo", "flgo", _script("run_flgo.py")),
         Side("fedlab", "fedlab", _script("run_fedlab.py")),
+        Side("fluke", "fluke-fl", _script("run_fluke.py")),
     )
 }
 WORKLOADS = ("W1", "W2", "tiny", "pfl-cifar10")

@@ -244,7 +244,7 @@ def test_an_environment_that_does_not_run_is_an_error(tmp_path):
 
 
 def test_every_peer_has_pinned_requirements_and_a_runner():
-    packages = {"flower": "flwr", "pfl": "pfl", "flgo": "flgo", "fedlab": "fedlab"}
+    packages = {"flower": "flwr", "pfl": "pfl", "flgo": "flgo", "fedlab": "fedlab", "fluke": "fluke-fl"}
     assert {name: side.package for name, side in run.PEERS.items()} == packages
     for name, package in packages.items():
         pins = environments.pins(PEERS / "requirements" / f"{name}.txt")
