@@ -263,6 +263,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_refused_by_name_and_the_round_is_that_without_the_client(tmp_path, absent, case):
     corrupt, words = CASES[case]

@@ -69,6 +69,7 @@ def test_branches_draw_their_own_random_numbers(both, model):
     assert recorder.branched
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [{"local_steps": 30}, {"lr_decay": 0.5}, {"momentum": 0.0}, {"client_test_fraction": 0.2}, captured.ADAMW],
@@ -79,6 +80,7 @@ def test_options(both, options):
     assert recorder.branched
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["Waits", "Rebinds", "Noisy", "ByEpoch", "ByRound", "Adds", "Freezes", "Starts"])
 def test_hooks_that_keep_or_read_something(both, name):
     cls = getattr(captured, name)

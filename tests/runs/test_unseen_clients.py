@@ -113,6 +113,7 @@ def test_a_cohort_with_an_unseen_client_is_refused(go):
 # --- no influence ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plugin", ["fedcme", "ccvr", "fedper"])
 def test_their_samples_influence_no_model(tmp_path, go, plugin):
     """FedCME exchanges layers between clients, CCVR asks all clients, FedPer keeps heads."""

@@ -467,6 +467,7 @@ def check_survives(tmp_path, method, pattern):
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(result).values())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("method", "pattern"), [("fedcd", "all"), ("fedproc", "all"), ("uscc", "all")])
 def test_methods_survive(tmp_path, method, pattern):
     check_survives(tmp_path, method, pattern)

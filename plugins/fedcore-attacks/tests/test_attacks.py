@@ -296,6 +296,7 @@ def test_without_malicious_clients_it_is_fedavg_bit_by_bit(go):
     assert model_bytes(go({"attack": Attack.neutral})) == model_bytes(go({}))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["backdoor", "noise", "mimic"])
 def test_seeds_and_resumed_runs_have_the_same_bits(go, tmp_path, kind):
     options = {"attack": {"kind": kind}}
@@ -315,6 +316,7 @@ def test_what_a_run_does_not_have_is_refused(go, options, words):
         go({"attack": options})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("other", ["scaffold", "moon", "fedproc", "krum", "norm-clip", "feddyn"])
 @pytest.mark.parametrize("kind", ["backdoor", "alie"])
 def test_next_to_other_methods(go, other, kind):

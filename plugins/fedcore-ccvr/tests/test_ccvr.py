@@ -167,6 +167,7 @@ def test_it_corrects_a_classifier_trained_on_skewed_clients(go):
     assert result.metrics["global"]["accuracy"] > plain.metrics["global"]["accuracy"] + 0.1
 
 
+@pytest.mark.slow
 def test_it_repairs_a_classifier_that_prefers_a_class(go):
     result = go({PrefersClass0: {}, "ccvr": {}}, local_epochs=4, rounds=1)
     before, after = result.metrics["global_before_correction"], result.metrics["global"]
@@ -174,6 +175,7 @@ def test_it_repairs_a_classifier_that_prefers_a_class(go):
     assert after["accuracy"] > before["accuracy"] + 0.3
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_result(go):
     choices = [
         {}, {"per_class": 60}, {"epochs": 3}, {"lr": 0.02}, {"momentum": 0.5}, {"batch_size": 32}, {"tukey": 0.5},
@@ -322,6 +324,7 @@ def test_a_personal_classifier_is_refused(go):
         go({"ccvr": {}, PersonalClassifier: {}})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("other", ["fedprox", "moon", "fedproc"])
 def test_it_runs_behind_any_method(go, other):
     corrected, alone = go({installed(other): {}, "ccvr": QUICK}), go({other: {}})

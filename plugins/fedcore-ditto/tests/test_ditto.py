@@ -241,6 +241,7 @@ def test_the_terms_are_logged_apart(go):
     assert records(result)[1]["losses"]["ditto.personal"] < records(result)[1]["losses"]["task"]
 
 
+@pytest.mark.slow
 def test_every_option_changes_v(go):
     found = [kept(go({"ditto": change}, rounds=1), 0) for change in ({}, {"lambda": 0.0}, {"lambda": 0.3})]
     assert not same_tensors(found[0], found[1])

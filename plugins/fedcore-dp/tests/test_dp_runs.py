@@ -399,6 +399,7 @@ class Waves(Plugin):
         return {"z": torch.zeros(2, dtype=torch.complex64)}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "other", [("fedcd", {"bound_moves": False}), "scaffold", "feddc", "fedcp", "ditto", "feddyn"], ids=str
 )
@@ -525,6 +526,7 @@ CENTRAL = {
 LOCAL_ONLY = {"check_runs_beside_another_plugin": "the neighbour sends more, so that everything gets more noise"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "own"), [(SeededDP, CENTRAL), (SeededLocalDP, LOCAL_ONLY)])
 def test_the_conformance_kit(cls, own):
     check_plugin(cls, slow=False, expected_failed_checks={**EXPECTED, **own})

@@ -157,6 +157,7 @@ def distance(weights, other):
     return max(float((weights[name].double() - other[name]).abs().max()) for name in other)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "scales"),
     [
@@ -238,6 +239,7 @@ def test_mu_0_with_a_moved_split_is_fedavg_under_other_names(go):
         assert torch.equal(moved[f"{renamed.get(layer, layer)}.{kind}"], tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -201,6 +201,7 @@ def test_batch_norms_variance_stays_positive(go):
     assert (weights(result)["encoder.base.norm.running_var"] > 0).all()
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"staleness": 1}, {"discount": 0.0}, {"lr": 0.5}, {"distribution": "half-normal"}]
     assert len({model_bytes(go({"fedbuff": change}, rounds=4)) for change in changes}) == len(changes)

@@ -114,6 +114,7 @@ DISJOINT = {
 # --- the exchange ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(
     ("exchange", "swapped"), [("classifier", "classifier."), ("encoder", "encoder."), ("model", ""), ("none", "-")]
@@ -503,6 +504,7 @@ def test_a_pause_alone_changes_nothing(go):
     assert model_bytes(go({"fedcme": {"mu": 0.0}}, **options)) == model_bytes(go({}, **options))
 
 
+@pytest.mark.slow
 def test_each_option_changes_the_run(go):
     options = {"clients": 8, "rounds": 3, "alpha": 0.2}
     changes = [
@@ -548,6 +550,7 @@ def test_a_personal_classifier_is_refused(go):
     go({"fedcme": {"exchange": "none"}, PersonalClassifier: {}}, rounds=1)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("other", ["fedprox", "moon", "fdcl", "uscc", "fedproc", "fedcd"])
 def test_runs_beside(go, other):
     installed(other)

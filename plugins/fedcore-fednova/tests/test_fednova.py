@@ -145,6 +145,7 @@ def reference(cohorts, options, run):
     return w
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "options",
     [
@@ -188,6 +189,7 @@ def test_fednova_goes_where_fedavg_does_not_the_optimum_of_the_objective(go):
     assert np.abs(fedavg - optimum).max() > 0.5
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"mu": 0.5}, {"gmf": 0.5}, {"tau_eff": "steps"}, {"mu": 0.5, "tau_eff": "steps"}]
     found = [model_bytes(go({"fednova": change})) for change in changes]

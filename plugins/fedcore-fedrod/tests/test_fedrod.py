@@ -153,6 +153,7 @@ def test_a_classifier_of_several_layers_keeps_its_buffers_and_random_numbers(go)
     assert set(plugin_state(neutral, "fedrod", 0)) == {"0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"}
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     found = [
         model_bytes(go(("fedrod", change), **SKEWED)) for change in ({}, {"gamma": 0.5}, {"gamma": 0.0}, {"least": 1})

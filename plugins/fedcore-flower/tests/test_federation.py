@@ -502,6 +502,7 @@ def serve(link, folder, monkeypatch, *plugins, wait=60.0, tell=lambda words: Non
     return start(config, hosting, notify=lambda event, details: None, tell=tell)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -110,6 +110,7 @@ def test_the_attack_breaks_fedavg(arena, attack):
     assert accuracy(arena(attack, {})) < 0.5
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("attack", [SignFlip, LabelFlip])
 @pytest.mark.parametrize("defence", DEFENCES, ids=str)
 def test_the_defence_holds(arena, attack, defence):

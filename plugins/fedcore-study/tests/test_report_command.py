@@ -355,6 +355,7 @@ def test_hostile_names_are_text(cli, copied: Path, tmp_path: Path) -> None:
             assert browser.ask("document.querySelectorAll('img, a[href^=http]').length") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["png", pytest.param("pdf", marks=pytest.mark.slow)])
 def test_figures_as_files(cli, runs: Path, tmp_path: Path, form: str) -> None:
     result = cli("report", runs / "fedavg-0", "--figures", "figures", "--figure-format", form, "--points", 30)

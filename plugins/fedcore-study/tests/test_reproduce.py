@@ -91,6 +91,7 @@ class TestInstalled:
             assert all(figure.text == "unreadable" for figure in figures if figure.mean is None)
         assert sizes == TABLES
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table[0]}-{table[1]}")
     @pytest.mark.parametrize("scale", SCALES)
     def test_every_cell_is_a_run_or_has_a_reason(self, installed, table, scale):

@@ -55,6 +55,7 @@ def test_the_table_of_runs_has_the_options(tmp_path):
     assert "trackers" not in values
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_one_curve(tmp_path):
     def stop(event, details):
         if event == "round" and details["round"] == 2:
@@ -84,5 +85,6 @@ def test_without_tensorboard_the_extra_is_named_and_the_run_goes_on(tmp_path, mo
     assert "pip install tensorboard" in note
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract(tmp_path):
     check_tracker("tensorboard", tmp_path)

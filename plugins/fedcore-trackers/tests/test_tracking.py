@@ -49,6 +49,7 @@ def test_a_tracker_sees_every_record_in_order(tmp_path, calls):
     assert found[-1] == ["finish", "finished", RunDirectory(result.directory).read_summary()]
 
 
+@pytest.mark.slow
 def test_a_run_has_the_same_bits_with_and_without(tmp_path):
     plain = federate(tmp_path, "moon")
     tracked = federate(tmp_path, "moon", trackers={RECORDER: {}, "module:odd_trackers.Hostile": {}})
@@ -99,6 +100,7 @@ def test_a_python_caller_without_a_listener_is_warned(tmp_path):
         federate(tmp_path, rounds=1, trackers={"module:odd_trackers.InStart": {}})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("raised", "status"), [(KeyboardInterrupt, "stopped"), (RuntimeError, "failed")])
 def test_a_resumed_run_goes_on_where_its_tracker_was(tmp_path, calls, raised, status):
     def stop(event, details):

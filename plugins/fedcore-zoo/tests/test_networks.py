@@ -61,6 +61,7 @@ def test_shapes(name: str, shape: tuple[int, ...], classes: int) -> None:
     check_outputs(model, x, 256, classes)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", ["alexnet", "fedlab-alexnet", "resnet50"])
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 7, 40), (3, 33, 31), (3, 130, 128)])
 def test_shapes_of_the_large_models(name: str, shape: tuple[int, ...]) -> None:
