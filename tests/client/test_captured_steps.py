@@ -130,6 +130,7 @@ def test_a_model_kept_from_the_epoch_before_is_captured(both):
     assert_same(captured, plain)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("plugins", [(), ("fedprox",)], ids="+".join)
 def test_steps_that_depend_on_nothing_are_captured_once_for_all_clients(both, plugins):
     _, _, recorder = both(*plugins, rounds=6)

@@ -38,6 +38,7 @@ def both(tmp_path, monkeypatch):
     return lambda *plugins, **options: side_by_side(tmp_path, monkeypatch, *plugins, **{**RUN, **options})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "plugins", [*METHODS, *(pytest.param(plugins, marks=pytest.mark.slow) for plugins in SLOW)], ids="+".join
 )
@@ -49,6 +50,7 @@ def test_lanes_train_as_one_client_after_the_other(both, plugins):
     assert recorder.launched
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("plugins", [(), ("fedprox",)], ids="+".join)
 def test_steps_of_several_clients_are_one_launch(both, plugins):
     _, _, recorder = both(*plugins, partition="iid", participation=1.0, rounds=4)

@@ -187,6 +187,7 @@ class Sends(Plugin):
         SEEN.setdefault("payloads", []).append((update.client, dict(update.payload)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "means", "counts", "held"),
     [
@@ -247,6 +248,7 @@ def test_a_backdoor_marks_the_same_samples_in_every_round_from_its_start_on(go):
     assert 0.3 < len(rounds[1]) / len(seen) < 0.7
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_name_the_malicious_and_measure_the_attack(go, kind):
     result = go({"attack": {"kind": kind, "share": 0.4}}, eval_every=2)

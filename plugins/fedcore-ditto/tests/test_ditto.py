@@ -199,6 +199,7 @@ def with_noise(num_classes, input_shape):
     return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), Noisy()), 16, num_classes)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "strength"),
     [("mlp", 0.0), ("mlp", 1.0), *((model, 1.0) for model in (with_buffers, with_dropout, with_noise))],
@@ -213,6 +214,7 @@ def test_w_is_fedavgs_to_the_bit_whatever_lambda_is(go, model, strength):
     assert Ditto.neutral == {}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", ["mlp", "simple-cnn", with_buffers])
 def test_lambda_0_is_local_training_to_the_bit(go, model):
     """v_k = SOLO with an optimizer per round, BatchNorm's statistics and all."""

@@ -489,6 +489,7 @@ def test_secure_noise_differs_from_run_to_run_and_seeded_noise_does_not(tmp_path
     assert one == other
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PLUGINS)
 @pytest.mark.parametrize("seeded", [True, False])
 def test_a_resumed_run_ends_at_the_same_bits_where_the_noise_is_seeded(tmp_path, name, seeded):

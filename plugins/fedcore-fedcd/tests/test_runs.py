@@ -458,6 +458,7 @@ def test_global_prototypes_train_the_classifier_and_not_the_encoder(go):
 # --- edges ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rebalance", ["averaged", "appended", "mixed", "none"])
 def test_a_client_with_one_sample_trains_from_the_first_round_on(go, rebalance):
     result = hand_run(go, [[3], [3, 2], [3]], {"rebalance": rebalance})

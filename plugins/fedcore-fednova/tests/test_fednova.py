@@ -178,6 +178,7 @@ def test_the_whole_federation_against_numpy(go, options, momentum):
     np.testing.assert_allclose(weights(result)[W], expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_fednova_goes_where_fedavg_does_not_the_optimum_of_the_objective(go):
     options = {**FOUR, "rounds": 70, "local_epochs": 2, "lr": 0.01, "eval_every": 70, "checkpoint_every": 70}
     n = np.array(SIZES)

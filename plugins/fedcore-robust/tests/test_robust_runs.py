@@ -218,6 +218,7 @@ def test_buffers_that_stay_on_the_clients_are_no_ones_business(go, rule):
 # --- few clients -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("clients", [1, 2, 3])
 def test_few_clients(go, rule, clients):

@@ -218,6 +218,7 @@ def test_with_the_wrong_divisor_the_same_run_diverges(go, monkeypatch):
 # --- c = mean of all c_i -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 def test_c_is_the_mean_of_all_c_i(go, weighting, participation):

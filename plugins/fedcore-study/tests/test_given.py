@@ -55,7 +55,7 @@ assert (run / "model.safetensors").read_bytes() == (alone.directory / "model.saf
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("cold", [False, True], ids=["forked from one process", "one by one"])
 def test_classes_and_data_of_a_program(cold, tmp_path):
     program = PROGRAM.replace("COLD", str(cold))

@@ -310,6 +310,7 @@ class TestFind:
         (error,) = find_recipes().broken
         assert "table_7b.yaml is about table 7 of strange, as is " in str(error)
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize(
         ("method", "table", "says"),
         [

@@ -223,6 +223,7 @@ def test_a_tracker_of_a_sweep_is_in_each_of_its_runs(tmp_path):
     assert all("boom in start" in note for note in notes)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

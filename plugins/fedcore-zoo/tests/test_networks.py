@@ -50,6 +50,7 @@ def test_parameter_counts_of_the_large_models() -> None:
     assert count(model) == (23_520_842 - 20_490) + head + 256 * 100 + 100
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FEATURE_DIMS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("classes", [3, 10, 100])
