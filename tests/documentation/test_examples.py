@@ -81,6 +81,7 @@ runpy.run_path({script!r}, run_name="__main__")
     assert accuracy > 85
 
 
+@pytest.mark.slow
 def test_texts_are_learned(tmp_path, monkeypatch):
     """Of three parts of SciPy, in this process."""
     monkeypatch.syspath_prepend(EXAMPLES)

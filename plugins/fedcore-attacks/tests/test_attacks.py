@@ -261,6 +261,7 @@ def test_records_name_the_malicious_and_measure_the_attack(go, kind):
     assert result.history[-1].get("report.attack.success") == last.get("success")
 
 
+@pytest.mark.slow
 def test_a_replacement_succeeds_against_the_mean_and_fails_against_the_median(go):
     size = {"rounds": 4, "local_epochs": 3, "batch_size": 32}
     attack = {"kind": "replacement", "clients": [0]}

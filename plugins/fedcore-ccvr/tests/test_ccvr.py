@@ -184,6 +184,7 @@ def test_every_option_changes_the_result(go):
     assert len({model_bytes(go({"ccvr": {**QUICK, **options}})) for options in choices}) == len(choices)
 
 
+@pytest.mark.slow
 def test_the_same_bits_again_in_worker_processes_and_after_a_resume(go):
     once = go({"ccvr": QUICK})
     assert model_bytes(go({"ccvr": QUICK}, workers=1)) == model_bytes(once)
@@ -270,6 +271,7 @@ def test_making_the_head_draws_no_random_number():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_with_tukey_training_is_the_same_and_the_final_model_classifies_transformed_features(go):
     plain, result = go({}), go({"ccvr": {"tukey": 0.5}})
     assert result.metrics["global_before_correction"] == plain.metrics["global"]

@@ -322,6 +322,7 @@ def test_v_has_statistics_of_its_own(go):
     assert max(counts) == weights(result)["encoder.base.2.num_batches_tracked"]
 
 
+@pytest.mark.slow
 def test_a_client_with_one_sample_and_classes_that_are_missing(go):
     result = go({"ditto": {}}, partition=two_one_rest)
     assert [line["failures"] for line in records(result)] == [[], []]

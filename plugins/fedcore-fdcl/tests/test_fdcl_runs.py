@@ -258,6 +258,7 @@ def test_each_option_changes_the_run(go, change):
     assert any(not torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_the_terms_pull_outputs_where_the_paper_says(go, recorded):
     """With a large mu features end nearer the global model's, logits nearer the previous model's, than without."""
 

@@ -152,6 +152,7 @@ def test_buffers_are_fedavgs(go):
     assert set(plugin_state(result, "fedavgm")) == set(fedavg) - set(buffers)
 
 
+@pytest.mark.slow
 def test_the_running_variance_stays_positive(go):
     """Momentum on every tensor, as in MOON's code, would drive it below 0."""
     result = go({"fedavgm": {"beta": 0.97}}, model=with_batch_norm, rounds=12)

@@ -150,6 +150,7 @@ def test_a_round_without_an_update_is_no_gap_among_the_older_models(go):
 CONCURRENT = {"rounds": 8, "participation": 0.5, "system": {"concurrency": 3, "slow": 0.5, "slow_factor": 6}}
 
 
+@pytest.mark.slow
 def test_with_concurrent_clients_staleness_is_the_simulated_systems(go):
     STARTED.clear()
     plugins = {Quadratic: {}, "fedbuff": {"staleness": 8}, Started: {}}

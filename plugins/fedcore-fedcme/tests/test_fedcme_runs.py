@@ -336,6 +336,7 @@ def test_a_classifier_of_two_layers_by_hand(go):
     assert distance(found, analytic_federation(run, mu=5.0, head=2, fresh=("classifier",))[0]) > 1e-4
 
 
+@pytest.mark.slow
 def test_alignment_alone_and_exchange_alone_by_hand(go):
     run = go({"fedcme": {"align": False, "mu": 5.0}}, **HAND)
     assert distance(weights(run), analytic_federation(run, mu=0.0)[0]) < 2e-5

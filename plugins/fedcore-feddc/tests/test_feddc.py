@@ -335,6 +335,7 @@ def test_buffers_are_averaged_as_ever_while_weights_are_corrected(go):
     assert (norm.running_var > 0).all()
 
 
+@pytest.mark.slow
 def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
     for partition in (one_sample, halves):
         result = go({NAME: {}}, partition=partition, rounds=3)

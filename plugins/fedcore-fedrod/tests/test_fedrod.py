@@ -28,7 +28,6 @@ from fedcore_testing import (
     same_tensors,
     small_config,
     softmax_by_hand,
-    steps_without_host_sync,
     weights,
 )
 
@@ -186,12 +185,6 @@ def test_both_predictors_are_evaluated(go):
 def test_a_client_with_a_single_sample(go):
     line = records(go("fedrod", partition=one_sample, rounds=1))[0]
     assert (line["accepted"], line["failures"]) == (3, [])
-
-
-def test_a_step_does_not_wait_for_the_device(go):
-    with steps_without_host_sync() as looked:
-        go("fedrod", **SKEWED, rounds=1)
-    assert looked
 
 
 def test_runs_in_bf16(go):

@@ -352,6 +352,7 @@ def test_frozen_parameters_keep_their_c_i(go):
         assert torch.equal(controls(two)[name], before) == name.startswith("c.encoder")
 
 
+@pytest.mark.slow
 def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
     for partition in (one_sample, halves):
         result = go({NAME: {}}, partition=partition, rounds=3)

@@ -115,6 +115,7 @@ def played(*rounds, status="finished"):
     return run_jobs
 
 
+@pytest.mark.slow
 def test_a_hopeless_trial_is_pruned_in_its_first_round(tmp_path, monkeypatch):
     """Trials are judged by those before their batch. Two of the second batch cannot learn, and end after one round."""
     heard = []

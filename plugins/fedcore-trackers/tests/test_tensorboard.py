@@ -42,6 +42,7 @@ def test_a_run_is_in_tensorboard(tmp_path):
     assert "temperature: 0.5" in text
 
 
+@pytest.mark.slow
 def test_the_table_of_runs_has_the_options(tmp_path):
     from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
 

@@ -143,6 +143,7 @@ def test_a_killed_runs_tracker_learns_of_it_and_goes_on_after_a_resume(tmp_path,
     assert rounds_of(calls(out)) == list(range(len(before) + 5)) == [r["round"] for r in records(result)]
 
 
+@pytest.mark.slow
 def test_rounds_that_could_not_be_sent_are_made_up_for(tmp_path, calls):
     def stop(event, details):
         if event == "round" and details["round"] == 1:
@@ -157,6 +158,7 @@ def test_rounds_that_could_not_be_sent_are_made_up_for(tmp_path, calls):
     assert rounds_of(calls(out)) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_tracker_that_is_gone_does_not_keep_a_run_from_being_resumed(tmp_path):
     result = federate(tmp_path, trackers={RECORDER: {}})
     file = result.directory / "config.yaml"
