@@ -13,9 +13,6 @@ TORCH_INDEX ?=
 DEV := $(VENV)/.installed
 CORE := $(VENV)/.installed-core
 
-# Where this is set, each of the processes that tests start would compile all our sources anew.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: setup train test test-slow test-reliability test-flower test-dist lint types docs results dist audit check clean
 
 setup: $(if $(filter core,$(PROFILE)),$(CORE),$(DEV))

@@ -8,6 +8,7 @@ import gc
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,9 +28,25 @@ if ROOT not in sys.path:
 # Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Where this is set, each process that the tests start, and each worker of xdist, would compile all our sources anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Imports and the collection of tests make millions of objects, none of which is garbage.
 gc.disable()
 atexit.register(gc.freeze)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m deselects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the parameters of a test marked ``sampled(n)`` as slow, except the first and every n-th after it."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (sampled := item.get_closest_marker("sampled")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % sampled.args[0]:
+                item.add_marker("slow")
+            seen[test] += 1
 
 
 def pytest_collection_finish() -> None:

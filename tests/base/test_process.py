@@ -86,6 +86,7 @@ def test_it_does_nothing_where_torch_is_there():
     assert gc.get_freeze_count() == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the options are glibc's")
 @pytest.mark.parametrize(
     "given",

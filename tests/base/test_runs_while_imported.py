@@ -42,6 +42,7 @@ def script(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_script_without_a_guard_is_not_started_again(cli, script, tmp_path, monkeypatch):
     name = script("unguarded", SCRIPT)
     subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, check=True)

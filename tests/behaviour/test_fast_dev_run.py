@@ -51,6 +51,7 @@ def temporary(tmp_path, monkeypatch):
 QUICK = {"fedcd", "fedeccr", "fedproc", "fdcl", "fedcme", "moon", "scaffold", "ditto", "dp", "solo"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in available("plugin")]
 )

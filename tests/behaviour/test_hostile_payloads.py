@@ -133,8 +133,8 @@ def standing(result):
     return (directory.path / "model.safetensors").read_bytes(), fingerprint(state.plugins)
 
 
-QUICK = ("fedcd", "fedeccr", "fedproc", "fedcme", "scaffold", "ccvr")
-"""Methods that are tested every time: the papers', and two more of other kinds of payload."""
+QUICK = ("fedproc", "fedcme", "scaffold", "ccvr")
+"""Methods that are tested every time: two of the papers', and two more of other kinds of payload."""
 
 
 def senders():
@@ -298,6 +298,7 @@ HUGE = fit(prototypes=full(1e200, torch.float64))
 BEYOND = "has values up to 1.0e+30, more than 1e+18 counts as diverged"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("plugin", "corrupt", "words"),
     [
@@ -333,6 +334,7 @@ def times(factor):
 LONG = r"holds a mean of length .*; no feature is longer than"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("plugin", "options", "corrupt", "words"),
     [

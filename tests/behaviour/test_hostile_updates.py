@@ -263,6 +263,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_refused_by_name_and_the_round_is_that_without_the_client(tmp_path, absent, case):
     corrupt, words = CASES[case]
@@ -429,6 +430,7 @@ def counts(**changes):
     return lambda task, outcome: Evaluation({"global_local": {**outcome.counts["global_local"], **changes}})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "corrupt",
     [
@@ -488,6 +490,7 @@ class Share(Metric):
         return float(counts[0] / counts[1])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "sent",
     [None, [], [1], [1, 2, 3], ["1", 2], [True, 2], [math.nan, 2], [1e39, 2], [1 << 60, 2], [[1, 2]], [5, 2]],

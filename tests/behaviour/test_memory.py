@@ -35,6 +35,7 @@ def heavy() -> dict[int, Any]:
     return {id(found): found for found in gc.get_objects() if isinstance(found, HEAVY)}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "plugins",
     [(), ("fedcme", "moon"), ("ditto",), ("uscc",)],

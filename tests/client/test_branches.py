@@ -53,6 +53,7 @@ def test_only_so_many_combinations_are_kept(tmp_path, monkeypatch):
     assert recorder.launched
 
 
+@pytest.mark.slow
 def test_branches_of_earlier_learning_rates_are_not_kept(tmp_path, monkeypatch):
     recorder, kept = CpuRecorder(), []
 

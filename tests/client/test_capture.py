@@ -26,6 +26,7 @@ LOOKS = {  # methods whose packages do not ask this themselves
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("plugins", LOOKS, ids="+".join)
 def test_a_step_neither_waits_for_the_device_nor_looks_at_more_than_it_needs(go, plugins):
     with steps_without_host_sync() as looked:

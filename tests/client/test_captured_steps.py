@@ -103,6 +103,7 @@ def assert_same(one, other):
     assert support.lines(one) == support.lines(other)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "plugins",
     [pytest.param(plugins, marks=[pytest.mark.slow] if plugins in SLOW else []) for plugins in METHODS],
@@ -129,6 +130,7 @@ def test_a_model_kept_from_the_epoch_before_is_captured(both):
     assert_same(captured, plain)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("plugins", [(), ("fedprox",)], ids="+".join)
 def test_steps_that_depend_on_nothing_are_captured_once_for_all_clients(both, plugins):
     _, _, recorder = both(*plugins, rounds=6)
@@ -147,6 +149,7 @@ def test_dropout_and_batch_norm_are_captured(both, model):
     assert_same(captured, plain)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -167,6 +170,7 @@ def test_options_are_captured(both, options):
 SCHEDULES = [{}, {"lr_decay": 0.99}, {"lr_schedule": "cosine"}, {"lr_schedule": "step", "lr_step_rounds": 3}]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=["constant", "decay", "cosine", "step"])
 @pytest.mark.parametrize("plugins", [(), ("fedprox",)], ids="+".join)
 def test_graphs_of_earlier_learning_rates_are_not_kept(go, monkeypatch, plugins, schedule):
@@ -295,6 +299,7 @@ class OnRows(Plugin):
         return step.gradients_at({n: step.model.get_parameter(n) - 0.01 * g for n, g in gradients.items()}, slice(0, 4))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cls", [Ascends, OnRows])
 @pytest.mark.parametrize("others", [(), ("fedprox",), ("ditto",)], ids="+".join)
 def test_a_step_of_two_passes_is_one_graph(both, cls, others):

@@ -77,6 +77,7 @@ def test_prototypes_of_different_models_are_averaged(go):
     np.testing.assert_allclose(found, [np.mean(each, axis=0) for each in means], atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plugin", ["fedproto", "lg-fedavg", "fedtgp"])
 def test_one_model_under_two_names_is_one_model(go, plugin):
     """LG-FedAvg averages the classifiers, which all models have in common."""

@@ -86,6 +86,7 @@ def test_the_gradient_on_some_rows_against_numpy(go):
     np.testing.assert_allclose(gradient["classifier.bias"], error.sum(axis=0), atol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", [with_batch_norm, with_dropout], ids=lambda model: model.__name__)
 @pytest.mark.parametrize("others", [(), ("ditto",), ("fedcme",), ("scaffold",), ("moon",)], ids=str)
 def test_passes_leave_no_trace(go, model, others):

@@ -67,6 +67,7 @@ def test_the_batches_are_those_of_epochs_cut_off_after_k_steps(tmp_path):
     assert {int(notes[-1, 0]) for notes in steps.values()} == {2, 3}, "the small ones are in a later pass by then"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", ["fedavg", "moon", "scaffold", "fednova"])
 def test_as_many_steps_as_epochs_have_are_these_epochs_to_the_bit(tmp_path, method):
     epochs, steps = (federate(tmp_path, method, **EQUAL, **work) for work in ({"local_epochs": 2}, {"local_steps": 16}))

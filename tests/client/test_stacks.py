@@ -83,6 +83,7 @@ def assert_close(stacked, plain, relative=1e-5):
     require_close_states(stacked, plain, "in stacks")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plugins", [(), ("fedprox",), ("moon",)], ids="+".join)
 def test_clients_as_one_are_clients_one_by_one(both, steps, plugins):
     assert_close(*both(*plugins))
@@ -179,6 +180,7 @@ class HasNotesOfOtherLengths(Plugin):
         return Loss(step.features.mean() * step.client.scratch["own"].sum())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("plugin", "reason"),
     [

@@ -88,6 +88,7 @@ def test_the_table_of_options_has_the_options_own_descriptions(name: str) -> Non
     assert not missing
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Krum about two clients
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in PAPERS else pytest.mark.slow) for name in OURS], ids=str

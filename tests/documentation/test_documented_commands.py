@@ -136,9 +136,14 @@ def told(result):
     return " ".join(result.output.split())
 
 
+@pytest.fixture(scope="module")
+def commands():
+    return get_command(app)
+
+
 @pytest.mark.parametrize("command", ALL, ids=ids)
-def test_the_command_exists_and_takes_these_options(command):
-    here, rest = get_command(app), list(command.words)
+def test_the_command_exists_and_takes_these_options(command, commands):
+    here, rest = commands, list(command.words)
     context = Context(here)
     while hasattr(here, "get_command") and (rest or list(command.words) not in NAMED):
         assert rest, f"{command.line}: which command?"
@@ -150,6 +155,7 @@ def test_the_command_exists_and_takes_these_options(command):
         here.make_context(here.name, rest)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", TRAIN, ids=ids)
 def test_the_options_of_a_run_fit_together(command, folder, monkeypatch):
     """All the way to plugins, data and model; the run itself is left out."""
@@ -170,6 +176,7 @@ def test_the_options_of_a_run_fit_together(command, folder, monkeypatch):
         assert built, told(result)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", SWEEPS, ids=ids)
 def test_the_axes_of_a_sweep_are_ones(command, folder):
     if not Path(command.words[1]).exists() and not command.words[1].startswith("-"):

@@ -32,6 +32,7 @@ def test_quickstart(example, capsys):
     assert str(result.directory) in printed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -54,6 +55,7 @@ def test_fedavg_by_hand_gives_the_engines_weights_bit_by_bit(example, tmp_path, 
     assert [name for name, tensor in engine.items() if not torch.equal(tensor, analytic_federation[name])] == []
 
 
+@pytest.mark.slow
 def test_combine_methods(example, capsys):
     module = example("combine_methods.py")
     accuracies = module["main"](1)
@@ -79,6 +81,7 @@ runpy.run_path({script!r}, run_name="__main__")
     assert accuracy > 85
 
 
+@pytest.mark.slow
 def test_texts_are_learned(tmp_path, monkeypatch):
     """Of three parts of SciPy, in this process."""
     monkeypatch.syspath_prepend(EXAMPLES)

@@ -28,6 +28,7 @@ def printed(tmp_path_factory):
     return result, lines[0], rows
 
 
+@pytest.mark.slow
 def test_it_starts_from_the_last_checkpoint(printed):
     result, first, rows = printed
     assert first == f"after round 2, test accuracy {100 * result.metrics['global']['accuracy']:.2f} %\n"

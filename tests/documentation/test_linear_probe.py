@@ -41,6 +41,7 @@ def test_a_new_classifier_separates_what_a_line_separates(script):
     assert script["accuracy"](features @ weight.T + bias, labels) > 98
 
 
+@pytest.mark.slow
 def test_a_run_is_read_as_it_was_evaluated(script, tmp_path, monkeypatch, capsys):
     options = {"model": "mlp", "projection": True, "clients": 4, "alpha": 0.1, "rounds": 2, "workers": 0}
     result = fedcore.run(fedcore.RunConfig(**options, out=tmp_path / "run"))

@@ -49,6 +49,7 @@ def test_the_cells_of_an_own_method_are_those_of_the_page():
     assert cells_of(NOTEBOOKS / "own_method.ipynb")[1:] == [block.rstrip("\n") for block in blocks]
 
 
+@pytest.mark.slow
 def test_an_own_method(tmp_path):
     """With two worker processes, which define its classes again; the run is shown, and read back alike."""
     *_, run, history, predicted, again = executed("own_method", tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fedcore_study.reproduce import curves
 from fedcore_study.reproduce.evidence import read_all
 from fedcore_study.reproduce.find import find_recipes
@@ -14,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "results.md"
 
 
+@pytest.mark.slow
 def test_the_page_and_its_pictures_are_made_from_the_evidence():
     evidence = read_all(ROOT / "results")
     recipes = find_recipes().recipes

@@ -38,6 +38,7 @@ def both(tmp_path, monkeypatch):
     return lambda *plugins, **options: side_by_side(tmp_path, monkeypatch, *plugins, **{**RUN, **options})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "plugins", [*METHODS, *(pytest.param(plugins, marks=pytest.mark.slow) for plugins in SLOW)], ids="+".join
 )
@@ -49,6 +50,7 @@ def test_lanes_train_as_one_client_after_the_other(both, plugins):
     assert recorder.launched
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("plugins", [(), ("fedprox",)], ids="+".join)
 def test_steps_of_several_clients_are_one_launch(both, plugins):
     _, _, recorder = both(*plugins, partition="iid", participation=1.0, rounds=4)
@@ -69,6 +71,7 @@ def test_branches_draw_their_own_random_numbers(both, model):
     assert recorder.branched
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [{"local_steps": 30}, {"lr_decay": 0.5}, {"momentum": 0.0}, {"client_test_fraction": 0.2}, captured.ADAMW],
@@ -79,6 +82,7 @@ def test_options(both, options):
     assert recorder.branched
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["Waits", "Rebinds", "Noisy", "ByEpoch", "ByRound", "Adds", "Freezes", "Starts"])
 def test_hooks_that_keep_or_read_something(both, name):
     cls = getattr(captured, name)

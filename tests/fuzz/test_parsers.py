@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz import parsers
 
-FEW = settings(max_examples=15, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=5, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 MANY = settings(FEW, max_examples=2000, derandomize=False)
 
 targets = pytest.mark.parametrize("target", parsers.TARGETS, ids=lambda target: target.__name__)

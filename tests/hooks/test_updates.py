@@ -209,6 +209,7 @@ class Sums(Plugin):
         server.state.setdefault("clients", []).append(update.client)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("error", "words"),
     [

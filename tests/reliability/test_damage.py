@@ -71,6 +71,7 @@ def resumed(out):
     return CliRunner().invoke(app, ["resume", str(out), "--quiet"])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("what", ["checkpoint", "client"])
 def test_the_checkpoint_before_is_gone_on_from(stopped, what, how):

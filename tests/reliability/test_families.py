@@ -23,6 +23,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> damages.Made:
     return damages.make(tmp_path_factory.mktemp("stopped"), "stateful", finished=False)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ACCIDENTS, ids=lambda how: how.replace(" ", "-"))
 def test_a_damaged_file(stopped: damages.Made, tmp_path: Path, how: str) -> None:
     """It is refused, or the run goes on to the same bits; never to another run in silence."""

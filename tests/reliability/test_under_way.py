@@ -35,6 +35,7 @@ def written_to(out: Path) -> None:
         file.write("{}\n")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -35,13 +35,14 @@ def run(folder: Path, *command: object) -> None:
 @pytest.mark.parametrize(
     "command",
     [
+        ["train", "--plugin", "moon", *SMALL, "--tracker", "tensorboard", "--out", "run"],
         # A run's process and its worker are started by the sweep's; --parallel 1 lets the run have one.
-        ["sweep", "--grid", "plugin=moon", *SMALL, "--tracker", "tensorboard", "--parallel", "1", "--out", "sweep"],
         pytest.param(
-            ["train", "--plugin", "moon", *SMALL, "--tracker", "tensorboard", "--out", "run"], marks=pytest.mark.slow
+            ["sweep", "--grid", "plugin=moon", *SMALL, "--tracker", "tensorboard", "--parallel", "1", "--out", "sweep"],
+            marks=pytest.mark.slow,
         ),
     ],
-    ids=["sweep", "train"],
+    ids=["train", "sweep"],
 )
 def test_a_folder_with_modules_of_known_names_is_not_imported_from(
     strange: Path, tmp_path: Path, command: list[str]

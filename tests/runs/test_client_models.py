@@ -42,6 +42,7 @@ def accuracy(model: torch.nn.Module, directory: Path, client: int) -> float:
     return float((logits.argmax(dim=1) == dataset.train.labels[held_out]).double().mean())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("plugin", PERSONAL)
 def test_it_is_the_model_that_was_evaluated(tmp_path: Path, plugin: str) -> None:
     result = trained(tmp_path, plugin)

@@ -334,6 +334,7 @@ def stopping(tmp_path_factory):
     return support.run(tmp_path_factory.mktemp("stopping"), "moon", Stopping, **{**MOON, "rounds": 4})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("at", STOPS, ids=str)
 def test_stop_and_resume(go, tmp_path, stopping, at, every):

@@ -240,6 +240,7 @@ STRENGTH = 60.0
 """
 
 
+@pytest.mark.slow
 def test_workers_have_the_constants_that_the_program_has_when_it_runs(tmp_path):
     """Not what is written further down."""
     (tmp_path / "study.py").write_text(CHANGING)

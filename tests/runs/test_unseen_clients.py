@@ -113,6 +113,7 @@ def test_a_cohort_with_an_unseen_client_is_refused(go):
 # --- no influence ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plugin", ["fedcme", "ccvr", "fedper"])
 def test_their_samples_influence_no_model(tmp_path, go, plugin):
     """FedCME exchanges layers between clients, CCVR asks all clients, FedPer keeps heads."""
@@ -132,6 +133,7 @@ def test_their_samples_influence_no_model(tmp_path, go, plugin):
     assert other.metrics["unseen_adapted"]["loss"] != plain.metrics["unseen_adapted"]["loss"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plugin", ["ditto", "fedper", "moon"])
 def test_adaptation_leaves_no_trace(go, plugin):
     plain, adapted = go(plugin, **OPTIONS), go(plugin, **ADAPTED)

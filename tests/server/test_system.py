@@ -201,6 +201,7 @@ def test_a_round_lasts_until_the_last_client_is_in():
 # --- runs ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["fedavg", "fedcme", "scaffold"])
 def test_an_ideal_system_changes_no_bit(tmp_path, method):
     options = {"clients": 6, "participation": 0.5, "local_epochs": 2, "rounds": 3}
@@ -216,6 +217,7 @@ def test_an_ideal_system_changes_no_bit(tmp_path, method):
     assert "system" not in plain.summary
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fednova", "feddyn", "fedprox"])
 def test_two_of_four_epochs_are_what_two_epochs_are(tmp_path, method):
     """All clients are cut off after two epochs, so steps, state and weights are those of a run of two."""
@@ -257,6 +259,7 @@ class Chosen(Plugin):
         return self.options.rounds[server.round]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon"])
 def test_who_is_lost_leaves_no_trace(tmp_path, method):
     options = {"clients": 6, "rounds": 4}
@@ -467,6 +470,7 @@ def check_survives(tmp_path, method, pattern):
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(result).values())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("method", "pattern"), [("fedcd", "all"), ("fedproc", "all"), ("uscc", "all")])
 def test_methods_survive(tmp_path, method, pattern):
     check_survives(tmp_path, method, pattern)

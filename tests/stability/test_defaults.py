@@ -37,6 +37,7 @@ def test_the_default_rate_and_momentum():
     assert (config.lr, config.momentum, config.batch_size, config.rounds, config.clip_norm) == (0.02, 0.9, 16, 20, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", *PAPERS])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_three_seeds_of_fedavg_and_the_five_papers(tmp_path, method, seed):

@@ -187,6 +187,7 @@ class Sends(Plugin):
         SEEN.setdefault("payloads", []).append((update.client, dict(update.payload)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "means", "counts", "held"),
     [
@@ -247,6 +248,7 @@ def test_a_backdoor_marks_the_same_samples_in_every_round_from_its_start_on(go):
     assert 0.3 < len(rounds[1]) / len(seen) < 0.7
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_name_the_malicious_and_measure_the_attack(go, kind):
     result = go({"attack": {"kind": kind, "share": 0.4}}, eval_every=2)
@@ -259,6 +261,7 @@ def test_records_name_the_malicious_and_measure_the_attack(go, kind):
     assert result.history[-1].get("report.attack.success") == last.get("success")
 
 
+@pytest.mark.slow
 def test_a_replacement_succeeds_against_the_mean_and_fails_against_the_median(go):
     size = {"rounds": 4, "local_epochs": 3, "batch_size": 32}
     attack = {"kind": "replacement", "clients": [0]}
@@ -296,6 +299,7 @@ def test_without_malicious_clients_it_is_fedavg_bit_by_bit(go):
     assert model_bytes(go({"attack": Attack.neutral})) == model_bytes(go({}))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["backdoor", "noise", "mimic"])
 def test_seeds_and_resumed_runs_have_the_same_bits(go, tmp_path, kind):
     options = {"attack": {"kind": kind}}
@@ -315,6 +319,7 @@ def test_what_a_run_does_not_have_is_refused(go, options, words):
         go({"attack": options})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("other", ["scaffold", "moon", "fedproc", "krum", "norm-clip", "feddyn"])
 @pytest.mark.parametrize("kind", ["backdoor", "alie"])
 def test_next_to_other_methods(go, other, kind):

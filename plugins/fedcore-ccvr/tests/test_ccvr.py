@@ -167,6 +167,7 @@ def test_it_corrects_a_classifier_trained_on_skewed_clients(go):
     assert result.metrics["global"]["accuracy"] > plain.metrics["global"]["accuracy"] + 0.1
 
 
+@pytest.mark.slow
 def test_it_repairs_a_classifier_that_prefers_a_class(go):
     result = go({PrefersClass0: {}, "ccvr": {}}, local_epochs=4, rounds=1)
     before, after = result.metrics["global_before_correction"], result.metrics["global"]
@@ -174,6 +175,7 @@ def test_it_repairs_a_classifier_that_prefers_a_class(go):
     assert after["accuracy"] > before["accuracy"] + 0.3
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_result(go):
     choices = [
         {}, {"per_class": 60}, {"epochs": 3}, {"lr": 0.02}, {"momentum": 0.5}, {"batch_size": 32}, {"tukey": 0.5},
@@ -182,6 +184,7 @@ def test_every_option_changes_the_result(go):
     assert len({model_bytes(go({"ccvr": {**QUICK, **options}})) for options in choices}) == len(choices)
 
 
+@pytest.mark.slow
 def test_the_same_bits_again_in_worker_processes_and_after_a_resume(go):
     once = go({"ccvr": QUICK})
     assert model_bytes(go({"ccvr": QUICK}, workers=1)) == model_bytes(once)
@@ -268,6 +271,7 @@ def test_making_the_head_draws_no_random_number():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_with_tukey_training_is_the_same_and_the_final_model_classifies_transformed_features(go):
     plain, result = go({}), go({"ccvr": {"tukey": 0.5}})
     assert result.metrics["global_before_correction"] == plain.metrics["global"]
@@ -322,6 +326,7 @@ def test_a_personal_classifier_is_refused(go):
         go({"ccvr": {}, PersonalClassifier: {}})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("other", ["fedprox", "moon", "fedproc"])
 def test_it_runs_behind_any_method(go, other):
     corrected, alone = go({installed(other): {}, "ccvr": QUICK}), go({other: {}})

@@ -190,6 +190,7 @@ def means_of(z, y):
     return np.stack([z[y == c].mean(0) for c in range(10)])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", ["fedavg", "moon", "scaffold", "fedproc", "fedavgm", "topk", "fednh", "lora"])
 def test_the_training_is_the_same_to_the_bit_next_to(go, method):
     alone = go(method, **SKEWED)

@@ -199,6 +199,7 @@ def with_noise(num_classes, input_shape):
     return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), Noisy()), 16, num_classes)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "strength"),
     [("mlp", 0.0), ("mlp", 1.0), *((model, 1.0) for model in (with_buffers, with_dropout, with_noise))],
@@ -213,6 +214,7 @@ def test_w_is_fedavgs_to_the_bit_whatever_lambda_is(go, model, strength):
     assert Ditto.neutral == {}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", ["mlp", "simple-cnn", with_buffers])
 def test_lambda_0_is_local_training_to_the_bit(go, model):
     """v_k = SOLO with an optimizer per round, BatchNorm's statistics and all."""
@@ -241,6 +243,7 @@ def test_the_terms_are_logged_apart(go):
     assert records(result)[1]["losses"]["ditto.personal"] < records(result)[1]["losses"]["task"]
 
 
+@pytest.mark.slow
 def test_every_option_changes_v(go):
     found = [kept(go({"ditto": change}, rounds=1), 0) for change in ({}, {"lambda": 0.0}, {"lambda": 0.3})]
     assert not same_tensors(found[0], found[1])
@@ -319,6 +322,7 @@ def test_v_has_statistics_of_its_own(go):
     assert max(counts) == weights(result)["encoder.base.2.num_batches_tracked"]
 
 
+@pytest.mark.slow
 def test_a_client_with_one_sample_and_classes_that_are_missing(go):
     result = go({"ditto": {}}, partition=two_one_rest)
     assert [line["failures"] for line in records(result)] == [[], []]

@@ -20,6 +20,7 @@ ON_THE_SERVER = {"check_order_of_clients_does_not_matter"}
 """Not applicable to local DP, of whose hooks none on the server sees updates."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("plugin", "check"),
     [

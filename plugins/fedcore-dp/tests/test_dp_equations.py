@@ -187,6 +187,7 @@ def two_rounds(z, rate, delta):
     return float(brentq(excess, 0, 100))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("z", "rate", "delta"), [(1.0, 0.25, 1e-3), (0.7, 0.05, 1e-5), (4.0, 0.5, 1e-4)])
 def test_epsilon_of_sampled_rounds_by_losses(z, rate, delta):
     one = float(brentq(lambda epsilon: max(sampled_excess(z, rate, epsilon)) - delta, 0, 100))

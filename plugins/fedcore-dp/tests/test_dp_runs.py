@@ -399,6 +399,7 @@ class Waves(Plugin):
         return {"z": torch.zeros(2, dtype=torch.complex64)}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "other", [("fedcd", {"bound_moves": False}), "scaffold", "feddc", "fedcp", "ditto", "feddyn"], ids=str
 )
@@ -488,6 +489,7 @@ def test_secure_noise_differs_from_run_to_run_and_seeded_noise_does_not(tmp_path
     assert one == other
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PLUGINS)
 @pytest.mark.parametrize("seeded", [True, False])
 def test_a_resumed_run_ends_at_the_same_bits_where_the_noise_is_seeded(tmp_path, name, seeded):
@@ -525,6 +527,7 @@ CENTRAL = {
 LOCAL_ONLY = {"check_runs_beside_another_plugin": "the neighbour sends more, so that everything gets more noise"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "own"), [(SeededDP, CENTRAL), (SeededLocalDP, LOCAL_ONLY)])
 def test_the_conformance_kit(cls, own):
     check_plugin(cls, slow=False, expected_failed_checks={**EXPECTED, **own})

@@ -209,6 +209,7 @@ def test_secure_noise_has_the_promised_scale(tmp_path):
 # --- bits --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [{}, {"sampling": "poisson"}, {"passes": "each"}])
 def test_seeds_and_resumed_runs_have_the_same_bits(tmp_path, options):
     chosen, size = ("dp-sgd", {**SEEDED, **options}), {**ONE, "rounds": 2}
@@ -269,6 +270,7 @@ def test_the_largest_epsilon_of_any_client_stands_in_every_record(tmp_path):
     assert json.loads((result.directory / "summary.json").read_text())["reports"]["dp-sgd"] == report
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("work", "passes"), [({"local_epochs": 2}, 4), ({"local_steps": 4}, 4)])
 def test_shuffled_batches_have_a_bound_that_needs_no_sampling(tmp_path, work, passes):
     """Every sample is in one batch of an epoch: a Gaussian release for each epoch."""

@@ -87,6 +87,7 @@ def test_the_card_says_how_samples_become_inputs(cli, tmp_path: Path, dtype, sca
     assert says in (tmp_path / "model" / "README.md").read_text()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", export.FORMATS)
 def test_a_full_disk_is_named_and_nothing_stays(cli, trained, tmp_path: Path, form: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -157,6 +157,7 @@ def distance(weights, other):
     return max(float((weights[name].double() - other[name]).abs().max()) for name in other)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "scales"),
     [
@@ -238,6 +239,7 @@ def test_mu_0_with_a_moved_split_is_fedavg_under_other_names(go):
         assert torch.equal(moved[f"{renamed.get(layer, layer)}.{kind}"], tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -256,6 +258,7 @@ def test_each_option_changes_the_run(go, change):
     assert any(not torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_the_terms_pull_outputs_where_the_paper_says(go, recorded):
     """With a large mu features end nearer the global model's, logits nearer the previous model's, than without."""
 

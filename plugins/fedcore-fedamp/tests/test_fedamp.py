@@ -136,6 +136,7 @@ def test_lambda_0_is_solo_to_the_bit(go):
     assert alone.metrics["personal"] == fedamp.metrics["personal"]
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_models(go):
     changes = [{}, {"lambda": 0.1}, {"alpha": 0.3}, {"sigma": 1.0}, {"attention": "cosine"}]
     changes.append({"attention": "cosine", "self_weight": 0.1})

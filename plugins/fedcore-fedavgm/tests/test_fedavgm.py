@@ -74,6 +74,7 @@ def reference(cohorts, beta, lr_s, variant, lr, epochs):
     return w
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("beta", "lr"), [(0.9, 1.0), (0.5, 0.3), (0.0, 0.7), (0.99, 1.5)])
 def test_the_whole_federation_against_numpy(go, variant, beta, lr):
@@ -129,6 +130,7 @@ def test_a_heavy_balls_first_round_is_fedavgs_to_the_bit(go):
     assert model_bytes(go({"fedavgm": {}}, rounds=1)) == model_bytes(go({}, rounds=1))
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go, fedavg):
     changes = [{}, {"beta": 0.5}, {"lr": 0.5}, {"variant": "nesterov"}, {"variant": "ema"}]
     found = [model_bytes(go({"fedavgm": change}, rounds=3, participation=0.75)) for change in changes]
@@ -150,6 +152,7 @@ def test_buffers_are_fedavgs(go):
     assert set(plugin_state(result, "fedavgm")) == set(fedavg) - set(buffers)
 
 
+@pytest.mark.slow
 def test_the_running_variance_stays_positive(go):
     """Momentum on every tensor, as in MOON's code, would drive it below 0."""
     result = go({"fedavgm": {"beta": 0.97}}, model=with_batch_norm, rounds=12)

@@ -150,6 +150,7 @@ def test_a_round_without_an_update_is_no_gap_among_the_older_models(go):
 CONCURRENT = {"rounds": 8, "participation": 0.5, "system": {"concurrency": 3, "slow": 0.5, "slow_factor": 6}}
 
 
+@pytest.mark.slow
 def test_with_concurrent_clients_staleness_is_the_simulated_systems(go):
     STARTED.clear()
     plugins = {Quadratic: {}, "fedbuff": {"staleness": 8}, Started: {}}
@@ -201,6 +202,7 @@ def test_batch_norms_variance_stays_positive(go):
     assert (weights(result)["encoder.base.norm.running_var"] > 0).all()
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"staleness": 1}, {"discount": 0.0}, {"lr": 0.5}, {"distribution": "half-normal"}]
     assert len({model_bytes(go({"fedbuff": change}, rounds=4)) for change in changes}) == len(changes)

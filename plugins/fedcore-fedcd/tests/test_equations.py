@@ -597,6 +597,7 @@ def frozen_classifier():
     return nn.Linear(D, C).requires_grad_(False)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["assign", "hpc", "bpr", "gid", "kl", "dcl", "weights"])
 def test_every_equation_compiles_into_one_graph(name, frozen_classifier):
     z, labels, fine, prototypes = case(16, torch.float32)

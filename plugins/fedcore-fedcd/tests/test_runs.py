@@ -327,6 +327,7 @@ def test_p_k_rests_in_round_0_and_moves_from_round_1_on(story):
         assert (moved == (e["in_losses"] & (e["round"] > 0))).all()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rebalance", ["averaged", "appended", "mixed", "none"])
 @pytest.mark.parametrize("kmeans", ["before", "after"])
 def test_honest_prototypes_are_within_the_servers_bounds_at_large_rates(go, rebalance, kmeans):
@@ -457,6 +458,7 @@ def test_global_prototypes_train_the_classifier_and_not_the_encoder(go):
 # --- edges ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rebalance", ["averaged", "appended", "mixed", "none"])
 def test_a_client_with_one_sample_trains_from_the_first_round_on(go, rebalance):
     result = hand_run(go, [[3], [3, 2], [3]], {"rebalance": rebalance})
@@ -556,6 +558,7 @@ def test_the_same_options_give_the_same_bits(go, final):
     assert model_bytes(go({"fedcd": {}}, **SKEWED)) == final({})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", CHANGES, ids=str)
 def test_every_option_changes_the_trajectory(final, options):
     assert final(options) != final({})
@@ -588,6 +591,7 @@ def test_a_first_round_without_any_term_is_refused(go):
         go({"fedcd": {"first_t": 1, "hpc": False, "gid": False, "gamma": 0.0}})
 
 
+@pytest.mark.slow
 def test_it_learns(go):
     result = go({"fedcd": {}}, partition=all_classes, clients=2, rounds=4, local_epochs=2, batch_size=16)
     assert result.metrics["global"]["accuracy"] > 0.7

@@ -161,6 +161,7 @@ def trained(go, rounds, kmeans="after", **options):
     return result, Lengths.seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kmeans", ["before", "after"])
 def test_the_papers_rate_keeps_everything_in_bounds(go, kmeans):
     """A short form of the test below: the failing seed of the old default rate, at the paper's."""

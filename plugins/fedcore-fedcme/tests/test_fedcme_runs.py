@@ -114,6 +114,7 @@ DISJOINT = {
 # --- the exchange ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(
     ("exchange", "swapped"), [("classifier", "classifier."), ("encoder", "encoder."), ("model", ""), ("none", "-")]
@@ -335,6 +336,7 @@ def test_a_classifier_of_two_layers_by_hand(go):
     assert distance(found, analytic_federation(run, mu=5.0, head=2, fresh=("classifier",))[0]) > 1e-4
 
 
+@pytest.mark.slow
 def test_alignment_alone_and_exchange_alone_by_hand(go):
     run = go({"fedcme": {"align": False, "mu": 5.0}}, **HAND)
     assert distance(weights(run), analytic_federation(run, mu=0.0)[0]) < 2e-5
@@ -503,6 +505,7 @@ def test_a_pause_alone_changes_nothing(go):
     assert model_bytes(go({"fedcme": {"mu": 0.0}}, **options)) == model_bytes(go({}, **options))
 
 
+@pytest.mark.slow
 def test_each_option_changes_the_run(go):
     options = {"clients": 8, "rounds": 3, "alpha": 0.2}
     changes = [
@@ -548,6 +551,7 @@ def test_a_personal_classifier_is_refused(go):
     go({"fedcme": {"exchange": "none"}, PersonalClassifier: {}}, rounds=1)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("other", ["fedprox", "moon", "fdcl", "uscc", "fedproc", "fedcd"])
 def test_runs_beside(go, other):
     installed(other)

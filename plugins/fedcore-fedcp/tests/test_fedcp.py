@@ -464,6 +464,7 @@ def test_a_step_neither_waits_for_the_device_nor_looks_at_more_than_it_needs(go,
 # --- options and company ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_lambda_trains_otherwise(go):
     assert len({model_bytes(go({"fedcp": {"lambda": lam}})) for lam in (0, 1, 5)}) == 3
     assert model_bytes(go({"fedcp": {}})) == model_bytes(go({"fedcp": {"lambda": 1}}))

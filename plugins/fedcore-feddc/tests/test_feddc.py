@@ -178,6 +178,7 @@ def test_who_is_not_sampled_keeps_his_state(go):
         assert torch.equal(plugin_state(last, NAME, 0)[name], tensor)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("alpha", [0.25, 1.0])
 def test_weighted_by_samples_it_ends_at_the_optimum_of_the_mean_over_samples(toy, alpha):
     options = {"rounds": 30, "lr": 0.2, "local_epochs": 5, "checkpoint_every": 30}
@@ -245,6 +246,7 @@ def test_s_i_is_one_gradient_with_momentum_too(go, monkeypatch):
 # --- identities --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 def test_without_its_linear_term_it_is_feddyn_to_the_bit(go, participation):
     pytest.importorskip("fedcore_feddyn")
@@ -264,6 +266,7 @@ def test_the_local_problem_of_round_1_is_fedproxs(go):
     assert dc == {"task": prox["task"], "feddc.drift": prox["fedprox.proximal"]}
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     runs = [go({NAME: options}, rounds=2) for options in ({}, {"alpha": 0.5}, {"linear": False}, UNIFORM)]
     assert len({model_bytes(run) for run in runs}) == 4
@@ -332,6 +335,7 @@ def test_buffers_are_averaged_as_ever_while_weights_are_corrected(go):
     assert (norm.running_var > 0).all()
 
 
+@pytest.mark.slow
 def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
     for partition in (one_sample, halves):
         result = go({NAME: {}}, partition=partition, rounds=3)

@@ -23,7 +23,6 @@ from fedcore_testing import (
     records,
     small_config,
     softmax_by_hand,
-    steps_without_host_sync,
     weights,
 )
 
@@ -183,12 +182,6 @@ def test_a_larger_beta_decorrelates_the_features(go):
 def test_a_client_with_a_single_sample(go):
     line = records(go("feddecorr", partition=one_sample, rounds=1))[0]
     assert (line["accepted"], line["failures"]) == (3, [])
-
-
-def test_a_step_does_not_wait_for_the_device(go):
-    with steps_without_host_sync() as looked:
-        go("feddecorr", rounds=1)
-    assert looked
 
 
 def test_it_goes_with_another_task_loss_and_bf16(go):

@@ -114,6 +114,7 @@ def test_the_hand_case(toy):
     near(gradients(two, 1), [0.5, -2.0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("alpha", [0.5, 2.0])
 def test_it_ends_at_the_optimum_of_the_uniform_mean(toy, alpha):
     options = {"rounds": 40, "lr": 0.2, "local_epochs": 10, "checkpoint_every": 40}
@@ -123,6 +124,7 @@ def test_it_ends_at_the_optimum_of_the_uniform_mean(toy, alpha):
         near(gradients(result, i, alpha), np.array([1.0, 2.0]) - CENTRES[i], 1e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("alpha", [0.25, 1.0])
 def test_weighted_by_samples_it_ends_at_the_optimum_of_the_mean_over_samples(toy, alpha):
     """n = 1 and 3: (0.5, 3), with alpha_i lambda_i = -grad F_i, alpha_i = 2 alpha and 2/3 alpha."""
@@ -296,6 +298,7 @@ def test_buffers_are_averaged_as_ever_while_weights_are_corrected(go):
     assert (norm.running_var > 0).all()
 
 
+@pytest.mark.slow
 def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
     for partition in (one_sample, halves):
         result = go({NAME: {}}, partition=partition, rounds=3)

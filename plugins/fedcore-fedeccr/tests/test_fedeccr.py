@@ -111,6 +111,7 @@ def test_the_loss_never_reads_the_device():
 SKEWED = {"clients": 5, "participation": 0.6, "partition": "classes", "classes_per_client": 4, "rounds": 3}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -177,6 +178,7 @@ def test_no_epochs_is_fedavg_bit_by_bit(go):
     assert "global_before_correction" not in result.metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_worker_processes_change_no_bit(go, workers):
     options = {**QUICK, "first_round": "task", "prototype_weights": "samples"}
@@ -279,6 +281,7 @@ def test_what_travels_is_in_the_ledger(go):
 # --- options and combinations -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_result(go):
     choices = [
         {}, {"temperature": 1.0}, {"denominator": "others"}, {"contrast_weight": 0.1}, {"init": "random"},
@@ -296,6 +299,7 @@ def test_a_weight_of_0_is_refused():
         create_plugin("fedeccr", {"contrast_weight": 0})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("other", ["fedprox", "moon", "fedproc", "fedcd"])
 def test_uscc_runs_behind_any_method(go, other):
     corrected, alone = go({installed(other): {}, "uscc": QUICK}, **FEW), go({other: {}}, **FEW)

@@ -133,6 +133,7 @@ def test_features_have_unit_length_and_the_chosen_width(go):
     torch.testing.assert_close(features.norm(dim=1), torch.ones(5))
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"width": 12}, {"beta": 1.0}, {"gamma": 0.0}, {"gamma": 0.5}]
     assert len({model_bytes(go({"fedetf": change}, **SKEWED)) for change in changes}) == len(changes)

@@ -207,6 +207,7 @@ def test_counts_that_do_not_add_up_leave_the_client_out(go):
     assert "add up to" in str(first["failures"])
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"alpha": 1.0}, {"beta": 3.0}, {"decay": 0.5}, {"eta": 0.0}, {"steps": 3}, {"batch_size": 8}]
     changes += [{"lr": 0.1}, {"weight_decay": 1.0}, {"hidden": 9}, {"noise": 5}]

@@ -125,6 +125,7 @@ def test_rho_1_keeps_the_uniform_prototypes(go):
     torch.testing.assert_close(w @ w.T, torch.eye(10), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"rho": 0.5}, {"scale": 1.0}, {"learn_scale": False}]
     assert len({model_bytes(go({"fednh": change}, **SKEWED)) for change in changes}) == len(changes)
@@ -148,5 +149,6 @@ def test_another_owner_or_server_optimizer_is_refused(go, other):
         go("fednh", other)
 
 
+@pytest.mark.slow
 def test_learns_digits(go):
     assert go("fednh", rounds=4, local_epochs=2, batch_size=16).metrics["global"]["accuracy"] > 0.6

@@ -145,6 +145,7 @@ def reference(cohorts, options, run):
     return w
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "options",
     [
@@ -177,6 +178,7 @@ def test_the_whole_federation_against_numpy(go, options, momentum):
     np.testing.assert_allclose(weights(result)[W], expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_fednova_goes_where_fedavg_does_not_the_optimum_of_the_objective(go):
     options = {**FOUR, "rounds": 70, "local_epochs": 2, "lr": 0.01, "eval_every": 70, "checkpoint_every": 70}
     n = np.array(SIZES)
@@ -188,6 +190,7 @@ def test_fednova_goes_where_fedavg_does_not_the_optimum_of_the_objective(go):
     assert np.abs(fedavg - optimum).max() > 0.5
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"mu": 0.5}, {"gmf": 0.5}, {"tau_eff": "steps"}, {"mu": 0.5, "tau_eff": "steps"}]
     found = [model_bytes(go({"fednova": change})) for change in changes]

@@ -141,6 +141,7 @@ def test_a_larger_beta_keeps_the_client_nearer_to_what_it_received(go):
     assert kept[0] > kept[1] > kept[2] > 0
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"beta": 0.1}, {"temperature": 3.0}, {"beta": 0.0}]
     assert len({model_bytes(go({"fedntd": change})) for change in changes}) == len(changes)

@@ -132,6 +132,7 @@ def test_a_tau_beside_which_all_vanishes_is_fedavg_to_the_bit(go, fedavg, name):
     assert model_bytes(neutral) == model_bytes(fedavg)
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go, fedavg):
     runs = [(name, {}) for name in PLUGINS]
     runs += [(name, {option: value}) for name in PLUGINS for option, value in (("lr", 0.05), ("tau", 0.1))]

@@ -190,6 +190,7 @@ def test_without_both_ideas_it_is_fedrep_to_the_bit(go):
     assert all(same_tensors(personal_state(pac, k), personal_state(rep, k)) for k in range(3))
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"lambda": 0.1}, {"combine": False}, {"head_epochs": 2}, {"head_lr": None}]
     found = {model_bytes(go({"fedpac": change}, **SKEWED, local_epochs=3)) for change in changes}
@@ -207,6 +208,7 @@ def test_what_cannot_be_combined_is_refused(go, other):
         go("fedpac", other)
 
 
+@pytest.mark.slow
 def test_clients_learn_their_digits(go):
     result = go("fedpac", **SKEWED, rounds=4, local_epochs=3, batch_size=16)
     assert result.metrics["personal"]["accuracy"] > 0.8

@@ -141,6 +141,7 @@ def test_the_whole_model_is_solo(go, personal):
     assert committed(fedper).ledger["up"] == 0
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"personal": 0}, {"personal": 2}, {"personal": ["*.bias"]}]
     found = [model_bytes(go({"fedper": change})) for change in changes]

@@ -354,6 +354,7 @@ def test_alpha_0_is_fedavg_bit_by_bit(go):
     assert model_bytes(go({"fedproc": {"alpha": 0.0}})) == model_bytes(go({}, projection=True))
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     first = {"first_round": "contrast", "prototype_weights": "clients"}
     choices = [
@@ -368,11 +369,13 @@ def test_a_run_repeats_its_bits(go):
     assert model_bytes(go({"fedproc": {}})) == model_bytes(go({"fedproc": {}}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [{"workers": 1}, {"workers": 2}])
 def test_worker_processes_change_no_bit(go, engine):
     assert model_bytes(go({"fedproc": CODE}, **engine)) == model_bytes(go({"fedproc": CODE}))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [{}, {"first_round": "contrast"}, {"first_round": "task"}], ids=str)
 def test_an_interrupted_run_ends_in_the_same_bits(tmp_path, options):
     choice = ("fedproc", {**CODE, **options})
@@ -410,6 +413,7 @@ def test_is_refused_beside_what_scales_the_task_too(go, other):
         go({"fedproc": {}, other: {}})
 
 
+@pytest.mark.slow
 def test_learns_digits(go):
     result = go({"fedproc": {}}, rounds=4, local_epochs=2, batch_size=16)
     assert result.metrics["global"]["accuracy"] > 0.6

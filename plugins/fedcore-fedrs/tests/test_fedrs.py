@@ -250,6 +250,7 @@ def test_a_client_that_has_every_class_trains_as_in_fedavg(go):
     assert all(torch.equal(restricted[name], plain[name]) for name in plain)
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"alpha": 0.1}, {"alpha": 1.0}, {"restrict": "frequency"}]
     found = [model_bytes(go({"fedrs": change}, **SKEWED)) for change in changes]

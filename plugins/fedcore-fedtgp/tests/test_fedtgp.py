@@ -141,6 +141,7 @@ def test_terms_start_with_the_second_round(go):
     assert losses == [["task"], ["fedtgp.prototypes", "task"]]
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"lambda": 0.1}, {"threshold": 0.0}, {"server_epochs": 1}, {"server_lr": 0.5}]
     changes += [{"server_batch_size": 3}]
@@ -156,6 +157,7 @@ def test_what_cannot_be_combined_is_refused(go, other):
         go("fedtgp", other)
 
 
+@pytest.mark.slow
 def test_clients_learn_their_digits(go):
     result = go("fedtgp", **SKEWED, rounds=4, local_epochs=2, batch_size=16)
     assert result.metrics["personal"]["accuracy"] > 0.8

@@ -397,6 +397,7 @@ def test_a_client_uses_its_own_paths_and_device(tmp_path):
     assert str(tmp_path) not in sent, "a path of the server's goes to clients"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -502,6 +503,7 @@ def serve(link, folder, monkeypatch, *plugins, wait=60.0, tell=lambda words: Non
     return start(config, hosting, notify=lambda event, details: None, tell=tell)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -143,6 +143,7 @@ def test_the_training_process_says_what_is_wrong_with_the_data(tmp_path):
         client.Trainer(options)
 
 
+@pytest.mark.slow
 def test_a_killed_training_process_is_an_answer_and_is_replaced(tmp_path):
     membership = client.Membership("localhost:1", tmp_path, tmp_path, "digits", tmp_path / "state", test_fraction=0.1)
     trainer = client.Trainer(client._trainer_options(membership))

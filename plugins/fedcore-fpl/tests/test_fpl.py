@@ -170,6 +170,7 @@ def test_without_both_terms_nothing_is_sent_and_it_is_fedavg(go):
     assert all("fpl" not in record["bytes"]["by_plugin"] for record in records(result))
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"temperature": 0.5}, {"contrast": 0.0}, {"consistency": 0.0}, {"contrast": 0.5}]
     assert len({model_bytes(go({"fpl": change})) for change in changes}) == len(changes)
@@ -180,5 +181,6 @@ def test_runs_beside(go, other):
     assert model_bytes(go({"fpl": {}, installed(other): {}})) != model_bytes(go("fpl"))
 
 
+@pytest.mark.slow
 def test_learns_digits(go):
     assert go("fpl", rounds=4, local_epochs=2, batch_size=16, lr=0.01).metrics["global"]["accuracy"] > 0.6

@@ -65,6 +65,7 @@ def test_autocast_does_not_round(name: str) -> None:
     assert torch.equal(value, LOSSES[name](*inputs(torch.float32)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_compile_without_a_graph_break(name: str) -> None:
     torch.compiler.reset()

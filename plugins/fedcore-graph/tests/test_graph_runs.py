@@ -44,6 +44,7 @@ def singles(labels, num_clients, **_):
 QUICK = {"fedcd", "fedeccr", "fedproc", "fdcl", "fedcme", "moon", "ditto", "fedproto"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("plugin", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in OURS])
 def test_every_method_trains_on_graphs(go, plugin):
     noised = {"dp", "local-dp"} & {plugin}  # refuses BatchNorm's statistics beside noised weights
@@ -58,11 +59,13 @@ def test_every_method_trains_on_graphs(go, plugin):
     assert moved or plugin in ("fedamp", "fedproto", "fedtgp", "solo")  # there all of the model stays on the clients
 
 
+@pytest.mark.slow
 def test_gin_tells_rings_from_stars(go):
     result = go(partition="iid", clients=2, rounds=8, local_epochs=3, lr=0.05)
     assert result.metrics["global"]["accuracy"] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plugins", [("moon", "ditto")], ids="+".join)
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_graphs_give_the_same_bits_for_any_number_of_workers(go, plugins, workers):
@@ -107,6 +110,7 @@ def test_a_split_that_the_model_does_not_have_is_refused(go):
         go(("fdcl", {"head_layers": 3}))
 
 
+@pytest.mark.slow
 def test_the_issues_command(graphs, tmp_path, cli):
     command = "train --plugin fdcl --dataset mutag --model gin --alpha 1.0 --rounds 2 --workers 0 --quiet"
     done = cli(*command.split(), "--data-dir", graphs, "--out", tmp_path / "run")

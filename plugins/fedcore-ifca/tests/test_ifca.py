@@ -141,6 +141,7 @@ def test_a_cluster_without_clients_keeps_its_model(go, tmp_path):
     assert sum(same_tensors(theta, first) for theta in values) == 2
 
 
+@pytest.mark.slow
 def test_the_option_changes_the_models(go):
     assert len({model_bytes(go({"ifca": {"clusters": k}}, partition=two_groups)) for k in (1, 2, 4)}) == 3
 

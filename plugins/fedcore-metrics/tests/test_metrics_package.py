@@ -31,6 +31,7 @@ def value(metric, logits, labels):
     return metric.value(metric.count(logits, labels).double())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("classes", "samples"), [(2, 300), (10, 360), (100, 5000)])
 @pytest.mark.parametrize("scale", [1.0, 4.0, 12.0])
 def test_all_classes_against_scikit_learn(classes, samples, scale):

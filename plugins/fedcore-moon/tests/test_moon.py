@@ -179,6 +179,7 @@ def test_the_term_is_equation_3_of_the_three_models(go):
     assert len({round(e["value"], 4) for e in later}) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"mu": 5.0}, {"mu": 1.0, "temperature": 0.1}, {"mu": 1.0, "projection": False}, {"mu": 0.0}], ids=str
 )

@@ -139,6 +139,7 @@ def test_a_tiny_q_is_near_fedavg(go):
     assert far[0] < 1e-5 < far[1]
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"q": 0.1}, {"lipschitz": 3.0}, {"step": "rate"}, {"weighting": "uniform"}, {"q": 0.0}]
     assert len({model_bytes(go({"qffl": change}, **UNEQUAL)) for change in changes}) == len(changes)

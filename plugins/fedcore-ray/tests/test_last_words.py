@@ -16,6 +16,7 @@ words = LastWords("Go on with: fedcore resume '$HOME' %s")
 LINE = "\nGo on with: fedcore resume '$HOME' %s\n"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("then", "said"),
     [

@@ -34,6 +34,7 @@ def aged(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_killed_owners_folder_is_deleted(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OWNER, tmp_path, PREFIX]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as owner:

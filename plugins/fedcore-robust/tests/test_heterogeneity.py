@@ -130,6 +130,7 @@ def test_a_far_minority_moves_a_rule_little(rule):
 # --- whole runs ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore::fedcore_robust.RobustnessWarning")  # eight clients are few for Bulyan
 @pytest.mark.parametrize("rule", ALL)
 @pytest.mark.parametrize("before", ["bucketing", "nnm"])

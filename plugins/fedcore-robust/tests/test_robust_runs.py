@@ -110,6 +110,7 @@ def test_the_attack_breaks_fedavg(arena, attack):
     assert accuracy(arena(attack, {})) < 0.5
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("attack", [SignFlip, LabelFlip])
 @pytest.mark.parametrize("defence", DEFENCES, ids=str)
 def test_the_defence_holds(arena, attack, defence):
@@ -217,6 +218,7 @@ def test_buffers_that_stay_on_the_clients_are_no_ones_business(go, rule):
 # --- few clients -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("clients", [1, 2, 3])
 def test_few_clients(go, rule, clients):

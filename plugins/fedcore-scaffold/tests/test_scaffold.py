@@ -185,6 +185,7 @@ def test_constant_gradients_with_momentum_give_c_minus_c_i_at_once_and_for_ever(
     np.testing.assert_allclose(gaps(go, 4), [1, 1, 1, 1], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_wrong_divisor_makes_it_alternate_and_grow(go, monkeypatch):
     """e+ = r - (r - 1) e with r = A(50) / 50 = 8.21."""
     plant_the_wrong_divisor(monkeypatch)
@@ -198,6 +199,7 @@ def task_losses(result):
     return [line["losses"]["task"] for line in records(result)]
 
 
+@pytest.mark.slow
 def test_momentum_many_local_steps_and_dirichlet_01_train_well(go):
     result = go({NAME: UNIFORM}, **HARD)
     assert task_losses(result) == sorted(task_losses(result), reverse=True)
@@ -205,6 +207,7 @@ def test_momentum_many_local_steps_and_dirichlet_01_train_well(go):
     assert max(t.abs().max() for t in controls(result).values()) < 0.1
 
 
+@pytest.mark.slow
 def test_with_the_wrong_divisor_the_same_run_diverges(go, monkeypatch):
     plant_the_wrong_divisor(monkeypatch)
     result = go({NAME: UNIFORM}, **HARD)
@@ -215,6 +218,7 @@ def test_with_the_wrong_divisor_the_same_run_diverges(go, monkeypatch):
 # --- c = mean of all c_i -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 def test_c_is_the_mean_of_all_c_i(go, weighting, participation):
@@ -348,6 +352,7 @@ def test_frozen_parameters_keep_their_c_i(go):
         assert torch.equal(controls(two)[name], before) == name.startswith("c.encoder")
 
 
+@pytest.mark.slow
 def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
     for partition in (one_sample, halves):
         result = go({NAME: {}}, partition=partition, rounds=3)

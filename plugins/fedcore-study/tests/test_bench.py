@@ -32,6 +32,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr("fedcore_study.bench.cpu.cores", lambda: 1)
 
 
+@pytest.mark.slow
 def test_the_reference_takes_the_steps_of_the_engine(monkeypatch):
     with engine(measure.configured(TINY, {})) as ours:
         federation = ours.experiment.federation
@@ -70,6 +71,7 @@ def test_spread_is_median_least_and_greatest():
     assert Spread.of([3.0, 1.0, 2.0, 10.0]) == Spread(2.5, 1.0, 10.0)
 
 
+@pytest.mark.slow
 def test_throughput_is_relative_to_the_reference(tiny):
     row = measure.against_reference(TINY, {}, blocks=2)
     assert (row.blocks, row.rounds, row.ratio_is) == (2, 2, "throughput")

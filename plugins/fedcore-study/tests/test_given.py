@@ -55,6 +55,7 @@ assert (run / "model.safetensors").read_bytes() == (alone.directory / "model.saf
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cold", [False, True], ids=["forked from one process", "one by one"])
 def test_classes_and_data_of_a_program(cold, tmp_path):
     program = PROGRAM.replace("COLD", str(cold))
@@ -74,6 +75,7 @@ def network(hidden):
     return make
 
 
+@pytest.mark.slow
 def test_networks_as_an_axis_and_a_report_with_their_features(tmp_path):
     grid = {"model": [network(4), network(8)], "plugin": ["fedavg", {EqualWeights: {}}]}
     result = fedcore_study.sweep(grid, dataset=arrays(), out=tmp_path / "s", quiet=True, **TINY)

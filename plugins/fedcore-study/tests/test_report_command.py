@@ -206,6 +206,7 @@ def test_figures_are_the_runs_own_numbers(cli, runs: Path) -> None:
     assert f"fedavg up, model\n{up:.3g} MB per round" in drawn["Communication per round"].said()
 
 
+@pytest.mark.slow
 def test_methods_without_a_global_model(cli, tmp_path: Path) -> None:
     """They stand in the same table, and have the confusions of the clients' models."""
     for name in ("fedavg", "fedper"):
@@ -227,6 +228,7 @@ def test_methods_without_a_global_model(cli, tmp_path: Path) -> None:
     assert "each client's own model on its held-out part, at the end; all clients and seeds together" in page.text
 
 
+@pytest.mark.slow
 def test_virtual_time_and_damaged_matrices(cli, copied: Path) -> None:
     for name in ("fedavg-0", "fedavg-1", "fedprox-0"):
         file = copied / name / "metrics.jsonl"
@@ -355,6 +357,7 @@ def test_hostile_names_are_text(cli, copied: Path, tmp_path: Path) -> None:
             assert browser.ask("document.querySelectorAll('img, a[href^=http]').length") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["png", pytest.param("pdf", marks=pytest.mark.slow)])
 def test_figures_as_files(cli, runs: Path, tmp_path: Path, form: str) -> None:
     result = cli("report", runs / "fedavg-0", "--figures", "figures", "--figure-format", form, "--points", 30)

@@ -337,6 +337,7 @@ def sweep(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_sweep(sweep: Path, cli, tmp_path) -> None:
     result = cli("report", *sorted(sweep.iterdir()))
     assert result.exit_code == 0, result.output

@@ -94,6 +94,7 @@ class TestInstalled:
             assert all(figure.text == "unreadable" for figure in figures if figure.mean is None)
         assert sizes == TABLES
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table[0]}-{table[1]}")
     @pytest.mark.parametrize("scale", SCALES)
     def test_every_cell_is_a_run_or_has_a_reason(self, installed, table, scale):
@@ -314,6 +315,7 @@ class TestFind:
         (error,) = find_recipes().broken
         assert "table_7b.yaml is about table 7 of strange, as is " in str(error)
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize(
         ("method", "table", "says"),
         [

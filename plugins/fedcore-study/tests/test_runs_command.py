@@ -351,6 +351,7 @@ class TestTag:
             "no labels\n"
         )
 
+    @pytest.mark.slow
     def test_checkpoints_do_not_depend_on_labels(self, cli, runs):
         """The run goes on to the same bits, as a copy, too, which has the labels."""
         words = ("--out", "copy", "--quiet")

@@ -54,6 +54,7 @@ def test_memory_is_that_of_a_fresh_process_and_its_workers(tiny):
     assert 100 < found.worker < 1000
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_said(tiny):
     config = scale.scaled_config("fedavg", 4, {"workers": 0, "device": "cpu", "dataset": "nope"})
     with pytest.raises(FedcoreError, match=r"with 4 clients.*unknown dataset 'nope'"):

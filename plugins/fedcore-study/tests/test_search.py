@@ -115,6 +115,7 @@ def played(*rounds, status="finished"):
     return run_jobs
 
 
+@pytest.mark.slow
 def test_a_hopeless_trial_is_pruned_in_its_first_round(tmp_path, monkeypatch):
     """Trials are judged by those before their batch. Two of the second batch cannot learn, and end after one round."""
     heard = []
@@ -133,6 +134,7 @@ def test_a_hopeless_trial_is_pruned_in_its_first_round(tmp_path, monkeypatch):
         assert events == ["start", *["round"] * len(lines), "pruned" if trial.state == "pruned" else "finished"]
 
 
+@pytest.mark.slow
 def test_trials_are_the_same_however_many_run_side_by_side(tmp_path):
     def found(parallel):
         axes = [Axis("lr", 0.001, 0.3, log=True)]

@@ -139,6 +139,7 @@ def test_a_report_is_written(swept, tmp_path):
         fedcore_study.report(swept, page)
 
 
+@pytest.mark.slow
 def test_the_pages_program_runs(tmp_path, monkeypatch, capsys):
     page = Path(__file__).parents[3] / "docs" / "sweeps.md"
     (program,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

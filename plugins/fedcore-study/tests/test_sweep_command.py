@@ -73,6 +73,7 @@ def summaries(folder: Path) -> dict[str, Path]:
     return {path.parent.name: path for path in (folder / "s" / "runs").glob("*/summary.json")}
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_goes_on_to_the_same_bits(cli, tmp_path: Path) -> None:
     """Its run stops with a checkpoint when the sweep's process dies; meanwhile no other sweep may touch it."""
     spec = SweepSpec(base=LONG)

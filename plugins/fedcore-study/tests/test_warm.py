@@ -96,6 +96,7 @@ def test_a_run_stops_with_a_checkpoint_when_the_sweep_is_gone_and_goes_on_to_mor
     assert model_bytes(straight.directory) == model_bytes(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_when_the_process_that_forks_is_killed_another_one_takes_its_place(start, tmp_path):
     start._server.kill()
     start._server.wait()

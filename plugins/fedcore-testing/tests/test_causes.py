@@ -46,6 +46,7 @@ class RaisesWithOneClient(Plugin):
             raise IndexError("nobody else came")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plugin", [Raises, Divides, GivesNan])
 def test_one_error_is_told_once(plugin):
     with pytest.raises(CheckFailed) as caught:

@@ -214,6 +214,7 @@ def test_worker_processes_keep_it(tmp_path):
     check_engine("local", tmp_path, workers=(0, 1, 2, 3))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("engine", "words"),
     [

@@ -703,6 +703,7 @@ def _anomaly_detection_off():
     torch.autograd.set_detect_anomaly(False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:std\\(\\)")
 @pytest.mark.parametrize(("check", "plugin", "words"), DEFECTS, ids=[f"{row[0]}-{i}" for i, row in enumerate(DEFECTS)])
 def test_a_planted_defect_is_found_by_its_check(check, plugin, words):
@@ -947,6 +948,7 @@ class NeedsPublicByOption(Plugin[Teaching]):
             client.scratch["public"] = client.public.inputs(torch.arange(4))
 
 
+@pytest.mark.slow
 def test_a_plugin_that_declares_in_init_that_it_uses_public_samples_passes():
     found = list(run_checks(NeedsPublicByOption, slow=False))
     assert [v.message for v in found if v.status == "failed"] == []

@@ -40,6 +40,7 @@ def history(client, run, name):
     return [(metric.step, pytest.approx(metric.value)) for metric in client.get_metric_history(run.info.run_id, name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["default", pytest.param("folder", marks=pytest.mark.slow)])
 def test_a_run_is_in_a_local_store(tmp_path, store, monkeypatch, made):
     uri = f"sqlite:///{shutil.copy(made, 'mlflow.db')}" if store == "default" else str(tmp_path / store)
@@ -91,6 +92,7 @@ def test_a_resumed_run_goes_on_in_the_same_run(tmp_path, made):
     assert [step for step, _ in history(client, again, "loss/task")] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_costs_a_note(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -106,6 +108,7 @@ def test_a_server_that_does_not_answer_costs_a_note(tmp_path, monkeypatch):
     assert "tracker 'mlflow' is switched off: start raised MlflowException" in note
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract(tmp_path, made):
     uri = f"sqlite:///{shutil.copy(made, tmp_path)}"
     check_tracker("mlflow", tmp_path, {"uri": uri, "experiment": "contract"})

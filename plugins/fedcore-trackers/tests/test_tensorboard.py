@@ -42,6 +42,7 @@ def test_a_run_is_in_tensorboard(tmp_path):
     assert "temperature: 0.5" in text
 
 
+@pytest.mark.slow
 def test_the_table_of_runs_has_the_options(tmp_path):
     from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
 
@@ -55,6 +56,7 @@ def test_the_table_of_runs_has_the_options(tmp_path):
     assert "trackers" not in values
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_one_curve(tmp_path):
     def stop(event, details):
         if event == "round" and details["round"] == 2:
@@ -84,5 +86,6 @@ def test_without_tensorboard_the_extra_is_named_and_the_run_goes_on(tmp_path, mo
     assert "pip install tensorboard" in note
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract(tmp_path):
     check_tracker("tensorboard", tmp_path)

@@ -49,6 +49,7 @@ def test_a_tracker_sees_every_record_in_order(tmp_path, calls):
     assert found[-1] == ["finish", "finished", RunDirectory(result.directory).read_summary()]
 
 
+@pytest.mark.slow
 def test_a_run_has_the_same_bits_with_and_without(tmp_path):
     plain = federate(tmp_path, "moon")
     tracked = federate(tmp_path, "moon", trackers={RECORDER: {}, "module:odd_trackers.Hostile": {}})
@@ -99,6 +100,7 @@ def test_a_python_caller_without_a_listener_is_warned(tmp_path):
         federate(tmp_path, rounds=1, trackers={"module:odd_trackers.InStart": {}})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("raised", "status"), [(KeyboardInterrupt, "stopped"), (RuntimeError, "failed")])
 def test_a_resumed_run_goes_on_where_its_tracker_was(tmp_path, calls, raised, status):
     def stop(event, details):
@@ -141,6 +143,7 @@ def test_a_killed_runs_tracker_learns_of_it_and_goes_on_after_a_resume(tmp_path,
     assert rounds_of(calls(out)) == list(range(len(before) + 5)) == [r["round"] for r in records(result)]
 
 
+@pytest.mark.slow
 def test_rounds_that_could_not_be_sent_are_made_up_for(tmp_path, calls):
     def stop(event, details):
         if event == "round" and details["round"] == 1:
@@ -155,6 +158,7 @@ def test_rounds_that_could_not_be_sent_are_made_up_for(tmp_path, calls):
     assert rounds_of(calls(out)) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_tracker_that_is_gone_does_not_keep_a_run_from_being_resumed(tmp_path):
     result = federate(tmp_path, trackers={RECORDER: {}})
     file = result.directory / "config.yaml"
@@ -221,6 +225,7 @@ def test_a_tracker_of_a_sweep_is_in_each_of_its_runs(tmp_path):
     assert all("boom in start" in note for note in notes)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

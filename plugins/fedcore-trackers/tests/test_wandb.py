@@ -87,6 +87,7 @@ def test_an_offline_run_is_written(tmp_path):
     assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [0]
 
 
+@pytest.mark.slow
 def test_rounds_that_are_not_evaluated_have_rows_of_their_own(tmp_path):
     result = federate(tmp_path, rounds=4, eval_every=2, trackers={"wandb": {}})
     (file,) = files_of(result.directory)
@@ -98,6 +99,7 @@ def test_rounds_that_are_not_evaluated_have_rows_of_their_own(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_id(tmp_path):
     def stop(event, details):
         if event == "round" and details["round"] == 2:
@@ -127,5 +129,6 @@ def test_without_an_account_nothing_is_asked_and_the_run_goes_on(tmp_path):
     assert "tracker 'wandb' is switched off: start raised UsageError: No API key configured" in note
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract(tmp_path):
     check_tracker("wandb", tmp_path, {"dir": str(tmp_path / "files")})

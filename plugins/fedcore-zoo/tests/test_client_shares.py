@@ -137,6 +137,7 @@ def test_every_client_gets_its_number_and_every_class_is_dealt(sizes, weights, s
 # --- the partitioner ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("alpha", [TINY, 0.1, 0.5, 1e12])
 @pytest.mark.parametrize("clients", [1, 7, 20, 77])
 def test_sizes_are_equal(clients, alpha):

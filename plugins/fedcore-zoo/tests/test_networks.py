@@ -50,6 +50,7 @@ def test_parameter_counts_of_the_large_models() -> None:
     assert count(model) == (23_520_842 - 20_490) + head + 256 * 100 + 100
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FEATURE_DIMS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("classes", [3, 10, 100])
@@ -61,6 +62,7 @@ def test_shapes(name: str, shape: tuple[int, ...], classes: int) -> None:
     check_outputs(model, x, 256, classes)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", ["alexnet", "fedlab-alexnet", "resnet50"])
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 7, 40), (3, 33, 31), (3, 130, 128)])
 def test_shapes_of_the_large_models(name: str, shape: tuple[int, ...]) -> None:
