@@ -271,21 +271,13 @@ def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declara
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-class _Manager(pluggy.PluginManager):
-    """Looks at marked methods of the class only; pluggy's own search of all attributes takes a millisecond."""
-
-    def parse_hookimpl_opts(self, plugin: Any, name: str) -> pluggy.HookimplOpts | None:
-        marked = hasattr(getattr(type(plugin), name, None), "fedcore_impl")
-        return super().parse_hookimpl_opts(plugin, name) if marked else None
-
-
 def _calls(plugins: tuple[Plugin, ...]) -> dict[str, list[_Call]]:
     """Return the implementations of each hook, in the order of the calls.
 
     pluggy checks the methods' signatures and orders them. fedcore makes the calls itself, because each plugin gets its
     own view of the arguments, and because results, times and errors belong to one plugin.
     """
-    manager = _Manager("fedcore")
+    manager = pluggy.PluginManager("fedcore")
     manager.add_hookspecs(hookspecs)
     owners: dict[int, Plugin] = {}
     for plugin in reversed(plugins):  # pluggy calls the last registered first
