@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -140,7 +140,6 @@ class RunningMean:
     def __init__(self, layout: Layout, names: Iterable[str]) -> None:
         self._layout, self._names = layout, list(names)
         self._sums: Tensors = {}
-        self._blocks: dict[str, Sequence[Tensor]] = {}
         self._largest: Tensors = {}
         self._weight = 0.0
         self._samples = 0
@@ -162,9 +161,8 @@ class RunningMean:
                 continue
             if name not in self._sums:
                 self._sums[name] = torch.zeros(tensor.numel(), dtype=torch.float64, device=tensor.device)
-                self._blocks[name] = self._sums[name].split(BLOCK)
             factor = samples if name in self._layout.buffers else weight
-            for total, part in zip(self._blocks[name], tensor.flatten().split(BLOCK), strict=True):
+            for total, part in zip(self._sums[name].split(BLOCK), tensor.flatten().split(BLOCK), strict=True):
                 total.add_(part, alpha=factor)  # torch converts the part to float64 first
 
     def mean(self) -> Tensors:
