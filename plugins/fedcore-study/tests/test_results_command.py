@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fedcore import RunConfig
-from fedcore_study.reproduce.evidence import Evidence, read_all
+from fedcore_study.reproduce.evidence import Evidence, read_all, read_evidence
 
 from .test_reproduce_command import RECIPE
 
@@ -274,3 +274,19 @@ def test_mistakes(cli, recipes: Path, tmp_path: Path) -> None:
 def test_the_help_names_the_extra(cli, command) -> None:
     """In brackets rich would take it for markup and leave it out."""
     assert "extra `report` of fedcore" in " ".join(cli(*command, "--help").stdout.split())
+
+
+def test_a_run_that_is_further_than_the_others_goes_on_alone() -> None:
+    from fedcore_study.reproduce.curves import chart
+    from fedcore_study.reproduce.evidence import Curve
+    from fedcore_study.reproduce.find import find_recipe
+
+    folder = Path(__file__).parents[3] / "results" / "fedproc-table-2-paper"
+    whole = read_evidence(folder / "cifar-10_fedproc_seed-0.json")
+    curve = whole.curves["global"]
+    cut = Curve(round=curve.round[:4], accuracy=curve.accuracy[:4], loss=curve.loss[:4])
+    other = whole.model_copy(update={"seed": 1, "figures": None, "rounds": 44, "curves": {"global": cut}})
+    recipe, _ = find_recipe("fedproc", "2")
+    line = next(line for line in chart(recipe, "CIFAR-10", [whole, other]).lines if line.label.startswith("FedProc ("))
+    assert line.x == [10, 20, 30, 40]
+    assert line.tails == [(curve.round[3:], [100 * accuracy for accuracy in curve.accuracy[3:]])]

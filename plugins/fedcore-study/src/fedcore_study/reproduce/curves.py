@@ -19,7 +19,7 @@ _FINGERPRINT = re.compile(r"data ([0-9a-f]{16})")
 def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
     """Return the curves of a column's rows, in the table's order: the mean over seeds where there are several.
 
-    Curves that others published for the column follow.
+    Runs that are further than the others go on alone. Curves that others published for the column follow.
     """
     lines = []
     for number, row in enumerate(recipe.rows):
@@ -32,7 +32,13 @@ def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
         deviation = [statistics.stdev([values[x] for values in points]) for x in shared] if len(points) > 1 else []
         open_ends = [run for run in runs if not run.is_finished]
         label = row.name + (f" (round {open_ends[0].rounds} of {open_ends[0].planned})" if open_ends else "")
-        lines.append(Line(label, number, [float(x) for x in shared], means, deviation, len(points)))
+        last = shared[-1] if shared else 0
+        tails = [
+            ([float(x) for x in later], [values[x] for x in later])
+            for values in points
+            if len(later := [x for x in sorted(values) if x >= last]) > 1
+        ]
+        lines.append(Line(label, number, [float(x) for x in shared], means, deviation, len(points), tails))
     for number, curve in enumerate(recipe.curves, len(recipe.rows)):
         if curve.column == column:
             lines.append(Line(curve.name, number, [float(x) for x in curve.round], curve.accuracy, [], 1))
