@@ -2,7 +2,7 @@
 
 Favourable: its own FastDataLoader on tensors in memory; no client is evaluated; our evaluation in place of its seven
 metrics; ``persistency`` off, so that clients begin with a new momentum buffer, as the others do, and none is kept.
-Unfavourable: it draws a progress bar, which cannot be switched off.
+Unfavourable: it draws a progress bar.
 """
 
 from __future__ import annotations

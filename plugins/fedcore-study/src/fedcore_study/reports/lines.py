@@ -107,7 +107,7 @@ def _reports(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lines_of(group: Group, colors: Mapping[str, int], points: Points, places: Points | None = None) -> list[Line]:
-    """Return a line per row: the mean as far as all of its runs came, what single ones have beyond as tails.
+    """Return a line per row; see :func:`mean_line`.
 
     :param points: a run's values by the number of rounds after which they were taken.
     :param places: where on the x axis a run is after so many rounds, such as the bytes sent until then: runs are
@@ -121,21 +121,28 @@ def lines_of(group: Group, colors: Mapping[str, int], points: Points, places: Po
             where = {rounds: float(rounds) for rounds in values} if places is None else places(run)
             if kept := {rounds: (where[rounds], value) for rounds, value in values.items() if rounds in where}:
                 found.append(kept)
-        if not found:
-            continue
-        shared = sorted(set.intersection(*(set(values) for values in found)))
-        end = shared[-1] if shared else 0
-        beyond = [sorted(rounds for rounds in values if rounds >= end) for values in found]
-        tails = [
-            ([values[r][0] for r in rounds], [values[r][1] for r in rounds])
-            for rounds, values in zip(beyond, found, strict=True)
-            if rounds and rounds[-1] > end
-        ]
-        xs, ys = ([[values[r][part] for values in found] for r in shared] for part in (0, 1))
-        std = [statistics.stdev(column) for column in ys] if len(found) > 1 else []
-        x, y = ([statistics.fmean(column) for column in columns] for columns in (xs, ys))
-        lines.append(Line(label, colors[label], x, y, std, len(found), tails))
+        if found:
+            lines.append(mean_line(label, colors[label], found))
     return lines
+
+
+def mean_line(label: str, color: int, found: Sequence[Mapping[int, tuple[float, float]]]) -> Line:
+    """Return the mean of runs as far as all of them came, what single ones have beyond as tails.
+
+    :param found: of each run, the points (x, y) by the number of rounds after which they were taken.
+    """
+    shared = sorted(set.intersection(*(set(values) for values in found)))
+    end = shared[-1] if shared else 0
+    beyond = [sorted(rounds for rounds in values if rounds >= end) for values in found]
+    tails = [
+        ([values[r][0] for r in rounds], [values[r][1] for r in rounds])
+        for rounds, values in zip(beyond, found, strict=True)
+        if rounds and rounds[-1] > end
+    ]
+    xs, ys = ([[values[r][part] for values in found] for r in shared] for part in (0, 1))
+    std = [statistics.stdev(column) for column in ys] if len(found) > 1 else []
+    x, y = ([statistics.fmean(column) for column in columns] for columns in (xs, ys))
+    return Line(label, color, x, y, std, len(found), tails)
 
 
 def how(lines: Sequence[Line]) -> str:

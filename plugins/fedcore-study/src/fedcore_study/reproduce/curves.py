@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedcore_study.reports.charts import Curves, Line
+from fedcore_study.reports.lines import mean_line
 from fedcore_study.reproduce.evidence import Evidence
 from fedcore_study.reproduce.recipe import Recipe
 
@@ -27,18 +27,9 @@ def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
         points = [values for run in runs if (values := _points(recipe, run))]
         if not points:
             continue
-        shared = sorted(set.intersection(*(set(values) for values in points)))
-        means = [statistics.fmean(values[x] for values in points) for x in shared]
-        deviation = [statistics.stdev([values[x] for values in points]) for x in shared] if len(points) > 1 else []
         open_ends = [run for run in runs if not run.is_finished]
         label = row.name + (f" (round {open_ends[0].rounds} of {open_ends[0].planned})" if open_ends else "")
-        last = shared[-1] if shared else 0
-        tails = [
-            ([float(x) for x in later], [values[x] for x in later])
-            for values in points
-            if len(later := [x for x in sorted(values) if x >= last]) > 1
-        ]
-        lines.append(Line(label, number, [float(x) for x in shared], means, deviation, len(points), tails))
+        lines.append(mean_line(label, number, points))
     for number, curve in enumerate(recipe.curves, len(recipe.rows)):
         if curve.column == column:
             lines.append(Line(curve.name, number, [float(x) for x in curve.round], curve.accuracy, [], 1))
@@ -67,10 +58,10 @@ def is_current(drawn: Curves, file: Path) -> bool:
     return found is not None and found[1] == fingerprint(drawn)
 
 
-def _points(recipe: Recipe, run: Evidence) -> dict[int, float]:
-    """Return accuracy by round in percent, under the first protocol of the table that the run has a curve for."""
+def _points(recipe: Recipe, run: Evidence) -> dict[int, tuple[float, float]]:
+    """Return (round, accuracy in %) by round, under the first protocol of the table that the run has a curve for."""
     for protocol in (name for names in recipe.protocols.values() for name in names):
         curve = run.curves.get(protocol)
         if curve:
-            return {x: 100 * y for x, y in zip(curve.round, curve.accuracy, strict=True)}
+            return {x: (float(x), 100 * y) for x, y in zip(curve.round, curve.accuracy, strict=True)}
     return {}
