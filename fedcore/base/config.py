@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -194,11 +194,10 @@ class RunConfig(BaseModel):
         description="Number of clients that train side by side on CUDA without worker processes. Their steps are"
         " branches of one captured graph.",
     )
-    stack: int = Field(
+    stack: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         default=1,
-        ge=1,
-        le=1024,
-        description="Number of clients that train as one computation, for small models. Results differ by rounding.",
+        description="Number of clients that train as one computation, for small models. Results differ by rounding."
+        " auto chooses it at the start.",
     )
     min_clients: int = Field(
         default=1,
@@ -344,7 +343,7 @@ class RunConfig(BaseModel):
                 "lower concurrency or participation"
             )
         alone = next((name for name in ("client_timeout", "max_waiting") if getattr(self, name) is not None), None)
-        if self.stack > 1 and alone is not None:
+        if self.stack_size > 1 and alone is not None:
             raise ValueError(f"stack trains clients together, but {alone} is about single clients; leave one out")
         if self.warmup_rounds and self.warmup_rounds >= self.rounds:
             raise ValueError(f"warmup_rounds is {self.warmup_rounds}, but the run has {self.rounds} rounds")
@@ -373,6 +372,11 @@ class RunConfig(BaseModel):
     def cohort_size(self) -> int:
         """Number of clients sampled per round: participation * training_clients, rounded, at least one."""
         return max(1, round(self.participation * self.training_clients))
+
+    @property
+    def stack_size(self) -> int:
+        """Number of clients that train as one computation; 1 while ``auto`` is not replaced."""
+        return 1 if self.stack == "auto" else self.stack
 
     @property
     def local_work(self) -> tuple[Literal["epochs", "steps"], int]:

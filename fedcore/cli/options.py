@@ -208,6 +208,8 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
         text = "A metric of an evaluation next to accuracy and loss, such as macro-f1. Can be repeated."
     elif name == "client_models":
         kind, metavar = str, "A,B,C"
+    elif name == "stack":
+        kind, metavar = str, "N|auto"
     elif name == "tags":
         kind, metavar = list[str], "TAG"
         text = "A word by which fedcore runs list finds the run. Can be repeated."

@@ -32,7 +32,7 @@ class StackWarning(UserWarning):
 
 def handler(runtime: ClientRuntime) -> Handle:
     """Return the function by which a runtime works on tasks, with ``--stack`` in stacks."""
-    if runtime.config.stack > 1 and not runtime.others:
+    if runtime.config.stack_size > 1 and not runtime.others:
         return StackRunner(runtime).handle
     return lambda tasks, shared: [runtime.handle(task, shared) for task in tasks]
 

@@ -29,7 +29,7 @@ class InProcessEngine:
         self._runtime = ClientRuntime(site)
         self._runtimes = [self._runtime]
         self._runtime.keep_updates_on_device()
-        self._handle, self._stack = handler(self._runtime), site.config.stack
+        self._handle, self._stack = handler(self._runtime), site.config.stack_size
         self._shared: dict[str, SharedPayload] = {}
 
     def share(self, key: str, payload: SharedPayload) -> None:

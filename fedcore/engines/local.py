@@ -123,7 +123,7 @@ class WorkerEngine:
         self.workers = workers
         self._lost_early = 0
         self._seconds: dict[str, float] = {}  # of the workers' processors for a task, by kind
-        self._timeout, self._stack = site.config.client_timeout, site.config.stack
+        self._timeout, self._stack = site.config.client_timeout, site.config.stack_size
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         self._shared = {SITE: put_frame(pack_site(site), None)}
         try:

@@ -13,6 +13,7 @@ from fedcore.base.config import RunConfig
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition
 from fedcore.runs.provenance import INSTRUCTIONS, versions
+from fedcore.runs.resolve import why_unstacked
 from fedcore.runs.saved import code_in
 
 
@@ -32,20 +33,9 @@ def option_cautions(setup: Setup) -> list[str]:
     config, found = setup.config, []
     if config.local_steps is not None and config.local_epochs != RunConfig.model_fields["local_epochs"].default:
         found = [f"--local-epochs {config.local_epochs} has no effect next to --local-steps {config.local_steps}"]
-    if config.stack > 1 and (reason := _unstacked(setup)):
+    if config.stack_size > 1 and (reason := why_unstacked(setup)):
         found.append(f"--stack {config.stack} has no effect: {reason}")
     return found
-
-
-def _unstacked(setup: Setup) -> str:
-    """Return the reason for which no clients come together to train as one; empty if they do."""
-    if setup.config.engine != "local":
-        return f"--engine {setup.config.engine} trains clients one by one"
-    for name in [name for names in setup.breaks.values() for name in names]:
-        return f"plugin {name!r} pauses clients in the middle of their training"
-    for plugin in setup.plugins.implementers("broadcast_to"):
-        return f"plugin {plugin.name!r} sends each client tensors of its own"
-    return ""
 
 
 def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:

@@ -37,7 +37,7 @@ from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.progress import only_notes
 from fedcore.runs.provenance import session, versions
-from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking, tuned
+from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking, tuned, usual_stack
 from fedcore.runs.result import RunResult
 from fedcore.runs.saved import (
     SavedConfig,
@@ -338,6 +338,8 @@ def noting(notify: Notify) -> Note:
 def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
     setup = Setup.build(config, dataset, tune=partial(tuned, dataset=dataset) if config.autotune else None)
     check_client_models(setup, dataset)
+    if setup.config.stack == "auto":
+        return replace(setup, config=setup.config.model_copy(update={"stack": usual_stack(setup)}))
     return setup
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedcore import ConfigError, Loss, Plugin, RunConfig, SplitModel, hookimpl, resume
+from fedcore import ConfigError, Loss, Plugin, RunConfig, SplitModel, hookimpl, load_run, resume, run
 from fedcore.base import registry
 from fedcore.client import stack_runner
 from fedcore.client.setup import Setup
@@ -19,6 +19,7 @@ from fedcore.client.stacks import Group
 from fedcore.data import load_dataset
 from fedcore.hooks.checks import create_plugin
 from fedcore.runs.cautions import option_cautions
+from fedcore.runs.resolve import usual_stack
 from fedcore_testing.compare import require_close_states, require_same
 from tests import support
 
@@ -289,6 +290,35 @@ def test_an_option_without_effect_is_noted(plugins, options, reason):
     notes = option_cautions(Setup.build(config, load_dataset("digits")))
     assert [note.partition(": ")[0] for note in notes] == ["--stack 8 has no effect"] * bool(reason)
     assert reason in "".join(notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({}, 50),
+        ({"workers": 0}, 50),
+        ({"workers": 5}, 20),
+        ({"workers": 16}, 1),  # fewer than 12 for each worker
+        ({"participation": 0.1}, 1),
+        ({"model": "fdcl-cnn"}, 1),
+        ({"plugins": ["fedcme"]}, 1),
+        ({"client_timeout": 5.0}, 1),
+        ({"client_models": ["mlp", "mlp"]}, 1),
+    ],
+)
+def test_auto_stacks_where_it_is_faster(options, size):
+    config = RunConfig.create(
+        {"clients": 100, "model": "mlp", "workers": 2, "stack": "auto", "device": "cpu", **options}
+    )
+    assert usual_stack(Setup.build(config, load_dataset("digits"))) == size
+
+
+def test_a_run_records_the_stack_that_auto_stands_for(tmp_path):
+    options = {"clients": 24, "rounds": 1, "workers": 0, "stack": "auto", "partition": "iid", "out": tmp_path / "run"}
+    result = run(**options)
+    assert load_run(result.directory).config.stack == 24
+    again = run(**{**options, "stack": 24, "out": tmp_path / "again"})
+    assert support.lines(result)[0]["losses"] == support.lines(again)[0]["losses"]
 
 
 def test_limits_on_single_clients_are_refused():
