@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from functools import cached_property
 
 import numpy as np
@@ -69,9 +68,21 @@ class RandomStream:
             each.set_state(state)
 
 
-def random_stream(seed: int, device: torch.device | str = "cpu") -> AbstractContextManager[None]:
-    """Return a block of a :class:`RandomStream` of its own."""
-    return RandomStream(seed, device).running()
+@contextlib.contextmanager
+def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed torch's global generators for a block, and restore their state afterwards.
+
+    It draws the numbers of a :class:`RandomStream` with one block.
+    """
+    generators = global_generators(device)
+    outside = [each.get_state() for each in generators]
+    try:
+        for each in generators:
+            each.manual_seed(seed)
+        yield
+    finally:
+        for each, state in zip(generators, outside, strict=True):
+            each.set_state(state)
 
 
 class OtherDraws:

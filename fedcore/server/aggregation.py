@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -162,7 +162,7 @@ class RunningMean:
             if name not in self._sums:
                 self._sums[name] = torch.zeros(tensor.numel(), dtype=torch.float64, device=tensor.device)
             factor = samples if name in self._layout.buffers else weight
-            for total, part in zip(self._sums[name].split(BLOCK), tensor.flatten().split(BLOCK), strict=True):
+            for total, part in zip(_blocks(self._sums[name]), _blocks(tensor.flatten()), strict=True):
                 total.add_(part, alpha=factor)  # torch converts the part to float64 first
 
     def mean(self) -> Tensors:
@@ -178,3 +178,8 @@ class RunningMean:
             shape, dtype = self._layout.shapes[name]
             means[name] = (total / divisor).to(dtype).view(shape)
         return {name: means[name] for name in self._names if name in means}
+
+
+def _blocks(flat: Tensor) -> Sequence[Tensor]:
+    """Return the parts of a tensor that the processor adds up without leaving its cache."""
+    return flat.split(BLOCK) if len(flat) > BLOCK else (flat,)
