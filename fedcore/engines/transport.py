@@ -30,13 +30,11 @@ LENGTHS = struct.Struct("<QQ")
 """Two numbers of bytes: of the JSON text with its padding, and of the tensors."""
 
 
-def pack_frame(tensors: Mapping[str, Tensor], value: Any) -> bytes:
-    """Return the frame of named tensors and a JSON value."""
-    return b"".join(_pieces(tensors, value))
-
-
 def _pieces(tensors: Mapping[str, Tensor], value: Any) -> list[bytes | memoryview]:
-    """Return a frame in pieces. The pieces of contiguous tensors on the CPU share the tensors' memory."""
+    """Return the frame of named tensors and a JSON value in pieces.
+
+    The pieces of contiguous tensors on the CPU share the tensors' memory.
+    """
     described, data, position = [], list[bytes | memoryview](), 0
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu().contiguous()
@@ -105,7 +103,8 @@ class Channel:
     def send(self, tensors: Mapping[str, Tensor], value: Any, *, descriptor: int | None = None) -> None:
         """Send a frame, and a descriptor with it if one is given. The descriptor stays open here."""
         socket.send_fds(self.connection, [b"\0"], [] if descriptor is None else [descriptor])
-        self.connection.sendall(pack_frame(tensors, value))
+        for piece in _pieces(tensors, value):
+            self.connection.sendall(piece)
 
     def receive(self) -> tuple[Tensors, Any, int | None]:
         """Wait for a frame. Return its tensors, its value, and the descriptor that came with it, or None.
