@@ -135,6 +135,7 @@ class ClientRuntime:
         other = copy.copy(self)
         own = replace(self.setup, model=copy.deepcopy(self.setup.model))
         other.working = WorkingModel(own, self.placement, captured=False)
+        other.working.first_personal = self.working.first_personal  # the copied model may have been trained by now
         return other
 
     def recording(self) -> AbstractContextManager[None]:

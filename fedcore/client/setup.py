@@ -68,6 +68,7 @@ class Setup:
                 raise PluginContractError.of(plugin.name, found, hook="configure_model", expected=expected)
             model = changed or model
         _check_forward(config, model, task, dataset, [p.name for p in plugins.implementers("configure_model")])
+        _check_untied(config, model)
         config = config if tune is None else tune(config, model)
         names = list(model.state_dict())
         personal: set[str] = set()
@@ -186,6 +187,17 @@ def _check_forward(
             kind="model",
             hint="after a change of the encoder's width set model.feature_dim, or call model.renew_classifier(width)",
         )
+
+
+def _check_untied(config: RunConfig, model: SplitModel) -> None:
+    """Refuse tied weights that are trained: under two names one tensor is averaged, changed and kept twice."""
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad and first[id(parameter)] != name:
+            raise ConfigError(
+                f"model {config.model!r}: {first[id(parameter)]!r} and {name!r} are one tensor (tied weights), which "
+                "cannot be averaged under two names; give the model one module that is called twice, or two tensors"
+            )
 
 
 def _check_needs(setup: Setup, plugin: Plugin) -> None:

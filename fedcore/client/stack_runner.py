@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedcore.base.types import ClientUpdate
 from fedcore.client.branches import PlannedStep
@@ -62,6 +62,8 @@ class _Place:
         return (
             len(self.step.batch.picked.positions),
             session.excluded,
+            _noted(session.scratch),
+            _noted(session.states.snapshot()),
             tuple(model.present for model in session.working.frozen.values()),
             tuple((group.lr, group.weight_decay, len(group.parameters)) for group in session.optimizer.groups),
             session.steps if session.config.optimizer != "sgd" else None,
@@ -142,6 +144,11 @@ class StackRunner:
                 reason = str(error).partition("\n")[0]
                 warnings.warn(f"--stack: clients train one by one: {reason}", StackWarning, stacklevel=2)
             return None
+
+
+def _noted(notes: Mapping[str, Mapping[str, Any]]) -> Hashable:
+    """Return the names of plugins' notes. A hook may ask whether there is a note, and sees the first client's."""
+    return tuple((plugin, *values) for plugin, values in notes.items() if values)
 
 
 def _alone(place: _Place) -> Exception | None:

@@ -25,7 +25,7 @@ Path = tuple[str, ...]
 
 OF_RUN = ("config", "round", "rounds", "num_classes", "device", "model", "lr", "momentum")
 """Attributes of a client that are the same for all clients of a stack. ``model`` has the stacked weights in a step."""
-OF_CLIENT = ("received", "class_counts", "parameters", "start", "added", "n", "steps")
+OF_CLIENT = ("received", "class_counts", "parameters", "start", "added", "n")
 """Attributes of a client that are stacked."""
 
 

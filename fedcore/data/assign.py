@@ -178,7 +178,10 @@ def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:
         return np.arange(len(labels))
     if samples > len(labels):
         raise ConfigError(f"--samples is {samples}, but the data set has {len(labels)} training samples")
-    return np.flatnonzero(draw_by_class(labels, samples / len(labels), numpy_generator(seed, "samples")))
+    rng, total = numpy_generator(seed, "samples"), len(labels)
+    if total - samples < len(np.unique(labels)):  # so many can only be drawn with the last sample of some class
+        return np.flatnonzero(~draw_by_class(labels, 1 - samples / total, rng))
+    return np.flatnonzero(draw_by_class(labels, samples / total, rng))
 
 
 def _hold_out(train: IndexLists, labels: IntArray, fraction: float, seed: int) -> tuple[IndexLists, IndexLists]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -149,9 +149,13 @@ class ModelTask:
             model.renew_classifier(width)
 
 
-def has_batch_norm(model: nn.Module) -> bool:
-    """Return whether any module is a BatchNorm: of 1 to 3 dimensions, synchronised or lazy."""
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
+def has_batch_norm(model: nn.Module, frozen: Iterable[nn.Module] = ()) -> bool:
+    """Return whether any module is a BatchNorm: of 1 to 3 dimensions, synchronised or lazy.
+
+    :param frozen: modules that are always in eval mode. They do not count, nor do their parts.
+    """
+    left_out = {part for module in frozen for part in module.modules()}
+    return any(isinstance(module, _BatchNorm) for module in model.modules() if module not in left_out)
 
 
 @contextmanager

@@ -99,6 +99,19 @@ def test_batches_that_batch_norm_skips_do_not_count(tmp_path):
         assert failures == dict.fromkeys(range(4) if batch_size == 1 else [0], "no_steps")
 
 
+class FreezesTheBase(Plugin):
+    @hookimpl
+    def configure_model(self, model):
+        model.encoder.requires_grad_(False)
+
+
+def test_a_frozen_batch_norm_needs_no_second_sample(tmp_path):
+    options = {"clients": 4, "model": with_batch_norm, "batch_size": 16, "rounds": 1, "partition": one_sample}
+    result = federate(tmp_path, FreezesTheBase, Notes, **options)
+    assert records(result)[0]["failures"] == []
+    assert noted(result, "steps")["0/0"] == 1
+
+
 def test_the_last_batch_of_an_epoch_is_left_out_unless_it_is_the_only_one(tmp_path):
     options = {"clients": 4, "partition": one_sample, "batch_size": 16, "rounds": 1, "local_epochs": 2}
     kept_all, dropped = (federate(tmp_path, Notes, **options, drop_last=drop) for drop in (False, True))

@@ -51,3 +51,27 @@ def test_a_width_that_feature_dim_does_not_tell(go):
 def test_an_encoder_that_the_classifier_does_not_fit_names_the_plugin(go):
     with pytest.raises(ConfigError, match="as configured by plugin 'forgets', does not take samples"):
         go(Forgets, rounds=1)
+
+
+class Ties(Plugin):
+    """Gives two layers one weight."""
+
+    trains = True
+
+    @hookimpl
+    def configure_model(self, model, task):
+        with task.random("tied"):
+            one, other = (nn.Linear(model.feature_dim, model.feature_dim) for _ in range(2))
+        other.weight = one.weight.requires_grad_(self.trains)
+        model.encoder.add_module("one", one)
+        model.encoder.add_module("other", other)
+
+
+class TiesFixedWeights(Ties):
+    trains = False
+
+
+def test_tied_weights_are_refused_where_they_are_trained(go):
+    with pytest.raises(ConfigError, match=r"'encoder.one.weight' and 'encoder.other.weight' are one tensor"):
+        go(Ties, rounds=1)
+    go(TiesFixedWeights, rounds=1)

@@ -20,6 +20,7 @@ from fedcore.data import load_dataset
 from fedcore.hooks.checks import create_plugin
 from fedcore.runs.cautions import option_cautions
 from fedcore.runs.resolve import usual_stack
+from fedcore_testing import Cohorts
 from fedcore_testing.compare import require_close_states, require_same
 from tests import support
 
@@ -159,6 +160,12 @@ class ReadsTheId(Plugin):
         return Loss(step.features.square().mean(), weight=0.1 * step.client.id)
 
 
+class WarmsUp(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.features.square().mean(), weight=0.1 if step.client.steps < 3 else 0.0)
+
+
 class Draws(Plugin):
     @hookimpl
     def local_loss(self, step):
@@ -187,6 +194,7 @@ class HasNotesOfOtherLengths(Plugin):
     [
         (BranchesOnATensor, "data-dependent control flow"),
         (ReadsTheId, "'readstheid' reads client.id"),
+        (WarmsUp, "'warmsup' reads client.steps"),
         (Draws, "random"),
         (Writes, r"writes client.scratch\['seen'\]"),
         (HasNotesOfOtherLengths, "different values"),
@@ -260,6 +268,34 @@ class ReadsEverything(Plugin):
 def test_all_that_a_loss_reads_of_its_client(both, steps):
     assert_close(*both(ReadsEverything, rounds=2, local_epochs=2, lr=0.005))
     assert steps["stacked"]
+
+
+class HasANoteWhereAClassIsMissing(Plugin):
+    """Half of the clients have the note. The first one of a stack has it or not."""
+
+    @hookimpl
+    def begin_local(self, client):
+        if client.id % 2 and client.round:
+            client.scratch["missing"] = (client.class_counts == 0).float()
+            client.state["seen"] = 1.0
+
+    @hookimpl
+    def local_loss(self, step):
+        missing = step.client.scratch.get("missing")
+        weight = 1.0 if "seen" in step.client.state else 0.5
+        value = step.features.square().mean() if missing is None else (step.logits.softmax(1) * missing).sum(1).mean()
+        return Loss(value, weight=weight)
+
+
+def test_clients_with_and_without_a_note_are_not_mixed(both, steps):
+    assert_close(*both(HasANoteWhereAClassIsMissing, rounds=2, lr=0.01))
+    assert steps["stacked"]
+
+
+def test_who_joins_a_larger_stack_starts_from_the_first_personal_weights(both):
+    """The models of a larger stack are copied from one that has been trained by then."""
+    cohorts = (Cohorts, {"rounds": [[0, 1], [2, 3, 4, 5]]})
+    assert_close(*both("fedper", cohorts, rounds=2, participation=1.0, partition="iid", eval_every=2))
 
 
 class FailsToObserve(Plugin):

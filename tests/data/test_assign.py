@@ -15,6 +15,11 @@ def test_more_samples_than_there_are():
         partitioned(samples=9)
 
 
+@pytest.mark.parametrize("samples", [100, 590, 591, 595, 599, 600])
+def test_as_many_samples_as_asked_for(samples):
+    assert len(partitioned(samples=samples, client_test_fraction=0.0).train.positions) == samples
+
+
 def test_numbers_that_cannot_work():
     for fraction in (-0.1, 1.0, float("nan")):
         with pytest.raises(ConfigError, match="client_test_fraction"):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -23,8 +22,6 @@ from fedcore import (
 )
 from fedcore_functional import correction, linear_term, renewed_control
 from fedcore_scaffold.equations import server_update
-
-SIZES = "sizes"
 
 
 class ScaffoldOptions(PluginOptions):
@@ -87,16 +84,9 @@ class Scaffold(Plugin[ScaffoldOptions]):
 
     @hookimpl
     def broadcast(self, server: ServerContext) -> dict[str, Tensor]:
-        """Send c; nothing before the first round ended.
-
-        Weighted by samples, c = sum_i n_i c_i / sum_i n_i over all clients; the n_i of clients that have not taken
-        part yet, whose c_i is 0, count as the mean of those that have.
-        """
-        sizes = _sizes(server)
-        seen = int(sizes.count_nonzero())
-        scale = int(sizes.sum()) / seen if seen else 1.0
+        """Send c; nothing before the first round ended."""
         return {
-            name: (server.state[f"c.{name}"] / scale).to(w.dtype)
+            name: server.state[f"c.{name}"].to(w.dtype)
             for name, w in server.model.items()
             if f"c.{name}" in server.state
         }
@@ -108,27 +98,18 @@ class Scaffold(Plugin[ScaffoldOptions]):
 
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
-        """Add the change of c_i to c: c += (c_i+ - c_i) / N (Eq. 5, second half), N all clients, sampled or not."""
-        if not self.uniform:
-            server.state[f"n.{update.client}"] = update.samples  # until the round's end; reading all n_i takes O(N)
-        share = (1.0 if self.uniform else update.samples) / server.num_clients
+        """Add the change of c_i to c: c += (c_i+ - c_i) / N (Eq. 5, second half), N all clients, sampled or not.
+
+        Weighted by samples, c = sum_i n_i c_i / sum_i n_i over all clients.
+        """
+        share = 1 / server.num_clients if self.uniform else update.samples / int(server.client_sizes.sum())
         check_changes(update.payload, server.model, server.trainable)
         for name, change in update.payload.items():
             server.state.add(f"c.{name}", change, weight=share)
 
     @hookimpl
     def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Step towards the mean of the models (Eq. 5, first half); eta_g = 1 takes the mean itself. Note the n_i."""
-        if not self.uniform:
-            sizes = _sizes(server).clone()
-            sizes[server.accepted] = torch.tensor([server.state.pop(f"n.{client}") for client in server.accepted])
-            server.state[SIZES] = sizes
+        """Step towards the mean of the models (Eq. 5, first half); eta_g = 1 takes the mean itself."""
         if self.options.server_lr == 1:
             return None
         return {name: server_update(server.model[name], m, self.options.server_lr) for name, m in mean.items()}
-
-
-def _sizes(server: ServerContext) -> Tensor:
-    """Return the n_i of the clients that have taken part, (N,) int64; 0 for the others."""
-    known: Tensor | None = server.state.get(SIZES)
-    return torch.zeros(server.num_clients, dtype=torch.int64) if known is None else known
