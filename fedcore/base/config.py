@@ -345,6 +345,8 @@ class RunConfig(BaseModel):
         alone = next((name for name in ("client_timeout", "max_waiting") if getattr(self, name) is not None), None)
         if self.stack_size > 1 and alone is not None:
             raise ValueError(f"stack trains clients together, but {alone} is about single clients; leave one out")
+        if self.stack_size > 1 and self.lanes > 1:
+            raise ValueError("stack and lanes are two ways to train clients side by side; leave one out")
         if self.warmup_rounds and self.warmup_rounds >= self.rounds:
             raise ValueError(f"warmup_rounds is {self.warmup_rounds}, but the run has {self.rounds} rounds")
         if self.min_clients > self.cohort_size:

@@ -24,7 +24,7 @@ from fedcore.server.state import Manifest, ServerState
 KEPT = 2
 PHASES = {"train": 0, "post_train": 1, "done": 2}
 
-_PLAIN = ("round", "phase", "ledger", "best", "before_correction", "metrics_bytes", "virtual_time")
+_PLAIN = ("round", "phase", "stopped", "ledger", "best", "before_correction", "metrics_bytes", "virtual_time")
 """The fields of a server's state that go into a checkpoint's JSON unchanged."""
 
 Note = Callable[[str], None]

@@ -210,6 +210,8 @@ class RunDirectory:
             note(f"{self.metrics.path} was changed since it was written; its lines are kept, and the run goes on")
         if state is not None:
             check(state)
+        elif phase is not None:
+            return None
         self.metrics.restore(state.metrics_bytes if state else 0)  # later records will be written again
         self.sessions.restore()
         self.checkpoints.tidy()

@@ -14,7 +14,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
-from fedcore.runs.records import accuracies
+from fedcore.runs.records import accuracies, lost
 from fedcore.runs.result import headline, learning_curve
 
 REDRAWN = 0.25
@@ -139,7 +139,7 @@ class NotebookDisplay(Progress):
         times = f"{self.clock() - self.began:.0f} s"
         if self.left is not None and self.status != "done":
             times += f", about {self.left:.0f} s left"
-        if failed := self.failed + sum(len(record["failures"]) for record in self.records):
+        if failed := self.failed + sum(lost(record).total() for record in self.records):
             times += f"; {failed} clients failed"
         done = self.done + (self.clients / max(1, self.cohort) if self.done < self.rounds else 0)
         notes = "".join(f"<p>note: {html.escape(note)}</p>" for note in self.notes)

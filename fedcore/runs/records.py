@@ -66,7 +66,7 @@ def history_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             for key in ("accuracy", "loss", "std", "worst10", *further(figures)):
                 if figures.get(key) is not None:
                     row[f"{name}.{key}"] = figures[key]
-        row["clients"], row["failed"] = len(record["cohort"]), len(record["failures"])
+        row["clients"], row["failed"] = len(record["cohort"]), lost(record).total()
         row |= {"bytes.down": record["bytes"]["down"], "bytes.up": record["bytes"]["up"]}
         row |= {f"report.{path}": value for path, value in flat(record.get("reports", {}), ".")}
         row["seconds"] = sum(record["time"][part] for part in ("round", "evaluation") if part in record["time"])
@@ -74,11 +74,11 @@ def history_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def lost(record: Mapping[str, Any]) -> dict[str, int]:
+def lost(record: Mapping[str, Any]) -> Counter[str]:
     """Return the number of selected clients without an update in a round, by kind. Each client counts once."""
     cohort = set(record["cohort"])
     kinds = {failure["client"]: failure["kind"] for failure in record["failures"] if failure["client"] in cohort}
-    return dict(sorted(Counter(kinds.values()).items()))
+    return Counter(dict(sorted(Counter(kinds.values()).items())))
 
 
 def totals(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

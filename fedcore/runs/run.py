@@ -162,10 +162,14 @@ class Run:
             file = replace(file, values={**saved.values, "out": str(directory.path)})
             config, changed = config.model_copy(update={"out": out}), changed | {"out"}
         setup = _set_up(config, dataset)
+        run = cls(setup, dataset, partition, directory, file, changed)
         if out is not None:
+            if latest := directory.checkpoints.load():
+                run._require_rounds(latest)
             directory = _copied(directory, out, with_clients=not partition.is_declared)
+            run = replace(run, directory=directory)
         directory.checkpoints.binding = saved.binding
-        return cls(setup, dataset, partition, directory, file, changed)
+        return run
 
     @property
     def config(self) -> RunConfig:
@@ -229,6 +233,8 @@ class Run:
                 for caution in schedule_cautions(before, self.config, state.round):
                     note(caution)
             with self.started(state, notify, make, on_round) as experiment:
+                if state.phase == "train":
+                    self.directory.reopen_finished()
                 if self.changes:  # config.yaml has them, with their values before and after
                     self.directory.write_config(self.file.changed(self.changed, state.round))
                 return experiment.train(state)
@@ -250,6 +256,8 @@ class Run:
         """Return the metrics of the last checkpoint. It writes nothing, and raises as :func:`fedcore.evaluate_run`."""
         note = noting(notify or only_notes)
         state = self.last_state(note)
+        if state.phase != "done" and self.directory.read_summary() is not None:
+            note("the run is finished, but its last checkpoint is missing: the checkpoint before is evaluated")
         recorded = sum("round" in record for record in self.directory.read_metrics())
         if recorded > state.round:
             note(f"{recorded} rounds are recorded, but the last checkpoint is of round {state.round}: it is evaluated")
@@ -297,11 +305,12 @@ class Run:
         if state is None:
             return None
         rounds, longer = self.config.rounds, not self.changes.isdisjoint({"rounds", "patience"})
-        if longer and rounds < state.round:
-            raise RunDirectoryError(f"--rounds {rounds}: {self.directory.path} has had {state.round} rounds already")
+        self._require_rounds(state)
         if state.round >= rounds:
             return replace(state, phase="post_train") if state.phase == "train" else state
-        if state.phase == "train" or (not longer and (state.phase == "done" or out_of_patience(self.config, state))):
+        if state.phase == "train" or out_of_patience(self.config, state):
+            return state
+        if not longer and (state.phase == "done" or state.stopped):
             return state
         if state.phase == "done":
             state = self.directory.recover(note, self.check, phase="post_train")
@@ -310,8 +319,14 @@ class Run:
                 f"--rounds {rounds}: {self.directory.path} is finished, but the checkpoint at the end of its training, "
                 "from which more rounds could go on, is missing"
             )
-        self.directory.reopen_finished()
-        return replace(state, phase="train")
+        return replace(state, phase="train", stopped=False)
+
+    def _require_rounds(self, state: ServerState) -> None:
+        """Refuse to go on with fewer rounds than the run has had."""
+        if "rounds" in self.changes and self.config.rounds < state.round:
+            raise RunDirectoryError(
+                f"--rounds {self.config.rounds}: {self.directory.path} has had {state.round} rounds already"
+            )
 
     def check(self, state: ServerState) -> None:
         """Refuse a checkpoint of another run, or of another model than the configuration's.

@@ -19,6 +19,7 @@ from fedcore.base.output import clean, duration, note, number, percent, stderr, 
 from fedcore.base.protocols import EVALUATED
 from fedcore.runs import records
 from fedcore.runs.progress import NotebookDisplay, Progress, notebook_output, only_notes
+from fedcore.runs.records import lost
 
 ROWS = 8
 MINUTE = 60.0
@@ -69,8 +70,8 @@ class PlainDisplay(Display):
         parts += [f"{clean(name)} {number(value)}" for name, value in ordered(record["losses"])]
         if "system" in record:
             parts.append(took_part(record))
-        elif record["failures"]:
-            parts.append(f"{len(record['failures'])} of {len(record['cohort'])} clients failed")
+        elif failed := lost(record).total():
+            parts.append(f"{failed} of {len(record['cohort'])} clients failed")
         parts.append(f"{duration(seconds(record))}/round")
         if self.left:
             parts.append(f"{duration(self.left)} left")
@@ -171,7 +172,7 @@ def rounds_table(records: Sequence[Record], width: int) -> Table:
     """Return the rounds as a table of at most ``width`` characters. The last losses are omitted if they do not fit."""
     protocols = [name for name in EVALUATED if any(name in accuracies(record) for record in records)]
     losses = list(dict.fromkeys(name for record in records for name, _ in ordered(record["losses"])))
-    failing = any(record["failures"] for record in records)
+    failing = any(map(lost, records))
     room = width - sum(len(name) + 4 for name in protocols) - 20 - (8 if failing else 0)
     shown: list[str] = []
     for name in losses:
@@ -192,7 +193,7 @@ def rounds_table(records: Sequence[Record], width: int) -> Table:
         row = [str(record["round"] + 1)]
         row += [accuracies(record).get(name, "-") for name in protocols]
         row += [number(record["losses"].get(name)) for name in shown]
-        row += [str(len(record["failures"]) or "")] if failing else []
+        row += [str(lost(record).total() or "")] if failing else []
         table.add_row(*row, f"{seconds(record):.2f}")
     return table
 
@@ -227,7 +228,7 @@ def seconds(record: Record) -> float:
 def took_part(record: Record) -> str:
     """Return the participation and duration of a simulated round: ``5 of 8 clients, 35 s virtual``."""
     system = record["system"]
-    words = records.in_words(len(record["cohort"]), record["accepted"], len(system["partial"]), records.lost(record))
+    words = records.in_words(len(record["cohort"]), record["accepted"], len(system["partial"]), lost(record))
     return f"{clean(words)}, {duration(system['seconds'])} virtual"
 
 

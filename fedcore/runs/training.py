@@ -83,12 +83,13 @@ class Experiment:
 
     def train(self, state: ServerState) -> RunResult:
         """Train the rest of the run."""
-        if state.phase == "train":
+        if state.phase != "done":
             self._unsaved = state  # a run that goes on with changed options needs a checkpoint that fits them
         try:
             while state.phase == "train":
                 state = self.one_round(state)
             if state.phase == "post_train":
+                self.save()
                 state = self.post_train(state)
             self.settle()
             return self.finish(state)
@@ -135,7 +136,7 @@ class Experiment:
         self._touched.update(record["cohort"])
         self._unsaved = state
         if self.on_round is not None and self._asks_to_stop(record) and state.phase == "train":
-            state = self._unsaved = replace(state, phase="post_train")
+            state = self._unsaved = replace(state, phase="post_train", stopped=True)
             self.notify("note", {"message": f"stopped after round {state.round}: on_round returned True"})
         began = time.perf_counter()
         if state.phase == "post_train" or state.round % self.config.checkpoint_every == 0:
@@ -160,10 +161,9 @@ class Experiment:
     def post_train(self, state: ServerState) -> ServerState:
         """Run every ``post_train``; return the committed state."""
         before = self._latest or self.evaluator.evaluate(state)
-        after, failures, ignored = run_post_train(self.federation, state)
+        after, record = run_post_train(self.federation, state)
         changed = any(not torch.equal(after.model[name], tensor) for name, tensor in state.model.items())
-        if changed or failures or ignored:
-            record = {"phase": "post_train", "failures": failures, "ignored": ignored, "bytes": after.ledger}
+        if changed or record["failures"] or record["ignored"]:
             after = replace(after, metrics_bytes=self.directory.append_metrics(record))
         after = replace(after, phase="done")
         if changed:

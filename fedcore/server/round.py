@@ -198,10 +198,9 @@ def _participation(current: Round) -> dict[str, Any]:
     }
 
 
-def run_post_train(
-    federation: Federation, committed: ServerState
-) -> tuple[ServerState, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Run every ``post_train``; return the state to commit, the clients' failures and the ignored outcomes."""
+def run_post_train(federation: Federation, committed: ServerState) -> tuple[ServerState, dict[str, Any]]:
+    """Run every ``post_train``; return the state to commit, and the line of metrics.jsonl."""
     with ServerScope(federation, committed, committed.round, "post_train") as scope:
         federation.setup.plugins.call_all("post_train", server=ScopeContext(scope))
-    return scope.commit(), scope.failures, scope.ignored
+    record = {"failures": scope.failures, "ignored": scope.ignored, "bytes": scope.ledger.as_json()}
+    return scope.commit(), {"phase": "post_train", **record}

@@ -25,6 +25,8 @@ class ServerState:
     """The next round to run."""
     phase: str = "train"
     """``train``, ``post_train`` or ``done``."""
+    stopped: bool = False
+    """Whether ``on_round`` ended the training before its last round."""
     plugins: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The server states, by plugin."""
     manifest: Mapping[int, int | None] = field(default_factory=dict)

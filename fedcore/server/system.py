@@ -92,6 +92,7 @@ class Simulator:
             return SimulatedOutcome(0, 0.0, ("unavailable", UNREACHED))
         latency = -options.latency * math.log1p(-self._uniform("latency", round, client)) if options.latency else 0.0
         completed, pace = everything, self._unit_seconds(client)
+        whole = latency + everything * pace
         if self._happens(options.stragglers, "straggler", round, client):
             completed = 1 + int(self._uniform("completed", round, client) * (everything - 1))
             pace *= everything / completed
@@ -108,7 +109,7 @@ class Simulator:
             return SimulatedOutcome(int(part), latency + part * pace, ("dropped", why))
         if completed < everything and options.partial == "drop":
             why = f"completed {completed} of {everything} local {unit}; partial work is dropped"
-            return SimulatedOutcome(completed, min(limit, latency + everything * pace), ("deadline", why))
+            return SimulatedOutcome(completed, min(limit, whole), ("deadline", why))
         if completed < everything and completed <= self._last_break:
             why = (
                 f"completed {completed} of {everything} local epochs, none after the exchange at epoch "

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedcore import RunConfig
 from fedcore.base.identity import flat, settings
+from fedcore.runs.records import lost
 
 
 def round_scalars(record: Mapping[str, Any]) -> dict[str, float]:
@@ -16,7 +17,7 @@ def round_scalars(record: Mapping[str, Any]) -> dict[str, float]:
     ``seconds/PART``, ``clients/accepted``, ``clients/failed``, ``lr``; ``virtual_time`` of a simulated system,
     ``report/PLUGIN/NAME`` of a plugin that reports figures.
     """
-    counts = {"accepted": record["accepted"], "failed": len(record["failures"])}
+    counts = {"accepted": record["accepted"], "failed": lost(record).total()}
     parts = {"loss": record["losses"], "bytes": record["bytes"], "seconds": record["time"], "clients": counts}
     others = {"virtual_time": record.get("virtual_time"), "report": record.get("reports", {})}
     return {"lr": float(record["lr"]), **scalars(parts), **scalars(others)}
