@@ -50,6 +50,11 @@ def find(kind: str, name: str) -> Any | None:
     """
     found = _lent.get((kind, name))
     if found is None and name.startswith(OBJECT):
+        if kind == "partitioner":
+            raise ConfigError(
+                f"partition {name!r} was made by a Python program; give fedcore.run the partition again, or name the "
+                "run's file: --partition RUN_DIR/partition.json"
+            )
         argument = f"{kind}s=[...]" if kind in ("plugin", "metric") else f"{kind}=..."
         raise ConfigError(
             f"{kind} {name!r} is an object that a Python program gave to its run; only Python can give it again: "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,12 +67,25 @@ def partition(
     :raises ConfigError: impossible numbers, such as more clients than samples.
     """
     scheme = resolve("partitioner", name)
+    given = {"alpha": alpha, "seed": seed, **options}
+    _require_accepts(name, scheme, given)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PartitionWarning)
-        parts = call("partitioner", name, scheme, labels, num_clients, alpha=alpha, seed=seed, **options)
+        parts = call("partitioner", name, scheme, labels, num_clients, **given)
     for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return parts, [str(w.message) for w in caught if issubclass(w.category, PartitionWarning)]
+
+
+def _require_accepts(name: str, scheme: Any, given: Mapping[str, Any]) -> None:
+    """Refuse a partitioner that cannot be called with the options that it gets."""
+    try:
+        inspect.signature(scheme).bind(None, None, **given)
+    except TypeError as error:
+        found, hint = f"cannot be called with what it gets: {error}", "end its arguments with **_"
+        raise PluginContractError.of(name, found, kind="partitioner", hint=hint) from error
+    except ValueError:  # a callable without a signature
+        return
 
 
 def make_partition(
@@ -116,6 +130,9 @@ def make_partition(
         dataset=dataset,
         rows=assigned,
     )
+    if not isinstance(parts, Sequence):
+        found, expected = f"returned {type(parts).__name__}", "a list with one array of positions per client"
+        raise PluginContractError.of(partitioner, found, kind="partitioner", expected=expected)
     train, test = IndexLists.of(parts), IndexLists.empty(len(parts))
     shared = getattr(resolve("partitioner", partitioner), "shares_samples", False) is True
     problem = problem_with(train, test, len(assigned), shared=shared)

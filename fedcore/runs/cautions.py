@@ -5,11 +5,13 @@ They are about options without effect, figures that the run will not have, other
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
+from fedcore.base.errors import FedcoreError, flag_of
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition
 from fedcore.runs.provenance import INSTRUCTIONS, versions
@@ -33,9 +35,23 @@ def option_cautions(setup: Setup) -> list[str]:
     config, found = setup.config, []
     if config.local_steps is not None and config.local_epochs != RunConfig.model_fields["local_epochs"].default:
         found = [f"--local-epochs {config.local_epochs} has no effect next to --local-steps {config.local_steps}"]
+    for option in ("alpha", "classes_per_client"):
+        value = getattr(config, option)
+        if value != RunConfig.model_fields[option].default and not _partitioner_takes(option, config.partition):
+            found.append(f"{flag_of(option)} {value} has no effect with --partition {config.partition}")
     if config.stack_size > 1 and (reason := why_unstacked(setup)):
         found.append(f"--stack {config.stack} has no effect: {reason}")
     return found
+
+
+def _partitioner_takes(option: str, name: str) -> bool:
+    """Return whether a partition is made by a function that has an argument of this name, or takes any but by ``**_``."""
+    try:
+        parameters = inspect.signature(registry.resolve("partitioner", name)).parameters
+    except FedcoreError:  # the partition was made before the run
+        return False
+    rest = [each.name for each in parameters.values() if each.kind is inspect.Parameter.VAR_KEYWORD]
+    return option in parameters or rest not in ([], ["_"])
 
 
 def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:

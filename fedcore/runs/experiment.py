@@ -21,8 +21,17 @@ from fedcore.models.placement import Placement
 from fedcore.runs import fast_dev_run as trial
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import evaluation_tasks
-from fedcore.runs.given import DatasetObject, MetricObjects, ModelObject, PluginObjects, name_objects, objects_again
+from fedcore.runs.given import (
+    DatasetObject,
+    MetricObjects,
+    ModelObject,
+    PartitionObject,
+    PluginObjects,
+    name_objects,
+    objects_again,
+)
 from fedcore.runs.progress import only_notes
+from fedcore.runs.resolve import require_fits
 from fedcore.runs.result import RunResult
 from fedcore.runs.run import Make, Run
 from fedcore.runs.training import CallbackError, Experiment, Interrupted, OnRound
@@ -49,7 +58,7 @@ def run(
     model: ModelObject | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
-    partition: Partition | str | None = None,
+    partition: PartitionObject | None = None,
     engine: Make | str | None = None,
     metrics: MetricObjects | None = None,
     progress: bool = True,
@@ -76,8 +85,8 @@ def run(
     :param plugins: a plugin's class or name, several in a list, or a mapping to their options.
     :param dataset: a :class:`~fedcore.data.Dataset` or its loader, arrays or tensors (x_train, y_train, x_test,
         y_test), or a pair (train, test) of torch's data sets.
-    :param partition: a name, or a partition. In a :meth:`Partition.declared` partition the clients hold their own data;
-        ``engine`` has to reach them.
+    :param partition: a name, a partitioner, a list with one array of positions per client, or a :class:`Partition`. In
+        a :meth:`Partition.declared` partition the clients hold their own data; ``engine`` has to reach them.
     :param engine: a name, or a function that makes an engine.
     :param metrics: names or classes (:class:`fedcore.Metric`) of what an evaluation measures next to accuracy and loss.
     :param progress: show the progress: in a notebook below the cell, in a terminal as the command does, elsewhere as a
@@ -98,22 +107,23 @@ def run(
     """
     if config is not None and not isinstance(config, RunConfig):
         raise ConfigError(f"fedcore.run got a {type(config).__name__}; write options by name: fedcore.run(rounds=5)")
-    if isinstance(partition, str):
-        options["partition"], partition = partition, None
     if isinstance(engine, str):
         options["engine"], engine = engine, None
     config = RunConfig() if config is None else config
     if preset is not None or options:
         known = {} if preset is None else preset_options(preset)
         config = RunConfig.create({**known, **config.model_dump(exclude_unset=True), **options})
-    config, given = name_objects(config, model, plugins, dataset, metrics)
+    config, given = name_objects(config, model, plugins, dataset, metrics, partition)
+    made = partition if isinstance(partition, Partition) else None
+    if made is not None and not made.is_declared:
+        require_fits(made, config)
     if fast_dev_run:
         with one_thread(), lent(given), _display(notify, progress) as shown:
-            return trial.fast_dev_run(config, partition=partition, notify=shown, on_round=on_round)
+            return trial.fast_dev_run(config, partition=made, notify=shown, on_round=on_round)
     with (
         one_thread(),
         lent(given),
-        Run.new(config, partition=partition, reached=engine is not None) as new,
+        Run.new(config, partition=made, reached=engine is not None) as new,
         _display(notify, progress) as shown,
     ):
         return new.train(notify=shown, make=engine, on_round=on_round)

@@ -16,7 +16,7 @@ from fedcore.base.errors import ConfigError
 from fedcore.base.identity import short_name
 from fedcore.base.metrics import Metric
 from fedcore.base.objects import Key, import_name, object_name
-from fedcore.data import Dataset, as_dataset
+from fedcore.data import Dataset, IndexLists, Partition, as_dataset
 from fedcore.hooks.plugin import Plugin
 from fedcore.runs.directory import RunDirectory
 
@@ -29,6 +29,9 @@ PluginObjects: TypeAlias = "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plug
 DatasetObject: TypeAlias = "Dataset | Callable[[Path | None], Dataset] | Mapping[str, Any] | Sequence[Any] | str"
 """A data set, a loader, arrays, tensors, a pair of torch's data sets (:func:`fedcore.data.as_dataset`), or a name."""
 
+PartitionObject: TypeAlias = "Partition | Callable[..., Sequence[Any]] | Sequence[Any] | str"
+"""A partition, a partitioner, a list with one array of positions per client, or a name."""
+
 MetricObjects: TypeAlias = "Sequence[Callable[[int], Metric] | str] | Callable[[int], Metric] | str"
 """Metric classes (or names), or one of them."""
 
@@ -39,8 +42,12 @@ def name_objects(
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
     metrics: MetricObjects | None = None,
+    partition: PartitionObject | None = None,
 ) -> tuple[RunConfig, dict[Key, Any]]:
-    """Return the configuration with the names of objects, and the objects by kind and name, for the registry."""
+    """Return the configuration with the names of objects, and the objects by kind and name, for the registry.
+
+    A :class:`Partition` also has a name: runs with different partitions have different configurations.
+    """
     found: dict[Key, Any] = {}
     values: dict[str, Any] = {}
     if model is not None:
@@ -53,7 +60,25 @@ def name_objects(
         values["dataset"] = _add(found, "dataset", dataset)
     if metrics is not None:
         values["metrics"] = RunConfig(metrics=[_add(found, "metric", metric) for metric in _listed(metrics)]).metrics
+    if isinstance(partition, Partition):
+        values["partition"] = f"{objects.OBJECT}{partition.sha256[:12]}"
+    elif isinstance(partition, (list, tuple)):
+        lists = Partition(partition, IndexLists.empty(len(partition)), {})
+        values["partition"] = f"{objects.OBJECT}{lists.sha256[:12]}"
+        found["partitioner", values["partition"]] = functools.partial(_given, partition)
+    elif partition is not None and not isinstance(partition, str) and not callable(partition):
+        raise ConfigError(
+            f"partition is a {type(partition).__name__}; give a name, a fedcore.data.Partition, a function (labels, "
+            "num_clients, **options), or a list with one array of positions per client"
+        )
+    elif partition is not None:
+        values["partition"] = _add(found, "partitioner", partition)
     return config.model_copy(update=values), _usable(found)
+
+
+def _given(lists: Sequence[Any], *_: Any, **options: Any) -> Sequence[Any]:
+    """Return lists of positions: the partitioner of a program that has made them already."""
+    return lists
 
 
 def objects_again(

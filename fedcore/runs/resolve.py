@@ -128,14 +128,7 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
                 f"--clients is {config.clients}, but {config.partition} is a partition among {partition.num_clients} "
                 f"clients; write --clients {partition.num_clients}"
             )
-        if config.samples is not None:
-            raise ConfigError(f"--samples: {config.partition} already says which samples are used; leave it out")
-        if config.client_test_fraction not in (0, partition.info["client_test_fraction"]):
-            raise ConfigError(
-                f"--client-test-fraction is {config.client_test_fraction}, but {config.partition} was made with "
-                f"{partition.info['client_test_fraction']}; leave it out, or make the file again with fedcore data "
-                f"split --client-test-fraction {config.client_test_fraction}"
-            )
+        require_fits(partition, config)
         _require_private(config, dataset, partition)
         return with_unseen(partition, config.unseen_clients, config.seed)
     made = make_partition(
@@ -151,6 +144,18 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
         unseen_domain=config.unseen_domain,
     )
     return with_unseen(made, config.unseen_clients, config.seed)
+
+
+def require_fits(partition: Partition, config: RunConfig) -> None:
+    """Refuse options that say otherwise than a partition which was made before the run."""
+    if config.samples is not None:
+        raise ConfigError(f"--samples: {config.partition} already says which samples are used; leave it out")
+    if config.client_test_fraction not in (0, partition.info["client_test_fraction"]):
+        raise ConfigError(
+            f"--client-test-fraction is {config.client_test_fraction}, but {config.partition} was made with "
+            f"{partition.info['client_test_fraction']}; leave it out, or make the partition again: fedcore data split "
+            f"--client-test-fraction {config.client_test_fraction}"
+        )
 
 
 def _public_rows(config: RunConfig, dataset: Dataset) -> Tensor:

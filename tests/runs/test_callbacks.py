@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 import fedcore
-from fedcore import CallbackError, RunConfig
+from fedcore import CallbackError, Interrupted, Plugin, RunConfig, hookimpl
 from fedcore_testing import model_bytes
 
 
@@ -47,6 +47,24 @@ def test_a_run_that_was_ended_goes_on_with_more_rounds(config, tmp_path):
     resumed = fedcore.resume(config.out, changes={"rounds": 5})
     whole = fedcore.run(config, out=tmp_path / "whole")
     assert model_bytes(resumed) == model_bytes(whole)
+
+
+class StoppedOnce(Plugin):
+    """Ctrl-C in the first ``post_train``."""
+
+    stops = True
+
+    @hookimpl
+    def post_train(self, server):
+        if StoppedOnce.stops:
+            StoppedOnce.stops = False
+            raise KeyboardInterrupt
+
+
+def test_a_run_that_was_ended_and_killed_after_its_training_trains_no_more(config, tmp_path):
+    with pytest.raises(Interrupted):
+        fedcore.run(config, plugins=StoppedOnce, on_round=lambda row: row["round"] == 2)
+    assert fedcore.resume(config.out, plugins=StoppedOnce, allow_code=True).summary["rounds"] == 2
 
 
 def test_an_exception_names_the_callback_and_the_round_is_saved(config, tmp_path):

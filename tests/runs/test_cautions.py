@@ -120,3 +120,22 @@ def test_a_run_that_goes_on_with_other_code_or_instructions_says_so(notes, tmp_p
     first, *_, last = RunDirectory(tmp_path / "run").sessions.read()
     assert first["versions"][name] != last["versions"][name]
     assert last["versions"]["instruction set"] == "OTHER"
+
+
+def by_options(labels, num_clients, **options):
+    assert options["alpha"] == 0.1
+    return np.array_split(np.arange(len(labels)), num_clients)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"alpha": 0.1, "partition": "iid"}, ["--alpha 0.1 has no effect with --partition iid"]),
+        ({"alpha": 0.1, "partition": f"module:{__name__}.by_options"}, []),
+        ({"alpha": 0.1}, []),
+        ({"classes_per_client": 3}, ["--classes-per-client 3 has no effect with --partition dirichlet"]),
+        ({"classes_per_client": 3, "partition": "shards"}, []),
+    ],
+)
+def test_options_of_another_partition_are_noted(notes, options, said):
+    assert [note for note in notes(**options) if "has no effect" in note] == said

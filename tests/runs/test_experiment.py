@@ -398,6 +398,33 @@ def test_a_run_of_more_rounds_that_is_stopped_in_the_first_of_them_goes_on_to_th
     assert (model_bytes(longer), lines(longer)) == (model_bytes(whole), lines(whole))
 
 
+def test_a_run_that_was_shortened_goes_on_to_more_rounds(go, tmp_path):
+    def stop(event, details):
+        if event == "round" and details["round"] == 1:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        go("moon", rounds=4, notify=stop, out=out)
+    assert resume(out, changes={"rounds": 2}).summary["rounds"] == 2
+    longer, whole = resume(out, changes={"rounds": 3}), go("moon", rounds=3)
+    assert (model_bytes(longer), lines(longer)) == (model_bytes(whole), lines(whole))
+
+
+def test_a_resume_that_is_refused_changes_nothing(go, tmp_path):
+    out = go(rounds=2, out=tmp_path / "run").directory
+    before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    with pytest.raises(RunDirectoryError, match="has had 2 rounds already"):
+        resume(out, changes={"rounds": 1}, out=tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    with pytest.raises(ConfigError, match="needs worker processes"):
+        resume(out, changes={"rounds": 3, "client_timeout": 5.0})
+    assert {path for path in before if not path.exists()} == {max(path for path in before if "done" in path.name)}
+    assert fedcore.load_run(out).metrics
+    assert resume(out).summary["time"]["rounds"] == 2
+    assert model_bytes(resume(out)) == before[out / "model.safetensors"]
+
+
 def test_a_run_of_fewer_rounds_that_is_stopped_at_its_end_trains_no_more(go, tmp_path):
     """It has had as many rounds as it is to have, and its checkpoint is of a run that was to have more."""
 

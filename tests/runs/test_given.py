@@ -6,16 +6,17 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedcore
 from fedcore import ConfigError, Plugin, RunConfig
-from fedcore.data import TensorSamples
+from fedcore.data import TensorSamples, load_dataset, make_partition
 from fedcore.models import mlp
 from fedcore_functional import proximal_term
-from fedcore_testing import Quadratic, model_bytes
+from fedcore_testing import Quadratic, model_bytes, partition_of
 
 SMALL = {"clients": 2, "rounds": 1, "local_epochs": 1, "samples": 100}
 
@@ -265,3 +266,58 @@ def test_a_script_reaches_its_worker_and_is_executed_once(tmp_path):
     saved = fedcore.runs.directory.RunDirectory(tmp_path / "run-1").read_config()
     assert (saved.model, list(saved.plugins), saved.workers) == ("module:study.Net", ["module:study.Pull"], 1)
     assert saved.dataset == "object:arrays"
+
+
+def in_halves(labels, num_clients, **_):
+    return np.array_split(np.arange(len(labels)), num_clients)
+
+
+@pytest.mark.parametrize("as_what", ["function", "lists", "partition"])
+def test_a_partition_of_the_program(tmp_path, as_what):
+    lists = in_halves(range(1437), 2)
+    dataset = load_dataset("digits")
+    made = make_partition(
+        dataset, partitioner="iid", clients=2, alpha=0.5, classes_per_client=2, client_test_fraction=0.0, seed=3
+    )
+    given = {"function": in_halves, "lists": lists, "partition": made}[as_what]
+    options = {**SMALL, "samples": None, "workers": 0}
+    result = fedcore.run(partition=given, **options, out=tmp_path / "run")
+    parts = [part.tolist() for part in partition_of(result).train]
+    assert parts == ([part.tolist() for part in made.train] if as_what == "partition" else [*map(list, lists)])
+    assert result.config.partition.startswith("module:" if as_what == "function" else "object:")
+    longer = fedcore.resume(result.directory, changes={"rounds": 2}, allow_code=True)
+    assert model_bytes(longer) == model_bytes(
+        fedcore.run(partition=given, **options | {"rounds": 2}, out=tmp_path / "longer")
+    )
+    if as_what != "function":
+        with pytest.raises(ConfigError, match=r"give fedcore\.run the partition again"):
+            fedcore.run(result.config)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "reason"),
+    [
+        ({0: [1]}, {}, "partition is a dict; give a name"),
+        (
+            lambda labels, clients, seed: [],
+            {},
+            r"unexpected keyword argument 'alpha'. Hint: end its arguments with \*\*_",
+        ),
+        (lambda labels, clients, **_: {}, {}, "returned dict, expected a list with one array"),
+        ([[0, 1], [2, 3], [4]], {}, "3 parts for 2 clients"),
+    ],
+)
+def test_what_is_no_partition(given, options, reason):
+    with pytest.raises(fedcore.FedcoreError, match=reason):
+        fedcore.run(partition=given, **SMALL, **options)
+
+
+def test_options_that_contradict_a_given_partition():
+    made = make_partition(
+        load_dataset("digits"), partitioner="iid", clients=2, alpha=0.5, classes_per_client=2,
+        client_test_fraction=0.0, seed=3,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="already says which samples"):
+        fedcore.run(partition=made, **SMALL)
+    with pytest.raises(ConfigError, match=r"made with 0\.0"):
+        fedcore.run(partition=made, **{**SMALL, "samples": None}, client_test_fraction=0.2)

@@ -60,6 +60,15 @@ def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path, patience,
     assert longer.config.patience == patience
 
 
+@pytest.mark.filterwarnings("ignore:stopped after round")
+def test_a_run_that_stopped_early_trains_no_more_where_its_rounds_are_given_again(tmp_path):
+    config = RunConfig(**OPTIONS, rounds=6, lr=1e-30, patience=2, out=tmp_path / "run")
+    before = fedcore.run(config)
+    for rounds in (6, 8, 8):
+        assert fedcore.resume(config.out, changes={"rounds": rounds}).summary["rounds"] == 3
+    assert model_bytes(fedcore.load_run(config.out)) == model_bytes(before)
+
+
 def test_the_test_set_plays_no_part(tmp_path):
     config = RunConfig(**{**OPTIONS, "client_test_fraction": 0.0}, patience=2, out=tmp_path / "run")
     with pytest.raises(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedcore.runs.records import PARTS, RoundTimes, per_round
+from fedcore.runs.records import PARTS, RoundTimes, lost, per_round
 
 
 def spent(seconds, **terms):
@@ -27,6 +27,11 @@ def test_means_per_round_by_part_and_plugin():
 def test_no_round_has_no_seconds():
     assert set(RoundTimes().split(1)["per_round"]["plugin_terms"]) == set()
     assert RoundTimes().split(1)["per_round"]["round"] == 0.0
+
+
+def test_a_client_that_fails_twice_counts_once_and_others_do_not_count():
+    failures = [{"client": client, "kind": kind} for client, kind in ((1, "raised"), (1, "raised"), (7, "dropped"))]
+    assert lost({"cohort": [0, 1], "failures": failures}) == {"raised": 1}
 
 
 def test_bytes_per_round():

@@ -172,6 +172,12 @@ def test_stragglers_complete_fewer_epochs_in_the_same_time():
     assert all(simulated.seconds == pytest.approx(100) and simulated.failure is None for simulated in simulated)
 
 
+def test_a_straggler_whose_work_is_dropped_costs_the_time_of_its_whole_work():
+    simulated = simulator(stragglers=1.0, partial="drop").simulated(0, 0)
+    assert simulated.failure[0] == "deadline"
+    assert simulated.seconds == pytest.approx(100)
+
+
 def test_a_client_is_lost_somewhere_in_its_training():
     simulated = [simulator(dropout=1.0).simulated(0, c) for c in range(200)]
     assert {simulated.failure[0] for simulated in simulated} == {"dropped"}
