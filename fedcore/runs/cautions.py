@@ -45,7 +45,7 @@ def option_cautions(setup: Setup) -> list[str]:
 
 
 def _partitioner_takes(option: str, name: str) -> bool:
-    """Return whether a partition is made by a function that has an argument of this name, or takes any but by ``**_``."""
+    """Return whether a partition is made by a function that takes an option: by its name, or by ``**options``."""
     try:
         parameters = inspect.signature(registry.resolve("partitioner", name)).parameters
     except FedcoreError:  # the partition was made before the run

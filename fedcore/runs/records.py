@@ -81,6 +81,28 @@ def lost(record: Mapping[str, Any]) -> Counter[str]:
     return Counter(dict(sorted(Counter(kinds.values()).items())))
 
 
+def failures_in_words(records: Iterable[Mapping[str, Any]]) -> str:
+    """Return how many trainings of a run failed, with the first reason; empty if none failed.
+
+    The losses of a simulated system do not count.
+    """
+    selected = failed = 0
+    first = ""
+    for record in records:
+        if "round" in record:
+            selected += len(record["cohort"])
+            count = sum(number for kind, number in lost(record).items() if kind not in SIMULATED)
+            if count and not first:
+                of_cohort = (each for each in record["failures"] if each["client"] in record["cohort"])
+                first = next(each["message"] for each in of_cohort if each["kind"] not in SIMULATED)
+            failed += count
+    if not failed:
+        return ""
+    return (
+        f"{failed} of {selected} trainings of clients failed, so the figures come from the others. The first: {first}"
+    )
+
+
 def totals(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the sums over a run's rounds: selected clients, used updates, partial updates among these, losses."""
     selected = accepted = partial = 0

@@ -23,7 +23,7 @@ from fedcore.models.placement import Placement
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.provenance import now
-from fedcore.runs.records import RoundTimes, history_rows, not_evaluated, per_round, totals
+from fedcore.runs.records import RoundTimes, failures_in_words, history_rows, not_evaluated, per_round, totals
 from fedcore.runs.result import RunResult
 from fedcore.server.context import ScopeContext
 from fedcore.server.round import Notify, run_post_train, run_round
@@ -196,6 +196,8 @@ class Experiment:
         earlier = self.directory.read_summary()
         if earlier and not self._times.rounds:  # no round was added since
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
+        if failed := failures_in_words(self.directory.read_metrics()):
+            self.notify("note", {"message": failed})
         summary = finite(summary)
         self.directory.write_summary(summary)
         self.notify("done", summary)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedcore.runs.records import PARTS, RoundTimes, lost, per_round
+from fedcore import Plugin, hookimpl
+from fedcore.runs.records import PARTS, RoundTimes, failures_in_words, lost, per_round
+from fedcore_testing import federate
 
 
 def spent(seconds, **terms):
@@ -32,6 +34,33 @@ def test_no_round_has_no_seconds():
 def test_a_client_that_fails_twice_counts_once_and_others_do_not_count():
     failures = [{"client": client, "kind": kind} for client, kind in ((1, "raised"), (1, "raised"), (7, "dropped"))]
     assert lost({"cohort": [0, 1], "failures": failures}) == {"raised": 1}
+
+
+def test_failures_of_a_run_in_words():
+    def record(*failures):
+        named = [{"client": client, "kind": kind, "message": f"of {client}"} for client, kind in failures]
+        return {"round": 0, "cohort": [0, 1], "failures": named}
+
+    assert failures_in_words([record(), record((0, "dropped")), record((7, "raised"))]) == ""
+    found = failures_in_words([record((0, "dropped")), record((7, "raised"), (1, "diverged")), record((0, "raised"))])
+    assert found == "2 of 6 trainings of clients failed, so the figures come from the others. The first: of 1"
+
+
+def test_a_run_says_at_its_end_that_clients_failed(tmp_path):
+    class Fails(Plugin):
+        @hookimpl
+        def end_local(self, client):
+            if client.id == 1:
+                raise ValueError("no")
+
+    notes = []
+
+    def notify(event, said):
+        notes.extend([said["message"]] if event == "note" else [])
+
+    federate(tmp_path, Fails, clients=3, rounds=2, notify=notify)
+    assert notes[-1].startswith("2 of 6 trainings of clients failed")
+    assert "ValueError: no" in notes[-1]
 
 
 def test_bytes_per_round():
