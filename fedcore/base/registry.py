@@ -118,6 +118,8 @@ def _meant(kind: str, name: str, points: Collection[str]) -> str:
         return f"Write {' '.join(f'--{kind} {part}' for part in parts)}, in a file {kind}s: [{', '.join(parts)}]"
     if kind == "dataset" and name.endswith(".npz"):
         return f"Did you mean 'npz:{name}'?"
+    if kind == "dataset" and name.endswith((".csv", ".parquet")):
+        return f"Did you mean 'hf:{name}'?"
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return f"Did you mean '{objects.CODE}{name}'?"
     return ""

@@ -99,6 +99,8 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
     if isinstance(given, Sequence) and len(given) == len(KEYS):
         return _of_arrays([_array(value) for value in given], name)
     if isinstance(given, Sequence) and len(given) == 2 and all(hasattr(part, "__getitem__") for part in given):
+        if all(hasattr(part, "__array__") for part in given):
+            raise DataError(f"dataset is two arrays; expected four, ({', '.join(KEYS)}): docs/your-data.md")
         names = getattr(given[0], "classes", None)
         train, test = map(_stacked, given)
         return _of_tensors(name, train, test, tuple(map(str, names)) if names else None)
@@ -133,9 +135,11 @@ def _read_npz(path: Path) -> tuple[Split, Split, list[str]]:
 def _of_arrays(arrays: Sequence[Array], name: str) -> Dataset:
     x_train, y_train, x_test, y_test = arrays
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
+        swapped = x_train.ndim > 1 and x_train.shape[1:] == y_train.shape[1:]
+        order = f". The order is {', '.join(KEYS)}; train_test_split returns another one" if swapped else ""
         raise DataError(
             f"dataset: x_train holds {x_train.dtype} of shape {x_train.shape[1:]}, x_test {x_test.dtype} of shape "
-            f"{x_test.shape[1:]}; they must be alike"
+            f"{x_test.shape[1:]}; they must be alike{order}"
         )
     pixels = x_train.dtype == np.uint8 or x_train.dtype.kind == "f"
     if pixels and (x_train.ndim == 3 or (x_train.ndim == 4 and min(x_train.shape[1], x_train.shape[3]) <= 4)):
@@ -154,7 +158,7 @@ def _stacked(part: Any) -> tuple[Tensor, Tensor]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"dataset: the samples of {where} do not stack to one tensor: {error}. It must give pairs (x, y), x of one "
-            "shape and y one whole number; for other data write a class of samples: docs/data.md"
+            "shape and y one whole number; for other data write a class of samples: docs/your-data.md"
         ) from error
     return inputs.float() if inputs.dtype == torch.float64 else inputs, labels_of(labels, len(inputs), f"y of {where}")
 
@@ -191,7 +195,8 @@ def _images(x: Array, y: Array, part: str, where: str = "") -> Split:
     elif x.ndim == 4 and 1 <= x.shape[3] <= 4:
         x = x.transpose(0, 3, 1, 2)
     elif x.ndim != 4 or not 1 <= x.shape[1] <= 4:
-        raise DataError(f"{name}: shape {x.shape}; expected (n, H, W), (n, H, W, C) or (n, C, H, W), C up to 4")
+        hint = ". Rows of numbers: hf:FILE.csv, or module:... (docs/your-data.md)" if x.ndim == 2 else ""
+        raise DataError(f"{name}: shape {x.shape}; expected (n, H, W), (n, H, W, C) or (n, C, H, W), C up to 4{hint}")
     if not x.size:
         raise DataError(f"{name}: shape {x.shape} holds no pixels")
     if x.dtype != np.uint8:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import glob
 import json
 import os
 import re
@@ -105,7 +106,8 @@ class RunDirectory:
         """
         if not os.path.lexists(path / "config.yaml"):
             raise RunDirectoryError(
-                f"{path} is not a run directory: it has no config.yaml. Name the folder that train printed."
+                f"{path} is not a run directory: it has no config.yaml. "
+                f"{_meant(path) or 'Name the folder that train printed.'}"
             )
         refuse_links(path)
         return cls(path.resolve())
@@ -281,6 +283,15 @@ class RunDirectory:
         # A row of numbers takes one line: a confusion matrix of 100 classes has 10,000 numbers.
         rows = re.sub(r"\[\n[\s\d.,eE+-]+\]", lambda row: "[" + " ".join(row[0][1:-1].split()) + "]", text)
         write_text(self.path / "summary.json", rows + "\n")
+
+
+def _meant(path: Path) -> str:
+    """Return a hint on the run that is listed under a name, below ``runs`` or ``sweeps``; empty if there is none."""
+    parent, name = glob.escape(str(path.parent)), glob.escape(path.name)
+    for folder in (f"{parent}/runs/{name}", f"runs/{parent}/{name}", f"runs/*-{name}", f"sweeps/*/runs/{name}"):
+        if found := sorted(glob.glob(f"{folder}/config.yaml")):
+            return f"Did you mean {os.path.normpath(os.path.dirname(found[-1]))}?"
+    return ""
 
 
 def _default_folder(names: Iterable[str]) -> list[Path]:

@@ -40,6 +40,7 @@ BAD_INPUT = [
     ("train --plugin moon+uscc", "unknown plugin 'moon+uscc'. Write --plugin moon --plugin uscc"),
     ("train --plugin mybad.Bad", "unknown plugin 'mybad.Bad'. Did you mean 'module:mybad.Bad'?"),
     ("train --dataset ok.npz", "unknown dataset 'ok.npz'. Did you mean 'npz:ok.npz'?"),
+    ("train --dataset t.csv", "unknown dataset 't.csv'. Did you mean 'hf:t.csv'?"),
     ("plugins check tensorboard", "'tensorboard' is the name of an installed tracker"),
     ("train --plugin module:os.getcwd", "plugin"),
     ("train --engine flower", "fedcore federate server"),

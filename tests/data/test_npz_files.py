@@ -54,7 +54,7 @@ def test_npz_of_grey_images_constant_pixels_and_column_labels(tmp_path):
         ({"x_train": np.full((30, 6, 5, 3), np.nan), "x_test": np.zeros((9, 6, 5, 3))}, "not finite"),
         ({"x_train": np.full((30, 6, 5, 3), 1e300), "x_test": np.zeros((9, 6, 5, 3))}, "not finite"),
         ({"x_train": np.zeros((30, 6, 5, 3))}, "same type"),
-        ({"x_train": np.zeros((30, 6), np.uint8)}, "shape"),
+        ({"x_train": np.zeros((30, 6), np.uint8)}, "Rows of numbers: hf:FILE.csv, or module:"),
         ({"x_train": np.zeros((30, 6, 5, 7), np.uint8)}, "shape"),
         ({"x_train": np.zeros((0, 6, 5, 3), np.uint8), "y_train": np.zeros(0, int)}, "no pixels"),
         ({"x_test": np.zeros((9, 8, 8, 3), np.uint8)}, "one size"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,26 @@ def test_runs_that_begin_in_the_same_second_have_directories_of_their_own(unname
         first = at_work.enter_context(Run.new(unnamed))
         assert [*paths, first.directory.path.name] == ["20260102-030405-fedavg", "20260102-030405-fedavg-1"]
         assert first.config.out == first.directory.path
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("runs/ctrlc", "ctrlc"),
+        ("runs/20260101-120000-ctrlc", "ctrlc"),
+        ("runs/search/trial-1", "search/trial-1"),
+        ("sweeps/mu/runs/moon_mu=[1]", "sweeps/mu/moon_mu=[1]"),
+        ("sweeps/mu/runs/moon_mu=[1]", "moon_mu=[1]"),
+    ],
+)
+def test_the_name_of_a_run_in_a_list_leads_to_its_folder(tmp_path, monkeypatch, folder, name):
+    monkeypatch.chdir(tmp_path)
+    Path(folder).mkdir(parents=True)
+    (Path(folder) / "config.yaml").touch()
+    with pytest.raises(RunDirectoryError, match=re.escape(f"Did you mean {folder}?")):
+        RunDirectory.open(Path(name))
+    with pytest.raises(RunDirectoryError, match="Name the folder that train printed"):
+        RunDirectory.open(tmp_path / "other")
 
 
 def test_labels_are_kept_with_the_run_and_change_nothing_else(unnamed):

@@ -268,6 +268,8 @@ class TestRecords:
             with pytest.raises(RunDirectoryError, match=says):
                 find_runs([tmp_path / name], pytest.fail)
         folder = make([], 0, [0.2])
+        with pytest.raises(RunDirectoryError, match=r"For all runs in it, name .*/\*$"):
+            find_runs([folder.parent], pytest.fail)
         (folder / "partition.json").write_text("{}")
         with pytest.raises(RunDirectoryError, match=r"partition\.json is missing or damaged"):
             read_run(folder, pytest.fail)

@@ -27,6 +27,16 @@ class Divides(Plugin):
         return 1 / 0
 
 
+class KeepsACount(Plugin):
+    """Changes its object where a client trains."""
+
+    seen = 0
+
+    @hookimpl
+    def local_loss(self, step):
+        self.seen += 1
+
+
 class GivesNan(Plugin):
     """Diverges."""
 
@@ -47,7 +57,7 @@ class RaisesWithOneClient(Plugin):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("plugin", [Raises, Divides, GivesNan])
+@pytest.mark.parametrize("plugin", [Raises, Divides, KeepsACount, GivesNan])
 def test_one_error_is_told_once(plugin):
     with pytest.raises(CheckFailed) as caught:
         check_plugin(plugin, slow=False)
@@ -58,6 +68,12 @@ def test_one_error_is_told_once(plugin):
     others = re.search(r"^The same error fails (.*)\.$", text, re.MULTILINE)[1].split(", ")
     assert len(others) >= 12
     assert {"check_trains_with_batch_norm", "check_works_with_one_client"} <= {*others}
+
+
+def test_an_error_with_a_hint_needs_no_other_remedy():
+    with pytest.raises(CheckFailed, match="Hint: keep values in") as caught:
+        check_plugin(KeepsACount, slow=False)
+    assert "What to do" not in str(caught.value)
 
 
 def test_other_errors_are_told_beside_it():
@@ -84,4 +100,7 @@ def test_causes():
     )
     assert cause_of(AssertionError(one)) == cause_of(AssertionError(other)) == "end_local raised ValueError: # of #"
     assert cause_of(AssertionError("client 0 diverged: loss 'a' became nan")) == "diverged loss 'a' became nan"
+    sets = "plugin 'x' (round {}, client {}) sets self.n. Hint: keep it in client.state"
+    assert cause_of(AssertionError(sets.format(1, 0))) == "sets self.n. Hint: keep it in client.state"
+    assert cause_of(AssertionError(sets.format(1, 0))) == cause_of(AssertionError(sets.format(2, 3)))
     assert cause_of(AssertionError("the model differs")) == ""

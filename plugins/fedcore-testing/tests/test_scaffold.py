@@ -76,6 +76,7 @@ def test_a_new_method_installs_and_passes_its_tests(new, tmp_path):
     result = new("my-own")
     for line in ("fedcore-my-own", "  pyproject.toml", "  README.md", "  src/fedcore_my_own/__init__.py"):
         assert line in result.output.splitlines()
+    assert '  pytest fedcore-my-own -m "not slow"' in result.output.splitlines()
     spec = installed(tmp_path / "fedcore-my-own", tmp_path / "site")
     own_tests(tmp_path / "fedcore-my-own", spec, "-k", "documented or complete or self or trains or learns")
 

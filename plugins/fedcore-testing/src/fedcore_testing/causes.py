@@ -7,6 +7,7 @@ import re
 _END = r"(?=; (?:clients?|round) \d|; and \d+ more|\. Training diverged|\.?(?:\n|$))"
 _CAUSES = (
     re.compile(rf"plugin '[^']+' hook (\w+)(?: \([^)]*\))? (.+?){_END}"),
+    re.compile(rf"plugin '[^']+'(?: \([^)]*\))? (.+?\. Hint: .+?){_END}"),
     re.compile(rf"clients? [\d, .]+:? (\w+)[:,] (.+?){_END}"),
 )
 
@@ -14,6 +15,7 @@ _CAUSES = (
 def cause_of(error: BaseException) -> str:
     """Return the hook and the error that ended a check's run, or how a client failed; empty where no run failed.
 
+    An error that names no hook counts if it has a hint, as that of a plugin which changes its own object.
     Rounds, clients and other numbers are left out: the same error of another client is the same cause.
     """
     message = str(error.__cause__ or error)

@@ -43,10 +43,10 @@ def new(
     console.print(output.text(f"{folder}", style="bold"))
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         console.print(output.text(f"  {path.relative_to(folder)}"))
-    check = [f"fedcore plugins check {name}"] if kind == "method" else []
-    place = shlex.quote(str(folder))
+    tests = f"pytest {shlex.quote(str(folder))}"
+    check = [f"fedcore plugins check {name}", f'{tests} -m "not slow"'] if kind == "method" else [tests]
     console.print("\nNext:")
-    for line in (f"pip install -e {shlex.quote(f'{folder}[test]')}", *check, f"pytest {place}"):
+    for line in (f"pip install -e {shlex.quote(f'{folder}[test]')}", *check):
         console.print(output.text(f"  {line}"), soft_wrap=True)
     console.print(output.text(f"  {train_command(name, kind)}"), soft_wrap=True)
 

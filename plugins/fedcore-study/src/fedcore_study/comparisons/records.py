@@ -196,7 +196,8 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
     file = path / "config.yaml"
     if not os.path.lexists(file):
         what = "does not exist" if not path.exists() else "is neither a run nor a sweep: it has no config.yaml"
-        raise RunDirectoryError(f"{path} {what}. Name folders that train or sweep printed.")
+        hint = f"For all runs in it, name {os.path.relpath(path)}/*" if any(path.glob("*/config.yaml")) else ""
+        raise RunDirectoryError(f"{path} {what}. {hint or 'Name folders that train or sweep printed.'}")
     refuse_links(path, deep=False)
     saved = SavedConfig.read(file)
     partition, labels = _hashes(path / "partition.json", saved)

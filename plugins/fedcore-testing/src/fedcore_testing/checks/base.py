@@ -42,7 +42,7 @@ _trials: OrderedDict[Any, Trial] = OrderedDict()
 def check(todo: str, *, slow: bool = False) -> Callable[[Callable[[Trial], None]], Callable[[Any], None]]:
     """Make a function of a :class:`Trial` a check.
 
-    :param todo: the remedy for a plugin that fails.
+    :param todo: the remedy for a plugin that fails; left out where the error has its own hint.
     """
 
     def decorate(function: Callable[[Trial], None]) -> Callable[[Any], None]:
@@ -57,7 +57,8 @@ def check(todo: str, *, slow: bool = False) -> Callable[[Callable[[Trial], None]
                 raise
             except Exception as error:
                 problem = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-                raise CheckFailed(f"plugin {trial.label!r} fails {name}: {problem}\nWhat to do: {todo}") from error
+                remedy = "" if ". Hint: " in problem else f"\nWhat to do: {todo}"
+                raise CheckFailed(f"plugin {trial.label!r} fails {name}: {problem}{remedy}") from error
 
         summary = (inspect.getdoc(function) or "").partition("\n")[0].replace("``", "")
         CHECKS[name] = Check(name, run, summary, slow)
