@@ -216,7 +216,7 @@ class RunConfig(BaseModel):
     client_timeout: float | None = Field(
         default=None,
         gt=0,
-        le=1e9,
+        le=1e6,  # a longer wait is refused by the kernel
         description="Seconds after which a client without an answer counts as failed and its worker is replaced. Not"
         " with --workers 0. Off by default.",
     )

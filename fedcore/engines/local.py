@@ -49,9 +49,6 @@ STARTS_WITHIN = 120.0
 STOPS_WITHIN = 3.0
 """Seconds that idle workers have to stop before they are killed."""
 
-LONGEST_WAIT = 86_400.0
-"""Seconds of the longest wait for a message. A longer wait, which the kernel may refuse, takes several."""
-
 
 def LocalEngine(site: ClientSite) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class
     """Return the engine for the run's device and number of workers and lanes."""
@@ -183,9 +180,9 @@ class WorkerEngine:
     def _collect(self) -> None:
         """Wait for messages of workers, or for a time limit, and report them to the dispatcher."""
         workers = self._dispatcher.workers
-        patience = min(map(self._deadline, workers)) - time.monotonic()
+        deadline = min(map(self._deadline, workers))
         connections: dict[Any, _Worker] = {worker.channel.connection: worker for worker in workers}
-        heard = wait(connections, min(max(patience, 0.0), LONGEST_WAIT))
+        heard = wait(connections, None if math.isinf(deadline) else max(deadline - time.monotonic(), 0.0))
         for connection in heard:
             self._hear(connections[connection])
         for worker in [] if heard else [each for each in workers if self._deadline(each) <= time.monotonic()]:

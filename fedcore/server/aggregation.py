@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore.base.errors import DivergedError, RejectUpdate, RoundFailedError
+from fedcore.base.errors import DivergedError, RoundFailedError
 from fedcore.base.tensors import first_nonfinite, on_cpu
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.setup import Setup
@@ -147,10 +146,8 @@ class RunningMean:
     def add(self, model: Mapping[str, Tensor], *, weight: float, samples: int) -> None:
         """Add one model.
 
-        :raises RejectUpdate: the weight is negative or not finite.
+        :param weight: finite and at least 0.
         """
-        if not (math.isfinite(weight) and weight >= 0):
-            raise RejectUpdate(f"the weight {weight} is not a finite number >= 0")
         self._weight += weight
         self._samples += samples
         for name in self._names:

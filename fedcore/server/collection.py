@@ -88,7 +88,7 @@ class Collector:
             plugins.call(plugin.name, "accumulate", server=self.server, update=update)
             if plugin.name not in self._owners:
                 update.payload.get(plugin.name, {}).clear()
-        self.running_mean.add(update.model, weight=weight, samples=update.samples)  # the last step that may reject it
+        self.running_mean.add(update.model, weight=weight, samples=update.samples)
         for plugin_name, names in self._owners.items():
             self.kept[plugin_name].append(_kept(update.scoped(plugin_name), names))
         current.frozen = current.frozen & update.frozen if current.accepted else update.frozen

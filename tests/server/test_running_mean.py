@@ -175,16 +175,6 @@ def test_a_model_without_shared_names():
     assert folded([{}, {}], [1.0, 2.0], [1, 1], Layout({}, frozenset(), frozenset(), frozenset())) == {}
 
 
-@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
-def test_a_weight_that_is_none(weight):
-    fold = RunningMean(LAYOUT, LAYOUT.shapes)
-    fold.add(model(np.random.default_rng(0)), weight=1.0, samples=1)
-    before = fold.mean()
-    with pytest.raises(RejectUpdate, match=str(weight)):
-        fold.add(model(np.random.default_rng(1)), weight=weight, samples=1)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in fold.mean().items())
-
-
 def test_weights_that_are_all_zero():
     with pytest.raises(ZeroDivisionError):
         folded([model(np.random.default_rng(0))], [0.0], [1])
