@@ -638,6 +638,22 @@ class TestCautions:
         unbegun = [{"round": 0, "rounds": [1, 2]}]
         assert len(compare([replace(run, changes=unbegun) for run in found]).notes) == 1
 
+    def test_methods_whose_clients_fail_are_named_with_the_first_reason(self, make):
+        def failure(client, kind, message="late"):
+            return {"client": client, "kind": kind, "message": message}
+
+        simulated = [failure(0, "dropped"), failure(1, "deadline"), failure(99, "raised")]
+        raised = [failure(2, "raised", "ValueError: no k."), failure(3, "raised", "other"), failure(3, "raised")]
+        folders = [make(plugins, 0, [0.5, 0.6], rounds=2) for plugins in ([], ["moon"])]
+        for folder, found in zip(folders, ([simulated, []], [simulated + raised, raised[1:]]), strict=True):
+            lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+            whole = [{**line, "cohort": [*range(10)], "failures": found[line["round"]]} for line in lines]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in whole))
+            seal(folder)
+        said = "clients failed in runs of: moon ({}). Their figures come from the others: ValueError: no k"
+        assert said.format("1.5 of 10 in a round") in join(folders)[0].notes
+        assert said.format("2.0 of 10 in a round") in join(folders, round=1)[0].notes
+
     def test_own_models_are_pointed_to(self, make):
         """The default table compares global models, of which Ditto's is FedAvg's."""
         folders = [make([], 0, [0.5]), make(["ditto"], 0, [0.5], also={"personal": 0.7})]
