@@ -325,7 +325,7 @@ class TestFormats:
         folders += [make(["fedprox"], seed, [0.8 if seed else 0.1, 0.1]) for seed in (0, 1, 2)]  # not all reach it
         text = formats.latex(join(folders, target=0.7)[0])
         (row,) = [line for line in text.splitlines() if line.startswith("moon")]
-        assert row.split(" & ")[:4] == ["moon", "3", r"\textbf{80.00 $\pm$ 0.00}", "+10.00 [+10.00, +10.00]"]
+        assert row.split(" & ")[:4] == ["moon", "3", r"\textbf{80.00 $\pm$ 0.00}", "+10.00 (3 seeds)"]
         assert r"\textbf{1.0 $\pm$ 0.0} & 0.00 $\pm$ 0.00 \\" in row  # all take 0.00 MB: none is best
         assert text.count(r"\textbf") == 2
         assert r"\label{tab:comparison}" in text
@@ -460,34 +460,41 @@ class TestOverClients:
 class TestFindings:
     @pytest.mark.parametrize(
         ("mean", "corrected", "word"),
-        [(0.01, 0.049, "better"), (-0.01, 0.001, "worse"), (0.01, 0.05, "same"), (0.01, None, "few")],
+        [(0.01, 0.049, "better"), (-0.01, 0.001, "worse"), (0.01, 0.05, "same"), (0.01, None, "")],
     )
     def test_verdicts(self, mean, corrected, word):
         assert verdict(Difference(mean, None, None, 3, corrected=corrected)) == word
+        assert verdict(Difference(mean, None, None, 2)) == "few"
         assert verdict(None) == "none"
 
     def test_in_words(self, make):
         curves = {
             (): [0.50, 0.51, 0.52],
-            ("moon",): [0.60, 0.61, 0.62],
+            ("moon",): [0.60, 0.61, 0.621],
             ("fedprox",): [0.51, 0.50, 0.53],
-            ("scaffold",): [0.4, 0.41, 0.42],
+            ("scaffold",): [0.4, 0.41, 0.421],
+            ("fedcd",): [0.49, 0.50, 0.51],
         }
         folders = [make(list(name), s, [value]) for name, values in curves.items() for s, value in enumerate(values)]
         folders += [make(["ditto"], seed, [0.9]) for seed in (0, 1)]
         (block,) = join(folders)[0].blocks
         assert block.findings == [
             "Highest mean accuracy: ditto with 90.00 %.",
-            "Better than fedavg: moon (+10.00 [+10.00, +10.00], p < 0.001).",
-            "Worse than fedavg: scaffold (-10.00 [-10.00, -10.00], p < 0.001).",
+            "Better than fedavg: moon (+10.03 [+9.89, +10.18], p < 0.001).",
+            "Worse than fedavg: scaffold (-9.97 [-10.11, -9.82], p < 0.001).",
             "No significant difference to fedavg: fedprox (+0.33 [-2.54, +3.20], p = 0.667, about 129 seeds would show "
             "a difference of this size).",
             "Too few seeds to rank ditto against fedavg: ditto (+39.50 over 2 seeds). Run at least 3.",
+            "fedcd: the same difference on every seed (-1.00); a t-test has no deviation to go by, run more seeds.",
             "Tested by paired t-tests over the seeds, at level 0.05, with p-values corrected by Holm for the 3 "
             "comparisons with fedavg in this table. Each interval is of one comparison alone.",
         ]
         text = formats.markdown(join(folders)[0])
         assert all(f"- {formats.markdown_text(sentence)}" in text for sentence in block.findings)
+        shown = {row.label: formats.cells(join(folders)[0], block, row)[3:5] for row in block.rows}
+        assert shown["fedcd"] == ["-1.00 (3 seeds)", "-"]
+        (line,) = (row for row in formats.plain_rows(join(folders)[0]) if row["row"] == "fedcd")
+        assert (line["p"], line["p_holm"], line["verdict"]) == (None, None, None)
 
     def test_what_one_comparison_shows_five_do_not(self, make):
         near, far = [0.5, 0.5, 0.5], [0.510, 0.508, 0.513]

@@ -326,7 +326,7 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
             values |= {"p": d.p, "p_holm": d.corrected} if d else {"p": None, "p_holm": None}
             values["seeds_needed"] = d.seeds if d else None
             compared = block.baseline not in (None, row.label)
-            values["verdict"] = verdict(d, comparison.confidence) if compared else None
+            values["verdict"] = (verdict(d, comparison.confidence) or None) if compared else None
             found.append(values)
     return found
 
