@@ -22,6 +22,7 @@ from fedcore_study.comparisons.figures import Difference, Figure, paired_differe
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.model_size import ModelSize
 from fedcore_study.comparisons.records import find_runs, read_run
+from fedcore_study.reports.build import build
 from fedcore_study.sweeps.directory import SweepDirectory
 
 from .sealing import seal
@@ -544,6 +545,26 @@ class TestRanks:
     def test_the_same_data_under_other_settings_would_count_twice(self, make):
         assert join([*self.blocks(make), *self.blocks(make, lr=0.3)])[0].ranks is None
         assert join(self.blocks(make)[:3])[0].ranks is None
+
+    @pytest.mark.parametrize("partition", ["iid", "shards", "part.json"])
+    def test_an_alpha_without_effect_makes_no_other_data(self, make, partition):
+        copies = self.blocks(make, partition=partition, dealt="all alike")
+        found, notes = join(copies)
+        assert [(block.settings, len(block.rows)) for block in found.blocks] == [({}, 3)]
+        assert found.ranks is None
+        assert notes == [
+            "runs that repeat others under another alpha, which their partition does not use, are left out: 6"
+        ]
+        found, _ = join([*copies, *self.blocks(make)])
+        assert found.ranks.tables == 4
+        titles = [f"partition {partition}", *(f"partition dirichlet, alpha {alpha}" for alpha in (0.1, 0.5, 1.0))]
+        assert [formats.title(block) for block in found.blocks] == titles
+        made = build(find_runs([*self.blocks(make), *copies], print), [], title="t", points=0)
+        assert [section.title for section in made.sections] == [*titles[1:], titles[0]]
+        by_alpha, notes = join(copies, by=["alpha"], baseline="0.1")
+        assert ([row.label for row in by_alpha.blocks[0].rows], notes) == (["0.1", "0.5", "1.0"], [])
+        both, _ = join([make([], 1, [0.5], partition=partition), make([], 1, [0.6])], by=["partition"])
+        assert [row.label for row in both.blocks[0].rows] == [partition, "dirichlet"]
 
 
 def test_virtual_time_to_the_target(make):

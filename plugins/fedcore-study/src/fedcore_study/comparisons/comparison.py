@@ -18,7 +18,7 @@ from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore_study.comparisons.cautions import failed_clients, few_seeds, other_models, own_models, restarted_schedules
 from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
 from fedcore_study.comparisons.findings import findings
-from fedcore_study.comparisons.groups import by_seed, field, grouped
+from fedcore_study.comparisons.groups import by_seed, distinct, field, grouped
 from fedcore_study.comparisons.records import Evaluation, RunRecord, Warn
 from fedcore_study.comparisons.significance import Ranks, level, ranked
 
@@ -142,7 +142,7 @@ def compare(
         raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
-    kept = usable(runs, protocol, round, warn)
+    kept = distinct(usable(runs, protocol, round, warn), fields, warn)
     common, groups = grouped(kept, fields)
     if baseline is not None and not any(baseline in group.rows for group in groups):
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
