@@ -151,6 +151,9 @@ class TestComparison:
         found, _ = join(folders, baseline="moon+uscc (moon.mu=1)")
         assert [row.label for row in found.blocks[0].rows] == ["moon+uscc (moon.mu=1)", "moon+uscc (moon.mu=5)"]
         assert found.blocks[0].rows[1].difference.mean == pytest.approx(0.4)
+        alone = [make({"my-method": {"strength": s, "other": 1}}, 0, [s]) for s in (0.01, 0.1)]
+        labels = [row.label for row in join(alone)[0].blocks[0].rows]
+        assert labels == ["my-method (strength=0.01)", "my-method (strength=0.1)"]
         with pytest.raises(UnknownNameError, match="unknown baseline 'mon'"):
             join(folders, baseline="mon")
 
@@ -731,6 +734,19 @@ def test_the_command(make, tmp_path, monkeypatch):
         result = CliRunner().invoke(app, ["compare", *arguments])
         assert (result.exit_code, result.stdout) == (2, "")
         assert says in result.stderr
+
+
+def test_names_are_whole_in_a_narrow_terminal(make, monkeypatch):
+    from typer.testing import CliRunner
+
+    from fedcore.cli.app import app
+
+    monkeypatch.setenv("COLUMNS", "80")
+    methods = [[], *({"my-very-long-method": {"regularization_strength": value}} for value in (0.01, 0.02))]
+    folders = [str(make(method, seed, [0.5 + seed / 10])) for method in methods for seed in range(3)]
+    shown = CliRunner().invoke(app, ["compare", *folders, "--target", "0.5"]).stdout.partition("Highest")[0]
+    names = "".join(line.strip().split("  ")[0].replace(" ", "") for line in shown.splitlines())
+    assert all(f"my-very-long-method(regularization_strength={value})" in names for value in (0.01, 0.02)), shown
 
 
 def test_reading_runs_needs_no_torch():

@@ -135,7 +135,9 @@ def _labels(runs: Sequence[RunRecord], fields: Sequence[str]) -> dict[str, str]:
                 label, own = method(plugins), _flat(plugins)
                 peers = by_method[label]
                 different = [o for o in own if any(key(peer.get(o)) != key(own[o]) for peer in peers)]
-                parts.append(label + (f" ({', '.join(f'{o}={own[o]}' for o in different)})" if different else ""))
+                # a method of one plugin is the prefix of its options
+                named_options = ", ".join(f"{o.removeprefix(f'{label}.')}={own[o]}" for o in different)
+                parts.append(label + (f" ({named_options})" if different else ""))
             else:
                 shown = _own_names({str(one[name]) for one in rows.values()})[str(values[name])]
                 parts.append(shown if len(fields) == 1 else f"{name}={shown}")
