@@ -22,6 +22,7 @@ from fedcore_study.comparisons.figures import Difference, Figure, paired_differe
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.model_size import ModelSize
 from fedcore_study.comparisons.records import find_runs, read_run
+from fedcore_study.reports.build import build
 from fedcore_study.sweeps.directory import SweepDirectory
 
 from .sealing import seal
@@ -150,6 +151,9 @@ class TestComparison:
         found, _ = join(folders, baseline="moon+uscc (moon.mu=1)")
         assert [row.label for row in found.blocks[0].rows] == ["moon+uscc (moon.mu=1)", "moon+uscc (moon.mu=5)"]
         assert found.blocks[0].rows[1].difference.mean == pytest.approx(0.4)
+        alone = [make({"my-method": {"strength": s, "other": 1}}, 0, [s]) for s in (0.01, 0.1)]
+        labels = [row.label for row in join(alone)[0].blocks[0].rows]
+        assert labels == ["my-method (strength=0.01)", "my-method (strength=0.1)"]
         with pytest.raises(UnknownNameError, match="unknown baseline 'mon'"):
             join(folders, baseline="mon")
 
@@ -327,7 +331,7 @@ class TestFormats:
         folders += [make(["fedprox"], seed, [0.8 if seed else 0.1, 0.1]) for seed in (0, 1, 2)]  # not all reach it
         text = formats.latex(join(folders, target=0.7)[0])
         (row,) = [line for line in text.splitlines() if line.startswith("moon")]
-        assert row.split(" & ")[:4] == ["moon", "3", r"\textbf{80.00 $\pm$ 0.00}", "+10.00 [+10.00, +10.00]"]
+        assert row.split(" & ")[:4] == ["moon", "3", r"\textbf{80.00 $\pm$ 0.00}", "+10.00 (3 seeds)"]
         assert r"\textbf{1.0 $\pm$ 0.0} & 0.00 $\pm$ 0.00 \\" in row  # all take 0.00 MB: none is best
         assert text.count(r"\textbf") == 2
         assert r"\label{tab:comparison}" in text
@@ -462,34 +466,41 @@ class TestOverClients:
 class TestFindings:
     @pytest.mark.parametrize(
         ("mean", "corrected", "word"),
-        [(0.01, 0.049, "better"), (-0.01, 0.001, "worse"), (0.01, 0.05, "same"), (0.01, None, "few")],
+        [(0.01, 0.049, "better"), (-0.01, 0.001, "worse"), (0.01, 0.05, "same"), (0.01, None, "")],
     )
     def test_verdicts(self, mean, corrected, word):
         assert verdict(Difference(mean, None, None, 3, corrected=corrected)) == word
+        assert verdict(Difference(mean, None, None, 2)) == "few"
         assert verdict(None) == "none"
 
     def test_in_words(self, make):
         curves = {
             (): [0.50, 0.51, 0.52],
-            ("moon",): [0.60, 0.61, 0.62],
+            ("moon",): [0.60, 0.61, 0.621],
             ("fedprox",): [0.51, 0.50, 0.53],
-            ("scaffold",): [0.4, 0.41, 0.42],
+            ("scaffold",): [0.4, 0.41, 0.421],
+            ("fedcd",): [0.49, 0.50, 0.51],
         }
         folders = [make(list(name), s, [value]) for name, values in curves.items() for s, value in enumerate(values)]
         folders += [make(["ditto"], seed, [0.9]) for seed in (0, 1)]
         (block,) = join(folders)[0].blocks
         assert block.findings == [
             "Highest mean accuracy: ditto with 90.00 %.",
-            "Better than fedavg: moon (+10.00 [+10.00, +10.00], p < 0.001).",
-            "Worse than fedavg: scaffold (-10.00 [-10.00, -10.00], p < 0.001).",
+            "Better than fedavg: moon (+10.03 [+9.89, +10.18], p < 0.001).",
+            "Worse than fedavg: scaffold (-9.97 [-10.11, -9.82], p < 0.001).",
             "No significant difference to fedavg: fedprox (+0.33 [-2.54, +3.20], p = 0.667, about 129 seeds would show "
             "a difference of this size).",
             "Too few seeds to rank ditto against fedavg: ditto (+39.50 over 2 seeds). Run at least 3.",
+            "fedcd: the same difference on every seed (-1.00); a t-test has no deviation to go by, run more seeds.",
             "Tested by paired t-tests over the seeds, at level 0.05, with p-values corrected by Holm for the 3 "
             "comparisons with fedavg in this table. Each interval is of one comparison alone.",
         ]
         text = formats.markdown(join(folders)[0])
         assert all(f"- {formats.markdown_text(sentence)}" in text for sentence in block.findings)
+        shown = {row.label: formats.cells(join(folders)[0], block, row)[3:5] for row in block.rows}
+        assert shown["fedcd"] == ["-1.00 (3 seeds)", "-"]
+        (line,) = (row for row in formats.plain_rows(join(folders)[0]) if row["row"] == "fedcd")
+        assert (line["p"], line["p_holm"], line["verdict"]) == (None, None, None)
 
     def test_what_one_comparison_shows_five_do_not(self, make):
         near, far = [0.5, 0.5, 0.5], [0.510, 0.508, 0.513]
@@ -539,6 +550,26 @@ class TestRanks:
     def test_the_same_data_under_other_settings_would_count_twice(self, make):
         assert join([*self.blocks(make), *self.blocks(make, lr=0.3)])[0].ranks is None
         assert join(self.blocks(make)[:3])[0].ranks is None
+
+    @pytest.mark.parametrize("partition", ["iid", "shards", "part.json"])
+    def test_an_alpha_without_effect_makes_no_other_data(self, make, partition):
+        copies = self.blocks(make, partition=partition, dealt="all alike")
+        found, notes = join(copies)
+        assert [(block.settings, len(block.rows)) for block in found.blocks] == [({}, 3)]
+        assert found.ranks is None
+        assert notes == [
+            "runs that repeat others under another alpha, which their partition does not use, are left out: 6"
+        ]
+        found, _ = join([*copies, *self.blocks(make)])
+        assert found.ranks.tables == 4
+        titles = [f"partition {partition}", *(f"partition dirichlet, alpha {alpha}" for alpha in (0.1, 0.5, 1.0))]
+        assert [formats.title(block) for block in found.blocks] == titles
+        made = build(find_runs([*self.blocks(make), *copies], print), [], title="t", points=0)
+        assert [section.title for section in made.sections] == [*titles[1:], titles[0]]
+        by_alpha, notes = join(copies, by=["alpha"], baseline="0.1")
+        assert ([row.label for row in by_alpha.blocks[0].rows], notes) == (["0.1", "0.5", "1.0"], [])
+        both, _ = join([make([], 1, [0.5], partition=partition), make([], 1, [0.6])], by=["partition"])
+        assert [row.label for row in both.blocks[0].rows] == [partition, "dirichlet"]
 
 
 def test_virtual_time_to_the_target(make):
@@ -640,6 +671,22 @@ class TestCautions:
         unbegun = [{"round": 0, "rounds": [1, 2]}]
         assert len(compare([replace(run, changes=unbegun) for run in found]).notes) == 1
 
+    def test_methods_whose_clients_fail_are_named_with_the_first_reason(self, make):
+        def failure(client, kind, message="late"):
+            return {"client": client, "kind": kind, "message": message}
+
+        simulated = [failure(0, "dropped"), failure(1, "deadline"), failure(99, "raised")]
+        raised = [failure(2, "raised", "ValueError: no k."), failure(3, "raised", "other"), failure(3, "raised")]
+        folders = [make(plugins, 0, [0.5, 0.6], rounds=2) for plugins in ([], ["moon"])]
+        for folder, found in zip(folders, ([simulated, []], [simulated + raised, raised[1:]]), strict=True):
+            lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+            whole = [{**line, "cohort": [*range(10)], "failures": found[line["round"]]} for line in lines]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in whole))
+            seal(folder)
+        said = "clients failed in runs of: moon ({}). Their figures come from the others: ValueError: no k"
+        assert said.format("1.5 of 10 in a round") in join(folders)[0].notes
+        assert said.format("2.0 of 10 in a round") in join(folders, round=1)[0].notes
+
     def test_own_models_are_pointed_to(self, make):
         """The default table compares global models, of which Ditto's is FedAvg's."""
         folders = [make([], 0, [0.5]), make(["ditto"], 0, [0.5], also={"personal": 0.7})]
@@ -689,6 +736,19 @@ def test_the_command(make, tmp_path, monkeypatch):
         result = CliRunner().invoke(app, ["compare", *arguments])
         assert (result.exit_code, result.stdout) == (2, "")
         assert says in result.stderr
+
+
+def test_names_are_whole_in_a_narrow_terminal(make, monkeypatch):
+    from typer.testing import CliRunner
+
+    from fedcore.cli.app import app
+
+    monkeypatch.setenv("COLUMNS", "80")
+    methods = [[], *({"my-very-long-method": {"regularization_strength": value}} for value in (0.01, 0.02))]
+    folders = [str(make(method, seed, [0.5 + seed / 10])) for method in methods for seed in range(3)]
+    shown = CliRunner().invoke(app, ["compare", *folders, "--target", "0.5"]).stdout.partition("Highest")[0]
+    names = "".join(line.strip().split("  ")[0].replace(" ", "") for line in shown.splitlines())
+    assert all(f"my-very-long-method(regularization_strength={value})" in names for value in (0.01, 0.02)), shown
 
 
 def test_reading_runs_needs_no_torch():

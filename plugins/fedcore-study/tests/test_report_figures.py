@@ -188,7 +188,7 @@ class TestIntervals:
         figure = page.figures["Differences by seed, global"]
         assert figure.said() == ["moon\n+10.00", "moon, seed 0\n+10.00"]
         assert not figure.all("path", "line")
-        assert "So few seeds give no interval." in figure.text()
+        assert "These seeds give no interval." in figure.text()
         assert page.table()[1:] == [
             ["method", "seeds", "accuracy %", "minus fedavg [95 % interval]", "s/round"],
             ["fedavg", "1", "50.00", "-", "1.500"],

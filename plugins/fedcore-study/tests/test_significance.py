@@ -18,7 +18,15 @@ def test_the_paired_t_test_is_scipys():
     found = paired_difference(dict(enumerate(one)), dict(enumerate(other)))
     assert found.p == pytest.approx(expected)
     assert found.std == pytest.approx(differences.std(ddof=1))
-    assert (paired_p(0.1, 0.0, 3), paired_p(0.0, 0.0, 3)) == (0.0, 1.0)
+
+
+def test_equal_differences_have_no_p_value():
+    """Three seeds that differ by two of 360 test images each: the computed deviation is a rounding error."""
+    other = {0: 320 / 360, 1: 331 / 360, 2: 298 / 360}
+    found = paired_difference({seed: value - 2 / 360 for seed, value in other.items()}, other)
+    assert found.mean == pytest.approx(-2 / 360)
+    assert (found.low, found.high, found.p, corrected({"a": found}, 0.95)["a"]) == (None, None, None, found)
+    assert (paired_p(0.1, 0.0, 3), paired_p(0.0, 0.0, 3), paired_p(1e-17, 1e-17, 3)) == (None, 1.0, 1.0)
 
 
 def test_holm_by_hand():

@@ -39,8 +39,8 @@ def played(display: SweepDisplay, clock: Clock) -> None:
         display(name, "start", {})
     display("b", "begun", {"round": 5})
     clock.now = 2.0
-    display("a", "round", {"round": 1, "accuracy": 0.5})
-    display("b", "round", {"round": 6, "accuracy": None})
+    display("a", "round", {"round": 1, "accuracy": 0.5, "clients": 10, "lost": {"raised": 3, "dropped": 1}})
+    display("b", "round", {"round": 6, "accuracy": None, "clients": 10, "lost": {"dropped": 1}})
 
 
 def test_the_status_names_rounds_accuracy_and_the_time_left() -> None:
@@ -74,7 +74,7 @@ def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, quiet: bool) -
         "3 runs, 2 at a time, in sweeps/s",
     ]
     assert said[3].startswith("0 of 3 runs finished; a: 1/4 rounds, 50.00 %")
-    assert said[-1] == "finished a after 9.00 s, 50.00 % (1/3)"
+    assert said[-1] == "finished a after 9.00 s, 50.00 %, clients failed: 3.0 of 10 in a round (1/3)"
 
 
 def test_a_terminal_has_a_bar_for_each_run_and_for_all() -> None:

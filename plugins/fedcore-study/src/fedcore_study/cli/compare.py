@@ -80,7 +80,9 @@ def compare(
     console = output.stdout()
     for block in comparison.blocks:
         rows = [formats.cells(comparison, block, row) for row in block.rows]
-        console.print(output.figures(formats.title(block), formats.headings(comparison, block), rows))
+        table = output.figures(formats.title(block), formats.headings(comparison, block), rows)
+        table.columns[0].overflow = "fold"  # two rows whose names are cut could look the same
+        console.print(table)
         for sentence in block.findings:
             console.print(output.text(sentence))
     if comparison.ranks is not None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fedcore.base.output import clean, duration, note, percent, stderr, text
+from fedcore_study.comparisons.cautions import errors, in_a_round
 
 PERIOD = 60.0
 """Seconds between two lines where there is no terminal."""
@@ -29,6 +30,7 @@ class _Run:
         self.name, self.rounds = name, rounds
         self.began = self.last = began
         self.first = self.done = 0
+        self.selected = self.failed = 0  # clients, over the rounds
         self.accuracy: float | None = None
 
     def left(self, now: float) -> float | None:
@@ -126,6 +128,7 @@ class SweepDisplay:
         now, rounds = self.clock(), details["round"] - run.done
         self._seconds, self._rounds = self._seconds + now - run.last, self._rounds + rounds
         run.done, run.last, run.accuracy = details["round"], now, details.get("accuracy") or run.accuracy
+        run.selected, run.failed = run.selected + details["clients"], run.failed + errors(details["lost"])
         self._bars.update(self._tasks[run.name], completed=run.done, words=run.words(now))
 
     def _has_ended(self, name: str, event: str, details: Mapping[str, Any]) -> None:
@@ -134,6 +137,8 @@ class SweepDisplay:
         self.finished += event == "finished"
         self.failed += event == "failed"
         accuracy = f", {percent(run.accuracy)} %" if event == "finished" and run.accuracy is not None else ""
+        if event == "finished" and run.failed:
+            accuracy += f", clients failed: {in_a_round(run.failed, run.selected, run.done - run.first)}"
         why = f": {details['message']}" if details["message"] else ""
         ended = self.total - len(self._waiting) - len(self._running)
         self._print(f"{event} {name} after {duration(details['seconds'])}{accuracy} ({ended}/{self.total}){why}")

@@ -1,10 +1,14 @@
-"""What a comparison must say beside its figures: other models than the baseline's, few seeds, restarted schedules."""
+"""What a comparison must say beside its figures: other models than the baseline's, few seeds, failed clients,
+restarted schedules.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fedcore.base.protocols import PROTOCOLS, UNSEEN
+from fedcore.runs.records import SIMULATED, lost
 from fedcore_study.comparisons.figures import FEW, Difference
 from fedcore_study.comparisons.model_size import ModelSize
 from fedcore_study.comparisons.records import RunRecord
@@ -44,6 +48,34 @@ def few_seeds(differences: Iterable[Difference | None]) -> str:
     return f"differences over {seeds} say nothing about other seeds, and have no interval; run at least {FEW}"
 
 
+def failed_clients(rows: Mapping[str, Sequence[RunRecord]], round: int | None = None) -> str:
+    """Return a sentence that names the rows in whose runs clients failed, with the first reason; empty for none.
+
+    :param round: count up to this round; default to the end.
+    """
+    said, reason = list[str](), ""
+    for label, runs in rows.items():
+        records = [record for run in runs for record in run.rounds[:round] if "failures" in record]
+        if failed := sum(errors(lost(record)) for record in records):
+            selected = sum(len(record["cohort"]) for record in records)
+            said.append(f"{label} ({in_a_round(failed, selected, len(records))})")
+            reason = reason or _first_reason(records)
+    if not said:
+        return ""
+    return f"clients failed in runs of: {', '.join(said)}. Their figures come from the others: {reason}"
+
+
+def errors(losses: Mapping[str, int]) -> int:
+    """Return how many of a round's losses, counted by kind, the simulated system did not make."""
+    return sum(number for kind, number in losses.items() if kind not in SIMULATED)
+
+
+def in_a_round(failed: int, selected: int, rounds: int) -> str:
+    """Return the mean number of failed clients of a round in words: ``3.0 of 10 in a round``."""
+    mean = f"{failed / rounds:.1f}" if failed >= 0.05 * rounds else "under 0.1"
+    return f"{mean} of {selected / rounds:.0f} in a round"
+
+
 def restarted_schedules(rows: Mapping[str, Sequence[RunRecord]]) -> str:
     """Return a sentence that counts the runs whose learning rate's schedule restarted; empty where none did.
 
@@ -71,6 +103,11 @@ def own_models(rows: Mapping[str, Sequence[RunRecord]], protocol: str) -> list[s
         f"not measure: --protocol {name}"
         for name, labels in found.items()
     ]
+
+
+def _first_reason(records: Iterable[Mapping[str, Any]]) -> str:
+    found = (failure for record in records for failure in record["failures"] if failure["client"] in record["cohort"])
+    return next(str(failure["message"]) for failure in found if failure["kind"] not in SIMULATED).rstrip(".")
 
 
 def _restarted(run: RunRecord) -> bool:

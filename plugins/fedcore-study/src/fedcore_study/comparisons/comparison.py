@@ -15,10 +15,10 @@ from fedcore import ConfigError, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.identity import PARTITION_OPTIONS, key, method, settings, short_name
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
-from fedcore_study.comparisons.cautions import few_seeds, other_models, own_models, restarted_schedules
+from fedcore_study.comparisons.cautions import failed_clients, few_seeds, other_models, own_models, restarted_schedules
 from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
 from fedcore_study.comparisons.findings import findings
-from fedcore_study.comparisons.groups import by_seed, field, grouped
+from fedcore_study.comparisons.groups import by_seed, distinct, field, grouped
 from fedcore_study.comparisons.records import Evaluation, RunRecord, Warn
 from fedcore_study.comparisons.significance import Ranks, level, ranked
 
@@ -142,7 +142,7 @@ def compare(
         raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
-    kept = usable(runs, protocol, round, warn)
+    kept = distinct(usable(runs, protocol, round, warn), fields, warn)
     common, groups = grouped(kept, fields)
     if baseline is not None and not any(baseline in group.rows for group in groups):
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
@@ -240,7 +240,12 @@ def _block(
     made = [
         _row(label, runs, differences.get(label), protocol, target, round, reported) for label, runs in seeds.items()
     ]
-    notes = [few_seeds(row.difference for row in made), restarted_schedules(rows), *own_models(rows, protocol)]
+    notes = [
+        failed_clients(rows, round),
+        few_seeds(row.difference for row in made),
+        restarted_schedules(rows),
+        *own_models(rows, protocol),
+    ]
     if reference is not None:
         notes.insert(0, other_models(rows, chosen))
     against = chosen if reference is not None else None

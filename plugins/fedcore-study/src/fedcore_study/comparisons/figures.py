@@ -35,7 +35,10 @@ class Difference:
 
     mean: float
     low: float | None
-    """The lower bound of the confidence interval by Student's t, of this comparison alone. None below ``FEW`` pairs."""
+    """The lower bound of the confidence interval by Student's t, of this comparison alone.
+
+    None below ``FEW`` pairs, and where the difference is the same on every seed.
+    """
     high: float | None
     """The upper bound."""
     n: int
@@ -43,11 +46,11 @@ class Difference:
     std: float | None = None
     """The sample deviation of the differences. None for one pair."""
     p: float | None = None
-    """The p-value of the paired t-test, of this comparison alone. None below ``FEW`` pairs."""
+    """The p-value of the paired t-test, of this comparison alone. None where there is no interval."""
     corrected: float | None = None
     """The p-value, corrected by Holm for all comparisons with the baseline in the same table."""
     seeds: int | None = None
-    """About how many seeds a difference of this size needs to be found. None for very many, or below ``FEW`` pairs."""
+    """About how many seeds a difference of this size needs to be found. None for very many, or without a p-value."""
 
 
 def paired_difference(
@@ -64,8 +67,10 @@ def paired_difference(
         return Difference(figure.mean, None, None, figure.n, figure.std)
     from scipy.stats import t  # takes a second to import
 
-    reach = float(t.ppf((1 + confidence) / 2, figure.n - 1)) * figure.std / math.sqrt(figure.n)
     p = paired_p(figure.mean, figure.std, figure.n)
+    if p is None:
+        return Difference(figure.mean, None, None, figure.n, figure.std)
+    reach = float(t.ppf((1 + confidence) / 2, figure.n - 1)) * figure.std / math.sqrt(figure.n)
     return Difference(figure.mean, figure.mean - reach, figure.mean + reach, figure.n, figure.std, p)
 
 

@@ -42,6 +42,12 @@ def findings(
         said.append(
             f"Too few seeds to rank {_joined(list(told['few']))} against {baseline}: {each}. Run at least {FEW}."
         )
+    for label, difference in told.get("", {}).items():
+        assert difference is not None  # that is "none"
+        said.append(
+            f"{label}: the same difference on every seed ({100 * difference.mean:+.2f}); a t-test has no deviation to "
+            "go by, run more seeds."
+        )
     if "none" in told:
         said.append(f"No seed in common with {baseline}: {', '.join(told['none'])}.")
     tested = {label: found for label, found in differences.items() if found is not None and found.p is not None}
@@ -52,11 +58,14 @@ def findings(
 
 
 def verdict(difference: Difference | None, confidence: float = 0.95) -> str:
-    """Return ``better``, ``worse`` or ``same``; ``few`` where the seeds are too few to tell, ``none`` without any."""
+    """Return ``better``, ``worse`` or ``same``; ``few`` where the seeds are too few to tell, ``none`` without any.
+
+    Empty where the difference is the same on every seed, which no test can judge.
+    """
     if difference is None:
         return "none"
     if difference.corrected is None:
-        return "few"
+        return "few" if difference.n < FEW else ""
     if difference.corrected >= level(confidence):
         return "same"
     return "better" if difference.mean > 0 else "worse"

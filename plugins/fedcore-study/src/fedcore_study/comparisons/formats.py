@@ -167,10 +167,6 @@ def spread(figure: Figure | None, scale: float, digits: int = 2) -> str:
     return f"{scale * figure.mean:.{digits}f}{deviation}"
 
 
-WITHOUT_ALPHA = ("iid", "shards", "classes", "natural", "domain")
-"""Partitioners that do not use ``alpha``, as no partition file does."""
-
-
 def title(block: Block) -> str:
     """Return in what a block differs from the others; empty for the only one."""
     return ", ".join(f"{name} {short_value(name, value)}" for name, value in block.settings.items())
@@ -180,9 +176,7 @@ def caption(comparison: Comparison) -> str:
     """Return what all blocks have in common, as far as one wants to read it under a table."""
     names = ("plugins", "dataset", "model", "partition", "alpha", "clients", "participation", "rounds", "local_epochs")
     common = comparison.common
-    partition = str(common.get("partition"))
-    unused = {"alpha"} if partition in WITHOUT_ALPHA or partition.endswith(".json") else set()
-    parts = [f"{name} {short_value(name, common[name])}" for name in names if name in common and name not in unused]
+    parts = [f"{name} {short_value(name, common[name])}" for name in names if name in common]
     after = "at the end" if comparison.round is None else f"after {comparison.round} rounds"
     return f"protocol {comparison.protocol}, {after}; {', '.join(parts)}"
 
@@ -326,7 +320,7 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
             values |= {"p": d.p, "p_holm": d.corrected} if d else {"p": None, "p_holm": None}
             values["seeds_needed"] = d.seeds if d else None
             compared = block.baseline not in (None, row.label)
-            values["verdict"] = verdict(d, comparison.confidence) if compared else None
+            values["verdict"] = (verdict(d, comparison.confidence) or None) if compared else None
             found.append(values)
     return found
 

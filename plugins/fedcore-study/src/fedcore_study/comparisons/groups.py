@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,16 @@ from fedcore.base.identity import key, method, settings, short_name
 from fedcore.base.objects import CODE, OBJECT
 from fedcore_study.comparisons.records import RunRecord
 
+WITHOUT_ALPHA = ("iid", "shards", "classes", "natural", "domain")
+"""Partitioners that do not use ``alpha``, as no partition file does."""
+
 
 @dataclass(frozen=True)
 class Group:
     """Runs that share all settings but the rows' own and the seed, and the training labels that were split.
 
-    :param settings: those in which groups differ. ``rows`` are the runs by label.
+    :param settings: those in which groups differ, without an ``alpha`` that the partition does not use. ``rows`` are
+        the runs by label.
     """
 
     settings: dict[str, Json]
@@ -32,7 +36,7 @@ def grouped(runs: Sequence[RunRecord], fields: Sequence[str]) -> tuple[dict[str,
     """
     groups: dict[str, dict[str, list[RunRecord]]] = {}
     for run in runs:
-        values = settings(run.config)
+        values = _used(run.config, fields)
         row = {name: values.pop(name) for name in fields}
         del values["seed"]
         labels = None if "dataset" in fields else run.labels
@@ -42,6 +46,24 @@ def grouped(runs: Sequence[RunRecord], fields: Sequence[str]) -> tuple[dict[str,
     named = [{names[key(_row_values(rows[0], fields))]: rows for rows in block} for block in blocks]
     common, differing = _settings([next(iter(block.values()))[0] for block in named], fields)
     return common, [Group(shown, block) for block, shown in zip(named, differing, strict=True)]
+
+
+def distinct(runs: Sequence[RunRecord], fields: Sequence[str], warn: Callable[[str], None]) -> list[RunRecord]:
+    """Return the runs without those that repeat another one under an ``alpha`` that has no effect, and say how many."""
+    first: dict[str, RunRecord] = {}
+    kept = []
+    for run in runs:
+        other = first.setdefault(key([_used(run.config, fields), run.labels, run.partition]), run)
+        if other is run or settings(other.config) == settings(run.config):
+            kept.append(run)
+    if left := len(runs) - len(kept):
+        warn(f"runs that repeat others under another alpha, which their partition does not use, are left out: {left}")
+    return kept
+
+
+def uses_alpha(partition: str) -> bool:
+    """Return whether ``alpha`` has an effect on a partition."""
+    return partition not in WITHOUT_ALPHA and not partition.endswith(".json")
 
 
 def field(name: str) -> str:
@@ -71,6 +93,14 @@ def by_seed(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
                 "or the deviation over seeds would come out too small"
             )
     return found
+
+
+def _used(config: RunConfig, fields: Sequence[str]) -> dict[str, Json]:
+    """Return a run's settings without an ``alpha`` that has no effect, unless it or the partition makes the rows."""
+    values = settings(config)
+    if not uses_alpha(config.partition) and not {"alpha", "partition"} & set(fields):
+        del values["alpha"]
+    return values
 
 
 def _row_values(run: RunRecord, fields: Iterable[str]) -> dict[str, Json]:
@@ -105,7 +135,9 @@ def _labels(runs: Sequence[RunRecord], fields: Sequence[str]) -> dict[str, str]:
                 label, own = method(plugins), _flat(plugins)
                 peers = by_method[label]
                 different = [o for o in own if any(key(peer.get(o)) != key(own[o]) for peer in peers)]
-                parts.append(label + (f" ({', '.join(f'{o}={own[o]}' for o in different)})" if different else ""))
+                # a method of one plugin is the prefix of its options
+                named_options = ", ".join(f"{o.removeprefix(f'{label}.')}={own[o]}" for o in different)
+                parts.append(label + (f" ({named_options})" if different else ""))
             else:
                 shown = _own_names({str(one[name]) for one in rows.values()})[str(values[name])]
                 parts.append(shown if len(fields) == 1 else f"{name}={shown}")
@@ -126,10 +158,10 @@ def _flat(plugins: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:
 
 def _settings(runs: Sequence[RunRecord], fields: Sequence[str]) -> tuple[dict[str, Json], list[dict[str, Json]]]:
     """Return what all blocks share, and for each block the rest."""
-    values = [{**settings(run.config), "labels": run.labels[:12]} for run in runs]
+    values = [{**_used(run.config, fields), "labels": run.labels[:12]} for run in runs]
     for each in values:
         for name in ("seed", *fields):
             del each[name]
-    shared = {name for name in values[0] if len({key(each[name]) for each in values}) == 1}
+    shared = {name for name in values[0] if len({key(each.get(name)) for each in values}) == 1}
     common = {name: value for name, value in values[0].items() if name in shared and name != "labels"}
     return common, [{name: value for name, value in each.items() if name not in shared} for each in values]

@@ -13,7 +13,7 @@ from typing import Any
 from fedcore import RunConfig, RunDirectoryError
 from fedcore.base.files import RecordFile, parse_json, parse_record, refuse_links
 from fedcore.base.identity import digest
-from fedcore.runs.records import further
+from fedcore.runs.records import further, lost
 from fedcore.runs.saved import SavedConfig, partition_digest
 from fedcore_study.comparisons.fairness import Spread, spread_of
 from fedcore_study.comparisons.model_size import ModelSize, model_size
@@ -241,6 +241,8 @@ def _check(line: Mapping[str, Any]) -> None:
     """Look at what is used of a line; raises KeyError or TypeError."""
     _check_counts(line["round"], line["bytes"]["down"], line["bytes"]["up"])
     _check_metrics(line["metrics"] or {})
+    if "failures" in line:
+        lost(line)
     time = line.get("time") or {}
     for part in ("round", "evaluation"):
         _check_number(time.get(part, 0.0))

@@ -15,16 +15,22 @@ POWER = 0.8
 MOST_SEEDS = 1000
 """Beyond so many seeds the number is not worth telling."""
 
+ROUNDING = 1e-9
+"""Means and deviations of accuracies below this are rounding errors of 0."""
+
 _LARGEST = 10.0
 """Larger effects need no more seeds than this one; the noncentral t distribution is not exact for them."""
 
 
-def paired_p(mean: float, deviation: float, n: int) -> float:
-    """Return the two-sided p-value of the paired t-test, from the mean and sample deviation of ``n`` differences."""
+def paired_p(mean: float, deviation: float, n: int) -> float | None:
+    """Return the two-sided p-value of the paired t-test, from the mean and sample deviation of ``n`` differences.
+
+    :returns: None where all differences are the same, and not 0: the test has no deviation to go by.
+    """
     from scipy.stats import t
 
-    if deviation == 0:
-        return 0.0 if mean else 1.0
+    if deviation < ROUNDING:
+        return 1.0 if abs(mean) < ROUNDING else None
     return float(2 * t.sf(abs(mean) / (deviation / math.sqrt(n)), n - 1))
 
 

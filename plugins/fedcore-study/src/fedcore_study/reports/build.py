@@ -17,7 +17,7 @@ from fedcore.base.safe_yaml import read_yaml
 from fedcore.runs.saved import check_code, code_in
 from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import BASELINE, check_reported
-from fedcore_study.comparisons.groups import Group, by_seed, grouped
+from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, uses_alpha
 from fedcore_study.comparisons.groups import field as option
 from fedcore_study.comparisons.records import Found, RunRecord
 from fedcore_study.reports import breakdowns, lines
@@ -98,14 +98,15 @@ def build(
     :raises ConfigError: there is no run, two of the same settings and seed, one that names code, or a figure that no
         finished run reports.
     """
-    runs = found.runs
+    fields, said = [option(name) for name in by], list(notes)
+    runs = distinct(found.runs, fields, said.append)
     if not runs:
         raise ConfigError("there is no run to report yet")
     for run in runs:
         check_code(
             (name for name in code_in(run.config) if not is_lent(name)), run.path / "config.yaml", allow=allow_code
         )
-    common, groups = grouped(runs, [option(name) for name in by])
+    common, groups = grouped(runs, fields)
     for group in groups:
         for rows in group.rows.values():
             by_seed(rows)
@@ -113,7 +114,6 @@ def build(
     if baseline is not None and baseline not in labels:
         raise UnknownNameError("baseline", baseline, labels)
     check_reported(runs, reported)
-    said = list(notes)
     if found.waiting:
         said.append(f"{len(found.waiting)} planned runs have not begun: {', '.join(found.waiting)}")
     if unfinished := [f"{run.path.name} ({_state(run)})" for run in runs if not run.finished]:
@@ -179,7 +179,7 @@ def _section(
         "Features": samples.embeddings(group, dataset, points) if points else [],
     }
     made = {name: list(charts) for name, charts in parts.items()}
-    told = {name: group.settings[name] for name in telling}
+    told = {name: group.settings[name] for name in telling if name in group.settings}
     return Section(
         title=_named(told),
         settings=_named(group.settings) if len(told) < len(group.settings) else "",
@@ -210,9 +210,9 @@ def _telling(groups: Sequence[Group]) -> list[str]:
     chosen: list[str] = []
 
     def apart(names: Sequence[str]) -> int:
-        return len({key([group.settings[name] for name in names]) for group in groups})
+        return len({key([group.settings.get(name) for name in names]) for group in groups})
 
-    for name in groups[0].settings:
+    for name in dict.fromkeys(name for group in groups for name in group.settings):
         if apart([*chosen, name]) > apart(chosen):
             chosen.append(name)
     return chosen
@@ -231,7 +231,7 @@ def _setting_of(config: RunConfig) -> tuple[str, ...]:
     partition = Path(config.partition).name
     if partition == "classes":
         partition += f" ({config.classes_per_client} per client)"
-    elif partition not in formats.WITHOUT_ALPHA and not partition.endswith(".json"):
+    elif uses_alpha(partition):
         partition += f" (alpha {config.alpha:g})"
     some = "" if config.participation == 1 else f", {100 * config.participation:g} % in each round"
     work = f"{config.local_steps} local steps" if config.local_steps else f"{config.local_epochs} local epochs"

@@ -263,7 +263,7 @@ def _intervals(protocol: str, compared: _Compared, colors: Mapping[str, int]) ->
     return Intervals(
         name=f"differences-{protocol}",
         title=title,
-        about=about + (bar if any(row.low is not None for row in drawn) else ". So few seeds give no interval."),
+        about=about + (bar if any(row.low is not None for row in drawn) else ". These seeds give no interval."),
         x_title=f"percentage points to {block.baseline}",
         rows=drawn,
     )

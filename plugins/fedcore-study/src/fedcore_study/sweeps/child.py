@@ -114,6 +114,7 @@ def _run(task: Task, tell: Any, verdict: Callable[[], bytes]) -> None:
     with importing():
         from fedcore.runs import experiment
     from fedcore.runs.directory import RunDirectory
+    from fedcore.runs.records import lost
     from fedcore.runs.saved import code_in, places_in
 
     def notify(event: str, details: Mapping[str, Any]) -> None:
@@ -122,7 +123,8 @@ def _run(task: Task, tell: Any, verdict: Callable[[], bytes]) -> None:
         elif event == "round":
             metrics = details["metrics"]
             found = {"accuracy": accuracy_of(metrics, EVALUATED), "validation": accuracy_of(metrics, VALIDATION)}
-            tell("round", round=details["round"] + 1, **found, waits=task.judged)
+            clients = {"clients": len(details["cohort"]), "lost": lost(details)}
+            tell("round", round=details["round"] + 1, **found, **clients, waits=task.judged)
             if verdict() == STOP:
                 raise _Judged
         elif event == "note":
