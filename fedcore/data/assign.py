@@ -130,7 +130,7 @@ def make_partition(
         dataset=dataset,
         rows=assigned,
     )
-    if not isinstance(parts, Sequence):
+    if isinstance(parts, Mapping) or not hasattr(parts, "__len__"):
         found, expected = f"returned {type(parts).__name__}", "a list with one array of positions per client"
         raise PluginContractError.of(partitioner, found, kind="partitioner", expected=expected)
     train, test = IndexLists.of(parts), IndexLists.empty(len(parts))

@@ -25,8 +25,6 @@ class ServerState:
     """The next round to run."""
     phase: str = "train"
     """``train``, ``post_train`` or ``done``."""
-    stopped: bool = False
-    """Whether ``on_round`` ended the training before its last round."""
     plugins: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The server states, by plugin."""
     manifest: Mapping[int, int | None] = field(default_factory=dict)
@@ -41,6 +39,8 @@ class ServerState:
     """The length of the part of metrics.jsonl that belongs to the committed rounds."""
     virtual_time: float = 0.0
     """Seconds on the clock of the simulated system."""
+    stopped: bool = False
+    """Whether ``on_round`` ended the training before its last round."""
 
 
 class Ledger:
