@@ -81,26 +81,31 @@ def lost(record: Mapping[str, Any]) -> Counter[str]:
     return Counter(dict(sorted(Counter(kinds.values()).items())))
 
 
-def failures_in_words(records: Iterable[Mapping[str, Any]]) -> str:
-    """Return how many trainings of a run failed, with the first reason; empty if none failed.
+class Failures:
+    """The trainings of clients that failed in the rounds that this process ran, without simulated losses."""
 
-    The losses of a simulated system do not count.
-    """
-    selected = failed = 0
-    first = ""
-    for record in records:
-        if "round" in record:
-            selected += len(record["cohort"])
-            count = sum(number for kind, number in lost(record).items() if kind not in SIMULATED)
-            if count and not first:
-                of_cohort = (each for each in record["failures"] if each["client"] in record["cohort"])
-                first = next(each["message"] for each in of_cohort if each["kind"] not in SIMULATED)
-            failed += count
-    if not failed:
-        return ""
-    return (
-        f"{failed} of {selected} trainings of clients failed, so the figures come from the others. The first: {first}"
-    )
+    def __init__(self) -> None:
+        self._rounds: list[int] = []  # the first and the last
+        self._selected = self._failed = 0
+        self._first = ""
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add a round."""
+        self._rounds = [*self._rounds[:1], record["round"] + 1]
+        self._selected += len(record["cohort"])
+        self._failed += sum(number for kind, number in lost(record).items() if kind not in SIMULATED)
+        if self._failed and not self._first:
+            of_cohort = (each for each in record["failures"] if each["client"] in record["cohort"])
+            self._first = next(each["message"] for each in of_cohort if each["kind"] not in SIMULATED)
+
+    def in_words(self) -> str:
+        """Return how many failed, with the first reason; empty if none failed."""
+        if not self._failed:
+            return ""
+        return (
+            f"{self._failed} of {self._selected} trainings of clients failed in rounds {self._rounds[0]} to "
+            f"{self._rounds[-1]}, so the figures come from the others. The first: {self._first}"
+        )
 
 
 def totals(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

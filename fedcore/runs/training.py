@@ -23,7 +23,7 @@ from fedcore.models.placement import Placement
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.provenance import now
-from fedcore.runs.records import RoundTimes, failures_in_words, history_rows, not_evaluated, per_round, totals
+from fedcore.runs.records import Failures, RoundTimes, history_rows, not_evaluated, per_round, totals
 from fedcore.runs.result import RunResult
 from fedcore.server.context import ScopeContext
 from fedcore.server.round import Notify, run_post_train, run_round
@@ -68,6 +68,7 @@ class Experiment:
         self._failures_noted = False
         self._other_draws: OtherDraws | None = OtherDraws()  # None once they are noted
         self._times = RoundTimes()
+        self._failures = Failures()
         self._began = time.perf_counter()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
@@ -131,6 +132,7 @@ class Experiment:
             self._other_draws = None
             self.notify("note", {"message": OTHER_DRAWS})
         self._latest = record["metrics"]
+        self._failures.add(record)
         record = {**record, **self.reports(state), "time": seconds}
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
         self._touched.update(record["cohort"])
@@ -196,7 +198,7 @@ class Experiment:
         earlier = self.directory.read_summary()
         if earlier and not self._times.rounds:  # no round was added since
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
-        if failed := failures_in_words(self.directory.read_metrics()):
+        if failed := self._failures.in_words():
             self.notify("note", {"message": failed})
         summary = finite(summary)
         self.directory.write_summary(summary)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedcore import Plugin, hookimpl
-from fedcore.runs.records import PARTS, RoundTimes, failures_in_words, lost, per_round
+from fedcore.runs.records import PARTS, Failures, RoundTimes, lost, per_round
 from fedcore_testing import federate
 
 
@@ -41,9 +41,14 @@ def test_failures_of_a_run_in_words():
         named = [{"client": client, "kind": kind, "message": f"of {client}"} for client, kind in failures]
         return {"round": 0, "cohort": [0, 1], "failures": named}
 
-    assert failures_in_words([record(), record((0, "dropped")), record((7, "raised"))]) == ""
-    found = failures_in_words([record((0, "dropped")), record((7, "raised"), (1, "diverged")), record((0, "raised"))])
-    assert found == "2 of 6 trainings of clients failed, so the figures come from the others. The first: of 1"
+    found = Failures()
+    for each in (record((0, "dropped")), record((7, "raised"))):
+        found.add(each)
+    assert found.in_words() == ""
+    for each in (record((7, "raised"), (1, "diverged")), record((0, "raised"))):
+        found.add(each)
+    said = "2 of 8 trainings of clients failed in rounds 1 to 1, so the figures come from the others. The first: of 1"
+    assert found.in_words() == said
 
 
 def test_a_run_says_at_its_end_that_clients_failed(tmp_path):
