@@ -163,6 +163,21 @@ def test_model_contrast_equals_numpy(temperature: float) -> None:
     assert value.item() == pytest.approx(float(expected), rel=1e-9)
 
 
+def test_model_contrast_of_nearly_equal_features_in_bfloat16() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    z = torch.randn(64, 256, generator=drawn)
+    others = [(z + 0.05 * torch.randn(64, 256, generator=drawn)).bfloat16() for _ in range(2)]
+
+    def gradient(dtype: torch.dtype) -> torch.Tensor:
+        anchor = z.bfloat16().to(dtype).requires_grad_()
+        model_contrastive_loss(anchor, *(other.to(dtype) for other in others)).backward()
+        assert anchor.grad is not None
+        return anchor.grad.double()
+
+    exact = gradient(torch.float64)
+    assert (gradient(torch.bfloat16) - exact).norm() < 0.003 * exact.norm()  # with cosines in bfloat16 it is 0.028
+
+
 def test_model_contrast_gradient() -> None:
     inputs = tuple(numbers(B, D, seed=seed, grad=True) for seed in range(3))
     assert torch.autograd.gradcheck(model_contrastive_loss, inputs)

@@ -135,8 +135,9 @@ def model_contrastive_loss(anchor: Tensor, positive: Tensor, negative: Tensor, *
     tensor(0.2633)
     """
     _check_temperature(temperature)
-    unit = _unit(anchor)
-    near, far = (unit * _unit(positive)).sum(-1), (unit * _unit(negative)).sum(-1)  # (B,) each
+    # Cosines of nearly equal features differ by less than bfloat16 can tell.
+    anchor, positive, negative = (_unit(z.float() if z.itemsize < 4 else z) for z in (anchor, positive, negative))
+    near, far = (anchor * positive).sum(-1), (anchor * negative).sum(-1)  # (B,) each
     return F.softplus((far - near) / temperature).mean()
 
 
