@@ -135,10 +135,11 @@ def model_contrastive_loss(anchor: Tensor, positive: Tensor, negative: Tensor, *
     tensor(0.2633)
     """
     _check_temperature(temperature)
+    dtype = anchor.dtype
     # Cosines of nearly equal features differ by less than bfloat16 can tell.
     anchor, positive, negative = (_unit(z.float() if z.itemsize < 4 else z) for z in (anchor, positive, negative))
     near, far = (anchor * positive).sum(-1), (anchor * negative).sum(-1)  # (B,) each
-    return F.softplus((far - near) / temperature).mean()
+    return F.softplus((far - near) / temperature).mean().to(dtype)
 
 
 def _check_temperature(temperature: float) -> None:
