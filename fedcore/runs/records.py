@@ -78,7 +78,18 @@ def lost(record: Mapping[str, Any]) -> Counter[str]:
     """Return the number of selected clients without an update in a round, by kind. Each client counts once."""
     cohort = set(record["cohort"])
     kinds = {failure["client"]: failure["kind"] for failure in record["failures"] if failure["client"] in cohort}
-    return Counter(dict(sorted(Counter(kinds.values()).items())))
+    return Counter(sorted(kinds.values()))
+
+
+def errors(losses: Mapping[str, int]) -> int:
+    """Return how many of a round's losses, counted by kind, the simulated system did not make."""
+    return sum(number for kind, number in losses.items() if kind not in SIMULATED)
+
+
+def first_reason(record: Mapping[str, Any]) -> str:
+    """Return why the first client of a round's cohort failed; empty if only the simulated system lost clients."""
+    found = (failure for failure in record["failures"] if failure["client"] in record["cohort"])
+    return next((str(failure["message"]) for failure in found if failure["kind"] not in SIMULATED), "")
 
 
 class Failures:
@@ -93,10 +104,8 @@ class Failures:
         """Add a round."""
         self._rounds = [*self._rounds[:1], record["round"] + 1]
         self._selected += len(record["cohort"])
-        self._failed += sum(number for kind, number in lost(record).items() if kind not in SIMULATED)
-        if self._failed and not self._first:
-            of_cohort = (each for each in record["failures"] if each["client"] in record["cohort"])
-            self._first = next(each["message"] for each in of_cohort if each["kind"] not in SIMULATED)
+        self._failed += errors(lost(record))
+        self._first = self._first or first_reason(record)
 
     def in_words(self) -> str:
         """Return how many failed, with the first reason; empty if none failed."""

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fedcore.base.output import clean, duration, note, percent, stderr, text
-from fedcore_study.comparisons.cautions import errors, in_a_round
+from fedcore.runs.records import errors
+from fedcore_study.comparisons.cautions import in_a_round
 
 PERIOD = 60.0
 """Seconds between two lines where there is no terminal."""

@@ -5,10 +5,9 @@ restarted schedules.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from fedcore.base.protocols import PROTOCOLS, UNSEEN
-from fedcore.runs.records import SIMULATED, lost
+from fedcore.runs.records import errors, first_reason, lost
 from fedcore_study.comparisons.figures import FEW, Difference
 from fedcore_study.comparisons.model_size import ModelSize
 from fedcore_study.comparisons.records import RunRecord
@@ -59,15 +58,10 @@ def failed_clients(rows: Mapping[str, Sequence[RunRecord]], round: int | None = 
         if failed := sum(errors(lost(record)) for record in records):
             selected = sum(len(record["cohort"]) for record in records)
             said.append(f"{label} ({in_a_round(failed, selected, len(records))})")
-            reason = reason or _first_reason(records)
+            reason = reason or next(filter(None, map(first_reason, records))).rstrip(".")
     if not said:
         return ""
     return f"clients failed in runs of: {', '.join(said)}. Their figures come from the others: {reason}"
-
-
-def errors(losses: Mapping[str, int]) -> int:
-    """Return how many of a round's losses, counted by kind, the simulated system did not make."""
-    return sum(number for kind, number in losses.items() if kind not in SIMULATED)
 
 
 def in_a_round(failed: int, selected: int, rounds: int) -> str:
@@ -103,11 +97,6 @@ def own_models(rows: Mapping[str, Sequence[RunRecord]], protocol: str) -> list[s
         f"not measure: --protocol {name}"
         for name, labels in found.items()
     ]
-
-
-def _first_reason(records: Iterable[Mapping[str, Any]]) -> str:
-    found = (failure for record in records for failure in record["failures"] if failure["client"] in record["cohort"])
-    return next(str(failure["message"]) for failure in found if failure["kind"] not in SIMULATED).rstrip(".")
 
 
 def _restarted(run: RunRecord) -> bool:
