@@ -44,23 +44,7 @@ NO_METRICS: Metrics = MappingProxyType({})
 NO_FIGURES: Mapping[str, Mapping[str, float | None]] = MappingProxyType({})
 
 
-class Counted:
-    """Counts of a model on samples. They are on the device, which may still compute them."""
-
-    def __init__(self, names: Sequence[str], counts: Sequence[Tensor]) -> None:
-        self._names, self._counts = names, counts
-
-    def read(self) -> dict[str, Any]:
-        """Return the counts by name, as plain values; waits for the device."""
-        return {name: counts.tolist() for name, counts in zip(self._names, self._counts, strict=True)}
-
-
-def evaluate(model: nn.Module, samples: Samples, num_classes: int, device: torch.device, **how: Any) -> dict[str, Any]:
-    """Return the counts of :func:`count` as plain values."""
-    return count(model, samples, num_classes, device, **how).read()
-
-
-def count(
+def evaluate(
     model: nn.Module,
     samples: Samples,
     num_classes: int,
@@ -70,7 +54,7 @@ def count(
     threads: int = 1,
     confusion: bool = False,
     metrics: Metrics = NO_METRICS,
-) -> Counted:
+) -> dict[str, Any]:
     """Count ``correct`` and ``total`` samples per class, and sum the cross-entropy as ``loss``.
 
     Chunks are fixed, each is computed by one thread, and they are added in order. The result therefore does not depend
@@ -105,7 +89,7 @@ def count(
     zeros = (zero, zero, zero.double().sum(), *([zero.diag()] if confusion else []))
     zeros += tuple(zero.new_zeros(metric.shape.numel()) for metric in metrics.values())
     names = ["correct", "total", "loss", *(["confusion"] if confusion else []), *metrics]
-    return Counted(names, [sum((parts[i] for parts in counts), start) for i, start in enumerate(zeros)])
+    return {name: sum((parts[i] for parts in counts), zeros[i]).tolist() for i, name in enumerate(names)}
 
 
 def _logits(output: Any, batch: int, num_classes: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,8 +19,6 @@ from fedcore.hooks.plugin import Plugin, patterns_of
 from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
 from fedcore.models.layout import FlatLayout, Layout
-
-Tune = Callable[[RunConfig, SplitModel], RunConfig]
 
 READ_UPDATES = ("all_updates", "pre_aggregate", "weight", "accumulate", "aggregate")
 """The hooks of the server that see the tensors of updates."""
@@ -41,13 +38,10 @@ class Setup:
     public: PublicSamples | None = None
 
     @classmethod
-    def build(
-        cls, config: RunConfig, dataset: Dataset, plugins: PluginSet | None = None, tune: Tune | None = None
-    ) -> Setup:
+    def build(cls, config: RunConfig, dataset: Dataset, plugins: PluginSet | None = None) -> Setup:
         """Build the model as all plugins configure it, and check that everything fits.
 
         :param plugins: the configuration's plugins, not in use elsewhere; default fresh ones.
-        :param tune: takes configuration and model, returns the configuration to use from then on.
         :raises ConfigError: plugins, model and data set cannot be combined.
         :raises PluginConflictError: two plugins cannot be combined.
         :raises PluginContractError: a plugin or the model breaks its contract.
@@ -69,7 +63,6 @@ class Setup:
             model = changed or model
         _check_forward(config, model, task, dataset, [p.name for p in plugins.implementers("configure_model")])
         _check_untied(config, model)
-        config = config if tune is None else tune(config, model)
         names = list(model.state_dict())
         personal: set[str] = set()
         for plugin, patterns in plugins.each("personal_parameters", model=model):

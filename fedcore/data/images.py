@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -92,12 +92,6 @@ class ResidentSamples:
     def meta(self) -> dict[str, JSON]:
         """Return the normalisation and the memory format (JSON keeps every bit of a float)."""
         return {"mean": list(self.mean), "std": list(self.std), "channels_last": not self.images.is_contiguous()}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ResidentSamples:
-        """Return samples over the given tensors without a copy, e.g. over a memory-mapped file."""
-        images = tensors["images"].permute(0, 3, 1, 2) if meta["channels_last"] else tensors["images"]
-        return cls(images, tensors["labels"], meta["mean"], meta["std"])
 
 
 def normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
@@ -21,7 +21,7 @@ class Samples(Protocol):
     batch by position, moves it to the device and passes it to the model. It does not look into it.
 
     Worker processes get the object by ``pickle``, but they share one copy of its tensors. The tensors are never written
-    to. ``from_tensors(tensors(), meta())`` must gather the same bits.
+    to.
     """
 
     kind: ClassVar[str]
@@ -42,14 +42,10 @@ class Samples(Protocol):
         """Return the samples on a device; ``memory_format`` applies to images, other samples ignore it."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors from which, with :meth:`meta`, the samples can be rebuilt."""
+        """Return the tensors that, with :meth:`meta`, determine the samples. A resumed run compares their digest."""
 
     def meta(self) -> dict[str, JSON]:
         """Return everything else as JSON values."""
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Self:
-        """Return samples over the given tensors without a copy; they may be memory-mapped."""
 
 
 class TensorSamples:
@@ -85,11 +81,6 @@ class TensorSamples:
     def meta(self) -> dict[str, JSON]:
         """Return an empty dictionary: the tensors are complete."""
         return {}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Self:
-        """Return samples over the given tensors without a copy."""
-        return cls(tensors["inputs"], tensors["labels"])
 
 
 @dataclass(frozen=True)
@@ -149,11 +140,6 @@ class SequenceSamples:
     def meta(self) -> dict[str, JSON]:
         """Return an empty dictionary: the tensors are complete."""
         return {}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Self:
-        """Return samples over the given tensors without a copy."""
-        return cls(tensors["values"], tensors["offsets"], tensors["labels"])
 
 
 def gather_runs(offsets: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:

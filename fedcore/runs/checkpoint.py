@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedcore.base.errors import RunDirectoryError
@@ -23,6 +24,9 @@ from fedcore.server.state import Manifest, ServerState
 
 KEPT = 2
 PHASES = {"train": 0, "post_train": 1, "done": 2}
+
+_NOTHING = -1
+"""The version in a checkpoint of a client that took part and keeps nothing."""
 
 _PLAIN = ("round", "phase", "stopped", "ledger", "best", "before_correction", "metrics_bytes", "virtual_time")
 """The fields of a server's state that go into a checkpoint's JSON unchanged."""
@@ -63,19 +67,19 @@ class CheckpointStore:
         :raises StorageError: the checkpoint cannot be written. The earlier files stay.
         """
         path = self.root / f"{state.round:06d}-{PHASES[state.phase]}-{state.phase}.safetensors"
-        manifest = Manifest.of(state.manifest)
-        new = manifest.changed(next(reversed(self._kept.values()), Manifest.of({})))
-        self.clients.settle({client: manifest[client] for client in new if client in manifest})
+        last = next(reversed(self._kept.values()), {})
+        self.clients.settle(dict(state.manifest.items() - last.items()))
         with storing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             sync_path(self.root.parent)
         tensors, meta = _pack(state)
         write_tensors(path, tensors, {**meta, "binding": self.binding, "metrics_sha256": metrics})
         before = {other: named for other, named in self._kept.items() if other != path}
-        self._kept = dict([*before.items(), (path, manifest)][-KEPT:])
+        self._kept = dict([*before.items(), (path, state.manifest)][-KEPT:])
         oldest = next(iter(self._kept.values()))
         dropped = [named for other, named in before.items() if other not in self._kept]
-        self._prune({*touched, *(client for named in dropped for client in named.changed(oldest))}, state.round)
+        changed = {client for named in dropped for client, _ in named.items() ^ oldest.items()}
+        self._prune({*touched, *changed}, state.round)
 
     def load(
         self, *, check: Check | None = None, note: Note | None = None, phase: str | None = None
@@ -94,12 +98,13 @@ class CheckpointStore:
         for path, older in zip(reversed(files), [*reversed(files[:-1]), None]):
             try:
                 state, meta = _read(path)
-                kept = {path: Manifest.of(state.manifest)}
+                kept: dict[Path, Manifest] = {}
                 if older is not None:
                     with contextlib.suppress(*_DAMAGED):
-                        kept = {older: Manifest.of(_read(older)[0].manifest), **kept}
-                before = kept.get(older) if older is not None else None
-                self.clients.check(kept[path], kept[path] if before is None else kept[path].changed(before))
+                        kept[older] = _read(older)[0].manifest
+                before = next(iter(kept.values()), {})
+                kept[path] = state.manifest
+                self.clients.check(state.manifest, dict(state.manifest.items() - before.items()))
                 if check is not None:
                     check(state, meta)
             except _DAMAGED as error:
@@ -145,7 +150,9 @@ class CheckpointStore:
 def _pack(state: ServerState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Split a state into tensors and JSON."""
     tensors, plugins = flatten(state.plugins)
-    manifest = Manifest.of(state.manifest).tensors()
+    pairs = [(client, _NOTHING if version is None else version) for client, version in sorted(state.manifest.items())]
+    clients, versions = torch.tensor(pairs, dtype=torch.int32).view(-1, 2).unbind(1)
+    manifest = {"clients": clients, "versions": versions}
     plain = {name: getattr(state, name) for name in _PLAIN}
     return flatten({"model": state.model, "plugins": tensors, "manifest": manifest})[0], {**plain, "plugins": plugins}
 
@@ -157,10 +164,11 @@ def _read(path: Path) -> tuple[ServerState, dict[str, Any]]:
     for name, tensor in tensors.items():
         group, _, key = name.partition(SEPARATOR)
         groups[group][key] = tensor.clone()  # the file's buffer is one block, which a single tensor would keep
+    clients, versions = (groups["manifest"][name].tolist() for name in ("clients", "versions"))
     state = ServerState(
         model=groups["model"],
         plugins=unflatten(groups["plugins"], meta["plugins"]),
-        manifest=Manifest.from_tensors(groups["manifest"]),
+        manifest={client: None if version == _NOTHING else version for client, version in zip(clients, versions)},
         **{name: meta[name] for name in _PLAIN},
     )
     return state, meta

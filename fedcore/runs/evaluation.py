@@ -14,9 +14,8 @@ from fedcore.base.metrics import figure
 from fedcore.base.process import cores
 from fedcore.base.protocols import PROTOCOLS, VALIDATION
 from fedcore.base.tensors import copy_into
-from fedcore.client.evaluation import MAX_CONFUSION, added, by_domain, count, rates, summarise_clients
+from fedcore.client.evaluation import MAX_CONFUSION, added, by_domain, evaluate, rates, summarise_clients
 from fedcore.client.messages import ClientTask, Outcome
-from fedcore.data import Samples
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
 from fedcore.server.cohort import Broadcasts
@@ -51,7 +50,7 @@ class Evaluator:
             classes = federation.dataset.num_classes
             how: dict[str, Any] = {"threads": threads, "confusion": with_confusion, "metrics": self.further}
             counts = {
-                domain: count(model, self._test, classes, self.device, indices=rows, **how).read()
+                domain: evaluate(model, federation.dataset.test, classes, self.device, indices=rows, **how)
                 for domain, rows in self._domains.items()
             }
             hidden = federation.config.unseen_domain
@@ -69,12 +68,6 @@ class Evaluator:
             example = sorted(federation.setup.layout.personal)[0]
             metrics["global_reason"] = f"no global model: parameters such as {example!r} stay on the clients"
         return metrics | self.evaluate_clients(state, with_confusion=with_confusion)
-
-    @cached_property
-    def _test(self) -> Samples:
-        """The server's test set. It is moved to a GPU once."""
-        test = self.federation.dataset.test
-        return test if self.device.type == "cpu" else test.to(self.device, self.placement.memory_format)
 
     @cached_property
     def _domains(self) -> Mapping[str, Tensor | None]:

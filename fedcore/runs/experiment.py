@@ -123,7 +123,7 @@ def run(
     with (
         one_thread(),
         lent(given),
-        Run.new(config, partition=made, reached=engine is not None) as new,
+        Run.new(config, partition=made) as new,
         _display(notify, progress) as shown,
     ):
         return new.train(notify=shown, make=engine, on_round=on_round)
@@ -134,7 +134,7 @@ def started(
     config: RunConfig, *, notify: Notify | None = None, engine: Make | None = None, partition: Partition | None = None
 ) -> Iterator[tuple[Experiment, ServerState]]:
     """Prepare a run in a new run directory and start its engine. It is for callers that go round by round."""
-    with one_thread(), Run.new(config, partition=partition, reached=engine is not None) as new:
+    with one_thread(), Run.new(config, partition=partition) as new:
         initial = new.initial()
         with new.started(initial, notify, engine) as experiment:
             yield experiment, initial
@@ -183,7 +183,6 @@ def resume(
     """
     how: dict[str, Any] = {
         "allow_outside": allow_outside,
-        "reached": engine is not None,
         "changes": changes,
         "out": out,
     }

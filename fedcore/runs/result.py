@@ -40,8 +40,6 @@ Points = Sequence[tuple[int, float]]
 class RunResult:
     """A finished run."""
 
-    metrics: dict[str, Any]
-    """The final figures by protocol. A protocol without figures is None or absent."""
     model: SplitModel
     """The global model as encoder and classifier, on the CPU, in eval mode. It takes normalised inputs."""
     inputs: Inputs
@@ -55,19 +53,11 @@ class RunResult:
     further: Metrics
     """The run's metrics next to accuracy and loss, by name."""
 
-    @classmethod
-    def of(
-        cls,
-        summary: dict[str, Any],
-        model: SplitModel,
-        inputs: Inputs,
-        directory: Path,
-        config: RunConfig,
-        further: Metrics,
-    ) -> RunResult:
-        """Return a result with the summary's figures, and a configuration without directory and labels."""
-        metrics = {name: summary["metrics"][name] for name in PROTOCOLS if name in summary["metrics"]}
-        return cls(metrics, model, inputs, directory, summary, config.without_labels(), further)
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The final figures by protocol. A protocol without figures is None or absent."""
+        metrics = self.summary["metrics"]
+        return {name: metrics[name] for name in PROTOCOLS if name in metrics}
 
     @property
     def accuracy(self) -> float | None:

@@ -8,7 +8,6 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -77,7 +76,6 @@ class Run:
         *,
         dataset: Dataset | None = None,
         partition: Partition | None = None,
-        reached: bool = False,
     ) -> Iterator[Self]:
         """Begin a run: write its directory, configuration and partition. The block may train it.
 
@@ -86,13 +84,12 @@ class Run:
 
         :param dataset: the configured data set, if it is loaded already.
         :param partition: a partition instead of the configured one.
-        :param reached: whether the caller's engine reaches clients that hold their own data.
         :raises ConfigError: or a subclass. Nothing has been written by then.
         """
         refuse_while_importing()
         config, dataset = resolve(config, dataset)
         config = config.model_copy(update={"trackers": resolve_trackers(config.trackers)})
-        config, partition = _partitioned(config, dataset, partition, reached)
+        config, partition = _partitioned(config, dataset, partition)
         if config.unseen_clients and not partition.test.sizes[config.training_clients :].any():
             raise ConfigError(
                 "--unseen-clients: the unseen clients hold no samples out; add --client-test-fraction 0.2, or raise it"
@@ -124,7 +121,6 @@ class Run:
         *,
         allow_code: bool,
         allow_outside: bool = True,
-        reached: bool = False,
         changes: Mapping[str, Any] | None = None,
         out: Path | None = None,
     ) -> Self:
@@ -132,7 +128,6 @@ class Run:
 
         :param allow_code: see :func:`fedcore.resume`.
         :param allow_outside: see :func:`fedcore.resume`. It makes no difference if no tracker is started.
-        :param reached: as for :meth:`new`.
         :param changes: new values for options of the run's configuration.
         :param out: copy the run to this new directory and use the copy.
         :raises RunDirectoryError: there is no run in ``path``, its files do not belong together, or ``out`` is not
@@ -153,7 +148,6 @@ class Run:
         config, dataset = resolve(config)
         partition = load_partition(directory.partition_file, dataset)
         if partition.is_declared:
-            _require_reached(reached, path)
             directory = RunDirectory(directory.path, with_clients=False)  # they keep their states themselves
         saved.require(_digest_of(partition), data_digest(dataset), directory.path)
         file, changed = saved, frozenset(changes)
@@ -185,6 +179,11 @@ class Run:
     @contextmanager
     def federation(self, make: Make | None = None) -> Iterator[Federation]:
         """Start the configured engine, or the engine that ``make`` returns, and close it when the block ends."""
+        if make is None and self.partition.is_declared:
+            raise ConfigError(
+                f"the clients of {self.directory.path} hold their own data; fedcore federate server reaches them, and "
+                "fedcore federate server --resume RUN_DIR goes on"
+            )
         dataset = Placement.of(self.config, self.setup.model).dataset(self.dataset)
         make = make or registry.resolve("engine", self.config.engine)
         site = ClientSite(self.config, dataset, self.partition, self.directory.clients.root)
@@ -237,7 +236,8 @@ class Run:
                     self.directory.reopen_finished()
                 if self.changes:  # config.yaml has them, with their values before and after
                     self.directory.write_config(self.file.changed(self.changed, state.round))
-                return experiment.train(state)
+                experiment.train(state)
+        return self.result()
 
     def _finished_for_good(self, note: Note) -> RunResult:
         """Return the result of a finished run whose checkpoints were deleted. It is not trained again.
@@ -274,7 +274,8 @@ class Run:
         self.directory.read_metrics(noting(only_notes))
         network = Placement.plain().model(self.setup.model).eval()
         inputs = self.directory.load_model(network)
-        return RunResult.of(summary, network, inputs, self.directory.path, self.config, self.setup.metrics)
+        config = self.config.without_labels()
+        return RunResult(network, inputs, self.directory.path, summary, config, self.setup.metrics)
 
     def initial(self) -> ServerState:
         """Return the state before the first round."""
@@ -351,23 +352,22 @@ def noting(notify: Notify) -> Note:
 
 
 def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
-    setup = Setup.build(config, dataset, tune=partial(tuned, dataset=dataset) if config.autotune else None)
+    setup = Setup.build(config, dataset)
     check_client_models(setup, dataset)
-    if setup.config.stack == "auto":
+    if config.autotune:
+        setup = replace(setup, config=tuned(config, setup.model, dataset))
+    if config.stack == "auto":
         return replace(setup, config=setup.config.model_copy(update={"stack": usual_stack(setup)}))
     return setup
 
 
-def _partitioned(
-    config: RunConfig, dataset: Dataset, given: Partition | None, reached: bool
-) -> tuple[RunConfig, Partition]:
+def _partitioned(config: RunConfig, dataset: Dataset, given: Partition | None) -> tuple[RunConfig, Partition]:
     """Return the partition, and the configuration that names it."""
     if given is None:
         return config, resolve_partition(config, dataset)
     if given.num_clients != config.clients:
         raise ConfigError(f"clients is {config.clients}, but the partition has {given.num_clients} clients")
     if given.is_declared:
-        _require_reached(reached, "this federation")
         if public_share(config.public) is not None:
             raise ConfigError(
                 f"--public {config.public} is a share of the training set that simulated clients split, but these "
@@ -375,15 +375,6 @@ def _partitioned(
             )
         config = config.model_copy(update={"partition": DECLARED})
     return config, with_unseen(given, config.unseen_clients, config.seed)
-
-
-def _require_reached(reached: bool, what: object) -> None:
-    """Refuse the configured engine for clients that hold their own data: it cannot reach them."""
-    if not reached:
-        raise ConfigError(
-            f"the clients of {what} hold their own data; fedcore federate server reaches them, and "
-            "fedcore federate server --resume RUN_DIR goes on"
-        )
 
 
 def _digest_of(partition: Partition) -> str:

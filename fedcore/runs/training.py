@@ -17,14 +17,11 @@ from fedcore.base.files import finite
 from fedcore.base.protocols import confusion_key
 from fedcore.base.seeding import OtherDraws
 from fedcore.base.state import States
-from fedcore.base.tensors import copy_into
 from fedcore.data.inputs import Inputs
-from fedcore.models.placement import Placement
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.provenance import now
 from fedcore.runs.records import Failures, RoundTimes, history_rows, not_evaluated, per_round, totals
-from fedcore.runs.result import RunResult
 from fedcore.server.context import ScopeContext
 from fedcore.server.round import Notify, run_post_train, run_round
 from fedcore.server.scope import Federation, ServerScope
@@ -82,7 +79,7 @@ class Experiment:
         finally:
             self._writer.shutdown()
 
-    def train(self, state: ServerState) -> RunResult:
+    def train(self, state: ServerState) -> None:
         """Train the rest of the run."""
         if state.phase != "done":
             self._unsaved = state  # a run that goes on with changed options needs a checkpoint that fits them
@@ -93,7 +90,7 @@ class Experiment:
                 self.save()
                 state = self.post_train(state)
             self.settle()
-            return self.finish(state)
+            self.finish(state)
         except KeyboardInterrupt:
             self.save()
             self.notify("stopped", {})
@@ -174,7 +171,7 @@ class Experiment:
         self.checkpoint(after)
         return after
 
-    def finish(self, state: ServerState) -> RunResult:
+    def finish(self, state: ServerState) -> None:
         """Write the model and the summary."""
         metrics = self.final_metrics(state)
         names, inputs = self._file
@@ -203,10 +200,6 @@ class Experiment:
         summary = finite(summary)
         self.directory.write_summary(summary)
         self.notify("done", summary)
-        model = Placement.plain().model(self.federation.setup.model).eval()
-        copy_into(model.state_dict(), state.model)
-        setup = self.federation.setup
-        return RunResult.of(summary, model, inputs, self.directory.path, self.config, setup.metrics)
 
     @cached_property
     def _file(self) -> tuple[dict[str, str], Inputs]:

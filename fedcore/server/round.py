@@ -18,7 +18,7 @@ from fedcore.server.cohort import Broadcasts, train_cohort
 from fedcore.server.collection import Collector
 from fedcore.server.context import ScopeContext
 from fedcore.server.scope import Federation, Round, ServerScope
-from fedcore.server.state import Manifest, ServerState
+from fedcore.server.state import ServerState
 
 Notify = Callable[[str, Mapping[str, Any]], None]
 """A callback that takes an event's name and its details."""
@@ -156,7 +156,7 @@ def _next_state(current: Round, collector: Collector) -> ServerState:
     versions = {client: collector.versions[client] for client in current.accepted}
     return current.commit(
         round=current.number + 1,
-        manifest=Manifest.of(committed.manifest).updated(versions),
+        manifest={**committed.manifest, **versions},
         virtual_time=committed.virtual_time + simulator.round_seconds(current.number, current.simulated.values()),
         **({} if current.accepted else {"model": committed.model, "plugins": committed.plugins}),
     )

@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 import fedcore
@@ -15,7 +14,6 @@ from fedcore.data import Dataset, ResidentSamples
 from fedcore.runs.experiment import resume
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.runs.training import Experiment
-from fedcore.server.state import Manifest
 from fedcore_study.bench import scale
 from fedcore_study.bench.measure import engine
 from fedcore_study.bench.scale import SCALE, peak_memory, same_rounds, scaled_config
@@ -30,21 +28,6 @@ def test_a_cohort_is_the_head_of_a_random_permutation(population, count):
     for seed in range(3):
         chosen = choose(population, count, generator(seed, "cohort"))
         assert chosen == torch.randperm(population, generator=generator(seed, "cohort"))[:count].tolist()
-
-
-@given(VERSIONS, VERSIONS)
-def test_a_manifest_is_as_a_dict(first, second):
-    manifest = Manifest.of(first)
-    both = manifest.updated(second)
-    assert manifest == first
-    assert both == {**first, **second}
-    assert list(both) == sorted({**first, **second})
-    assert all(both[client] == version for client, version in second.items())
-    assert Manifest.from_tensors(both.tensors()) == both
-    for absent in (-1, 2001, 10**9):
-        assert absent not in both
-        assert both.get(absent) is None
-    assert Manifest.of(both) is both
 
 
 def test_a_site_carries_the_partition_as_it_is(tmp_path):

@@ -144,6 +144,7 @@ def test_a_client_whose_disk_lost_its_state_is_named_and_the_others_go_on(tmp_pa
 
 def test_a_local_engine_is_refused_what_it_cannot_reach(tmp_path):
     result = own_data(tmp_path, "moon")
+    assert experiment.load_run(result.directory, allow_code=True).summary == result.summary  # this only reads
     for command in ("resume", "evaluate"):
         outcome = CliRunner().invoke(app, [command, str(result.directory), "--allow-code"])
         assert outcome.exit_code == 2

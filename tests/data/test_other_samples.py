@@ -1,12 +1,10 @@
 """Samples that are no images: rows of a table and sequences of different lengths."""
 
-import json
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from fedcore.base.errors import DataError
 from fedcore.data import SequenceSamples, TensorSamples, gather_runs
@@ -41,20 +39,6 @@ def test_runs_of_a_long_tensor_are_gathered_in_order():
     expected = [row for i in chosen.tolist() for row in range(int(offsets[i]), int(offsets[i + 1]))]
     assert rows.tolist() == expected
     assert found.diff().tolist() == sizes[chosen.numpy()].tolist()
-
-
-@pytest.mark.parametrize(
-    "samples",
-    [sequences(), TensorSamples(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.arange(5))],
-    ids=["sequences", "rows"],
-)
-def test_another_process_rebuilds_them_from_a_mapped_file(samples, tmp_path):
-    save_file(samples.tensors(), tmp_path / "samples.safetensors")
-    tensors = load_file(tmp_path / "samples.safetensors")
-    again = type(samples).from_tensors(tensors, json.loads(json.dumps(samples.meta())))
-    assert len(again) == len(samples) == 5
-    assert again.tensors().keys() == tensors.keys()
-    assert all(again.tensors()[name].data_ptr() == tensor.data_ptr() for name, tensor in tensors.items())
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
 """Resident samples: normalisation, both storages, and the way to another process."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from fedcore.base.errors import DataError, UnknownNameError
 from fedcore.data import Dataset, ResidentSamples, images
@@ -48,19 +45,6 @@ def test_making_samples_leaves_the_callers_floats_alone(pixels, labels):
     made = ResidentSamples.from_pixels(floats, labels, MEAN, STD)
     assert torch.equal(floats, before)
     assert made.images[0, 1, 0, 0] == pytest.approx((float(before[0, 1, 0, 0]) - 0.5) / 0.25, rel=1e-5)
-
-
-@pytest.mark.parametrize("storage", [torch.float32, torch.uint8])
-def test_another_process_rebuilds_them_from_a_mapped_file(pixels, labels, tmp_path, storage):
-    made = ResidentSamples(pixels.to(storage), labels, (0.1, 1 / 3, 0.7), STD)
-    save_file(made.tensors(), tmp_path / "samples.safetensors")
-    tensors = load_file(tmp_path / "samples.safetensors")
-    again = ResidentSamples.from_tensors(tensors, json.loads(json.dumps(made.meta())))
-    assert again.images.data_ptr() == tensors["images"].data_ptr()
-    assert again.labels.data_ptr() == tensors["labels"].data_ptr()
-    assert (again.mean, again.std, len(again)) == (made.mean, made.std, 20)
-    indices = torch.tensor([5, 1])
-    assert torch.equal(again.gather(indices), made.gather(indices))
 
 
 @pytest.mark.parametrize(

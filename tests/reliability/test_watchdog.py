@@ -45,14 +45,6 @@ class Remote(ResidentSamples):
         moved = super().to(device, memory_format)
         return Remote(moved.images, moved.labels, moved.mean, moved.std, self.folder)
 
-    def meta(self) -> dict[str, Any]:
-        return {**super().meta(), "folder": self.folder}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Remote:
-        found = ResidentSamples.from_tensors(tensors, meta)
-        return cls(found.images, found.labels, found.mean, found.std, meta["folder"])
-
 
 def remote_digits(data_dir: Path | None) -> Dataset:
     """Digits, whose training samples are read from ``data_dir``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,4 +147,6 @@ def _joined(dataset: Dataset, spec: str) -> Samples:
 def _renumbered(samples: Samples, order: Sequence[int]) -> Samples:
     """Return samples whose class k is called ``order[k]``."""
     labels = torch.tensor(order, dtype=torch.int64)[samples.labels]
-    return type(samples).from_tensors({**samples.tensors(), "labels": labels}, samples.meta())
+    renumbered = copy.copy(samples)
+    renumbered.labels = labels
+    return renumbered

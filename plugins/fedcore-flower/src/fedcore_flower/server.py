@@ -96,7 +96,7 @@ def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) ->
         def make(spec: ClientSite) -> FederationEngine:
             return FederationEngine(courier, names, setups, attempt=uuid.uuid4().hex, run=roll.run)
 
-        with one_thread(), Run.new(config, dataset=dataset, partition=partition, reached=True) as run:
+        with one_thread(), Run.new(config, dataset=dataset, partition=partition) as run:
             return run.train(notify=noting, make=make)
 
 
@@ -114,7 +114,7 @@ def resume(path: Path, hosting: Hosting, *, notify: Notify, tell: Tell, allow_ou
     config = _checked(directory.read_config())
     check_code(code_in(config), path / "config.yaml", allow=False)
     with one_thread():
-        run = Run.open(directory.path, allow_code=False, allow_outside=allow_outside, reached=True)
+        run = Run.open(directory.path, allow_code=False, allow_outside=allow_outside)
     dataset, setups = run.dataset, _setups(run.config, run.dataset, roll)
     with _federation(_limited(hosting, config), keys, tell) as courier:
         enough = hosting.min_online or len(roll.names)

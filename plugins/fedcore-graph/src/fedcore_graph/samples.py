@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -93,7 +92,7 @@ class GraphSamples:
 
     def to(self, device: torch.device, memory_format: torch.memory_format) -> Self:
         """Return the samples on a device."""
-        return self.from_tensors({name: tensor.to(device) for name, tensor in self.tensors().items()}, {})
+        return type(self)(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that these graphs are, by name."""
@@ -103,8 +102,3 @@ class GraphSamples:
     def meta(self) -> dict[str, JSON]:
         """Return nothing: tensors say it all."""
         return {}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Self:
-        """Return samples over the given tensors without a copy."""
-        return cls(**tensors)

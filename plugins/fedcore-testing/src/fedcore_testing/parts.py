@@ -12,7 +12,6 @@ import torch
 
 from fedcore import SplitModel
 from fedcore.base.seeding import random_stream
-from fedcore.base.serial import dumps, loads
 from fedcore.data import Dataset, Partitioner, Samples, load_dataset
 from fedcore_testing.fingerprint import fingerprint, random_states
 
@@ -39,10 +38,6 @@ def check_dataset(loader: Callable[[Path | None], Dataset]) -> None:
         held = _tensors_in(inputs)
         assert held, f"{where}: a batch of {type(inputs).__name__} holds no tensor"
         assert _same(held, again.gather(positions)), f"{where} differs when it is loaded again"
-        packed = loads(dumps(samples.tensors(), samples.meta()))
-        assert _same(held, type(samples).from_tensors(*packed).gather(positions)), (
-            f"{where} differs when from_tensors makes it of its tensors() and meta()"
-        )
         moved = samples.to(torch.device("cpu"), torch.contiguous_format)
         assert _same(held, moved.gather(positions)), f"{where} differs when it is moved by to()"
         if isinstance(inputs, torch.Tensor):
