@@ -126,6 +126,24 @@ _FAST = "Only try whether everything runs: one round of one client on two batche
 _FILE = "YAML file of options, such as a run's config.yaml. Flags override it."
 _CODE_OF_FILE = "Import code that the --config file names as module:...; inspect that code first."
 
+_REPEATED = {
+    "plugins": ("NAME", _METHOD),
+    "trackers": ("NAME", "Show the run in tensorboard, mlflow, wandb, ... while it trains. Can be repeated."),
+    "metrics": (
+        "NAME",
+        "A metric of an evaluation next to accuracy and loss, such as macro-f1. Can be repeated.",
+    ),
+    "tags": ("TAG", "A word by which fedcore runs list finds the run. Can be repeated."),
+    "system": (
+        "OPTION=VALUE",
+        f"{RunConfig.model_fields['system'].description} Options: {', '.join(SystemOptions.model_fields)}. Can be"
+        " repeated.",
+    ),
+}
+"""Fields whose flags can be repeated: the form of a value, and the help text."""
+_WRITTEN = {"client_models": "A,B,C", "stack": "N|auto"}
+"""Fields whose values have a form of their own on the command line."""
+
 HelpAll = Annotated[bool, typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_print_all)]
 Json = Annotated[bool, _option("--json", "Print only the result as JSON on stdout.")]
 Quiet = Annotated[bool, _option("--quiet", _IN_ONE_LINE)]
@@ -197,25 +215,10 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     declarations: list[str] = [long]
     kind: Any = inner
     metavar: str | None = None
-    if name == "plugins":
-        kind, metavar = list[str], "NAME"
-        text = _METHOD
-    elif name == "trackers":
-        kind, metavar = list[str], "NAME"
-        text = "Show the run in tensorboard, mlflow, wandb, ... while it trains. Can be repeated."
-    elif name == "metrics":
-        kind, metavar = list[str], "NAME"
-        text = "A metric of an evaluation next to accuracy and loss, such as macro-f1. Can be repeated."
-    elif name == "client_models":
-        kind, metavar = str, "A,B,C"
-    elif name == "stack":
-        kind, metavar = str, "N|auto"
-    elif name == "tags":
-        kind, metavar = list[str], "TAG"
-        text = "A word by which fedcore runs list finds the run. Can be repeated."
-    elif name == "system":
-        kind, metavar = list[str], "OPTION=VALUE"
-        text = f"{text} Options: {', '.join(SystemOptions.model_fields)}. Can be repeated."
+    if name in _REPEATED:
+        kind, (metavar, text) = list[str], _REPEATED[name]
+    elif name in _WRITTEN:
+        kind, metavar = str, _WRITTEN[name]
     elif inner is bool:
         declarations = [f"{long}/--no-{long.removeprefix('--')}"]
     elif choices(inner):
