@@ -14,6 +14,7 @@ from fedcore import Plugin, PluginConflictError, RoundFailedError, hookimpl
 from fedcore_fedavgm import FedAvgM, momentum_step
 from fedcore_testing import (
     EqualWeights,
+    FrozenEncoder,
     OwnsClassifier,
     PersonalClassifier,
     PersonalModel,
@@ -157,6 +158,13 @@ def test_the_running_variance_stays_positive(go):
     """Momentum on every tensor, as in MOON's code, would drive it below 0."""
     result = go({"fedavgm": {"beta": 0.97}}, model=with_batch_norm, rounds=12)
     assert (weights(result)["encoder.base.norm.running_var"] > 0).all()
+
+
+def test_the_velocity_does_not_move_a_frozen_layer(go):
+    """The encoder is frozen from round 1 on; the velocity remembers round 0."""
+    first, third = (weights(go({"fedavgm": {}, FrozenEncoder: {}}, rounds=rounds)) for rounds in (1, 3))
+    assert all(torch.equal(first[name], third[name]) for name in first if name.startswith("encoder."))
+    assert not torch.equal(first["classifier.weight"], third["classifier.weight"])
 
 
 def test_what_stays_on_the_clients_has_no_velocity(go):

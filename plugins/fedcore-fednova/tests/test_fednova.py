@@ -17,6 +17,7 @@ from fedcore_functional import effective_steps, proximal_term
 from fedcore_testing import (
     EqualWeights,
     ExchangesClassifier,
+    FrozenEncoder,
     OwnsClassifier,
     PersonalClassifier,
     PersonalModel,
@@ -204,6 +205,15 @@ def test_a_server_momentum_of_0_keeps_nothing(go):
     kept = plugin_state(go({"fednova": {"gmf": 0.5}}), "fednova")
     assert kept
     assert all(name.startswith("momentum.") for name in kept)
+
+
+def test_the_momentum_does_not_move_a_frozen_layer(go):
+    """The encoder is frozen from round 1 on; the momentum remembers round 0."""
+    first, third = (
+        weights(go({"fednova": {"gmf": 0.9}, FrozenEncoder: {}}, rounds=rounds, participation=1.0)) for rounds in (1, 3)
+    )
+    assert all(torch.equal(first[name], third[name]) for name in first if name.startswith("encoder."))
+    assert not torch.equal(first["classifier.weight"], third["classifier.weight"])
 
 
 def test_the_first_round_has_no_server_momentum(go):

@@ -172,6 +172,12 @@ def test_losses_are_recorded_once_and_no_step_waits_for_the_device(go):
     assert records(result)[0]["losses"]["task"] < 3
 
 
+def test_second_derivatives_need_float32(go):
+    with pytest.raises(ConfigError, match=r"--set per-fedavg\.variant=fo"):
+        go({"per-fedavg": {}}, precision="bf16")
+    go({"per-fedavg": {"variant": "fo"}}, precision="bf16", rounds=1)
+
+
 @pytest.mark.parametrize("options", [{"alpha": -1}, {"delta": 0}, {"variant": "second"}, {"steps": 0}])
 def test_bounds(go, options):
     with pytest.raises(ConfigError, match="per-fedavg"):

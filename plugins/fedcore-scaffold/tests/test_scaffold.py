@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -229,6 +231,22 @@ def test_c_is_the_mean_of_all_c_i(go, weighting, participation):
         scale = float(mean.abs().max())
         assert scale > 0
         near(state[f"c.{name}"] / scale, (mean / scale).numpy(), 1e-6)
+
+
+class HidesSamples(Plugin):
+    """Lets every update say that it has one sample, as local-dp does."""
+
+    @hookimpl
+    def guard_upload(self, update):
+        return replace(update, samples=1)
+
+
+def test_c_counts_clients_by_the_samples_that_the_server_knows(go):
+    result = go({NAME: {}, HidesSamples: {}}, rounds=3, alpha=0.1)
+    sizes = partition_of(result).train.sizes
+    for name, c in controls(result).items():
+        own = [plugin_state(result, NAME, i)[name.removeprefix("c.")].double() * sizes[i] for i in range(4)]
+        near(c, (sum(own) / float(sizes.sum())).numpy(), 1e-6)
 
 
 def test_who_is_not_sampled_keeps_his_c_i(go):

@@ -57,6 +57,8 @@ class FedAvgM(Plugin[FedAvgMOptions]):
         if beta == 0 and lr == 1:
             return None
         for name, y in mean.items():
+            if name in server.frozen:  # nobody moved it in this round
+                continue
             d = server.model[name] - y
             step, velocity = momentum_step(d, server.state.get(name), beta, self.options.variant)
             if beta > 0:

@@ -72,9 +72,11 @@ class FedNova(Plugin[FedNovaOptions]):
         """Take v = gmf v + (w_t - plain) / eta and w_{t+1} = w_t - eta v; ``plain`` is the step without momentum."""
         new, lr, gmf = {}, server.lr, self.options.gmf
         for name, w in plain.items():
+            new[name] = w
+            if name in server.frozen:  # nobody moved it in this round
+                continue
             key = f"momentum.{name}"
             velocity = (server.model[name] - w) / lr
-            new[name] = w
             if key in server.state:
                 carried = gmf * server.state[key]
                 velocity, new[name] = velocity + carried, w - lr * carried

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientContext, Plugin, PluginOptions, SplitModel, Step, hookimpl
+from fedcore import ClientContext, ConfigError, Plugin, PluginOptions, Setup, SplitModel, Step, hookimpl
 from fedcore_per_fedavg import equations as eq
 
 
@@ -41,6 +41,16 @@ class PerFedAvg(Plugin[PerFedAvgOptions]):
     """
 
     neutral = {"alpha": 0.0}
+
+    @hookimpl
+    def check_run(self, setup: Setup) -> None:
+        """Refuse the difference of two gradients in an arithmetic that does not resolve it."""
+        if self.options.variant == "hf" and self.options.alpha > 0 and setup.config.precision != "float32":
+            raise ConfigError(
+                f"plugin {self.name!r}: hf takes second derivatives from the difference of two nearby gradients, of "
+                f"which {setup.config.precision} leaves rounding noise. Use --precision float32, or "
+                f"--set {self.name}.variant=fo"
+            )
 
     @hookimpl
     def gradients(self, step: Step, gradients: Mapping[str, Tensor]) -> dict[str, Tensor] | None:

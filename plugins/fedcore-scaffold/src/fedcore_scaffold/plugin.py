@@ -100,9 +100,11 @@ class Scaffold(Plugin[ScaffoldOptions]):
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
         """Add the change of c_i to c: c += (c_i+ - c_i) / N (Eq. 5, second half), N all clients, sampled or not.
 
-        Weighted by samples, c = sum_i n_i c_i / sum_i n_i over all clients.
+        Weighted by samples, c = sum_i n_i c_i / sum_i n_i over all clients. n_i is the server's own number: under
+        ``local-dp`` every update says 1.
         """
-        share = 1 / server.num_clients if self.uniform else update.samples / int(server.client_sizes.sum())
+        sizes = server.client_sizes
+        share = 1 / server.num_clients if self.uniform else int(sizes[update.client]) / int(sizes.sum())
         check_changes(update.payload, server.model, server.trainable)
         for name, change in update.payload.items():
             server.state.add(f"c.{name}", change, weight=share)
