@@ -70,7 +70,7 @@ class ClientContext(Protocol):
     scratch: dict[str, Any]
     """This plugin's values for this round only; they survive a pause."""
     lr: float
-    """The learning rate of this round."""
+    """The learning rate of this round; in an evaluation, that of the last round."""
     momentum: float
     """The momentum of local SGD."""
 
@@ -268,7 +268,7 @@ class ServerContext(Protocol):
     accepted: Sequence[int]
     """The clients of this round whose updates were accepted so far; empty outside of a round."""
     lr: float
-    """The local learning rate of this round."""
+    """The local learning rate of this round; in ``post_train``, that of the last round."""
     num_classes: int
     """The number of classes, C."""
     feature_dim: int

@@ -118,8 +118,12 @@ class ServerScope:
 
     @property
     def lr(self) -> float:
-        """The local learning rate of the round."""
-        return self.federation.config.learning_rate(self.number)
+        """The local learning rate of the round; after it, in an evaluation or ``post_train``, that of the last round.
+
+        The next round's can be 0: a cosine ends there.
+        """
+        after = self.phase in ("evaluation", "post_train")
+        return self.federation.config.learning_rate(max(0, self.number - after))
 
     def commit(self, **more: Any) -> ServerState:
         """Return the state to commit: this scope's model and plugins' states, and the bytes sent and received in it.

@@ -176,6 +176,13 @@ def test_without_fine_tuning_the_global_model_is_evaluated(go):
     assert result.metrics["personal"]["accuracy"] == result.metrics["global_local"]["accuracy"]
 
 
+def test_by_default_it_is_fine_tuned_at_the_last_rounds_rate(go):
+    """Two rounds of a cosine: lr, then lr / 2. The third round's rate would be 0, and leave the global model."""
+    options = {"client_test_fraction": 0.3, "rounds": 2, "lr": 0.1, "lr_schedule": "cosine"}
+    figures = [go({"fedbabu": given}, **options).metrics["personal"] for given in ({}, {"lr": 0.05}, {"epochs": 0})]
+    assert figures[0] == figures[1] != figures[2]
+
+
 @pytest.mark.parametrize("method", ["fedrep", "fedbabu"])
 def test_a_stopped_run_has_the_same_bits(go, tmp_path, method):
     assert model_bytes(interrupted(tmp_path, method, after=0, **FEW)) == model_bytes(go(method))

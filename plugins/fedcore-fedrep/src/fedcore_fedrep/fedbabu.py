@@ -19,7 +19,9 @@ class FedBABUOptions(PluginOptions):
     )
     part: Literal["model", "head", "body"] = Field(default="model", description="What is fine-tuned.")
     batch_size: int = Field(default=50, ge=1, le=1_000_000, description="Samples per mini-batch of the fine-tuning.")
-    lr: float | None = Field(default=None, gt=0, description="Learning rate of the fine-tuning; default the round's.")
+    lr: float | None = Field(
+        default=None, gt=0, description="Learning rate of the fine-tuning; default the last round's."
+    )
 
 
 class FedBABU(Plugin[FedBABUOptions]):
