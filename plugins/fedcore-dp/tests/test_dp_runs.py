@@ -308,6 +308,17 @@ def test_poisson_sums_are_divided_by_the_mean_size(tmp_path):
     close(weights(result), released(start, models(tap).values(), 0.1, 0.05, 2.4, noise))
 
 
+def test_unseen_clients_do_not_count(tmp_path):
+    """If all take part in every round, poisson is fixed; two of the four never train."""
+    options = {"clip": 0.05, "noise_multiplier": 0.1, **SEEDED}
+    unseen = {**RUN, "unseen_clients": 0.5, "client_test_fraction": 0.2}
+    fixed, poisson = (
+        weights(federate(tmp_path, ("dp", {"sampling": sampling, **options}), **unseen))
+        for sampling in ("fixed", "poisson")
+    )
+    assert all(torch.equal(fixed[name], poisson[name]) for name in fixed)
+
+
 def test_poisson_needs_rounds_that_stop_without_an_update(tmp_path):
     with pytest.raises(ConfigError, match="--min-clients 1"):
         federate(tmp_path, ("dp", {"sampling": "poisson"}), **RUN, min_clients=0)

@@ -189,7 +189,7 @@ class CentralDP(Plugin[CentralDPOptions]):
     def _expected(self, config: RunConfig) -> float:
         """Return m, the number of clients that a round has on average."""
         if self.options.sampling == "poisson":
-            return float(config.participation * config.clients)
+            return float(config.participation * config.training_clients)
         return float(config.cohort_size)
 
     def _count_noise(self, config: RunConfig) -> float:
