@@ -86,6 +86,8 @@ def test_clipping_and_noise_by_hand():
     total = per_example.clipped_sum([first, last], 1.0)
     assert total["a"].item() == pytest.approx(0.6 + 0.3 + 0.0 + 1.0, abs=1e-15)
     assert total["b"].item() == pytest.approx(0.8 - 0.4, abs=1e-15)
+    whole = [{name: tensor.squeeze(1) for name, tensor in part.items()} for part in (first, last)]
+    assert per_example.clipped_sum(whole, 1.0)["a"] == total["a"][0], "parameters of one number, of shape ()"
     noised = per_example.noised_mean(total["a"], torch.tensor([-1.5], dtype=torch.float64), 0.4, 1.0, 8)
     assert noised.item() == pytest.approx((1.9 - 0.6) / 8, abs=1e-15)
 

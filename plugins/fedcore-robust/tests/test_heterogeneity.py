@@ -169,7 +169,8 @@ def test_an_interrupted_run_has_the_same_bits(go, tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["geometric-median", "centred-clip"])
-def test_a_parameter_that_is_one_number_counts(go, rule):
+@pytest.mark.parametrize("before", ["none", "bucketing", "nnm"])
+def test_a_parameter_that_is_one_number_counts(go, rule, before):
     """FedETF's temperature is one."""
     pytest.importorskip("fedcore_fedetf")
-    assert records(go({rule: {}, "fedetf": {}}))[-1]["accepted"] > 0
+    assert records(go({rule: {"before": before}, "fedetf": {}}, rounds=1))[-1]["accepted"] > 0

@@ -64,7 +64,7 @@ def clipped_sum(parts: Iterable[Gradients], bound: float) -> Tensors:
     """
     total: Tensors = {}
     for part in parts:
-        norms = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=torch.float64) for g in part.values()]
+        norms = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1, dtype=torch.float64) for g in part.values()]
         factors = (bound / torch.linalg.vector_norm(torch.stack(norms), dim=0)).clamp(max=1.0)  # of norm 0: inf, so 1
         for name, gradient in part.items():
             clipped = torch.tensordot(factors.to(gradient.dtype), gradient, dims=1)

@@ -65,7 +65,7 @@ class Rule(Plugin):
             values = _stacked(updates, name)
             if name not in trainable:
                 return values
-            return (weights @ values.double().flatten(1)).view(-1, *values.shape[1:]).to(values.dtype)
+            return (weights @ values.double().reshape(n, -1)).view(-1, *values.shape[1:]).to(values.dtype)
 
         return mixed
 
