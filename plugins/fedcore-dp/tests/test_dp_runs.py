@@ -596,9 +596,10 @@ def test_local_noise_lets_the_server_do_what_it_likes(tmp_path, hook):
 
 
 @pytest.mark.parametrize("name", PLUGINS)
-def test_the_last_round_is_not_chosen_by_figures_without_noise(tmp_path, name):
-    held_out = {**RUN, "client_test_fraction": 0.2, "patience": 1}
-    with pytest.raises(ConfigError, match=f"plugin '{name}': --patience"):
+@pytest.mark.parametrize(("option", "said"), [({"patience": 1}, "--patience"), ({"keep": "best"}, "--keep best")])
+def test_no_round_is_chosen_by_figures_without_noise(tmp_path, name, option, said):
+    held_out = {**RUN, "client_test_fraction": 0.2, **option}
+    with pytest.raises(ConfigError, match=f"plugin '{name}': {said}"):
         federate(tmp_path, name, **held_out)
     federate(tmp_path, (name, {"noise_multiplier": 0.0}), **held_out)
 

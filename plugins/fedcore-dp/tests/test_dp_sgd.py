@@ -346,8 +346,9 @@ def test_who_may_look_at_samples_past_the_gradients_is_refused(tmp_path, hook):
 def test_questions_patience_and_terms_are_refused(tmp_path):
     with pytest.raises(PluginConflictError, match="asks clients for figures"):
         federate(tmp_path, "dp-sgd", f"{HERE}Asks", **RUN)
-    with pytest.raises(ConfigError, match="--patience"):
-        federate(tmp_path, "dp-sgd", **{**RUN, "client_test_fraction": 0.2, "patience": 1})
+    for option, said in (({"patience": 1}, "--patience"), ({"keep": "best"}, "--keep best")):
+        with pytest.raises(ConfigError, match=said):
+            federate(tmp_path, "dp-sgd", **{**RUN, "client_test_fraction": 0.2, **option})
     with pytest.raises(PluginConflictError, match=r"implements local_loss.*Use dp-sgd\.passes=each"):
         federate(tmp_path, "dp-sgd", f"{HERE}Term", **RUN)
     with pytest.raises(ConfigError, match=r"not --precision bf16\. Use dp-sgd\.passes=each"):

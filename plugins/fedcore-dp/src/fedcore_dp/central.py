@@ -26,9 +26,9 @@ from fedcore_dp.clipping import clip_factor, joint_norm
 from fedcore_dp.conflicts import (
     LEAVES_CLIENTS,
     SEEN_ON_THE_SERVER,
+    refuse_chosen_rounds,
     refuse_earlier_step,
     refuse_hooks,
-    refuse_patience,
     refuse_questions,
     refuse_shared_buffers,
 )
@@ -80,11 +80,11 @@ class CentralDP(Plugin[CentralDPOptions]):
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:
-        """Refuse shared buffers, early stopping, and plugins that see more of single clients than the noised mean."""
+        """Refuse shared buffers, a chosen round, and plugins that see more of single clients than the noised mean."""
         if not self.private:
             return
         refuse_shared_buffers(setup, self.name)
-        refuse_patience(setup, self.name)
+        refuse_chosen_rounds(setup, self.name)
         refuse_hooks(setup, self.name, LEAVES_CLIENTS | SEEN_ON_THE_SERVER)
         refuse_questions(setup, self.name)
         refuse_earlier_step(setup, self.name)

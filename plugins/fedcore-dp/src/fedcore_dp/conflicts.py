@@ -35,16 +35,21 @@ def refuse_shared_buffers(setup: Setup, name: str) -> None:
         )
 
 
-def refuse_patience(setup: Setup, name: str) -> None:
-    """Refuse to let the last round be chosen by the clients' held-out samples: no noise is added to their figures.
+def refuse_chosen_rounds(setup: Setup, name: str) -> None:
+    """Refuse to let a round be chosen by the clients' held-out samples: no noise is added to their figures.
 
     :raises ConfigError: what to do in its place.
     """
-    if setup.config.patience is not None:
-        raise ConfigError(
-            f"plugin {name!r}: --patience ends the run by figures of the clients' held-out samples without noise, so "
-            "the model would tell more of them than epsilon says. Fix the rounds in advance and leave --patience out."
-        )
+    for option, used in (
+        ("--patience", setup.config.patience is not None),
+        ("--keep best", setup.config.keep == "best"),
+    ):
+        if used:
+            raise ConfigError(
+                f"plugin {name!r}: {option} chooses a round by figures of the clients' held-out samples without noise, "
+                "so the model would tell more of them than epsilon says. Fix the rounds in advance and leave "
+                f"{option} out."
+            )
 
 
 def refuse_hooks(setup: Setup, name: str, hooks: Mapping[str, str]) -> None:

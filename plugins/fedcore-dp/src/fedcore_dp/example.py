@@ -24,7 +24,7 @@ from fedcore import (
     hookimpl,
 )
 from fedcore_dp.accountant import count_cohort, privacy_report, spent_by, spent_epsilon
-from fedcore_dp.conflicts import refuse_hooks, refuse_patience, refuse_questions, refuse_shared_buffers
+from fedcore_dp.conflicts import refuse_chosen_rounds, refuse_hooks, refuse_questions, refuse_shared_buffers
 from fedcore_dp.noise import Normal, secure_normal, secure_uniform, seeded_normal
 from fedcore_dp.options import MechanismOptions
 from fedcore_dp.per_example import Gradients, clipped_sum, noised_mean, one_pass, pass_by_pass
@@ -78,7 +78,7 @@ class ExampleDP(Plugin[ExampleDPOptions]):
             raise ConfigError(f"plugin {self.name!r}: sampling=poisson draws samples for passes=one only")
         if self.private:
             refuse_shared_buffers(setup, self.name)
-            refuse_patience(setup, self.name)
+            refuse_chosen_rounds(setup, self.name)
             refuse_questions(setup, self.name)
             refuse_hooks(setup, self.name, LOOKS_AT_SAMPLES)
 

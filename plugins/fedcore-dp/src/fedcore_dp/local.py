@@ -22,7 +22,13 @@ from fedcore import (
 )
 from fedcore_dp.accountant import count_cohort, privacy_report, spent_by
 from fedcore_dp.clipping import clip_factor, joint_norm
-from fedcore_dp.conflicts import LEAVES_CLIENTS, refuse_hooks, refuse_patience, refuse_questions, refuse_shared_buffers
+from fedcore_dp.conflicts import (
+    LEAVES_CLIENTS,
+    refuse_chosen_rounds,
+    refuse_hooks,
+    refuse_questions,
+    refuse_shared_buffers,
+)
 from fedcore_dp.noise import secure_normal, seeded_normal
 from fedcore_dp.options import UpdateOptions
 
@@ -58,10 +64,10 @@ class LocalDP(Plugin[LocalDPOptions]):
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:
-        """Refuse shared buffers, early stopping, and plugins whose clients send something past ``pre_upload``."""
+        """Refuse shared buffers, a chosen round, and plugins whose clients send something past ``pre_upload``."""
         if self.private:
             refuse_shared_buffers(setup, self.name)
-            refuse_patience(setup, self.name)
+            refuse_chosen_rounds(setup, self.name)
             refuse_hooks(setup, self.name, LEAVES_CLIENTS)
             refuse_questions(setup, self.name)
 
