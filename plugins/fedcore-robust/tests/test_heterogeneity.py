@@ -23,7 +23,7 @@ from fedcore_robust import (
     squared_distances,
     trusted_mean,
 )
-from fedcore_testing import federations, interrupted, model_bytes, records, weights, with_batch_norm
+from fedcore_testing import federations, initial_weights, interrupted, model_bytes, records, weights, with_batch_norm
 
 go = federations(clients=8, rounds=2, participation=1.0, local_epochs=1, batch_size=64)
 NEW = ["centred-clip", "geometric-median", "bulyan", "fltrust"]
@@ -154,6 +154,21 @@ def test_a_wide_radius_is_the_mean_of_the_clients(go):
     trimmed = weights(go({"trimmed-mean": {"fraction": 0}}, rounds=1, partition="iid"))
     for name, tensor in clipped.items():
         torch.testing.assert_close(tensor, trimmed[name])
+
+
+def test_fltrusts_root_training_takes_the_clients_steps_and_clips_as_they_do(go):
+    """One step of at most lr C: the model moves by the root update's length at most. A pass would be two steps."""
+    work = {"local_steps": 1, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.5}
+    result = go({"fltrust": {}}, **work, rounds=1, partition="iid", **PUBLIC)
+    start = initial_weights(result.config)
+    moved = torch.cat([(tensor - start[name]).flatten() for name, tensor in weights(result).items()]).norm()
+    assert 0.02 < moved < 0.1 * 0.5 + 1e-6
+
+
+def test_fltrusts_root_training_leaves_out_a_batch_on_which_batch_norm_cannot_train(go):
+    """Of 65 public samples one is left for the second batch."""
+    result = go({"fltrust": {}}, model=with_batch_norm, public="0.045", batch_size=64)
+    assert records(result)[-1]["accepted"] == 8
 
 
 def test_every_public_name_is_there():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcore import ClientUpdate, ServerContext, hookimpl
+from fedcore.models import has_batch_norm
 from fedcore_functional import moved_model, update_vector
 from fedcore_robust.heterogeneity import (
     bulyan_selection,
@@ -117,14 +119,19 @@ class FLTrust(VectorRule):
         model = copy.deepcopy(server.network()).train()
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.SGD(parameters, server.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+        unit, work = config.local_work
+        smallest = config.smallest_batch(len(public), 2 if has_batch_norm(model) else 1)
+        passes = (torch.randperm(len(public), generator=stream) for _ in range(work))  # a pass takes a step or more
+        batches = (batch for order in passes for batch in order.split(config.batch_size) if len(batch) >= smallest)
         with torch.enable_grad(), torch.random.fork_rng():
             torch.manual_seed(stream.initial_seed())  # for dropout
-            for _ in range(config.local_epochs):
-                for batch in torch.randperm(len(public), generator=stream).split(config.batch_size):
-                    optimizer.zero_grad()
-                    logits = model(public.inputs(batch)).logits
-                    F.cross_entropy(logits, public.labels[batch.to(public.labels.device)]).backward()
-                    optimizer.step()
+            for batch in islice(batches, work if unit == "steps" else None):
+                optimizer.zero_grad()
+                logits = model(public.inputs(batch)).logits
+                F.cross_entropy(logits, public.labels[batch.to(public.labels.device)]).backward()
+                if config.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(parameters, config.clip_norm)
+                optimizer.step()
         return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
 
 
