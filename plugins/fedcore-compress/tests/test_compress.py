@@ -195,6 +195,31 @@ def test_what_is_refused(go, plugins):
         go(plugins)
 
 
+class StartsClassifier(Plugin):
+    """Clients start from a classifier of its own, as FedBuff's and IFCA's do."""
+
+    starts = ("classifier.*",)
+
+    @hookimpl
+    def begin_local(self, client):
+        return None
+
+
+class StartsOwnClassifier(StartsClassifier):
+    """The classifier stays on the clients, as FedPAC's does: it is not compressed."""
+
+    @hookimpl
+    def personal_parameters(self):
+        return ["classifier.*"]
+
+
+@pytest.mark.parametrize("plugin", ["topk", "qsgd"])
+def test_clients_that_start_from_another_model_are_refused(go, plugin):
+    with pytest.raises(PluginConflictError, match=rf"'{plugin}' sends how far .* other values of 'classifier\.weight'"):
+        go({plugin: {}, StartsClassifier: {}})
+    assert records(go({plugin: {}, StartsOwnClassifier: {}}))[0]["failures"] == []
+
+
 class KeepsAll(Plugin):
     """Every parameter stays on its client."""
 

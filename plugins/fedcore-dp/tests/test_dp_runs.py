@@ -590,6 +590,20 @@ def test_local_noise_refuses_what_goes_past_it(tmp_path, hook):
         federate(tmp_path, cls, "local-dp", **RUN)
 
 
+class StartsElsewhere(Plugin):
+    starts = ("*",)
+
+    @hookimpl
+    def begin_local(self, client):
+        return None
+
+
+@pytest.mark.parametrize("z", [0.0, 1.0])
+def test_local_clipping_refuses_clients_that_start_from_another_model(tmp_path, z):
+    with pytest.raises(PluginConflictError, match=r"'local-dp' clips how far .* start from other values of 'enc"):
+        federate(tmp_path, StartsElsewhere, ("local-dp", {"noise_multiplier": z}), **RUN)
+
+
 @pytest.mark.parametrize("hook", ["pre_aggregate", "accumulate", "aggregate"])
 def test_local_noise_lets_the_server_do_what_it_likes(tmp_path, hook):
     assert records(federate(tmp_path, implementing(hook), "local-dp", **RUN))[0]["failures"] == []

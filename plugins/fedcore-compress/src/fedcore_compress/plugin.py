@@ -30,11 +30,18 @@ class _Compressor(Plugin):
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:
-        """Refuse a run in which no trained parameter goes up."""
+        """Refuse a run in which no trained parameter goes up, and clients that start from another model than w_t."""
         if not setup.layout.trainable - setup.layout.personal:
             keeper = setup.plugins.implementers("personal_parameters")[0]
             reason = f"{self.name!r} has nothing to compress: every trained parameter stays on the clients"
             raise PluginConflictError.of(self.name, keeper.name, reason)
+        for other in setup.plugins:
+            if names := setup.claimed(other, "starts"):
+                reason = (
+                    f"{self.name!r} sends how far a client's model moved from the received one, but {other.name!r} "
+                    f"lets clients start from other values of {names[0]!r}"
+                )
+                raise PluginConflictError.of(self.name, other.name, reason)
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:

@@ -15,6 +15,7 @@ from fedcore import (
     ClientContext,
     ClientUpdate,
     Plugin,
+    PluginConflictError,
     PluginContractError,
     ServerContext,
     Setup,
@@ -64,7 +65,17 @@ class LocalDP(Plugin[LocalDPOptions]):
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:
-        """Refuse shared buffers, a chosen round, and plugins whose clients send something past ``pre_upload``."""
+        """Refuse shared buffers, a chosen round, and plugins whose clients send something past ``pre_upload``.
+
+        Also without noise, refuse clients that start from another model than w_t.
+        """
+        for other in setup.plugins:
+            if names := setup.claimed(other, "starts"):
+                reason = (
+                    f"{self.name!r} clips how far a client's model moved from the received one, but {other.name!r} "
+                    f"lets clients start from other values of {names[0]!r}"
+                )
+                raise PluginConflictError.of(self.name, other.name, reason)
         if self.private:
             refuse_shared_buffers(setup, self.name)
             refuse_chosen_rounds(setup, self.name)
