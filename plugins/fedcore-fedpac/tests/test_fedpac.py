@@ -200,6 +200,8 @@ def test_every_option_changes_the_trajectory(go):
 def test_an_encoder_that_nobody_trains_is_warned_of(go):
     with pytest.warns(EncoderWarning, match=r"2 local epochs are all for the head.*--local-epochs 3"):
         go({"fedpac": {"head_epochs": 2}}, rounds=1)
+    with pytest.warns(EncoderWarning, match="whose 5 local steps are no more than 1 of its epochs.*--local-epochs 2"):
+        go("fedpac", rounds=1, local_steps=5)
 
 
 @pytest.mark.parametrize("other", ["fedper", "scaffold", "fednova", "fedsam", "ditto"])

@@ -146,6 +146,8 @@ def test_fedrep_without_epochs_for_the_head_trains_fedbabus_body_to_the_bit(go):
 def test_heads_that_nobody_trains_are_warned_of(go):
     with pytest.warns(HeadWarning, match="2 local epochs are all for the representation.*--local-epochs 3"):
         go({"fedrep": {"representation_epochs": 2}}, rounds=1)
+    with pytest.warns(HeadWarning, match="whose 5 local steps are no more than 1 of its epochs.*--local-epochs 2"):
+        go("fedrep", rounds=1, local_steps=5)
 
 
 def test_fedbabus_head_stays_as_it_was_initialized(go, tmp_path):

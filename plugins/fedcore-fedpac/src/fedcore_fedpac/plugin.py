@@ -39,7 +39,7 @@ STATISTICS = ("variance", "means")
 
 
 class EncoderWarning(UserWarning):
-    """No local epoch is left in which the encoder is trained."""
+    """No local epoch is left, or may be left, in which the encoder is trained."""
 
 
 class FedPACOptions(PluginOptions):
@@ -74,14 +74,16 @@ class FedPAC(Plugin[FedPACOptions]):
         """Refuse methods that count steps, of which each part takes fewer; warn of an encoder that nobody trains."""
         refuse_changed_counts(setup, self.name)
         setup.plugins.require_unfrozen_steps(self.name)
-        unit, work = setup.config.local_work
-        if unit == "epochs" and work <= self.options.head_epochs:
-            warnings.warn(
-                f"fedpac: {work} local epochs are all for the head, and the encoder is never trained; use "
-                f"--local-epochs {self.options.head_epochs + 1} or more",
-                EncoderWarning,
-                stacklevel=2,
+        (unit, work), first = setup.config.local_work, self.options.head_epochs
+        if unit == "epochs" and work <= first:
+            problem = f"{work} local epochs are all for the head, and the encoder is never trained"
+        elif unit == "steps":
+            problem = (
+                f"a client whose {work} local steps are no more than {first} of its epochs never trains the encoder"
             )
+        else:
+            return
+        warnings.warn(f"fedpac: {problem}; use --local-epochs {first + 1} or more", EncoderWarning, stacklevel=2)
 
     @hookimpl
     def personal_parameters(self) -> list[str]:

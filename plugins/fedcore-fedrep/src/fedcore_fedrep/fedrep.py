@@ -12,7 +12,7 @@ HEAD, REPRESENTATION = ("classifier.*",), ("encoder.*",)
 
 
 class HeadWarning(UserWarning):
-    """No local epoch is left in which the heads are trained."""
+    """No local epoch is left, or may be left, in which the heads are trained."""
 
 
 class FedRepOptions(PluginOptions):
@@ -37,14 +37,14 @@ class FedRep(Plugin[FedRepOptions]):
     def check_run(self, setup: Setup) -> None:
         """Refuse methods that count steps, of which each part of the model takes fewer; warn of untrained heads."""
         setup.plugins.require_unfrozen_steps(self.name)
-        unit, work = setup.config.local_work
-        if unit == "epochs" and work <= self.options.representation_epochs:
-            warnings.warn(
-                f"fedrep: {work} local epochs are all for the representation, and heads are never trained; use "
-                f"--local-epochs {self.options.representation_epochs + 1} or more",
-                HeadWarning,
-                stacklevel=2,
-            )
+        (unit, work), last = setup.config.local_work, self.options.representation_epochs
+        if unit == "epochs" and work <= last:
+            problem = f"{work} local epochs are all for the representation, and heads are never trained"
+        elif unit == "steps":
+            problem = f"a client whose {work} local steps are no more than {last} of its epochs never trains its head"
+        else:
+            return
+        warnings.warn(f"fedrep: {problem}; use --local-epochs {last + 1} or more", HeadWarning, stacklevel=2)
 
     @hookimpl
     def personal_parameters(self) -> tuple[str, ...]:
