@@ -129,6 +129,8 @@ def test_drifts_and_correlation_in_numpy():
     close(prototype_drift(t(own), t(MEANS)), np.linalg.norm(own - MEANS, axis=1) / spread)
     close(correlation(t(Z[0]), t(Z[1])), np.corrcoef(Z[0], Z[1])[0, 1])
     assert correlation(t(Z[0]), torch.ones(6).double()).isnan()
+    assert correlation(t(Z[0]), t(1 + 5e-8 * Z[1])).isnan(), "lengths that are 1 but for rounding, as FedNH's"
+    close(correlation(t(Z[0]), t(1 + 1e-3 * Z[1])), np.corrcoef(Z[0], Z[1])[0, 1], 1e-7)
     close(update_cosine(t(Z[0]), t(Z[1])), Z[0] @ Z[1] / np.linalg.norm(Z[0]) / np.linalg.norm(Z[1]))
     assert update_cosine(t(Z[0]), torch.zeros(6).double()).isnan()
 

@@ -96,13 +96,14 @@ def nearest_mean_mismatch(logits: Tensor, features: Tensor, means: Tensor) -> Te
 
 
 def correlation(one: Tensor, other: Tensor) -> Tensor:
-    """Return Pearson's correlation of two vectors (C,), shape (); nan if one is constant.
+    """Return Pearson's correlation of two vectors (C,), shape (); nan if one is constant, but for float32's rounding.
 
     >>> correlation(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([-1.0, -2.0, -4.0]))
     tensor(-1.0000)
     """
     x, y = (values - values.mean() for values in (one, other))
-    return x @ y / (_length(x) * _length(y))
+    constant = (_length(x) <= 1e-6 * _length(one)) | (_length(y) <= 1e-6 * _length(other))
+    return torch.where(constant, torch.nan, x @ y / (_length(x) * _length(y)))
 
 
 def update_cosine(update: Tensor, mean: Tensor) -> Tensor:
