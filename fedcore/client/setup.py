@@ -112,6 +112,21 @@ class Setup:
         left_out = self.layout.fixed if personal else self.layout.fixed | self.layout.personal
         return [name for name in names if name not in left_out]
 
+    def require_received_start(self, plugin_name: str) -> None:
+        """Refuse other plugins that let clients start from other shared values than the received ones.
+
+        For ``check_run`` of a plugin that compares a client's model with the received one.
+
+        :raises PluginConflictError: names both.
+        """
+        for other in self.plugins:
+            if other.name != plugin_name and (names := self.claimed(other, "starts")):
+                reason = (
+                    f"{plugin_name!r} measures how far a client's model moved from the received one, but "
+                    f"{other.name!r} lets clients start from other values of {names[0]!r}"
+                )
+                raise PluginConflictError.of(plugin_name, other.name, reason)
+
 
 def check_client_models(setup: Setup, dataset: Dataset) -> None:
     """Refuse models of clients that differ in what travels, is fixed, or in the width of the features.

@@ -215,7 +215,8 @@ class StartsOwnClassifier(StartsClassifier):
 
 @pytest.mark.parametrize("plugin", ["topk", "qsgd"])
 def test_clients_that_start_from_another_model_are_refused(go, plugin):
-    with pytest.raises(PluginConflictError, match=rf"'{plugin}' sends how far .* other values of 'classifier\.weight'"):
+    reason = rf"'{plugin}' measures how far .* other values of 'classifier\.weight'"
+    with pytest.raises(PluginConflictError, match=reason):
         go({plugin: {}, StartsClassifier: {}})
     assert records(go({plugin: {}, StartsOwnClassifier: {}}))[0]["failures"] == []
 

@@ -600,8 +600,14 @@ class StartsElsewhere(Plugin):
 
 @pytest.mark.parametrize("z", [0.0, 1.0])
 def test_local_clipping_refuses_clients_that_start_from_another_model(tmp_path, z):
-    with pytest.raises(PluginConflictError, match=r"'local-dp' clips how far .* start from other values of 'enc"):
+    with pytest.raises(PluginConflictError, match=r"'local-dp' measures how far .* start from other values of 'enc"):
         federate(tmp_path, StartsElsewhere, ("local-dp", {"noise_multiplier": z}), **RUN)
+
+
+@pytest.mark.parametrize("method", ["fednova", "qffl"])
+def test_local_noise_is_refused_to_a_server_that_scales_by_the_steps_it_hides(tmp_path, method):
+    with pytest.raises(PluginConflictError, match=f"'{method}' scales by the clients' numbers of steps"):
+        federate(tmp_path, method, ("local-dp", {"noise_multiplier": 1.0}), **RUN)
 
 
 @pytest.mark.parametrize("hook", ["pre_aggregate", "accumulate", "aggregate"])

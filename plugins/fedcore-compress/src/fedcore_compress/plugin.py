@@ -35,13 +35,7 @@ class _Compressor(Plugin):
             keeper = setup.plugins.implementers("personal_parameters")[0]
             reason = f"{self.name!r} has nothing to compress: every trained parameter stays on the clients"
             raise PluginConflictError.of(self.name, keeper.name, reason)
-        for other in setup.plugins:
-            if names := setup.claimed(other, "starts"):
-                reason = (
-                    f"{self.name!r} sends how far a client's model moved from the received one, but {other.name!r} "
-                    f"lets clients start from other values of {names[0]!r}"
-                )
-                raise PluginConflictError.of(self.name, other.name, reason)
+        setup.require_received_start(self.name)
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:

@@ -79,6 +79,17 @@ def refuse_questions(setup: Setup, name: str) -> None:
             raise PluginConflictError.of(name, other.name, reason)
 
 
+def refuse_step_readers(setup: Setup, name: str) -> None:
+    """Refuse every plugin whose server scales by the clients' numbers of steps: they are sent as 1.
+
+    :raises PluginConflictError: names both plugins.
+    """
+    for other in setup.plugins:
+        if getattr(other, "reads_steps", False):
+            reason = f"{other.name!r} scales by the clients' numbers of steps, which {name!r} hides"
+            raise PluginConflictError.of(name, other.name, reason)
+
+
 def refuse_earlier_step(setup: Setup, name: str) -> None:
     """Refuse a plugin that steps on the server before the one that adds the noise.
 

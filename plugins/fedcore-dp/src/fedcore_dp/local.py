@@ -15,7 +15,6 @@ from fedcore import (
     ClientContext,
     ClientUpdate,
     Plugin,
-    PluginConflictError,
     PluginContractError,
     ServerContext,
     Setup,
@@ -29,6 +28,7 @@ from fedcore_dp.conflicts import (
     refuse_hooks,
     refuse_questions,
     refuse_shared_buffers,
+    refuse_step_readers,
 )
 from fedcore_dp.noise import secure_normal, seeded_normal
 from fedcore_dp.options import UpdateOptions
@@ -69,14 +69,9 @@ class LocalDP(Plugin[LocalDPOptions]):
 
         Also without noise, refuse clients that start from another model than w_t.
         """
-        for other in setup.plugins:
-            if names := setup.claimed(other, "starts"):
-                reason = (
-                    f"{self.name!r} clips how far a client's model moved from the received one, but {other.name!r} "
-                    f"lets clients start from other values of {names[0]!r}"
-                )
-                raise PluginConflictError.of(self.name, other.name, reason)
+        setup.require_received_start(self.name)
         if self.private:
+            refuse_step_readers(setup, self.name)
             refuse_shared_buffers(setup, self.name)
             refuse_chosen_rounds(setup, self.name)
             refuse_hooks(setup, self.name, LEAVES_CLIENTS)

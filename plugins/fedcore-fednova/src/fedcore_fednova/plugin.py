@@ -36,6 +36,7 @@ class FedNova(Plugin[FedNovaOptions]):
     """
 
     server_optimizer = True
+    reads_steps = True  # for local-dp, which hides them
     assumes = ("displacement", "sgd")  # after an exchange w_t - y_i is partly another client's work
 
     @hookimpl

@@ -45,6 +45,10 @@ class QFedAvg(Plugin[QFedAvgOptions]):
     # After an exchange w_t - y_k is partly another's work; Delta w_k is a gradient by eta and the number of steps.
     assumes = ("displacement", "sgd")
 
+    def __init__(self, options: QFedAvgOptions) -> None:
+        super().__init__(options)
+        self.reads_steps = options.step == "work" and options.lipschitz is None  # for local-dp, which hides them
+
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
         """Take F_k(w_t), the mean cross-entropy over the client's training part."""
