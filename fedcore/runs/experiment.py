@@ -161,7 +161,8 @@ def resume(
     If the last checkpoint or a client's state that it names is damaged, the run goes on from the checkpoint before.
 
     :param model: the object that was passed to :func:`run`. It is needed if config.yaml names it ``object:...``.
-    :param plugins: the plugins that were passed to :func:`run`, as for ``model``.
+    :param plugins: the plugins that were passed to :func:`run`, as for ``model``. Options given with them have to be
+        those of the run.
     :param dataset: the data set that was passed to :func:`run`, as for ``model``.
     :param metrics: metrics that replace the run's own from now on. They are needed, too, if config.yaml names them
         ``object:...``.

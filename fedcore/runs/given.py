@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,12 +13,12 @@ from torch import nn
 
 from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError
-from fedcore.base.identity import short_name
+from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore.base.identity import full_name, short_name
 from fedcore.base.metrics import Metric
 from fedcore.base.objects import Key, import_name, object_name
 from fedcore.data import Dataset, IndexLists, Partition, as_dataset
-from fedcore.hooks.plugin import Plugin
+from fedcore.hooks.plugin import BUILTIN, Plugin
 from fedcore.runs.directory import RunDirectory
 
 ModelObject: TypeAlias = "nn.Module | Callable[..., nn.Module] | str"
@@ -53,8 +54,7 @@ def name_objects(
     if model is not None:
         values["model"] = _add(found, "model", model)
     if plugins is not None:
-        chosen = plugins.items() if isinstance(plugins, Mapping) else [(plugin, {}) for plugin in _listed(plugins)]
-        named = [(_add(found, "plugin", plugin), dict(options)) for plugin, options in chosen]
+        named = [(_add(found, "plugin", plugin), dict(options)) for plugin, options in _with_options(plugins)]
         values["plugins"] = RunConfig.create({"plugins": [{name: options} for name, options in named]}).plugins
     if dataset is not None:
         values["dataset"] = _add(found, "dataset", dataset)
@@ -84,9 +84,9 @@ def _given(lists: Sequence[Any], *_: Any, **options: Any) -> Sequence[Any]:
 def objects_again(
     path: Path, model: ModelObject | None, plugins: PluginObjects | None, dataset: DatasetObject | None
 ) -> dict[Key, Any]:
-    """Return objects by the names that a saved run has for them. Arguments that are names are skipped.
+    """Return objects by the names that a saved run has for them. Arguments that are names have no object.
 
-    :raises ConfigError: the saved run has no plugin with the name of a class.
+    :raises ConfigError: the saved run has no such plugin, or has other options for it.
     """
     if model is None and plugins is None and dataset is None:
         return {}
@@ -94,16 +94,40 @@ def objects_again(
     found: dict[Key, Any] = {}
     if model is not None and not isinstance(model, str):
         found["model", config.model] = model
-    for plugin in _listed(plugins or ()):
+    for plugin, options in _with_options(plugins or ()):
+        name = short_name(_add({}, "plugin", plugin))
+        if name == BUILTIN:
+            continue
+        saved = full_name(name, config.plugins)
+        if saved not in config.plugins:
+            raise ConfigError(f"the run has no plugin {name!r}; it has {', '.join(config.plugins) or 'none'}")
+        _require_same(name, options, config.plugins[saved])
         if not isinstance(plugin, str):
-            name = getattr(plugin, "__name__", "")
-            names = [saved for saved in config.plugins if short_name(saved) == name]
-            if not names:
-                raise ConfigError(f"the run has no plugin {name!r}; it has {', '.join(config.plugins) or 'none'}")
-            found["plugin", names[0]] = plugin
+            found["plugin", saved] = plugin
     if dataset is not None and not isinstance(dataset, str):
         found["dataset", config.dataset] = dataset
     return _usable(found)
+
+
+def _require_same(name: str, options: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Refuse options of a plugin that are not the saved run's.
+
+    :raises ConfigError: with both values.
+    """
+    for option, value in options.items():
+        if option not in saved:
+            raise UnknownNameError(f"{name} option", option, saved)
+        if json.loads(json.dumps(value, default=str)) != saved[option]:  # as config.yaml has it: lists, not tuples
+            raise ConfigError(
+                f"{name}.{option} is {saved[option]!r} in the run, {value!r} is given; options of a plugin cannot "
+                "change after the start of a run"
+            )
+
+
+def _with_options(plugins: PluginObjects) -> list[tuple[Any, Mapping[str, Any]]]:
+    if isinstance(plugins, Mapping):
+        return list(plugins.items())
+    return [(plugin, {}) for plugin in _listed(plugins)]
 
 
 def _listed(objects: Any) -> list[Any]:

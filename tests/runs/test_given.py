@@ -16,6 +16,7 @@ from fedcore import ConfigError, Plugin, RunConfig
 from fedcore.data import TensorSamples, load_dataset, make_partition
 from fedcore.models import mlp
 from fedcore_functional import proximal_term
+from fedcore_moon import Moon
 from fedcore_testing import Quadratic, model_bytes, partition_of
 
 SMALL = {"clients": 2, "rounds": 1, "local_epochs": 1, "samples": 100}
@@ -92,6 +93,19 @@ def test_networks_and_classes_that_no_import_finds_reach_a_worker_and_are_given_
     with pytest.raises(ConfigError, match="the run has no plugin 'Quadratic'; it has object:Local"):
         fedcore.resume(result.directory, model=Net, plugins=[Quadratic])
     assert fedcore.evaluate_run(result.directory, **again)["global"] == longer.metrics["global"]
+
+
+def test_a_run_goes_on_with_the_plugins_and_options_that_it_has(config):
+    path = fedcore.run(config, plugins={Moon: {"mu": 2}}).directory
+    for given in (Moon, "moon", {Moon: {"mu": 2.0}}, ["fedavg", "moon"]):
+        assert fedcore.load_run(path, plugins=given).config.plugins["moon"]["mu"] == 2.0
+    for given, said in (
+        ({"moon": {"mu": 9}}, r"moon\.mu is 2\.0 in the run, 9 is given; options of a plugin cannot change"),
+        ({Moon: {"nu": 2}}, r"unknown moon option 'nu'\. Known: mu, "),
+        (["moon", "fedprox"], "the run has no plugin 'fedprox'; it has moon"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            fedcore.resume(path, plugins=given, changes={"rounds": 2})
 
 
 def test_an_object_that_cannot_be_sent_needs_this_process(config, tmp_path):
