@@ -154,7 +154,7 @@ def resume(
     allow_outside: bool = False,
     engine: Make | None = None,
     changes: Mapping[str, Any] | None = None,
-    out: Path | None = None,
+    out: Path | str | None = None,
 ) -> RunResult:
     """Go on with a run from its last checkpoint, with the same options and to the same bits.
 
@@ -185,7 +185,7 @@ def resume(
     how: dict[str, Any] = {
         "allow_outside": allow_outside,
         "changes": changes,
-        "out": out,
+        "out": None if out is None else Path(out),
     }
     with (
         _reopened(path, model, plugins, dataset, allow_code, metrics, **how) as reopened,
