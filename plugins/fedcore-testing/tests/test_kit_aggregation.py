@@ -60,6 +60,14 @@ class AddsThemUp(Personal):
         server.state[f"of client {update.client}"] = update.payload["centre"]
 
 
+class WeightsById(Plugin):
+    """Done well: who the client is decides, not when it comes."""
+
+    @hookimpl
+    def weight(self, update):
+        return 1.0 + update.client
+
+
 class GivesTheFirstsClassifier(Plugin):
     """All go on with the classifier of the client that pauses first."""
 
@@ -86,6 +94,7 @@ def test_what_the_server_keeps_may_not_depend_on_the_order_either(plugin, words)
 
 def test_sums_and_values_by_client_do_not_depend_on_the_order():
     check("order_of_clients_does_not_matter", AddsThemUp)
+    check("order_of_clients_does_not_matter", WeightsById)
 
 
 def test_comparisons_that_would_compare_nothing_are_not_passed():

@@ -62,21 +62,6 @@ class Echoing(InProcessEngine):
             yield task, outcome
 
 
-class Rotating(InProcessEngine):
-    """Replaces every update of a round with the next client's."""
-
-    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
-        """Run tasks and rotate the updates among the clients."""
-        outcomes = list(super().run(tasks, window=window))
-        found = [outcome for _, outcome in outcomes if isinstance(outcome, ClientUpdate)]
-        if len(found) == len(outcomes):
-            rotated = [*found[1:], *found[:1]]
-            for (task, _), own, other in zip(outcomes, found, rotated, strict=True):
-                yield task, _with_contents(own, other)
-        else:
-            yield from outcomes
-
-
 @contextmanager
 def last_client_first() -> Iterator[None]:
     """Let servers in this process take clients in the reverse order, in a block."""
