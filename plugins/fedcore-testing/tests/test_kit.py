@@ -281,6 +281,17 @@ class SpoilsAnAnswer(Plugin):
         return {"one": answer["one"] * torch.nan}
 
 
+class AsksAndEdits(Plugin):
+    @hookimpl
+    def begin_round(self, server):
+        list(server.ask("all", self.one))
+
+    @question
+    def one(self, client):
+        loads_other_weights(self, client)
+        return {"one": torch.ones(1)}
+
+
 def counts_broadcasts(self, server):
     server.state["sent"] = server.state.get("sent", 0) + 1
     return {"sent": torch.tensor(server.state["sent"])}
@@ -631,6 +642,8 @@ DEFECTS = [
     ("edits_nothing_in_place", broken(begin_local=edits_what_came_down, **SENDS_A_CENTRE), "client.received['centre']"),
     ("edits_nothing_in_place", broken(server_step=edits_the_global_model), "server_step edits server.model"),
     ("edits_nothing_in_place", broken(begin_local=loads_other_weights), "begin_local edits client.model['classifier.w"),
+    ("edits_nothing_in_place", broken(end_local=loads_other_weights), "end_local edits client.model['classifier.w"),
+    ("edits_nothing_in_place", AsksAndEdits, "question edits client.model['classifier.w"),
     ("edits_nothing_in_place", broken(gradients=edits_the_gradients), "gradients edits gradients["),
     ("edits_nothing_in_place", broken(pre_aggregate=edits_an_update), "pre_aggregate edits update.model"),
     ("leaves_the_models_layout_alone", broken(begin_local=renews_the_classifier), "weight by another object"),

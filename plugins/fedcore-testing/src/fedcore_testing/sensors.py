@@ -78,8 +78,10 @@ def _read_only(call: Call) -> Iterator[tuple[str, Tensor]]:
     if client is not None:
         session = client._session
         yield "the client's labels", session.data.labels
-        if call.hook == "begin_local":
-            yield from _tensors("client.model", session.working.state)
+        if step is None:  # a step has it as step.model
+            working = session.working  # values that stay on the client may be set
+            shared = {name: value for name, value in working.state.items() if name not in working.layout.personal}
+            yield from _tensors("client.model", shared)
         yield from _tensors("client.received", client.received)
         yield from _tensors("the model that the round began with", session.start)
         for name, model in session.working.frozen.items():
