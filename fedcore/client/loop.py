@@ -57,6 +57,18 @@ def run_steps(session: LocalSession, batches: Iterable[Batch]) -> None:
         take_step(session, batch)
 
 
+GRAPH_FAULTS = {
+    "modified by an inplace operation": (
+        "edits a tensor in place, which the gradient needs",
+        "clone it first (z = z.clone()), or write z = z + 1 instead of z += 1",
+    ),
+    "backward through the graph a second time": (
+        "uses a tensor whose graph is freed, such as one of an earlier batch",
+        "keep tensors without their graph: client.scratch['mean'] = mean.detach()",
+    ),
+}
+"""Words of autograd's errors -> what a hook or the model did, and the remedy."""
+
 ViewOf = Callable[[Batch, Outputs], BatchStep]
 """Makes the step that plugins see, from a batch and the model's outputs on it."""
 
@@ -74,8 +86,9 @@ def take_step(session: LocalSession, batch: Batch, view: ViewOf = BatchStep) -> 
     try:
         total.backward()
     except RuntimeError as error:
-        if "modified by an inplace operation" in str(error):
-            raise _edited(session) from error
+        for words, (found, hint) in GRAPH_FAULTS.items():
+            if words in str(error):
+                raise _broken_graph(session, found, hint) from error
         raise
     if changes:
         second = SecondPass(session, lambda rows: _forward(session, batch.part(rows), view, record=False)[1], random)
@@ -95,15 +108,12 @@ def _forward(session: LocalSession, batch: Batch, view: ViewOf, *, record: bool 
         return step, objective(session, step, record=record)
 
 
-def _edited(session: LocalSession) -> PluginContractError:
-    """Return the error for a tensor that autograd needs and that was edited. Autograd does not know who edited it."""
+def _broken_graph(session: LocalSession, found: str, hint: str) -> PluginContractError:
+    """Return the error for a graph that autograd cannot go through. Autograd does not know who made it."""
     hooks = [
         f"plugin {plugin.name!r} hook {hook}"
         for hook in ("task_loss", "local_loss")
         for plugin in session.plugins.implementers(hook)
     ]
     who = " or ".join([*hooks, "the model"])
-    return PluginContractError(
-        f"{who} (round {session.round + 1}, client {session.client}) edits a tensor in place, which the gradient "
-        "needs. Hint: clone it first (z = z.clone()), or write z = z + 1 instead of z += 1"
-    )
+    return PluginContractError(f"{who} (round {session.round + 1}, client {session.client}) {found}. Hint: {hint}")

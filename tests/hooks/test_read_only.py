@@ -90,10 +90,25 @@ class EditsItsOwn(Plugin):
         return Loss(value)
 
 
-def test_autograds_error_is_told_with_the_hook_and_the_remedy(go):
-    words = (
-        r"^plugin 'editsitsown' hook local_loss or the model \(round 1, client \d\) edits a tensor in place, "
-        r"which the gradient needs\. Hint: clone it"
-    )
-    with pytest.raises(PluginContractError, match=words):
-        go(EditsItsOwn)
+class KeepsTheGraph(Plugin):
+    """A running mean of the features, without ``detach``."""
+
+    @hookimpl
+    def local_loss(self, step):
+        notes, mean = step.client.scratch, step.features.mean(dim=0)
+        notes["mean"] = mean + notes.get("mean", 0)
+        return Loss(notes["mean"].square().sum())
+
+
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [
+        (EditsItsOwn, r"edits a tensor in place, which the gradient needs\. Hint: clone it"),
+        (KeepsTheGraph, r"uses a tensor whose graph is freed, .* Hint: keep .* = mean\.detach\(\)"),
+    ],
+)
+def test_autograds_error_is_told_with_the_hook_and_the_remedy(go, cls, words):
+    name = cls.__name__.lower()
+    start = rf"^plugin '{name}' hook local_loss or the model \(round 1, client \d\) "
+    with pytest.raises(PluginContractError, match=start + words):
+        go(cls)
