@@ -118,14 +118,25 @@ def _checked(
 
 
 def _against_divergence(current: Round) -> str:
-    """Return a sentence about the options that make local steps smaller, with their current values."""
+    """Return a sentence about the options that make local steps smaller, with their current values.
+
+    In the first round a plugin's term can be the reason. No option helps then.
+    """
     config = current.federation.config
     clip, less = "bounded gradients, such as --clip-norm 10 (off now)", ""
     if config.clip_norm is not None:
         clip = f"a smaller bound on gradients, --clip-norm ({config.clip_norm:g} now)"
     if config.momentum and config.optimizer == "sgd":
         less = f" or less --momentum ({config.momentum:g} now)"
-    return f"Training diverged; try a smaller --lr ({config.lr:g} now) or {clip}{less}."
+    plugins = current.federation.setup.plugins
+    terms = dict.fromkeys(p.name for hook in ("task_loss", "local_loss") for p in plugins.implementers(hook))
+    bug = ""
+    if terms and current.number == 0:
+        bug = (
+            f" Or a term of {', '.join(terms)} or its gradient is not finite, such as that of sqrt or a norm at 0: "
+            "--fast-dev-run prints the line."
+        )
+    return f"Training diverged; try a smaller --lr ({config.lr:g} now) or {clip}{less}.{bug}"
 
 
 class RunningMean:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedcore import Plugin, hookimpl
+import fedcore
+from fedcore import Loss, Plugin, hookimpl
 from fedcore.base.errors import DivergedError, RoundFailedError
 from fedcore_testing import federate
 
@@ -36,6 +37,23 @@ def test_the_hint_names_the_options_in_use(tmp_path):
     said = str(failure.value)
     assert "a smaller --lr (1e+30 now) or a smaller bound on gradients, --clip-norm (1e+30 now)." in said
     assert "--momentum" not in said
+
+
+class Root(Plugin):
+    """The distance from the start, whose gradient at the start is nan."""
+
+    @hookimpl
+    def local_loss(self, step):
+        squares = [(p - w).square().sum() for p, w in zip(step.parameters, step.reference, strict=True)]
+        return Loss(sum(squares).sqrt(), weight=0.1)
+
+
+def test_a_term_that_is_no_number_in_the_first_round_is_named_with_what_finds_its_line(tmp_path):
+    with pytest.raises(DivergedError, match=r"Or a term of root or its gradient .* sqrt .*--fast-dev-run"):
+        federate(tmp_path, Root)
+    with pytest.raises(RoundFailedError) as failure, pytest.warns(UserWarning, match="squares = "):
+        fedcore.run(plugins=[Root], fast_dev_run=True, progress=False)
+    assert "returned nan values" in str(failure.value)
 
 
 class Spoils(Plugin):
