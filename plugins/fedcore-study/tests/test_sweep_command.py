@@ -49,7 +49,8 @@ def test_a_failed_run_is_reported_and_the_finished_one_is_not_run_again(cli, tmp
 
 def test_a_sweep_is_extended_by_methods_seeds_and_rounds_without_repeating(cli, tmp_path: Path) -> None:
     assert cli("sweep", *TINY, "--grid", "plugin=fedavg", "--out", "s", "--quiet").exit_code == 0
-    assert cli("sweep", "s", "--grid", "plugin=fedavg,fedprox", "--quiet").exit_code == 0
+    added = ("--grid", "plugin=fedavg,fedprox", "--set", "fedprox.mu=0.1")
+    assert cli("sweep", "s", *added, "--quiet").exit_code == 0
     first = {name: path.stat().st_mtime_ns for name, path in summaries(tmp_path).items()}
     assert len(first) == 2
     more = cli("sweep", "s", "--seeds", 2)
@@ -57,6 +58,7 @@ def test_a_sweep_is_extended_by_methods_seeds_and_rounds_without_repeating(cli, 
     assert {name: summaries(tmp_path)[name].stat().st_mtime_ns for name in first} == first
 
     assert cli("sweep", "s", "--grid", "plugin=fedavg", "--seeds", 1, "--quiet").exit_code == 0  # asks for one run
+    assert cli("sweep", "s", "--grid", "plugin=fedavg", "--set", "fedprox.mu=0.1").exit_code == 2
     longer = cli("sweep", "s", "--rounds", 2)
     assert longer.exit_code == 0, longer.stderr
     assert "note: 4 finished runs go on to more rounds" in longer.stderr
@@ -64,7 +66,7 @@ def test_a_sweep_is_extended_by_methods_seeds_and_rounds_without_repeating(cli, 
     again = cli("sweep", "s", "--json")
     assert {run["seconds"] for run in json.loads(again.stdout)["runs"]} == {0.0}
     options = {"clients": 2, "rounds": 2, "local_epochs": 1, "batch_size": 256, "workers": 0}
-    straight = fedcore.run(RunConfig(**options, seed=1, plugins=["fedprox"], out=tmp_path / "straight"))
+    straight = fedcore.run(RunConfig(**options, seed=1, plugins={"fedprox": {"mu": 0.1}}, out=tmp_path / "straight"))
     (folder,) = (path.parent for name, path in summaries(tmp_path).items() if name.startswith("fedprox_seed=1"))
     assert (straight.directory / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 

@@ -13,7 +13,7 @@ from fedcore import ConfigError
 from fedcore.base.objects import lent
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.given import Given
-from fedcore_study.sweeps.spec import SweepSpec, changed, read_spec
+from fedcore_study.sweeps.spec import SweepSpec, changed, read_earlier, read_spec
 from fedcore_study.sweeps.warm import starting
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _asked_for(
     if goes_on and out is not None:
         if not (base or settings or preset or seeds is not None):
             return None, out, True
-        return changed(read_spec(SweepDirectory(out).spec_file), base, {}, seeds, settings, preset=preset), out, True
+        return changed(read_earlier(SweepDirectory(out).spec_file), base, {}, seeds, settings, preset=preset), out, True
     before = SweepSpec() if grid is None or isinstance(grid, Mapping) else read_spec(Path(grid))
     axes = grid if isinstance(grid, Mapping) else {}
     if grid is None and seeds is None:

@@ -22,7 +22,7 @@ from fedcore.runs.saved import check_code, code_in
 from fedcore_study.cli import shared
 from fedcore_study.sweeps.cluster import Cluster
 from fedcore_study.sweeps.directory import SweepDirectory
-from fedcore_study.sweeps.spec import SweepSpec, override, read_spec
+from fedcore_study.sweeps.spec import SweepSpec, override, read_earlier, read_spec
 from fedcore_study.sweeps.warm import starting
 
 _FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "name", "seed")]
@@ -276,4 +276,4 @@ def _asked_for(
     if not changes:
         return None, source
     directory.plan()  # says so if the folder holds no sweep
-    return changed(read_spec(directory.spec_file)), source
+    return changed(read_earlier(directory.spec_file)), source

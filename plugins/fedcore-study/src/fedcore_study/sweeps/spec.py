@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
@@ -43,6 +43,8 @@ class SweepSpec(BaseModel):
     settings: dict[str, Json] = Field(
         default_factory=dict, alias="set", description="PLUGIN.OPTION -> value, in each run that has the plugin."
     )
+    _earlier: frozenset[str] = PrivateAttr(default=frozenset())
+    """Each PLUGIN.OPTION that a folder's sweep had before. Its plugin may be in earlier runs only."""
 
     @field_validator("seeds", mode="before")
     @classmethod
@@ -138,9 +140,9 @@ class SweepSpec(BaseModel):
                 if digest(config) not in seen:
                     seen.add(digest(config))
                     yield self._name(config), config
-        for target in [*self.settings, *(name for name in self._named() if "." in name)]:
+        for target in self._targets():
             plugin = target.rpartition(".")[0]
-            if full_name(plugin, used) not in used:
+            if target not in self._earlier and full_name(plugin, used) not in used:
                 raise ConfigError(f"{target}: no run of this sweep has the plugin {plugin!r}")
 
     def run(self, choice: Mapping[str, Json], seed: int) -> RunConfig:
@@ -171,6 +173,10 @@ class SweepSpec(BaseModel):
         axes = [axis for axis in self._axes() if "." not in axis and axis != "plugins"]
         parts += [f"{axis}={_without_module(getattr(config, axis))}" for axis in axes]
         return " ".join([*parts, f"seed={config.seed}"])
+
+    def _targets(self) -> list[str]:
+        """Return each PLUGIN.OPTION of the settings, the grid and the cases."""
+        return [*self.settings, *(name for name in self._named() if "." in name)]
 
     def _named(self) -> Iterator[str]:
         """Yield every option of the grid and of the cases."""
@@ -241,6 +247,13 @@ def read_spec(file: Path) -> SweepSpec:
     return SweepSpec.create(read_config_file(file), source=str(file))
 
 
+def read_earlier(file: Path) -> SweepSpec:
+    """Read the file of a folder whose sweep goes on, as :func:`read_spec` does."""
+    spec = read_spec(file)
+    spec._earlier = frozenset(spec._targets())
+    return spec
+
+
 def override(
     spec: SweepSpec,
     base: Mapping[str, Json],
@@ -274,7 +287,7 @@ def changed(
     axes = {axis_name(name): values for name, values in spec.grid.items()}
     axes.update((axis_name(name), values) for name, values in grid.items())  # type: ignore[misc]
     kept = {name: value for name, value in {**known, **spec.base}.items() if name not in axes}
-    return SweepSpec.create(
+    made = SweepSpec.create(
         {
             "base": {**kept, **base},
             "grid": axes,
@@ -283,6 +296,8 @@ def changed(
             "set": {**spec.settings, **settings},
         }
     )
+    made._earlier = spec._earlier - {*grid, *settings}
+    return made
 
 
 def _combination(value: Json) -> Json:
