@@ -36,9 +36,10 @@ def guarded(context: typer.Context) -> Iterator[None]:
 
     Exit codes:
 
-    - 1: a bug, of fedcore or of a plugin;
-    - 2: a FedcoreError, or a refusal of the operating system, such as a missing path or a full disk. A refusal has an
-      error number; an OSError without one, or for a descriptor that is not open, is a bug;
+    - 1: a bug: code of fedcore or of a plugin raised;
+    - 2: a FedcoreError, such as that of a plugin that breaks its contract, or a refusal of the operating system, such
+      as a missing path or a full disk. A refusal has an error number; an OSError without one, or for a descriptor that
+      is not open, is a bug;
     - 4: a DivergedError;
     - 130: Ctrl-C;
     - 141: the reader of the output closed the pipe.
