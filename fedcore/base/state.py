@@ -64,7 +64,9 @@ class State(MutableMapping[str, Any]):
                 _check_keys(value)
             except (TypeError, ValueError) as error:
                 found = f"sets state[{key!r}] to a {type(value).__name__} ({error})"
-                raise PluginContractError.of(self._plugin, found, expected="a tensor or a JSON value") from None
+                hint = f"give each tensor a name: state[f'{key}/{{i}}'] = tensor" if "type Tensor" in str(error) else ""
+                expected = "a tensor or a JSON value"
+                raise PluginContractError.of(self._plugin, found, expected=expected, hint=hint) from None
         self._note(key)
         self._own[key] = value.detach().clone() if isinstance(value, Tensor) else value
 

@@ -193,6 +193,10 @@ class PluginSet:
             raised = f"raised RejectUpdate, which only {', '.join(REJECTING)} can: {error}"
             raise PluginContractError.of(name, raised, hook=hook, round=round_, client=client) from error
         except Exception as error:
+            if isinstance(error, PluginContractError) and error.plugin == name and error.hook is None:
+                round_, client = _where(arguments)
+                found = str(error).removeprefix(f"plugin {name!r} ")  # told by what the hook used, such as its state
+                raise PluginContractError.of(name, found, hook=hook, round=round_, client=client) from error
             if isinstance(error, PluginContractError if hook in REJECTING else FedcoreError):
                 raise
             raised = f"raised {type(error).__name__}: {error}{place_of(error, method.function.__module__)}"

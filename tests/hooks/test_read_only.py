@@ -29,6 +29,10 @@ def sets_the_state(self, client):
     client.state = {"mean": torch.zeros(2)}
 
 
+def keeps_a_list(self, client):
+    client.state["seen"] = [torch.zeros(2)]
+
+
 def sets_the_rate(self, server):
     server.lr = 0.1
 
@@ -44,12 +48,13 @@ def sets_the_model_on_the_server(self, server):
         ("observe", sets_the_labels, r"sets step\.y, "),
         ("local_loss", sets_the_model, r"sets step\.model, "),
         ("begin_local", sets_the_state, r"sets client\.state, .*client\.state\['name'\] = value"),
+        ("end_local", keeps_a_list, r"sets state\['seen'\] to a list .* Hint: .*state\[f'seen/{i}'\] = tensor"),
         ("begin_round", sets_the_rate, r"sets server\.lr, .*server\.state\['name'\] = value"),
         ("server_step", sets_the_model_on_the_server, r"sets server\.model, .*return the new model"),
     ],
 )
 def test_an_attribute_cannot_be_set(toy, hook, body, words):
-    with pytest.raises(PluginContractError, match=f"^plugin 'pushy' {words}"):
+    with pytest.raises(PluginContractError, match=rf"^plugin 'pushy' hook {hook} \(round 1.*\) {words}"):
         toy(plugin(hook, body))
 
 
