@@ -92,6 +92,7 @@ def test_what_the_server_keeps_may_not_depend_on_the_order_either(plugin, words)
     assert words in str(caught.value)
 
 
+@pytest.mark.filterwarnings("error:each client's own model:RuntimeWarning")
 def test_sums_and_values_by_client_do_not_depend_on_the_order():
     check("order_of_clients_does_not_matter", AddsThemUp)
     check("order_of_clients_does_not_matter", WeightsById)

@@ -97,7 +97,8 @@ class Trial:
             self.options if settings is None else settings,
         )
         run = {**RUN, **self.needs, **options, **self.given}
-        return federate(self.folder, *before, own, *others, notify=notify, engine=engine, **run)
+        silent = notify or (lambda event, details: None)  # notes are about the kit's options, not about the plugin
+        return federate(self.folder, *before, own, *others, notify=silent, engine=engine, **run)
 
     @property
     def needs(self) -> dict[str, Any]:
