@@ -341,7 +341,7 @@ class ServerContext(Protocol):
         It works in ``select_clients``, ``begin_round``, ``aggregate``, ``end_round`` and ``post_train`` only. The
         clients answer from ``server.model`` and from their state before the round. Clients that fail, or that cannot
         be reached in this round, are skipped and recorded. After training the server waits until every client can be
-        reached.
+        reached. The round's bytes count a download of the model for each client that is asked.
 
         :param clients: ``"all"`` N clients, the ``"cohort"`` (not in ``select_clients``), or client ids.
         :param question: a method of the plugin that is marked with ``@question``, such as ``self.statistics``.

@@ -83,7 +83,7 @@ class Plugin(Generic[OptionsT]):
     from the parts' options. The declarations of the parts are declarations of the plugin.
 
     :ivar neutral: Options with which the method is FedAvg, bit by bit; None if no options do this.
-    :ivar owns: Parameters that ``aggregate`` returns.
+    :ivar owns: Parameters and buffers that ``aggregate`` returns.
     :ivar starts: Parameters and buffers whose values at the start of a client's training ``begin_local`` returns.
     :ivar exchanges: The :class:`Exchange` of parameters between clients in the middle of their training.
     :ivar corrects: Parameters that ``post_train`` changes.

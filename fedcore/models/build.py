@@ -43,7 +43,7 @@ def require_takes(name: str, kind: str, dataset: str) -> None:
     hint = f"models for it: --model {', --model '.join(suited)}" if suited else "no installed model takes these"
     raise ConfigError(
         f"model {name!r} takes batches of kind {' or '.join(taken)}, but the batches of data set "
-        f"{dataset!r} are {kind}; {hint}"
+        f"{dataset!r} are {kind}; {hint}. A class or function of yours needs the attribute takes = ({kind!r},)"
     )
 
 

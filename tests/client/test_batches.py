@@ -124,7 +124,8 @@ def strange(data_dir=None):
 
 
 def test_a_kind_of_batch_that_no_model_takes_is_said_so(go):
-    with pytest.raises(ConfigError, match="are curves; no installed model takes these"):
+    said = r"are curves; no installed model takes these\. .* attribute takes = \('curves',\)"
+    with pytest.raises(ConfigError, match=said):
         go(dataset="module:tests.client.test_batches.strange", model="auto")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from fedcore import SplitModel
 from fedcore.base import registry
 from fedcore.data import load_dataset
-from fedcore_testing import check_model, check_partitioner
+from fedcore_testing import check_dataset, check_model, check_partitioner
 from fedcore_testing.problems import linear
 
 
@@ -35,6 +37,13 @@ def test_a_second_head_may_be_there():
 def test_a_layer_that_nothing_uses_is_found():
     with pytest.raises(AssertionError, match=r"'classifier\.unused\.weight' gets no gradient"):
         check_model(with_a_layer_that_nothing_uses)
+
+
+def test_a_data_set_itself_is_checked_too():
+    digits = load_dataset("digits")
+    check_dataset(digits)
+    with pytest.raises(AssertionError, match="labels from 0 to 9, expected 0 to 8"):
+        check_dataset(replace(digits, num_classes=9, class_names=()))
 
 
 def by_brightness(labels, num_clients, *, dataset, rows, **_):

@@ -16,11 +16,12 @@ from fedcore.data import Dataset, Partitioner, Samples, load_dataset
 from fedcore_testing.fingerprint import fingerprint, random_states
 
 
-def check_dataset(loader: Callable[[Path | None], Dataset]) -> None:
-    """Check a loader: it returns the same Dataset each time, with labels 0..C-1 and finite samples.
+def check_dataset(dataset: Dataset | Callable[[Path | None], Dataset]) -> None:
+    """Check a data set: labels 0..C-1 and finite samples. A loader has to return the same one each time.
 
     :raises AssertionError: names the defect.
     """
+    loader = (lambda data_dir: dataset) if isinstance(dataset, Dataset) else dataset
     first = loader(None)
     before = random_states()  # only now: libraries that are imported for the first time may draw
     second = loader(None)
