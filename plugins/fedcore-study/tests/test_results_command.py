@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,26 @@ def test_what_says_more_is_kept_and_what_was_configured_otherwise_is_said(cli, r
     cli("results", "page", "page.md")
     said = "Run with other options than the recipe has now: FedProx, seed 3: momentum 0.5 (in the recipe 0.9)."
     assert said in (tmp_path / "page.md").read_text(encoding="utf-8")
+
+
+def test_a_run_that_stopped_early_is_complete_and_a_refused_one_keeps_no_other_out(cli, recipes, tmp_path) -> None:
+    import fedcore
+
+    options = {**RECIPE["base"], "alpha": 0.5, "rounds": 2, "seed": 4, "out": tmp_path / "early"}
+    fedcore.run(**options, on_round=lambda row: True, notify=lambda event, details: None)
+    refused = tmp_path / "refused"
+    shutil.copytree(recipes / "other", refused)
+    summary = json.loads((refused / "summary.json").read_text())
+    summary["metrics"]["global"]["accuracy"] = 50
+    (refused / "summary.json").write_text(json.dumps(summary))
+    added = cli("results", "add", refused, recipes / "sweep", tmp_path / "early")
+    assert added.exit_code == 2
+    assert "the accuracy of global is not between 0 and 1; it is left out" in added.stderr
+    early = next(evidence for evidence in read_all(tmp_path / "results") if evidence.seed == 4)
+    assert (early.rounds, early.planned, early.is_finished, early.folder) == (1, 2, True, "fedprox-table-7-quick")
+    (tmp_path / "page.md").write_text(PAGE, encoding="utf-8")
+    assert cli("results", "page", "page.md").exit_code == 0
+    assert "| 0, 4 | 2, 1 (stopped early) |" in (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
 def test_a_table_without_runs_and_evidence_without_a_place(cli, recipes: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def add(
 
     A run is filed under each table of a paper (fedcore reproduce) whose cell has its configuration, whatever command
     started it; one that belongs to no table under runs/. A run in progress is written as far as it came: add it again
-    later.
+    later. A run whose records contradict themselves is left out (exit code 2).
     """
     from fedcore_study.reproduce.collect import collect
     from fedcore_study.reproduce.find import find_recipes
@@ -43,6 +43,8 @@ def add(
     made = collect(runs, to, list(cells(found.recipes)), warn=output.note)
     for file in made.written:
         output.stdout().print(output.text(f"written: {file}"), soft_wrap=True)
+    if made.refused:
+        raise ConfigError(f"{len(made.refused)} of the runs are left out, for the reasons above")
     if not made.written and not made.kept:
         raise ConfigError("there is no run with a finished round; nothing was written")
 

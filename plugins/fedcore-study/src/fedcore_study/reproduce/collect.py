@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedcore import ConfigError, FedcoreError
@@ -18,10 +18,11 @@ Wanted = Callable[[Place], bool]
 
 @dataclass(frozen=True)
 class Collected:
-    """What was written, and the files that were kept as they say more."""
+    """What was written, the files that were kept as they say more, and the runs that were refused."""
 
-    written: list[Path]
-    kept: list[Path]
+    written: list[Path] = field(default_factory=list)
+    kept: list[Path] = field(default_factory=list)
+    refused: list[Path] = field(default_factory=list)
 
 
 def collect(
@@ -35,30 +36,36 @@ def collect(
 ) -> Collected:
     """Write the evidence of runs, of those in progress too, under each table that they belong to.
 
+    A run whose records contradict themselves, or whose options this installation does not know, is refused.
+
     :param among: the tables' cells, see :func:`fedcore_study.reproduce.places.cells`.
     :param wanted: which of the cells that a run belongs to are written.
+    :param warn: is told why a run is refused, too.
     :param only_tables: leave out runs that belong to no table, in place of writing them to ``runs/``.
     :raises RunDirectoryError: a path holds no run and no sweep, or a damaged one.
-    :raises ConfigError: what is recorded of a run contradicts itself.
     """
     found = find_runs(paths, warn)
     if found.waiting:
         warn(f"{len(found.waiting)} planned runs have not begun and are left out")
-    written: list[Path] = []
-    kept: list[Path] = []
+    made = Collected()
     for run in found.runs:
         if not run.rounds:
             warn(f"{run.path}: no round is recorded yet; it is left out")
             continue
-        for place in _places(run, among, warn, only_tables):
-            if place is None or wanted(place):
-                evidence = evidence_of(run, place, warn)
-                file = root / evidence.folder / evidence.file_name
-                if _says_more(file, evidence, warn):
-                    kept.append(file)
-                else:
-                    written.append(write_evidence(evidence, root))
-    return Collected(written, kept)
+        try:
+            places = [place for place in _places(run, among, warn, only_tables) if place is None or wanted(place)]
+            evidence = [evidence_of(run, place, warn) for place in places]
+        except ConfigError as error:
+            warn(f"{error}; it is left out")
+            made.refused.append(run.path)
+            continue
+        for each in evidence:
+            file = root / each.folder / each.file_name
+            if _says_more(file, each, warn):
+                made.kept.append(file)
+            else:
+                made.written.append(write_evidence(each, root))
+    return made
 
 
 def changed_since(evidence: Evidence, recipes: Sequence[Recipe], among: Sequence[Cell]) -> str:

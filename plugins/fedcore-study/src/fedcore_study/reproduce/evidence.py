@@ -111,6 +111,7 @@ class Evidence(_Part):
     projection: int | None = Field(default=None, ge=1, description="Width of the projection head; null without one.")
     rounds: int = Field(ge=1)
     planned: int = Field(ge=1)
+    stopped_early: bool = Field(default=False, description="It ended before the planned rounds: --patience, on_round.")
     curves: dict[str, Curve]
     figures: dict[str, dict[str, float]] | None = None
     silhouette: float | None = Field(default=None, description="Of runs that recorded it.")
@@ -123,7 +124,7 @@ class Evidence(_Part):
     def _check(self) -> Self:
         if self.rounds > self.planned:
             raise ValueError(f"{self.rounds} rounds are recorded of {self.planned} planned ones")
-        if self.figures is not None and self.rounds < self.planned:
+        if self.figures is not None and self.rounds < self.planned and not self.stopped_early:
             raise ValueError(f"it has final figures after {self.rounds} of {self.planned} rounds")
         for name, curve in self.curves.items():
             if curve.round and curve.round[-1] > self.rounds:
@@ -189,6 +190,7 @@ def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
         "projection": run.model.projection if run.model else None,
         "rounds": len(run.rounds),
         "planned": run.config.rounds,
+        "stopped_early": "stopped_early" in (summary or {}),
         "curves": _curves(run),
         "figures": None if summary is None else _figures(summary["metrics"]),
         "bytes": {way: _bytes(run, way) for way in ("down", "up")},

@@ -220,7 +220,10 @@ def _figure(runs: Sequence[Evidence], protocols: Sequence[str], paper: Printed) 
 
 
 def _rounds(runs: Sequence[Evidence]) -> str:
-    texts = [str(run.rounds) if run.is_finished else f"{run.rounds} of {run.planned}" for run in _order(runs)]
+    texts = [
+        f"{run.rounds}{' (stopped early)' * run.stopped_early}" if run.is_finished else f"{run.rounds} of {run.planned}"
+        for run in _order(runs)
+    ]
     return ", ".join(dict.fromkeys(texts)) or "-"
 
 
