@@ -189,6 +189,19 @@ def test_an_own_model_is_not_compared_with_a_global_one(cli, recipes: Path, tmp_
     assert "| 99.00 | - |" in row
 
 
+def test_figures_before_the_correction_are_told_by_column(cli, recipes: Path, tmp_path: Path) -> None:
+    cli("results", "add", recipes / "sweep", recipes / "stopped")
+    for name, before in (("a_fedavg_seed-0", 0.5), ("a_fedprox_seed-0", 0.6), ("c-d_fedprox_seed-3", 0.9)):
+        file = tmp_path / "results" / "fedprox-table-7-quick" / f"{name}.json"
+        values = json.loads(file.read_text())
+        figures = {"global": {"accuracy": 0.8}, "global_before_correction": {"accuracy": before}}
+        file.write_text(json.dumps({**values, "rounds": 2, "figures": figures}))
+    (tmp_path / "page.md").write_text(PAGE, encoding="utf-8")
+    cli("results", "page", "page.md")
+    said = "which the curves do not show: a: FedAvg 50.00, FedProx 60.00; c / d: FedProx 90.00."
+    assert said in (tmp_path / "page.md").read_text(encoding="utf-8")
+
+
 def test_the_bits_of_a_picture_are_those_of_its_data(cli, recipes: Path, tmp_path: Path) -> None:
     cli("results", "add", recipes / "sweep")
     bits = []

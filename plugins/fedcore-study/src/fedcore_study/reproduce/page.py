@@ -244,22 +244,18 @@ def _changed(found: Sequence[Evidence], recipes: Sequence[Recipe], among: Sequen
 
 
 def _corrected(recipe: Recipe, found: Sequence[Evidence]) -> list[str]:
-    rows = dict.fromkeys(
-        evidence.place.row
-        for evidence in found
-        if evidence.place and "global_before_correction" in (evidence.figures or {})
-    )
-    if not rows:
-        return []
     texts = []
-    for row in rows:
-        values = [
-            run.figures["global_before_correction"]["accuracy"]
-            for run in found
-            if run.place and run.place.row == row and run.figures and "global_before_correction" in run.figures
-        ]
-        texts.append(f"{row} {spread(Figure.of(values), 100)}")
-    return [f"Before the correction after the last round, which the curves do not show: {', '.join(texts)}."]
+    for column, runs in by_column(recipe, found).items():
+        values: dict[str, list[float]] = {}
+        for run in runs:
+            if run.place and run.figures and "global_before_correction" in run.figures:
+                values.setdefault(run.place.row, []).append(run.figures["global_before_correction"]["accuracy"])
+        if values:
+            said = (f"{row} {spread(Figure.of(accuracies), 100)}" for row, accuracies in values.items())
+            texts.append(f"{column}: {', '.join(said)}")
+    if not texts:
+        return []
+    return [f"Before the correction after the last round, which the curves do not show: {'; '.join(texts)}."]
 
 
 def _origins(found: Sequence[Evidence]) -> list[str]:
