@@ -149,7 +149,7 @@ def records(draw: Draw, folder: Path) -> None:
         (run / which).write_bytes(_bytes(draw, (run / which).read_bytes()))
     found = _allowed(FedcoreError, lambda: find_runs([run], lambda message: None))
     if found is not None:
-        _compute(found.runs[0])
+        _compute(found[0])
 
 
 def sweep_file(draw: Draw, folder: Path) -> None:

@@ -70,7 +70,7 @@ def make(tmp_path):
 
 def join(folders, **options):
     notes = []
-    found = compare(find_runs(folders, notes.append).runs, warn=notes.append, **options)
+    found = compare(find_runs(folders, notes.append), warn=notes.append, **options)
     return found, notes
 
 
@@ -263,7 +263,7 @@ class TestRecords:
         """Such as ``runs/*`` has where a run was killed before it began."""
         (tmp_path / "empty").mkdir()
         notes = []
-        assert len(find_runs([tmp_path / "empty", make([], 0, [0.2])], notes.append).runs) == 1
+        assert len(find_runs([tmp_path / "empty", make([], 0, [0.2])], notes.append)) == 1
         assert notes == [f"{tmp_path / 'empty'} is empty and left out: its run was killed before it began"]
 
     def test_what_is_no_run_is_refused(self, make, tmp_path):
@@ -288,10 +288,17 @@ class TestRecords:
 
     def test_a_sweeps_runs(self, make, tmp_path):
         sweep = SweepDirectory(tmp_path / "s")
-        one, two = sweep.add("", [("one", RunConfig(rounds=1)), ("two", RunConfig(seed=1))])
+        planned = {"one": RunConfig(rounds=1), "two": RunConfig(seed=1), "three": RunConfig(seed=2)}
+        one, two, three = sweep.add("", planned.items())
         make([], 0, [0.4]).rename(sweep.run_directory(one))
-        found = find_runs([sweep.path], pytest.fail)
-        assert ([run.path.name for run in found.runs], found.waiting) == ([one], [two])
+        for name in (one, three):  # the first was tried again
+            sweep.keep_failure(name, "diverged")
+        notes = []
+        assert [run.path.name for run in find_runs([sweep.path], notes.append)] == [one]
+        assert notes == [
+            f"runs that failed: {three}. The first: diverged",
+            f"1 planned runs have not begun and are left out: {two}",
+        ]
 
 
 class TestFormats:
@@ -662,7 +669,7 @@ class TestCautions:
         assert bool(line["difference_low"]) == bool(line["difference_high"]) == (seeds >= 3)
 
     def test_a_cosine_that_restarted_is_named(self, make):
-        found = find_runs([make(p, 0, [0.5] * 2, lr_schedule="cosine") for p in ([], ["moon"])], print).runs
+        found = find_runs([make(p, 0, [0.5] * 2, lr_schedule="cosine") for p in ([], ["moon"])], print)
         changes = {0: [{"round": 1, "workers": [0, 1]}], 1: [{"round": 1, "rounds": [1, 2]}]}
         (note, _) = sorted(
             compare([replace(run, changes=changes[i]) for i, run in enumerate(found)]).notes, reverse=True
@@ -776,7 +783,7 @@ def test_metrics_next_to_accuracy(make):
         for name, values in figures.items()
         for seed, (f1, ece) in enumerate(values)
     ]
-    made = compare(find_runs(folders, print).runs)
+    made = compare(find_runs(folders, print))
     (block,) = made.blocks
     assert formats.headings(made, block)[2:6] == ["accuracy %", "macro-f1", "ece", "Own"]
     rows = {row.label: row for row in block.rows}

@@ -111,7 +111,7 @@ def test_the_table_is_that_of_compare(cli, runs: Path) -> None:
     pair = ["accuracy %", "minus fedavg [95 % interval]"]
     assert heads == ["method", "seeds", *pair, *pair, "s/round"]
     assert [row[0] for row in rows] == ["fedavg", "fedprox"]
-    found = find_runs(sorted(runs.iterdir()), lambda message: None).runs
+    found = find_runs(sorted(runs.iterdir()), lambda message: None)
     for protocol, place in (("global", 2), ("global_local", 4)):
         comparison = compare(found, protocol=protocol)
         for row, shown in zip(comparison.blocks[0].rows, rows, strict=True):

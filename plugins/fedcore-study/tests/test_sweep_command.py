@@ -38,7 +38,10 @@ def test_a_failed_run_is_reported_and_the_finished_one_is_not_run_again(cli, tmp
     assert added.stderr == ""  # both train the same model
     assert summary.stat().st_mtime_ns == before
 
-    table = json.loads(cli("compare", "s", "--format", "json").stdout)
+    compared = cli("compare", "s", "--format", "json")
+    assert f"note: runs that failed: {runs[0]['name']}. The first: round 1: " in compared.stderr
+    assert "have not begun" not in compared.stderr
+    table = json.loads(compared.stdout)
     (block,) = table["blocks"]
     assert [row["label"] for row in block["rows"]] == ["fedavg", "fedprox"]
     assert block["rows"][1]["difference"]["n"] == 1

@@ -129,7 +129,7 @@ def compare(
     def warn(message: str) -> None:
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
-    found = find_runs(_folders(runs), warn).runs
+    found = find_runs(_folders(runs), warn)
     fields = [by] if isinstance(by, str) else list(by)
     if each:
         return frame.of_runs(comparison.usable(found, protocol, round, warn), fields, protocol, round)

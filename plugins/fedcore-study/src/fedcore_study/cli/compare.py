@@ -55,10 +55,8 @@ def compare(
     from fedcore_study.comparisons.records import find_runs
 
     found = find_runs(runs, output.note)
-    if found.waiting:
-        output.note(f"{len(found.waiting)} planned runs have not begun and are left out: {', '.join(found.waiting)}")
     comparison = join(
-        found.runs,
+        found,
         protocol=protocol,
         by=by or ["plugin"],
         baseline=baseline,

@@ -240,7 +240,7 @@ def _cautions(folder: Path) -> list[str]:
     from fedcore_study.comparisons.records import find_runs
 
     try:
-        runs = [run for run in find_runs([folder], lambda message: None).runs if run.finished]
+        runs = [run for run in find_runs([folder], lambda message: None) if run.finished]
         groups = grouped(runs, ["plugins"])[1] if runs else []
     except FedcoreError:
         return []  # compare says what is wrong

@@ -134,32 +134,19 @@ class RunRecord:
         return None if not spent else spent[middle] if len(spent) % 2 else (spent[middle - 1] + spent[middle]) / 2
 
 
-@dataclass
-class Found:
-    """The runs under some paths, and the planned runs of sweeps that have left nothing to read yet."""
-
-    runs: list[RunRecord] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
-
-
-def find_runs(paths: Iterable[Path], warn: Warn) -> Found:
+def find_runs(paths: Iterable[Path], warn: Warn) -> list[RunRecord]:
     """Read run directories, and all runs of sweep directories, searches too; one that is named twice counts once.
 
-    An empty folder beside others, such as a run leaves that is killed before it begins, is left out with a warning.
+    A warning names a sweep's runs that failed, and those that have not begun. An empty folder beside others, such as a
+    run leaves that is killed before it begins, is left out with a warning.
 
     :raises RunDirectoryError: a path is neither, or a run's files are damaged beyond a half-written last line.
     """
-    found, seen = Found(), set[Path]()
+    found, seen = list[RunRecord](), set[Path]()
     paths = list(paths)
     for path in paths:
         if SweepDirectory.is_one(path):
-            sweep = SweepDirectory(path)
-            folders = []
-            for name in sweep.plan():
-                if sweep.standing(name) == "waiting":
-                    found.waiting.append(name)
-                else:
-                    folders.append(sweep.run_directory(name))
+            folders = _begun(SweepDirectory(path), warn)
         elif (path / STUDY).is_file():
             warn(f"{path} is a search by Optuna: its trials differ in options, of which --by OPTION makes rows")
             folders = [run.path for run in _trials(path.resolve())]
@@ -171,8 +158,19 @@ def find_runs(paths: Iterable[Path], warn: Warn) -> Found:
         for folder in folders:
             if folder not in seen:
                 seen.add(folder)
-                found.runs.append(read_run(folder, warn))
+                found.append(read_run(folder, warn))
     return found
+
+
+def _begun(sweep: SweepDirectory, warn: Warn) -> list[Path]:
+    """Return the directories of a sweep's runs that have left something to read."""
+    standing = {name: sweep.standing(name) for name in sweep.plan()}
+    failed = {name: why for name, how in standing.items() if how != "finished" and (why := sweep.failure(name))}
+    if failed:
+        warn(f"runs that failed: {', '.join(failed)}. The first: {next(iter(failed.values()))}")
+    if waiting := [name for name, how in standing.items() if how == "waiting" and name not in failed]:
+        warn(f"{len(waiting)} planned runs have not begun and are left out: {', '.join(waiting)}")
+    return [sweep.run_directory(name) for name, how in standing.items() if how != "waiting"]
 
 
 def _trials(path: Path) -> Iterable[RunRecord]:

@@ -19,7 +19,7 @@ from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import BASELINE, check_reported
 from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, uses_alpha
 from fedcore_study.comparisons.groups import field as option
-from fedcore_study.comparisons.records import Found, RunRecord
+from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.reports import breakdowns, lines
 from fedcore_study.reports.charts import Chart, Curves, Omitted, mapping_in
 from fedcore_study.reports.opening import Opening, Ranking, Table, opening, rankings
@@ -77,7 +77,7 @@ class Report:
 
 
 def build(
-    found: Found,
+    found: Sequence[RunRecord],
     notes: Sequence[str],
     *,
     title: str,
@@ -99,7 +99,7 @@ def build(
         finished run reports.
     """
     fields, said = [option(name) for name in by], list(notes)
-    runs = distinct(found.runs, fields, said.append)
+    runs = distinct(found, fields, said.append)
     if not runs:
         raise ConfigError("there is no run to report yet")
     for run in runs:
@@ -114,8 +114,6 @@ def build(
     if baseline is not None and baseline not in labels:
         raise UnknownNameError("baseline", baseline, labels)
     check_reported(runs, reported)
-    if found.waiting:
-        said.append(f"{len(found.waiting)} planned runs have not begun: {', '.join(found.waiting)}")
     if unfinished := [f"{run.path.name} ({_state(run)})" for run in runs if not run.finished]:
         said.append(f"{len(unfinished)} of {len(runs)} runs are not finished: {', '.join(unfinished)}")
     colors = {label: number for number, label in enumerate(labels)}

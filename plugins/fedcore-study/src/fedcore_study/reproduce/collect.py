@@ -44,11 +44,8 @@ def collect(
     :param only_tables: leave out runs that belong to no table, in place of writing them to ``runs/``.
     :raises RunDirectoryError: a path holds no run and no sweep, or a damaged one.
     """
-    found = find_runs(paths, warn)
-    if found.waiting:
-        warn(f"{len(found.waiting)} planned runs have not begun and are left out")
     made = Collected()
-    for run in found.runs:
+    for run in find_runs(paths, warn):
         if not run.rounds:
             warn(f"{run.path}: no round is recorded yet; it is left out")
             continue

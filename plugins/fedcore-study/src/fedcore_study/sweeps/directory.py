@@ -1,7 +1,7 @@
 """A sweep's directory: the plan of all its runs, and where each of them stands. Imports no torch.
 
 ``sweep.yaml`` (the grid that was asked for last), ``sweep.json`` (every run ever planned, by name),
-``runs/NAME`` (a run directory each), ``logs/NAME.log``.
+``runs/NAME`` (a run directory each), ``logs/NAME.log``, ``logs/NAME.failed`` (why, if it failed).
 """
 
 from __future__ import annotations
@@ -49,6 +49,23 @@ class SweepDirectory:
     def log_file(self, name: str) -> Path:
         """What a run's process printed."""
         return self.path / "logs" / f"{name}.log"
+
+    def failure(self, name: str) -> str:
+        """Return why a run failed when it was last tried; empty if it did not."""
+        try:
+            return self._failure_file(name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+
+    def keep_failure(self, name: str, why: str) -> None:
+        """Keep why a run failed: one that fails in its first round leaves no run directory. Empty forgets it."""
+        if why:
+            write_text(self._failure_file(name), why)
+        else:
+            self._failure_file(name).unlink(missing_ok=True)
+
+    def _failure_file(self, name: str) -> Path:
+        return self.path / "logs" / f"{name}.failed"
 
     def standing(self, name: str, rounds: int | None = None) -> Standing:
         """Return how far a run is.

@@ -161,8 +161,14 @@ def run_sweep(
             asked = {name: configs[name].rounds for name in names}
             longer = [name for name in left if directory.standing(name) == "finished"]
             plan = {"runs": names, "left": left, "longer": longer, "parallel": parallel, "rounds": asked}
-            listen = listen or _silent
-            listen("", "plan", {**plan, "out": directory.path})
+            told = listen or _silent
+            told("", "plan", {**plan, "out": directory.path})
+
+            def listening(name: str, event: str, details: Mapping[str, Any]) -> Any:
+                if event in ("start", "failed"):
+                    directory.keep_failure(name, details.get("message", ""))
+                return told(name, event, details)
+
             # A run next to others trains by itself: workers of its own would only add memory and start-up.
             workers = 0 if parallel > 1 and submit != "slurm" else None
             jobs = []
@@ -175,11 +181,11 @@ def run_sweep(
             if submit is not None:
                 files = directory.path / "jobs"
                 ran, interrupted = submit_jobs(
-                    jobs, submit, files, parallel=parallel, parameters=parameters or {}, listen=listen
+                    jobs, submit, files, parallel=parallel, parameters=parameters or {}, listen=listening
                 )
             else:
                 assert start is not None
-                ran, interrupted = run_jobs(jobs, parallel, listen, start, keep=(lock,))
+                ran, interrupted = run_jobs(jobs, parallel, listening, start, keep=(lock,))
     found = {outcome.name: outcome for outcome in ran}
     outcomes = [found.get(name) or Outcome(name, "finished") for name in names]
     return SweepResult(directory.path, outcomes, interrupted, objects)
