@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedcore import Interrupted, resume
+from fedcore import Interrupted, resume, run
 from fedcore.runs.directory import RunDirectory
-from fedcore_testing import federate
+from fedcore_testing import federate, small_config
 from fedcore_trackers.testing import check_tracker
 
 pytest.importorskip("tensorboard", reason="the extra fedcore-trackers[tensorboard] is not installed")
@@ -23,7 +23,8 @@ def curve(found, tag):
 
 
 def test_a_run_is_in_tensorboard(tmp_path):
-    result = federate(tmp_path, "moon", rounds=3, client_test_fraction=0.2, trackers={"tensorboard": {}})
+    config = small_config(tmp_path, "moon", rounds=9, client_test_fraction=0.2, trackers={"tensorboard": {}})
+    result = run(config, on_round=lambda row: row["round"] == 3, notify=lambda event, details: None)
     found = events(result.directory / "tensorboard")
     lines = RunDirectory(result.directory).read_metrics()
     for tag, read in {

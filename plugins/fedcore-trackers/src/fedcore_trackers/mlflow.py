@@ -56,7 +56,7 @@ class MLflow(Tracker):
         with requires("mlflow-skinny", "SQLAlchemy", "alembic"):
             from mlflow import MlflowClient
 
-        self.directory, self.rounds = run.directory, run.config.rounds
+        self.directory = run.directory
         with _alone(uri):
             self.client = MlflowClient(tracking_uri=uri)
             experiment = _experiment(self.client, self.options.experiment)
@@ -82,7 +82,7 @@ class MLflow(Tracker):
     def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:
         """Log the final figures and say how the run ended."""
         if summary is not None:
-            self._log(scalars(summary["metrics"], "final/"), self.rounds)
+            self._log(scalars(summary["metrics"], "final/"), summary["rounds"])
             self.client.log_artifact(self.id, str(self.directory / "summary.json"))
         self.client.set_terminated(self.id, STATUS[status])
 

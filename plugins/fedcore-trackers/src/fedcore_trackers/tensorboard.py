@@ -38,7 +38,6 @@ class TensorBoard(Tracker):
             from tensorboard.summary.writer.record_writer import RecordWriter
         self.writer = RecordWriter(_new_file(self.options.dir, run))
         self._write(Event(file_version="brain.Event:2", wall_time=time.time()))
-        self.rounds = run.config.rounds
         if run.round:
             began = Event(session_log=SessionLog(status=SessionLog.START), step=run.round + 1, wall_time=time.time())
             self._write(began)
@@ -60,7 +59,7 @@ class TensorBoard(Tracker):
     def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:
         """Add the final figures, and close."""
         if summary is not None:
-            self._add_scalars(scalars(summary["metrics"], "final/"), self.rounds)
+            self._add_scalars(scalars(summary["metrics"], "final/"), summary["rounds"])
         self.writer.close()
 
     def _add_scalars(self, values: Mapping[str, float], step: int) -> None:
