@@ -289,6 +289,11 @@ class Run:
         """
         state = self.directory.checkpoints.load(note=note)
         if state is None:
+            if self.directory.read_summary() is not None:
+                raise RunDirectoryError(
+                    f"{self.directory.path} is finished and its checkpoints were deleted: neither it nor its clients' "
+                    "models can be evaluated again. summary.json has its figures"
+                )
             raise RunDirectoryError(
                 f"{self.directory.path} has no checkpoint yet; first run: {self.directory.how_to_resume}"
             )

@@ -181,7 +181,7 @@ def test_a_copy_is_on_the_disk(tmp_path, monkeypatch):
     assert {path.stat().st_ino for path in [copy, *copy.rglob("*")]} <= set(synced)
 
 
-def test_a_finished_run_without_checkpoints_is_not_trained_again(tmp_path):
+def test_a_finished_run_without_checkpoints_is_not_trained_or_evaluated_again(tmp_path):
     result = fedcore.run(small_config(tmp_path))
     shutil.rmtree(result.directory / "checkpoint")
     before = {path: path.read_bytes() for path in result.directory.iterdir() if path.is_file()}
@@ -191,3 +191,5 @@ def test_a_finished_run_without_checkpoints_is_not_trained_again(tmp_path):
     assert {path: path.read_bytes() for path in result.directory.iterdir() if path.is_file()} == before
     with pytest.raises(RunDirectoryError, match="without its checkpoints it cannot go on"):
         fedcore.resume(result.directory, changes={"rounds": 9})
+    with pytest.raises(RunDirectoryError, match="checkpoints were deleted: neither"):
+        fedcore.evaluate_run(result.directory)
