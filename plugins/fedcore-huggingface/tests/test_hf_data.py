@@ -105,6 +105,13 @@ def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: st
             load(rest)
 
 
+@pytest.mark.parametrize("sites", [(1.0, float("nan")), (1, None), ("a", "")])
+def test_a_sample_without_a_source_is_refused(tmp_path: Path, load, sites) -> None:
+    folder = save(tmp_path / "set", train={"age": [1, 2] * 10, "label": [0, 1] * 10, "site": [*sites] * 10})
+    with pytest.raises(ConfigError, match="column 'site' has cells that are empty or no number"):
+        load(f"{folder}?source=site&columns=age")
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_file_is_a_table(tmp_path: Path, load, suffix: str) -> None:
     import pyarrow

@@ -83,7 +83,7 @@ def read(table: Table, options: Options, name: str) -> Dataset:
     labels, class_names = _labels(tables, label, name)
     found: dict[str, Any] = {"name": name, "num_classes": len(class_names), "class_names": class_names}
     if options.source is not None:
-        found["sources"] = _numbered(_column(train, options.source, name))
+        found["sources"] = _numbered(train, options.source, name)
     kind, columns = _inputs(train, options, {label, options.source}, name)
     if kind == "image":
         pixels = _images(tables, columns[0], options.size, name)
@@ -273,8 +273,11 @@ def _rows(tables: Sequence[Table], columns: Sequence[str], name: str) -> list[Te
     return [torch.from_numpy((rows - mean) / std).to(torch.float32) for rows in tables_of_numbers]
 
 
-def _numbered(values: Sequence[Any]) -> Tensor:
-    """Return values as numbers 0..G-1, in their sorted order."""
+def _numbered(table: Table, column: str, name: str) -> Tensor:
+    """Return a column's values as numbers 0..G-1, in their sorted order."""
+    values = _column(table, column, name)
+    if any(value in (None, "") or value != value for value in values):
+        raise ConfigError(f"{name}: column {column!r} has cells that are empty or no number: samples without a source")
     numbers = {value: number for number, value in enumerate(sorted(set(values), key=_order))}
     return torch.tensor([numbers[value] for value in values], dtype=torch.int64)
 
