@@ -112,6 +112,19 @@ def test_a_sample_without_a_source_is_refused(tmp_path: Path, load, sites) -> No
         load(f"{folder}?source=site&columns=age")
 
 
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (["a", "b"] * 10 + ["only"], "21 samples of 3 classes, 1 of class 'only'"),
+        ([0, 1, 2, 3, 4, 5, 6, 7] * 2 + [8] * 3, "19 samples of 9 classes, 2 of class '0'"),  # a fifth is 4 samples
+    ],
+)
+def test_classes_that_cannot_be_in_both_parts_are_named(tmp_path: Path, load, labels, says: str) -> None:
+    folder = save(tmp_path / "set", train={"age": list(range(len(labels))), "label": labels})
+    with pytest.raises(ConfigError, match=f"has no split for testing.*{says}"):
+        load(folder)
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_file_is_a_table(tmp_path: Path, load, suffix: str) -> None:
     import pyarrow

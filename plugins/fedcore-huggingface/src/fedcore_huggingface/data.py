@@ -76,9 +76,8 @@ def read(table: Table, options: Options, name: str) -> Dataset:
     train, test = _splits(table, name)
     label = _label_column(train, options, name)
     if test is None:
-        (whole,), _ = _labels([train], label, name)
-        parts = fixed_split(whole.numpy(), TEST_SIZE)
-        train, test = (train.select(part) for part in parts)
+        (whole,), known = _labels([train], label, name)
+        train, test = (train.select(part) for part in _parts(whole, known, name))
     tables = (train, test)
     labels, class_names = _labels(tables, label, name)
     found: dict[str, Any] = {"name": name, "num_classes": len(class_names), "class_names": class_names}
@@ -179,6 +178,20 @@ def _labels(tables: Sequence[Table], column: str, name: str) -> tuple[list[Tenso
     names = feature.names if isinstance(feature, ClassLabel) else known
     labels = [torch.tensor([numbers[value] for value in part], dtype=torch.int64) for part in values]
     return labels, tuple(map(str, names))
+
+
+def _parts(labels: Tensor, class_names: Sequence[str], name: str) -> Sequence[np.ndarray]:
+    """Return the positions of a training part and of a stratified test part."""
+    try:
+        return fixed_split(labels.numpy(), TEST_SIZE)
+    except ValueError:  # scikit-learn's own
+        found, counts = labels.unique(return_counts=True)
+        rarest = int(counts.argmin())
+        raise ConfigError(
+            f"{name}: has no split for testing, and not enough samples of each class to make one: {len(labels)} "
+            f"samples of {len(found)} classes, {counts[rarest]} of class {class_names[found[rarest]]!r}. Leave rare "
+            "classes out, or save the data with a split named test"
+        ) from None
 
 
 def _inputs(table: Table, options: Options, used: set[str | None], name: str) -> tuple[str, list[str]]:
