@@ -693,6 +693,8 @@ class TestCautions:
         said = "clients failed in runs of: moon ({}). Their figures come from the others: ValueError: no k"
         assert said.format("1.5 of 10 in a round") in join(folders)[0].notes
         assert said.format("2.0 of 10 in a round") in join(folders, round=1)[0].notes
+        table = build(find_runs(folders, print), [], title="t", points=0).details["2 runs"]
+        assert [(row[1], row[-1]) for row in table.rows] == [("fedavg", "0"), ("moon", "3")]
 
     def test_own_models_are_pointed_to(self, make):
         """The default table compares global models, of which Ditto's is FedAvg's."""

@@ -14,6 +14,7 @@ from fedcore.base.objects import is_lent
 from fedcore.base.protocols import EVALUATED
 from fedcore.base.registry import available
 from fedcore.base.safe_yaml import read_yaml
+from fedcore.runs.records import errors, lost
 from fedcore.runs.saved import check_code, code_in
 from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import BASELINE, check_reported
@@ -262,9 +263,9 @@ def _final_accuracy(run: RunRecord) -> str:
 def _overview(runs: Sequence[RunRecord]) -> Table:
     rows = []
     for run in runs:
-        lost = sum(len(line.get("failures") or []) for line in run.rounds)
+        failed = sum(errors(lost(line)) for line in run.rounds if "failures" in line)
         names = [run.path.name, method(run.config.plugins), run.config.dataset, _state(run)]
-        rows.append([*names, str(run.config.seed), _final_accuracy(run), str(lost)])
+        rows.append([*names, str(run.config.seed), _final_accuracy(run), str(failed)])
     return Table(["run", "method", "data set", "state", "seed", "accuracy %", "client failures"], rows, words=4)
 
 
