@@ -74,6 +74,10 @@ class TestCurves:
         assert {ring.attributes["class"] for ring in drawn(chart, tmp_path).all("circle", "ring")} == {"c1 ring"}
         assert chart.coinciding == "m0 and m1 coincide: the later ones are drawn with gaps."
 
+    def test_lines_that_part_do_not_coincide_but_the_upper_one_has_gaps(self):
+        chart = curves([10.0, 30.0, 50.0, 70.0], [10.0, 30.0, 50.0, 62.0])
+        assert (chart.covers, chart.coinciding) == ([0, 1], "")
+
     def test_the_upper_line_has_gaps_and_rings_in_files(self):
         from matplotlib.figure import Figure
 

@@ -105,15 +105,15 @@ class Curves(Chart):
 
     @property
     def covers(self) -> list[int]:
-        """For each line, how many lines before it have nearly its values: it is drawn over these, with gaps."""
+        """For each line, how many lines before it would be hidden by it for the most part: it is drawn with gaps."""
         return [len(self._below(number)) for number in range(len(self.lines))]
 
     @property
     def coinciding(self) -> str:
-        """A sentence that names the lines that lie on one another; empty where none do."""
+        """A sentence that names the lines that lie on one another from end to end; empty where none do."""
         sets: list[list[str]] = []
         for number, line in enumerate(self.lines):
-            under = self._below(number)
+            under = self._below(number, 1.0)
             found = next((labels for labels in sets if set(under) & set(labels)), None)
             if found is not None:
                 found.append(line.label)
@@ -122,11 +122,12 @@ class Curves(Chart):
         said = "; ".join(f"{joined(labels)} coincide" for labels in sets)
         return f"{said}: the later ones are drawn with gaps." if said else ""
 
-    def _below(self, number: int) -> list[str]:
+    def _below(self, number: int, share: float = 0.5) -> list[str]:
+        """Return the lines before one that have nearly its values at this share of the points that both have."""
         values = [y for line in self.lines for y in line.y]
         reach = (max(values) - min(values) if values else 0.0) * COINCIDE
         line = self.lines[number]
-        return [before.label for before in self.lines[:number] if _coincide(line, before, reach)]
+        return [before.label for before in self.lines[:number] if _coincide(line, before, reach, share)]
 
     def last_third(self) -> Curves | None:
         """Return the last third of the rounds as a chart of its own; None where there are fewer than three points."""
@@ -144,11 +145,10 @@ class Curves(Chart):
         return replace(self, name=f"{self.name}-end", title=f"{self.title}: last third", about=about, lines=lines)
 
 
-def _coincide(one: Line, other: Line, reach: float) -> bool:
-    """Whether one of two lines would hide most of the other: half of their common points are within ``reach``."""
+def _coincide(one: Line, other: Line, reach: float, share: float) -> bool:
     theirs = dict(zip(other.x, other.y, strict=True))
     near = [abs(y - theirs[x]) <= reach for x, y in zip(one.x, one.y, strict=True) if x in theirs]
-    return bool(near) and 2 * sum(near) >= len(near)
+    return bool(near) and sum(near) >= share * len(near)
 
 
 @dataclass(frozen=True)
