@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedcore.base.errors import PluginContractError
+from fedcore.base.plugin_state import State
 from fedcore.base.seeding import random_stream
-from fedcore.base.state import State
 from fedcore.base.tensors import copy_into
 from fedcore.base.types import Tensors
 from fedcore.client.objective import SecondPass

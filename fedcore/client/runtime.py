@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError, print_traceback
-from fedcore.base.state import States
+from fedcore.base.plugin_state import States
 from fedcore.base.tensors import flatten, on_cpu, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.branches import PlannedStep, planned

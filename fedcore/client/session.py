@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import PluginContractError
+from fedcore.base.plugin_state import States
 from fedcore.base.seeding import derive_seed, generator
-from fedcore.base.state import States
 from fedcore.base.tensors import copy_into, numbers
 from fedcore.base.types import Tensors
 from fedcore.client.optimizer import Optimizer, ParameterGroup

@@ -17,7 +17,7 @@ from fedcore.base.types import Answer, ClientUpdate, Tensors
 
 if TYPE_CHECKING:
     from fedcore.base.config import RunConfig
-    from fedcore.base.state import State
+    from fedcore.base.plugin_state import State
     from fedcore.data import PublicSamples
     from fedcore.models import Outputs, SplitModel
 

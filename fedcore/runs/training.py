@@ -14,9 +14,9 @@ import torch
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError
 from fedcore.base.files import finite
+from fedcore.base.plugin_state import States
 from fedcore.base.protocols import confusion_key
 from fedcore.base.seeding import OtherDraws
-from fedcore.base.state import States
 from fedcore.data.inputs import Inputs
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from fedcore.base.errors import PluginContractError, RejectUpdate
-from fedcore.base.state import States
+from fedcore.base.plugin_state import States
 from fedcore.base.tensors import bytes_of, flatten
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome

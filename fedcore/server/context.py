@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from fedcore.base.errors import DivergedError, PluginContractError, RejectUpdate
+from fedcore.base.plugin_state import State
 from fedcore.base.seeding import derive_seed, generator, random_stream
-from fedcore.base.state import State
 from fedcore.base.tensors import bytes_of, copy_into, largest_values, on_cpu, out_of_range
 from fedcore.base.types import Answer, ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask, Outcome

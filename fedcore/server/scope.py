@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import DivergedError, PluginCallError, RejectUpdate
-from fedcore.base.state import States
+from fedcore.base.plugin_state import States
 from fedcore.base.tensors import bytes_of, first_nonfinite
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, Engine, FailureKind, Outcome, SharedPayload

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.base.errors import PluginContractError
-from fedcore.base.state import State, States
+from fedcore.base.plugin_state import State, States
 
 
 def test_reading_gives_a_copy():

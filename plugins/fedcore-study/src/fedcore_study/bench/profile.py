@@ -45,8 +45,8 @@ PARTS: Mapping[str, Sequence[str]] = {
     "state": [
         "fedcore.client.store.ClientStore.read",
         "fedcore.client.store.ClientStore.write",
-        "fedcore.base.state.State.begin",
-        "fedcore.base.state.States.snapshot",
+        "fedcore.base.plugin_state.State.begin",
+        "fedcore.base.plugin_state.States.snapshot",
     ],
     "checks": [f"{_SERVER}.validation.UpdateValidator.update", f"{_SERVER}.validation.UpdateValidator.check"],
     "fold": [f"{_SERVER}.aggregation.RunningMean.add", f"{_SERVER}.aggregation.aggregate"],
