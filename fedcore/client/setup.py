@@ -176,7 +176,7 @@ def _check_forward(
     try:
         with torch.no_grad():
             features, logits = model(first)
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise ConfigError(
             f"model {config.model!r}{by} does not take samples of shape {tuple(task.input_shape)} "
             f"(data set {config.dataset!r}): {error}"

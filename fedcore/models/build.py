@@ -212,7 +212,7 @@ def _last(network: nn.Module, layers: list[nn.Linear], name: str, input_shape: t
     try:
         with torch.no_grad(), evaluating(network):
             found: Tensor | Any = network(torch.zeros(1, *input_shape))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise ConfigError(
             f"model {name!r} does not take samples of shape {input_shape}: {error}. A network for other than "
             f"floating-point tensors has to be split: {HINT}"

@@ -32,9 +32,24 @@ def data_cautions(dataset: Dataset) -> list[str]:
 
 def option_cautions(setup: Setup) -> list[str]:
     """Return the cautions about options without effect."""
-    config, found = setup.config, []
-    if config.local_steps is not None and config.local_epochs != RunConfig.model_fields["local_epochs"].default:
-        found = [f"--local-epochs {config.local_epochs} has no effect next to --local-steps {config.local_steps}"]
+    config, sgd = setup.config, setup.config.optimizer == "sgd"
+    idle = {
+        "local_epochs": (config.local_steps is not None, f"next to --local-steps {config.local_steps}"),
+        "momentum": (not sgd, f"with --optimizer {config.optimizer}"),
+        "buffers": (not setup.layout.buffers, f"with --model {config.model}, which has no buffers"),
+        **dict.fromkeys(("beta1", "beta2", "epsilon"), (sgd, "with --optimizer sgd")),
+        **dict.fromkeys(
+            ("lr_step_rounds", "lr_step_factor"),
+            (config.lr_schedule != "step", f"with --lr-schedule {config.lr_schedule}"),
+        ),
+    }
+    changed = [option for option in idle if getattr(config, option) != RunConfig.model_fields[option].default]
+    found = [
+        f"{flag_of(option)} {getattr(config, option)} has no effect {why}"
+        for option in changed
+        for without, why in [idle[option]]
+        if without
+    ]
     for option in ("alpha", "classes_per_client"):
         value = getattr(config, option)
         if value != RunConfig.model_fields[option].default and not _partitioner_takes(option, config.partition):

@@ -97,8 +97,9 @@ class Simulator:
             completed = 1 + int(self._uniform("completed", round, client) * (everything - 1))
             pace *= everything / completed
         limit = math.inf if options.deadline is None else options.deadline
-        if latency + completed * pace > limit:
-            completed = min(completed, max(0, math.floor((limit - latency) / pace))) if pace else 0
+        last = limit * (1 + 1e-9)  # 7 * 0.1 is more than 0.7
+        if latency + completed * pace > last:
+            completed = min(completed, max(0, math.floor((last - latency) / pace))) if pace else 0
         if completed == 0:
             return SimulatedOutcome(
                 0, limit, ("deadline", f"completed no local {unit[:-1]} within {limit:g} virtual seconds")

@@ -135,7 +135,12 @@ def by_options(labels, num_clients, **options):
         ({"alpha": 0.1}, []),
         ({"classes_per_client": 3}, ["--classes-per-client 3 has no effect with --partition dirichlet"]),
         ({"classes_per_client": 3, "partition": "shards"}, []),
+        ({"optimizer": "adam", "momentum": 0.5}, ["--momentum 0.5 has no effect with --optimizer adam"]),
+        ({"beta1": 0.5}, ["--beta1 0.5 has no effect with --optimizer sgd"]),
+        ({"lr_step_factor": 0.5}, ["--lr-step-factor 0.5 has no effect with --lr-schedule constant"]),
+        ({"lr_step_factor": 0.5, "lr_schedule": "step"}, []),
+        ({"buffers": "local"}, ["--buffers local has no effect with --model mlp, which has no buffers"]),
     ],
 )
-def test_options_of_another_partition_are_noted(notes, options, said):
+def test_options_of_another_choice_are_noted(notes, options, said):
     assert [note for note in notes(**options) if "has no effect" in note] == said

@@ -151,6 +151,13 @@ def test_the_deadline_leaves_the_epochs_that_fit(deadline, epochs, seconds, kind
     )
 
 
+def test_work_that_ends_at_the_deadline_counts_whatever_rounding_adds():
+    """10 mini-batches of 0.07 seconds, 10 times: in floating point 7.000000000000001."""
+    simulated = simulator(deadline=7, step_seconds=0.07).simulated(0, 0)
+    assert (simulated.completed, simulated.failure) == (10, None)
+    assert simulated.seconds == pytest.approx(7)
+
+
 def test_partial_work_that_is_dropped_costs_the_time_until_the_deadline():
     simulated = simulator(deadline=35, partial="drop").simulated(0, 0)
     assert (simulated.completed, simulated.seconds, simulated.failure[0]) == (3, 35, "deadline")

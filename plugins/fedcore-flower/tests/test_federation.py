@@ -620,7 +620,7 @@ def test_classes_are_numbered_by_the_server_s_names(tmp_path):
                 Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(folder / f"{k}.png")
     own = OwnData.load(f"imagefolder:{tmp_path / 'images'}", None, None, 0)
     names = ["mole", "zebra", "ant"]
-    changes = {"class_names": names, "num_classes": 3, "input_shape": [3, 8, 8]}
+    changes = {"class_names": names, "num_classes": 3, "input_shape": [3, 8, 8], "normalisation": None}
     setup = setup_of(tmp_path, **changes)
     spec = own.spec(helpers.small_config(tmp_path), setup, tmp_path)
     found = {names[label] for label in spec.dataset.train.labels[own.train[:4]].tolist()}
@@ -629,6 +629,23 @@ def test_classes_are_numbered_by_the_server_s_names(tmp_path):
     assert [len(part) for part in spec.partition.train] == [0, 8, 0]
     with pytest.raises(ConfigError, match="class 'ant' of the data here is none of the run's: mole, zebra"):
         class_order(setup.model_copy(update={"class_names": names[:2]}), own.dataset.class_names)
+
+
+def test_images_are_normalised_by_the_server_s_statistics(tmp_path):
+    """A pixel of 100 is the same to a client with dark images, to one with bright ones, and to the server."""
+    found = []
+    for name, value in (("dark", 60), ("bright", 180)):
+        x = np.full((8, 8, 8), value, np.uint8)
+        x[:, ::2] += 30
+        x[0, 0, 0] = 100
+        np.savez(tmp_path / name, x_train=x, y_train=np.arange(8) % 2, x_test=x[:2], y_test=[0, 1])
+        own = OwnData.load(f"npz:{tmp_path / name}.npz", None, None, 0)
+        setup = setup_of(tmp_path, normalisation=[[0.25], [0.5]])
+        found.append(own.spec(helpers.small_config(tmp_path), setup, tmp_path).dataset.train.gather(torch.tensor([0])))
+    expected = (100 / 255 - 0.25) / 0.5
+    assert [float(images[0, 0, 0, 0]) for images in found] == pytest.approx([expected, expected], abs=1e-6)
+    digits = load_dataset("digits").test
+    assert setup_of(tmp_path).normalisation == [list(digits.mean), list(digits.std)]
 
 
 # States

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fedcore import ConfigError
 from fedcore.data import make_partition
@@ -49,6 +50,13 @@ def test_images(tmp_path: Path, load, mode: str, channels: int) -> None:
     expected = (expected - expected.mean(axis=(0, 1, 2))) / expected.std(axis=(0, 1, 2))
     batch = found.train.gather(torch.arange(40))
     np.testing.assert_allclose(batch.numpy(), expected.transpose(0, 3, 1, 2), atol=1e-5)
+
+
+def test_images_of_16_bits_are_refused(tmp_path: Path, load) -> None:
+    deep = pictures(mode="L")
+    deep["image"] = [Image.fromarray(np.asarray(image).astype(np.uint16) * 100) for image in deep["image"]]
+    with pytest.raises(ConfigError, match="more than 8 bits a channel"):
+        load(save(tmp_path / "set", train=deep))
 
 
 def test_one_split_has_a_stratified_fifth_for_testing(image_set: str, load) -> None:

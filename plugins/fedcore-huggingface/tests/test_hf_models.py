@@ -10,6 +10,7 @@ import torch
 
 import fedcore
 from fedcore import ConfigError, RunConfig
+from fedcore.data import SequenceSamples
 from fedcore.models import build_model
 from fedcore_huggingface import dataset, model
 from fedcore_testing import check_model
@@ -45,6 +46,16 @@ def test_sequence_classifiers_keep_the_contract(tmp_path: Path, text_set: str, k
     factory = model(str(tmp_path))
     assert factory.takes == ("sequences",)
     check_model(split(tmp_path), num_classes=2, input_shape=(len(WORDS),), samples=samples)
+
+
+def test_the_last_token_of_a_text_counts_if_it_is_number_0(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=9, eos_token_id=8, n_embd=16, n_layer=1, n_head=2, n_positions=64)
+    config.save_pretrained(str(tmp_path))
+    factory = model(str(tmp_path))
+    network = factory(2, (9,)).eval()
+    texts = SequenceSamples.of([[3, 4], [3, 4, 0]], [0, 1])
+    features, _ = network(texts.gather(torch.arange(2)))
+    assert not torch.allclose(features[0], features[1])
 
 
 def split(folder: Path):

@@ -174,6 +174,13 @@ def test_a_worker_that_always_ends_before_it_is_ready_ends_the_run(cluster, tmp_
         federate(tmp_path, (Away, {"driver": os.getpid()}), **ONE_ROUND, engine="ray", workers=1)
 
 
+def test_relative_names_mean_the_same_to_a_worker(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (federate(tmp_path, **ONE_ROUND).directory / "model.safetensors").rename("first.safetensors")
+    start = {**ONE_ROUND, "weights": "first.safetensors"}
+    assert model_bytes(federate(tmp_path, **start, engine="ray", workers=1)) == model_bytes(federate(tmp_path, **start))
+
+
 def test_a_worker_that_cannot_be_set_up_says_why(cluster, tmp_path):
     with pytest.raises(FedcoreError, match="no such file on this machine"):
         federate(tmp_path, (CannotSetUp, {"driver": os.getpid()}), **ONE_ROUND, engine="ray", workers=1)

@@ -67,6 +67,8 @@ def test_wrong_imagefolders(tmp_path):
     refused("resize")
     (tmp_path / "train/cat/2.png").write_bytes(b"not an image")
     refused("cannot read")
+    Image.fromarray(np.full((8, 8), 20_000, np.uint16)).save(tmp_path / "train/cat/2.png")
+    refused("more than 8 bits a channel")
     write_image(tmp_path / "train/cat/2.png")
     write_image(tmp_path / "val/cat/1.png", size=(9, 9))
     refused("one size")

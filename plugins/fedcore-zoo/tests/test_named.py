@@ -32,6 +32,10 @@ class TestTorchvision:
         names = {name.removeprefix("encoder.base.") for name in model.state_dict()}
         assert names - {"classifier.weight", "classifier.bias"} == set(network.state_dict()) - {"fc.weight", "fc.bias"}
 
+    @pytest.mark.slow
+    def test_a_vision_transformer_is_built_for_the_images_size(self):
+        assert built("torchvision:vit_b_32").encoder.base.image_size == 32
+
     def test_it_keeps_the_contract_for_images_of_one_channel(self):
         check_model(resolve_split(SMALL), num_classes=4, input_shape=(1, 32, 32))
 
@@ -41,6 +45,7 @@ class TestTorchvision:
             ("torchvision:resnet81", (3, 32, 32), "Did you mean 'resnet18'"),
             ("torchvision:squeezenet1_1", (3, 64, 64), "does not end with a linear layer"),
             (SMALL, (30,), "takes images"),
+            ("torchvision:vit_b_16", (3, 28, 28), "multiple of 16"),
             ("torchvison:resnet18", (3, 32, 32), "torchvision:NAME"),
             ("hf:folder", (3, 32, 32), "pip install .*fedcore-huggingface|folder is no folder on this machine"),
         ],

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedcore import ConfigError, RunConfig, __version__
 from fedcore.base import registry
 from fedcore.base.identity import LABELS
-from fedcore.data import DECLARED, Dataset
+from fedcore.data import DECLARED, Dataset, ResidentSamples
 from fedcore.runs.saved import code_in
 from fedcore_flower import wire
 
@@ -49,6 +49,8 @@ class Setup(BaseModel):
     num_classes: int = Field(ge=1, le=1 << 24)
     input_shape: list[int]
     class_names: list[str] | None
+    normalisation: list[list[float]] | None
+    """Mean and standard deviation of each channel, by which the server normalises images; None if it has none."""
     versions: dict[str, str]
 
 
@@ -56,7 +58,7 @@ def describe_run(
     config: RunConfig, dataset: Dataset, *, run: str, client: int, name: str, versions: Mapping[str, str]
 ) -> bytes:
     """Return what a client is sent of a run, as a blob."""
-    values = config.model_dump(mode="json", exclude=set(OWN))
+    values, test = config.model_dump(mode="json", exclude=set(OWN)), dataset.test
     setup = Setup(
         run=run,
         client=client,
@@ -67,6 +69,7 @@ def describe_run(
         num_classes=dataset.num_classes,
         input_shape=list(dataset.input_shape),
         class_names=list(dataset.class_names) if dataset.class_names else None,
+        normalisation=[list(test.mean), list(test.std)] if isinstance(test, ResidentSamples) else None,
         versions=dict(versions),
     )
     return wire.pack("setup", {}, setup=setup.model_dump(mode="json"))

@@ -87,7 +87,7 @@ class OwnData:
         check_data(setup, self.dataset)
         if config.augment and self.dataset.augmentation is None:
             raise ConfigError(f"the run augments its images; the data here ({self.dataset.name}) has no augmentation")
-        samples = self.dataset.train
+        samples = _normalised(self.dataset.train, setup.normalisation)
         order = class_order(setup, self.dataset.class_names)
         if order is not None:
             samples = _renumbered(samples, order)
@@ -142,6 +142,17 @@ def _joined(dataset: Dataset, spec: str) -> Samples:
         f"--data {spec}: its test samples cannot be put beside its training samples; hold out some of these with "
         "--test-fraction"
     )
+
+
+def _normalised(samples: Samples, stats: list[list[float]] | None) -> Samples:
+    """Return images normalised by the run's mean and standard deviation, so that a pixel is the same to all."""
+    if stats is None or not isinstance(samples, ResidentSamples) or stats == [list(samples.mean), list(samples.std)]:
+        return samples
+    images = samples.images
+    if images.dtype == torch.float32:
+        mean, std = (torch.tensor(own).view(-1, 1, 1) for own in (samples.mean, samples.std))
+        images = images * std + mean
+    return ResidentSamples.from_pixels(images, samples.labels, *stats)
 
 
 def _renumbered(samples: Samples, order: Sequence[int]) -> Samples:

@@ -27,7 +27,7 @@ from fedcore.engines import (
 )
 
 HEAD, SETUP, SHARED = "head", "setup", "shared"
-PROTOCOL = 3
+PROTOCOL = 4
 """Both sides must speak the same; it changes when a message does."""
 
 Blobs = Mapping[str, bytes]

@@ -228,7 +228,13 @@ def _inputs(table: Table, options: Options, used: set[str | None], name: str) ->
 
 def _images(tables: Sequence[Table], column: str, size: int | None, name: str) -> list[Tensor]:
     """Return the pixels of each table, (n, C, H, W) uint8: grey where all images are, else in colours."""
-    grey = all(image.mode in ("1", "L") for table in tables for image in _column(table, column, name))
+    modes = {image.mode for table in tables for image in _column(table, column, name)}
+    if deep := sorted(mode for mode in modes if mode.startswith(("I", "F"))):  # Pillow would cut values off at 255
+        raise ConfigError(
+            f"{name}: column {column!r} holds images of more than 8 bits a channel (mode {deep[0]}); rescale them to "
+            "8 bits, or use npz:FILE with floats"
+        )
+    grey = modes <= {"1", "L"}
     pixels = []
     for table in tables:
         arrays = []

@@ -88,14 +88,25 @@ def model(rest: str) -> Callable[[int, tuple[int, ...]], nn.Module]:
             _refuse_with_weights(folder, name, "vocab_size", config.vocab_size, vocabulary)
             config.vocab_size = vocabulary
         network = _network(kind, config, folder, num_classes, name)
-        pad = config.pad_token_id if getattr(config, "pad_token_id", None) is not None else 0
-        config.pad_token_id = pad  # networks that read the last token look for it
+        pad = _padding(config)
+        config.pad_token_id = pad  # networks that read the last token look for the last that is another
         return _split(SequenceFeatures(network, pad), num_classes, name)
 
     if kind == "AutoModelForImageClassification":
         return images
     sequences.takes = ("sequences",)  # type: ignore[attr-defined]
     return sequences
+
+
+def _padding(config: Any) -> int:
+    """Return the token that fills the end of a sequence: the network's own, or one that no text holds inside.
+
+    Networks such as GPT-2 have none, and their token 0 is a word.
+    """
+    for token in (getattr(config, name, None) for name in ("pad_token_id", "eos_token_id")):
+        if isinstance(token, int) and 0 <= token < config.vocab_size:
+            return token
+    return 0
 
 
 def _configuration(folder: Path, name: str) -> tuple[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -174,7 +175,7 @@ class _Worker:
         self.task: ClientTask | None = None
         self.ready, self.since = False, time.monotonic()
         self._actor = cluster.start_worker()
-        self.answer: Any = self._actor.set_up.remote(site)
+        self.answer: Any = self._actor.set_up.remote(site, os.getcwd())
 
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()

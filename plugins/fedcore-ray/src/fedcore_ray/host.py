@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import replace
 
 import torch
@@ -29,8 +31,13 @@ class Host:
         self._key: str | None = None
         self._shared: SharedPayload | None = None
 
-    def set_up(self, site: Bytes) -> Bytes:
-        """Set the clients up, over the site where it lies; says ``ready``, or ``broken`` and why."""
+    def set_up(self, site: Bytes, folder: str) -> Bytes:
+        """Set the clients up, over the site where it lies; says ``ready``, or ``broken`` and why.
+
+        :param folder: where the run was started, as relative names such as ``hf:FOLDER`` mean it.
+        """
+        with contextlib.suppress(OSError):  # another machine may not have it
+            os.chdir(folder)
         torch.set_num_threads(1)
         self._limits = threadpool_limits(1)
         try:

@@ -76,8 +76,9 @@ def _federation(folder: Path, make: MakeEngine | None, **options: Any) -> RunRes
         "model": f"{HERE}with_batch_norm",
         "local_epochs": 2,
     }
+    plugins, silent = ((Probe, {"raising": [RAISING]}), ProbeOfEach), lambda event, details: None
     try:
-        return federate(folder, (Probe, {"raising": [RAISING]}), ProbeOfEach, engine=make, **{**run, **options})
+        return federate(folder, *plugins, notify=silent, engine=make, **{**run, **options})
     except Exception as error:  # whatever an engine does is a finding
         raise AssertionError(f"a federation ends with {type(error).__name__}: {error}") from error
 

@@ -95,17 +95,21 @@ def _annotated_files(annotations: Path) -> list[tuple[Path, str]]:
 
 
 def decoded(files: Sequence[Path], size: int | None = None, *, what: str = "imagefolder") -> Tensor:
-    """Return the images as (n, 3, H, W) uint8, read by torchvision's default loader.
+    """Return the images as (n, 3, H, W) uint8, read by Pillow.
 
     :param size: the side to which images are resized, with antialiasing; by default all must have one size.
     :param what: what is read, for the message.
     :raises DataError: an image cannot be read, or has another size than the first one.
     """
-    loader = load_torchvision().datasets.folder.default_loader
+
+    from PIL import Image
 
     def read(file: Path) -> Array:
         try:
-            image = loader(str(file))
+            with Image.open(file) as opened:
+                if opened.mode.startswith(("I", "F")):  # Pillow would cut their values off at 255
+                    raise DataError("more than 8 bits a channel; rescale it to 8 bits, or use npz:FILE with floats")
+                image = opened.convert("RGB")
             image = image if size is None else image.resize((size, size), resample=2)  # bilinear
             return np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
         except Exception as error:  # Pillow's decoders may raise anything on damaged files

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -29,9 +30,18 @@ def torchvision(name: str) -> Factory:
         raise UnknownNameError("model of torchvision", name, known)
 
     def factory(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
-        channels, _, _ = image_shape(f"torchvision:{name}", input_shape)
-        # These two have heads beside the last one, which only their own training uses.
-        options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
+        channels, height, width = image_shape(f"torchvision:{name}", input_shape)
+        options: dict[str, Any] = {}
+        if name in ("googlenet", "inception_v3"):  # they have heads beside the last one, for their own training
+            options = {"aux_logits": False, "init_weights": True}
+        if name.startswith("vit_"):  # an embedding for each place of the image
+            patch = int(name.rpartition("_")[2])
+            if height != width or height % patch:
+                raise ConfigError(
+                    f"model 'torchvision:{name}' takes square images whose side is a multiple of {patch}, but those of "
+                    f"this data set are {width}x{height}"
+                )
+            options = {"image_size": height}
         network: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
         if channels != 3:
             _set_channels(network, channels, f"torchvision:{name}")
