@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
@@ -131,7 +132,7 @@ def check_package_is_complete(trial: Trial) -> None:
     assert any(licences), f"package {point.dist.name} names no license"
     if point.dist.name == "fedcore":
         return
-    needs = [need for need in point.dist.requires or [] if need.replace("_", "-").startswith("fedcore")]
+    needs = [need for need in point.dist.requires or [] if re.match(r"fedcore(?![\w.-])", need)]  # no fedcore-X
     assert any("<" in need and ">" in need for need in needs), (
         f"package {point.dist.name} does not say which versions of fedcore it works with (it requires {needs})"
     )
