@@ -16,7 +16,12 @@ from fedcore.runs.resolve import resolve_partition
 from tests.support import CORRECTED
 
 SMALL = {"clients": 6, "participation": 0.5, "client_test_fraction": 0.2}
-NEEDS = {"fedbuff": {"system": {"concurrency": 2}}, "feddf": {"public": 0.1}, "diagnostics": {"public": 0.1}}
+NEEDS = {
+    "fedbuff": {"system": {"concurrency": 2}},
+    "feddf": {"public": 0.1},
+    "fltrust": {"public": 0.1},
+    "diagnostics": {"public": 0.1},
+}
 """Options without which a method refuses the whole run."""
 
 

@@ -34,7 +34,6 @@ EXPECTED = {
         **NOISY,
         "check_runs_beside_another_plugin": "the neighbour may look at samples past the noise: refused",
     },
-    "feddecorr": {"check_stacks": "correlations of features that hardly vary make differences of rounding"},
     "fednh": {
         "check_mean_of_equal_updates_is_that_update": "the classifier's prototypes come from the clients' features",
     },
