@@ -310,22 +310,26 @@ class Run:
         state = self.directory.recover(note, self.check)
         if state is None:
             return None
-        rounds, longer = self.config.rounds, not self.changes.isdisjoint({"rounds", "patience"})
         self._require_rounds(state)
-        if state.round >= rounds:
-            return replace(state, phase="post_train") if state.phase == "train" else state
-        if state.phase == "train" or out_of_patience(self.config, state):
-            return state
-        if not longer and (state.phase == "done" or state.stopped):
+        if state.phase == "train":
+            return state if state.round < self.config.rounds else replace(state, phase="post_train")
+        if not self._trains_on(state):
             return state
         if state.phase == "done":
             state = self.directory.recover(note, self.check, phase="post_train")
         if state is None:
             raise RunDirectoryError(
-                f"--rounds {rounds}: {self.directory.path} is finished, but the checkpoint at the end of its training, "
-                "from which more rounds could go on, is missing"
+                f"--rounds {self.config.rounds}: {self.directory.path} is finished, but the checkpoint at the end of "
+                "its training, from which more rounds could go on, is missing"
             )
         return replace(state, phase="train", stopped=False)
+
+    def _trains_on(self, state: ServerState) -> bool:
+        """Return whether a run whose training has ended trains more rounds now."""
+        if state.round >= self.config.rounds or out_of_patience(self.config, state):
+            return False
+        was_extended = state.phase == "post_train" and not state.stopped  # by a resume that was killed
+        return was_extended or not self.changes.isdisjoint({"rounds", "patience"})
 
     def _require_rounds(self, state: ServerState) -> None:
         """Refuse to go on with fewer rounds than the run has had."""
