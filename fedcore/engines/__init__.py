@@ -33,7 +33,7 @@ with importing():  # a worker process begins here
         unpack_task,
     )
     from fedcore.client.runtime import ClientRuntime
-    from fedcore.engines.dispatch import Dispatcher, in_window
+    from fedcore.engines.dispatch import Dispatcher, Window
     from fedcore.engines.in_process import InProcessEngine
 
 __all__ = [
@@ -52,9 +52,9 @@ __all__ = [
     "Pause",
     "Reply",
     "SharedPayload",
+    "Window",
     "cores",
     "dumps",
-    "in_window",
     "loads",
     "pack_error",
     "pack_outcome",

@@ -69,29 +69,34 @@ W = TypeVar("W", bound=Worker)
 Done = tuple[ClientTask, Any]
 """A task and its outcome. An engine may define outcomes for its own kinds of tasks."""
 
-Advance = Callable[[deque[ClientTask], Callable[[ClientTask], bool]], list[Done]]
-"""Removes and starts the tasks of a queue that may start. Returns finished tasks; waits if there are none yet."""
 
+class Window:
+    """The tasks of one call that may start: a bounded number, from the oldest unfinished one on.
 
-def in_window(tasks: Iterable[ClientTask], advance: Advance, *, ahead: int | None) -> Iterator[Done]:
-    """Yield each task as it finishes, with bounded look-ahead past the oldest unfinished task.
-
+    :param tasks: all tasks, in their order.
     :param ahead: the number of tasks, from the oldest unfinished one on, that may be started; None for all.
     """
-    queue = deque(tasks)
-    order = {task.id: index for index, task in enumerate(queue)}
-    done: set[int] = set()
-    oldest = 0
 
-    def may_start(task: ClientTask) -> bool:
-        return ahead is None or order[task.id] < oldest + ahead
+    def __init__(self, tasks: Iterable[ClientTask], ahead: int | None) -> None:
+        self._ahead = ahead
+        self._order = {task.id: index for index, task in enumerate(tasks)}
+        self._done: set[int] = set()
+        self._oldest = 0
 
-    while len(done) < len(order):
-        while oldest in done:
-            oldest += 1
-        for task, outcome in advance(queue, may_start):
-            done.add(order[task.id])
-            yield task, outcome
+    @property
+    def unfinished(self) -> bool:
+        """Whether there are unfinished tasks."""
+        return len(self._done) < len(self._order)
+
+    def may_start(self, task: ClientTask) -> bool:
+        """Return whether a task may start now."""
+        return self._ahead is None or self._order[task.id] < self._oldest + self._ahead
+
+    def finish(self, task: ClientTask) -> None:
+        """Note that a task is finished."""
+        self._done.add(self._order[task.id])
+        while self._oldest in self._done:
+            self._oldest += 1
 
 
 _Waiting = dict[object, deque[ClientTask]]
@@ -120,25 +125,24 @@ class Dispatcher(Generic[W]):
         """
         tasks = list(tasks)
         inbox: list[Done] = []
+        pending = Window(tasks, None if window is None else window + len(self.workers))
         waiting: _Waiting = {}
         self._inboxes.update((task.id, inbox) for task in tasks)
-
-        def advance(queue: deque[ClientTask], may_start: Callable[[ClientTask], bool]) -> list[Done]:
-            while queue:
-                task = queue.popleft()
-                home = self._homes.get(task.session or "", _NOBODY) if task.kind == "fit_resume" else None
-                waiting.setdefault(home, deque()).append(task)
-            inbox.extend(self._dispatch(waiting, may_start))
-            if not inbox:
-                collect()
-                # Give the idle worker its next task before the caller processes this outcome.
-                inbox.extend(self._dispatch(waiting, may_start))
-            finished = inbox.copy()
-            inbox.clear()
-            return finished
-
+        for task in tasks:
+            home = self._homes.get(task.session or "", _NOBODY) if task.kind == "fit_resume" else None
+            waiting.setdefault(home, deque()).append(task)
         try:
-            yield from in_window(tasks, advance, ahead=None if window is None else window + len(self.workers))
+            while pending.unfinished:
+                inbox.extend(self._dispatch(waiting, pending))
+                if not inbox:
+                    collect()
+                    # Give the idle worker its next task before the caller processes this outcome.
+                    inbox.extend(self._dispatch(waiting, pending))
+                finished = inbox.copy()
+                inbox.clear()
+                for task, outcome in finished:
+                    pending.finish(task)
+                    yield task, outcome
         finally:
             for task in tasks:  # outcomes that the caller no longer waits for are dropped on arrival
                 self._inboxes.pop(task.id, None)
@@ -173,13 +177,13 @@ class Dispatcher(Generic[W]):
         self._homes = {session: home for session, home in self._homes.items() if home is not gone}
         self.finish(gone, ClientFailure(kind, message))
 
-    def _dispatch(self, waiting: _Waiting, may_start: Callable[[ClientTask], bool]) -> list[Done]:
+    def _dispatch(self, waiting: _Waiting, pending: Window) -> list[Done]:
         """Give each idle worker the first task that it may run. Return the tasks whose session is lost."""
         for worker in self.workers:
             if worker.task is not None or not worker.ready:
                 continue
             for queue in (waiting.get(worker), waiting.get(None)):
-                if queue and may_start(queue[0]):
+                if queue and pending.may_start(queue[0]):
                     task = queue.popleft()
                     worker.start(task)
                     if task.session is not None:

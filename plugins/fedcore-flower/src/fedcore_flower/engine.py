@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-from fedcore.engines import ClientFailure, ClientTask, Outcome, Pair, SharedPayload, in_window, pack_shared
+from fedcore.engines import ClientFailure, ClientTask, Outcome, Pair, SharedPayload, Window, pack_shared
 from fedcore_flower import wire
 from fedcore_flower.courier import Answer, Courier, Errand, Trouble
 
@@ -43,23 +43,23 @@ class FederationEngine:
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
         """Run tasks and yield each with its outcome as it arrives; a client that is away fails at once."""
         tasks = list(tasks)
-        known = {task.id for task in tasks}
-
-        def advance(queue: deque[ClientTask], may_start: Callable[[ClientTask], bool]) -> list[Pair]:
-            return self._dispatch(queue, may_start) or self._collect(known)
-
-        return in_window(tasks, advance, ahead=None if window is None else window + self.workers)
+        known, queue = {task.id for task in tasks}, deque(tasks)
+        pending = Window(tasks, None if window is None else window + self.workers)
+        while pending.unfinished:
+            for task, outcome in self._dispatch(queue, pending) or self._collect(known):
+                pending.finish(task)
+                yield task, outcome
 
     def close(self) -> None:
         """Forget everything that was shared; idempotent."""
         self._shared.clear()
 
-    def _dispatch(self, queue: deque[ClientTask], may_start: Callable[[ClientTask], bool]) -> list[Pair]:
+    def _dispatch(self, queue: deque[ClientTask], pending: Window) -> list[Pair]:
         """Send what can be sent; returns the tasks that cannot."""
         failed: list[Pair] = []
         waiting: list[ClientTask] = []
         held: set[int] = set()  # a client's tasks keep their order
-        while queue and may_start(queue[0]):
+        while queue and pending.may_start(queue[0]):
             task = queue.popleft()
             if task.client in held or task.client in self._courier.busy:
                 held.add(task.client)
