@@ -20,7 +20,7 @@ from fedcore.base.seeding import derive_seed, generator
 from fedcore.base.tensors import copy_into, numbers
 from fedcore.base.types import Tensors
 from fedcore.client.optimizer import Optimizer, ParameterGroup
-from fedcore.client.working_model import WorkingModel
+from fedcore.client.working_model import Memory, WorkingModel
 from fedcore.data import PublicSamples
 from fedcore.data.client_data import ClientData
 from fedcore.hooks.contexts import ClientContext
@@ -156,9 +156,8 @@ class LocalSession:
     _parked: Tensors | None = None
 
     def __post_init__(self) -> None:
-        """Make the sums of the losses, in fixed memory if steps are captured for several clients."""
-        fixed = None if self.own_tensors else self.working.loss_sums
-        self.losses = LossTotals({} if fixed is None else fixed)
+        """Make the sums of the losses."""
+        self.losses = LossTotals(self._memory.losses())
 
     def close(self) -> None:
         """Drop the contexts. They refer back to the session, which would outlive its use."""
@@ -169,6 +168,11 @@ class LocalSession:
         """Whether the session needs tensors that no other session writes to. Its captured steps then serve it alone."""
         changes_samples = self.plugins.implements("local_samples")
         return self.pauses or changes_samples or bool(self.requests.groups)
+
+    @property
+    def _memory(self) -> Memory:
+        """The memory of losses, reference and optimizer."""
+        return Memory() if self.own_tensors else self.working.memory
 
     def broken(self, plugin: str | None, found: str, **more: Any) -> PluginContractError:
         """Return the error that a plugin breaks its contract at this client."""
@@ -229,7 +233,7 @@ class LocalSession:
         own = ParameterGroup(list(self.working.trained.values()), self.lr, self.config.weight_decay)
         self.optimizer = Optimizer(self.config, [own, *self.requests.groups])
         self._refer_to_start()
-        self._reset_optimizer(self.optimizer.parameters)
+        self.optimizer.begin(self.optimizer.parameters, self._memory.optimizer)
 
     def epoch_seed(self, epoch: int) -> int:
         """Return the seed of a local epoch's random numbers, such as dropout's."""
@@ -258,19 +262,7 @@ class LocalSession:
         return True
 
     def _refer_to_start(self) -> None:
-        """Set the reference, in fixed memory if steps are captured for several clients."""
-        fixed = None if self.own_tensors else self.working.reference
-        self.reference = [self.start[name] for name in self.working.shared]
-        if fixed is not None:
-            for name, value in zip(self.working.shared, self.reference, strict=True):
-                if name not in fixed:
-                    fixed[name] = torch.empty_like(value)
-                fixed[name].copy_(value)
-            self.reference = [fixed[name] for name in self.working.shared]
-
-    def _reset_optimizer(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Give parameters a new state of the optimizer, in the memory of the previous client if possible."""
-        self.optimizer.begin(parameters, {} if self.own_tensors else self.working.optimizer_state)
+        self.reference = self._memory.reference({name: self.start[name] for name in self.working.shared})
 
     @property
     def is_paused(self) -> bool:
@@ -289,4 +281,5 @@ class LocalSession:
         self.working.load_frozen(self.start, self.previous)
         self._parked = None
         named = self.working.parameters.items()
-        self._reset_optimizer(parameter for name, parameter in named if name in patches and parameter.requires_grad)
+        patched = [parameter for name, parameter in named if name in patches and parameter.requires_grad]
+        self.optimizer.begin(patched, self._memory.optimizer)

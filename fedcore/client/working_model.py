@@ -101,6 +101,34 @@ class FrozenModel:
         return Outputs(self._cache.features[positions], self._cache.logits[positions])
 
 
+class Memory:
+    """Tensors that clients use in turn. Captured steps read and write them at fixed addresses.
+
+    :param fixed: whether sums of losses and references need fixed addresses, too.
+    """
+
+    def __init__(self, *, fixed: bool = False) -> None:
+        self.optimizer: dict[int, dict[str, Tensor]] = {}
+        """The optimizer's state by a parameter's id; it is zeroed for each client."""
+        self._fixed = fixed
+        self._losses: dict[str, Tensor] = {}
+        self._reference: dict[str, Tensor] = {}
+
+    def losses(self) -> dict[str, Tensor]:
+        """Return the sums of losses so far, by name. New sums may be added."""
+        return self._losses if self._fixed else {}
+
+    def reference(self, values: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the values of parameters at the start of a round, which steps read."""
+        if not self._fixed:
+            return list(values.values())
+        for name, value in values.items():
+            if name not in self._reference:
+                self._reference[name] = torch.empty_like(value)
+            self._reference[name].copy_(value)
+        return [self._reference[name] for name in values]
+
+
 class WorkingModel:
     """One model on the device, reused from client to client, so that its memory and hooks are set up once.
 
@@ -116,16 +144,12 @@ class WorkingModel:
         """All tensors of the model by name (views, not copies)."""
         self.parameters = dict(self.module.named_parameters())
         """The parameters by name."""
-        self.optimizer_state: dict[int, dict[str, Tensor]] = {}
-        """The memory of the optimizer's state by a parameter's id; it is zeroed for each client."""
+        self.memory = Memory(fixed=captured)
+        """Tensors for the training of each client, unless it needs its own."""
         self.trained: dict[str, nn.Parameter] = {}
         """The parameters that are trained now, by name."""
         self.shared: dict[str, nn.Parameter] = {}
         """The trained parameters that travel, by name."""
-        self.reference: dict[str, Tensor] | None = {} if captured else None
-        """Memory for the values of shared parameters at the start of a round, which captured steps read."""
-        self.loss_sums: dict[str, Tensor] | None = {} if captured else None
-        """Memory for the sums of the losses, to which captured steps add."""
         self.frozen = {name: FrozenModel(self.module) for name in ("global", "previous") if setup.plugins.reads(name)}
         """The frozen copies that the run's plugins read."""
         self.first_personal = self.personal()
