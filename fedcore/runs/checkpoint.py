@@ -97,20 +97,10 @@ class CheckpointStore:
         files, problems = self._files(phase), []
         for path, older in zip(reversed(files), [*reversed(files[:-1]), None]):
             try:
-                state, meta = _read(path)
-                kept: dict[Path, Manifest] = {}
-                if older is not None:
-                    with contextlib.suppress(*_DAMAGED):
-                        kept[older] = _read(older)[0].manifest
-                before = next(iter(kept.values()), {})
-                kept[path] = state.manifest
-                self.clients.check(state.manifest, dict(state.manifest.items() - before.items()))
-                if check is not None:
-                    check(state, meta)
+                state = self._load(path, older, check)
             except _DAMAGED as error:
                 problems.append(f"{path.name}: {error}")
                 continue
-            self._kept, self.found = kept, meta
             if problems and note is not None:
                 note(
                     f"{'; '.join(problems)}. The checkpoint before is whole: going on from it, after "
@@ -123,6 +113,20 @@ class CheckpointStore:
                 f"same bits: fedcore train --config {self.root.parent / 'config.yaml'} --out NEW_FOLDER"
             )
         return None
+
+    def _load(self, path: Path, older: Path | None, check: Check | None) -> ServerState:
+        """Return the state of a checkpoint. One of ``_DAMAGED`` is raised unless it is whole."""
+        state, meta = _read(path)
+        kept: dict[Path, Manifest] = {}
+        if older is not None:
+            with contextlib.suppress(*_DAMAGED):
+                kept[older] = _read(older)[0].manifest
+        before = next(iter(kept.values()), {})
+        self.clients.check(state.manifest, dict(state.manifest.items() - before.items()))
+        if check is not None:
+            check(state, meta)
+        self._kept, self.found = {**kept, path: state.manifest}, meta
+        return state
 
     def tidy(self) -> None:
         """Delete the leftovers of a killed process.
