@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -35,10 +34,7 @@ class Broadcasts:
         scope.share(key, self._to_all)
         self._sizes: dict[int, dict[str, int]] = {}
         if self._own:
-            self._state = scope.states.snapshot()
-            scope.states = States(self._state)  # later writes reach copies, not this snapshot
-            self._seen = copy.copy(scope)
-            self._seen.accepted = []
+            self._seen = scope.as_of_now()
 
     def to(self, client: int) -> Callable[[], Tensors] | None:
         """Return a function that makes the tensors of a client's task, named ``plugin/name``.
@@ -57,7 +53,7 @@ class Broadcasts:
 
     def _message(self, client: int) -> Tensors:
         # New states for each call: an edit in place must not reach the next call.
-        self._seen.states = States(self._state, read_only="broadcast_to")
+        self._seen.states = States(self._seen.committed.plugins, read_only="broadcast_to")
         found = self._plugins.each("broadcast_to", server=ScopeContext(self._seen), client=client)
         sent = {plugin.name: tensors or {} for plugin, tensors in found}
         for plugin, tensors in sent.items():

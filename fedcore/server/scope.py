@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -124,6 +125,15 @@ class ServerScope:
         """
         after = self.phase in ("evaluation", "post_train")
         return self.federation.config.learning_rate(max(0, self.number - after))
+
+    def as_of_now(self) -> Self:
+        """Return a copy that does not see what happens to this scope's model, states and clients from now on."""
+        plugins = self.states.snapshot()
+        self.states = States(plugins)  # changes in place reach copies of these values
+        seen = copy.copy(self)
+        seen.committed = replace(self.committed, plugins=plugins)
+        seen.accepted = list(self.accepted)
+        return seen
 
     def commit(self, **more: Any) -> ServerState:
         """Return the state to commit: this scope's model and plugins' states, and the bytes sent and received in it.
