@@ -41,7 +41,6 @@ from fedcore.client.setup import READ_UPDATES, Setup, with_model
 from fedcore.client.store import ClientStore
 from fedcore.client.working_model import WorkingModel
 from fedcore.data.client_data import ClientData
-from fedcore.models.placement import Placement
 
 CORE = "fedcore"
 """The core's namespace in a client's state, next to the plugins' namespaces: the models that are kept for the client.
@@ -68,7 +67,7 @@ class ClientRuntime:
     def __init__(self, site: ClientSite, recorder: CudaRecorder | None = None) -> None:
         self.config, self.partition = site.config, site.partition
         self.setup = Setup.build(self.config, site.dataset)
-        self.placement = Placement.of(self.config, self.setup.model)
+        self.placement = self.setup.placement
         self.dataset, device = self.placement.dataset(site.dataset), self.placement.device
         if device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = self.config.precision == "tf32"
@@ -76,7 +75,7 @@ class ClientRuntime:
         captured = captures(self.config, device, self.dataset)
         self.graphs = StepGraphs(recorder or CudaRecorder(device)) if captured else None
         self._run_steps = self.graphs.run_steps if self.graphs else run_steps
-        self.working = WorkingModel(self.setup, self.placement, captured=captured)
+        self.working = WorkingModel(self.setup, captured=captured)
         self.store = ClientStore(site.state_dir)
         self.updates_on = torch.device("cpu")
         """The device of finished updates. Everything else that is sent is on the CPU."""
@@ -134,7 +133,7 @@ class ClientRuntime:
         """Return a runtime for another client at the same time: with a working model of its own, it shares the rest."""
         other = copy.copy(self)
         own = replace(self.setup, model=copy.deepcopy(self.setup.model))
-        other.working = WorkingModel(own, self.placement, captured=False)
+        other.working = WorkingModel(own, captured=False)
         other.working.first_personal = self.working.first_personal  # the copied model may have been trained by now
         return other
 

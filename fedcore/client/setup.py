@@ -19,6 +19,7 @@ from fedcore.hooks.plugin import Plugin, patterns_of
 from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
 from fedcore.models.layout import FlatLayout, Layout
+from fedcore.models.placement import Placement
 
 READ_UPDATES = ("all_updates", "pre_aggregate", "weight", "accumulate", "aggregate")
 """The hooks of the server that see the tensors of updates."""
@@ -83,6 +84,11 @@ class Setup:
     def metrics(self) -> dict[str, Metric]:
         """The metrics of an evaluation next to accuracy and loss, by the names of their figures."""
         return make_metrics(self.config.metrics, self.task.num_classes, FIGURES)
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Where this process trains and evaluates the model."""
+        return Placement.of(self.config, self.model)
 
     @cached_property
     def uploads(self) -> Layout:

@@ -19,7 +19,7 @@ from fedcore.base.types import Tensors
 from fedcore.client.setup import Setup
 from fedcore.data.client_data import ClientData
 from fedcore.models import Outputs, SplitModel, has_batch_norm
-from fedcore.models.placement import Placement, forward_chunk
+from fedcore.models.placement import forward_chunk
 from fedcore.models.split import evaluating
 
 MeanLoss = Callable[[Outputs, Tensor], Tensor]
@@ -135,9 +135,9 @@ class WorkingModel:
     :param captured: whether training steps are captured. Captured steps need tensors at fixed addresses.
     """
 
-    def __init__(self, setup: Setup, placement: Placement, *, captured: bool) -> None:
-        self.layout, self.num_classes, self.device = setup.layout, setup.task.num_classes, placement.device
-        self.module = placement.model(setup.model)
+    def __init__(self, setup: Setup, *, captured: bool) -> None:
+        self.layout, self.num_classes, self.device = setup.layout, setup.task.num_classes, setup.placement.device
+        self.module = setup.placement.model(setup.model)
         self._parts = list(self.module.modules())
         self._own_switch = any(type(part).train is not nn.Module.train for part in self._parts)
         self.state = self.module.state_dict()

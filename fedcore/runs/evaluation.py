@@ -17,7 +17,6 @@ from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import MAX_CONFUSION, added, by_domain, evaluate, rates, summarise_clients
 from fedcore.client.messages import ClientTask, Outcome
 from fedcore.models import SplitModel
-from fedcore.models.placement import Placement
 from fedcore.server.cohort import Broadcasts
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
@@ -28,8 +27,7 @@ class Evaluator:
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
-        self.placement = Placement.of(federation.config, federation.setup.model)
-        self.device = self.placement.device
+        self.device = federation.setup.placement.device
         self.further = federation.setup.metrics
         """The metrics next to accuracy and loss."""
         self.confusions: dict[str, npt.NDArray[np.int64]] = {}
@@ -188,7 +186,8 @@ class Evaluator:
 
     def load_model(self, state: ServerState) -> SplitModel:
         """Return the server's model with the committed weights, in eval mode."""
-        model = self.placement.model(self.federation.setup.model)
+        setup = self.federation.setup
+        model = setup.placement.model(setup.model)
         copy_into(model.state_dict(), state.model)
         return model.eval()
 

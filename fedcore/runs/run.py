@@ -184,7 +184,7 @@ class Run:
                 f"the clients of {self.directory.path} hold their own data; fedcore federate server reaches them, and "
                 "fedcore federate server --resume RUN_DIR goes on"
             )
-        dataset = Placement.of(self.config, self.setup.model).dataset(self.dataset)
+        dataset = self.setup.placement.dataset(self.dataset)
         make = make or registry.resolve("engine", self.config.engine)
         site = ClientSite(self.config, dataset, self.partition, self.directory.clients.root)
         engine = registry.call("engine", self.config.engine, make, site)

@@ -20,7 +20,6 @@ from fedcore.client.messages import ClientTask, Outcome
 from fedcore.data import PublicSamples
 from fedcore.hooks.contexts import ServerContext, View
 from fedcore.models import SplitModel
-from fedcore.models.placement import Placement
 from fedcore.server.aggregation import RunningMean
 from fedcore.server.scope import Phase, ServerScope
 from fedcore.server.validation import check_partial
@@ -194,7 +193,7 @@ class ScopeContext(View, ServerContext):
         if unknown:
             found = f"passes {unknown[0]!r} to server.network, but the model has no such tensor"
             raise PluginContractError.of(self._plugin, found)
-        model = Placement.of(self.config, setup.model).model(copy.deepcopy(setup.model))
+        model = setup.placement.model(copy.deepcopy(setup.model))
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in setup.layout.trainable)
         copy_into(model.state_dict(), weights)
