@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fedcore.base.errors import ConfigError, UnknownNameError, describe
 from fedcore.base.system_options import SystemOptions, read_system
@@ -24,6 +33,11 @@ _LABEL = re.compile(r"\w[\w.+=-]*")
 _MANY_TAGS, _LONG_LABEL, _MANY_METRICS, _MANY_MODELS = 50, 50, 50, 50
 
 Json = Any  # None, bool, int, float, str, list or dict of the same
+
+
+def _split(value: Any) -> Any:
+    """Accept ``A,B,C`` as well as a list."""
+    return value.split(",") if isinstance(value, str) else value
 
 
 class RunConfig(BaseModel):
@@ -48,7 +62,7 @@ class RunConfig(BaseModel):
         default="auto",
         description="Model: a name, torchvision:NAME or timm:NAME. auto is the data set's usual model.",
     )
-    client_models: list[str] = Field(
+    client_models: Annotated[list[str], BeforeValidator(_split)] = Field(
         default_factory=list,
         max_length=_MANY_MODELS,
         description="Models of the clients, such as A,B,C, instead of --model: client k has the model k modulo their"
@@ -101,7 +115,7 @@ class RunConfig(BaseModel):
         le=_MANY,
         description="Local epochs after which the unseen clients are evaluated once more. 0: without adaptation.",
     )
-    system: SystemOptions | None = Field(
+    system: Annotated[SystemOptions | None, BeforeValidator(read_system)] = Field(
         default=None,
         description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1. Off by default.",
     )
@@ -262,13 +276,19 @@ class RunConfig(BaseModel):
                 raise UnknownNameError("option", str(name), cls.model_fields, hint)
         return values
 
-    @field_validator("dataset", "model", mode="before")
+    @field_validator("dataset", "model", "metrics", mode="before")
     @classmethod
     def _names_only(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse objects: a file has to be able to hold a configuration."""
-        if callable(value):
-            raise ValueError(f"a configuration holds names; give objects to fedcore.run(config, {info.field_name}=...)")
+        _refuse_objects(value if isinstance(value, (list, tuple)) else [value], str(info.field_name))
         return value
+
+    @field_validator("tags", "metrics", mode="before")
+    @classmethod
+    def _read_list(cls, value: Any) -> Any:
+        """Accept one name as well as a list. A name that is given twice counts once."""
+        value = [value] if isinstance(value, str) else value
+        is_list = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+        return list(dict.fromkeys(value)) if is_list else value
 
     @field_validator("public", mode="before")
     @classmethod
@@ -279,41 +299,17 @@ class RunConfig(BaseModel):
             raise ValueError("a share of the training set is above 0 and below 1")
         return value
 
-    @field_validator("name", mode="after")
+    @field_validator("name", "tags")
     @classmethod
-    def _read_name(cls, value: str | None) -> str | None:
-        return None if value is None else _label("name", value)
-
-    @field_validator("tags", mode="before")
-    @classmethod
-    def _read_tags(cls, value: Any) -> Any:
-        """Accept one tag as well as a list. A tag that is given twice counts once."""
-        if isinstance(value, str):
-            value = [value]
-        if isinstance(value, (list, tuple)) and all(isinstance(tag, str) for tag in value):
-            return list(dict.fromkeys(_label("tag", tag) for tag in value))
+    def _check_labels(cls, value: str | list[str] | None, info: ValidationInfo) -> Any:
+        """Refuse what is no word. Names and tags stand in tables, on the command line and in a folder's name."""
+        for text in [value] if isinstance(value, str) else value or ():
+            if not _LABEL.fullmatch(text) or len(text) > _LONG_LABEL:
+                raise ValueError(
+                    f"a {str(info.field_name).removesuffix('s')} has 1 to {_LONG_LABEL} letters, digits and . _ + = -, "
+                    f"and begins with a letter or digit; {text!r:.80} is none. Sentences go into a note"
+                )
         return value
-
-    @field_validator("metrics", mode="before")
-    @classmethod
-    def _read_metrics(cls, value: Any) -> Any:
-        """Accept one metric as well as a list."""
-        if callable(value) or (isinstance(value, (list, tuple)) and any(callable(name) for name in value)):
-            raise ConfigError("a configuration holds names; give objects to fedcore.run(config, metrics=...)")
-        value = [value] if isinstance(value, str) else value
-        return list(dict.fromkeys(value)) if isinstance(value, (list, tuple)) else value
-
-    @field_validator("client_models", mode="before")
-    @classmethod
-    def _read_client_models(cls, value: Any) -> Any:
-        """Accept ``A,B,C`` as well as a list."""
-        return value.split(",") if isinstance(value, str) else value
-
-    @field_validator("system", mode="before")
-    @classmethod
-    def _read_system(cls, value: Any) -> Any:
-        """Accept ``[dropout=0.1, slow=0.3]`` as well as ``{dropout: 0.1, slow: 0.3}``."""
-        return read_system(value)
 
     @model_validator(mode="after")
     def _check_together(self) -> RunConfig:
@@ -440,8 +436,7 @@ def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:
         pairs += item.items() if isinstance(item, dict) else [(item, None)]
     names = [name for name, _ in pairs]
     for name, options in pairs:
-        if callable(name):
-            raise ConfigError(f"a configuration holds names; give objects to fedcore.run(config, {kind}s=...)")
+        _refuse_objects([name], f"{kind}s")
         if not isinstance(name, str) or not isinstance(options, (dict, NoneType)):
             raise ConfigError(f"{kind}s: write names, such as [moon, uscc], or a mapping of names to options")
         if names.count(name) > 1:
@@ -449,17 +444,10 @@ def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:
     return {name: dict(options or {}) for name, options in pairs}
 
 
-def _label(kind: str, text: str) -> str:
-    """Return a name or a tag: a word that stands in a table, on the command line and in a folder's name.
-
-    :raises ValueError: it is no such word.
-    """
-    if not _LABEL.fullmatch(text) or len(text) > _LONG_LABEL:
-        raise ValueError(
-            f"a {kind} has 1 to {_LONG_LABEL} letters, digits and . _ + = -, and begins with a letter or digit; "
-            f"{text!r:.80} is none. Sentences go into a note"
-        )
-    return text
+def _refuse_objects(values: Iterable[Any], field: str) -> None:
+    """Refuse classes and functions: a file has to be able to hold a configuration."""
+    if any(callable(value) for value in values):
+        raise ConfigError(f"a configuration holds names; give objects to fedcore.run(config, {field}=...)")
 
 
 def public_share(public: str | None) -> float | None:
