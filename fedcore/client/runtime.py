@@ -81,21 +81,22 @@ class ClientRuntime:
         """The device of finished updates. Everything else that is sent is on the CPU."""
         self._sessions: dict[str, LocalSession] = {}
         site = replace(site, dataset=self.dataset)
-        self.others = [
-            ClientRuntime(replace(site, config=with_model(self.config, name)), recorder)
-            for name in self.config.client_models[1:]
-        ]
-        """The runtimes of the clients that have another model, in the order of the configuration."""
+        self.others = {
+            name: ClientRuntime(replace(site, config=with_model(self.config, name)), recorder)
+            for name in self.config.client_models
+            if name != self.config.model
+        }
+        """The runtimes of the clients that have another model, by its name."""
 
     def of(self, client: int) -> ClientRuntime:
         """Return the runtime that has the client's model."""
-        return [self, *self.others][client % (1 + len(self.others))]
+        return self.others.get(self.config.model_of(client), self)
 
     def keep_updates_on_device(self) -> None:
         """Leave updates on the device, for a server in this process, unless a plugin on the server reads them."""
         if not any(map(self.setup.plugins.implementers, READ_UPDATES)):
             self.updates_on = self.working.device
-            for other in self.others:
+            for other in self.others.values():
                 other.keep_updates_on_device()
 
     def handle(self, task: ClientTask, shared: SharedPayload | None) -> Outcome:
@@ -268,7 +269,7 @@ class ClientRuntime:
         """End the trainings that still pause when the run is over."""
         while self._sessions:
             self._end(self._sessions.popitem()[1])
-        for other in self.others:
+        for other in self.others.values():
             other.close()
 
     def _finish(self, session: LocalSession) -> ClientUpdate:
