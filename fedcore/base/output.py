@@ -7,14 +7,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _WIDTH_OF_FILES = 120
 
@@ -60,25 +56,6 @@ def first_line(thing: object) -> str:
     """Return an object's documentation in one line."""
     line = prose(thing).partition("\n")[0].removeprefix("Return ")
     return line[:1].upper() + line[1:]
-
-
-def figures(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table with names in the first column and numbers in the other columns. An empty title is left out."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=text(title) if title else None,
-        title_justify="left",
-        title_style="bold not italic",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for index, heading in enumerate(headings):
-        table.add_column(text(heading), justify="right" if index else "left")
-    for row in rows:
-        table.add_row(*map(text, row))
-    return table
 
 
 def print_json(value: Any) -> None:

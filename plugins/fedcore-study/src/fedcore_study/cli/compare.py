@@ -78,7 +78,7 @@ def compare(
     console = output.stdout()
     for block in comparison.blocks:
         rows = [formats.cells(comparison, block, row) for row in block.rows]
-        table = output.figures(formats.title(block), formats.headings(comparison, block), rows)
+        table = shared.figures(formats.title(block), formats.headings(comparison, block), rows)
         table.columns[0].overflow = "fold"  # two rows whose names are cut could look the same
         console.print(table)
         for sentence in block.findings:

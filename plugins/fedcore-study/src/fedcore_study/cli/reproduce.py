@@ -243,6 +243,6 @@ def _print(made: Reproduction, form: str) -> None:
     console = output.stdout()
     console.print(output.text(formats.title(made), style="bold"), soft_wrap=True)
     for block in formats.blocks(made):
-        console.print(output.figures(block.title, block.headings, block.rows))
+        console.print(shared.figures(block.title, block.headings, block.rows))
     for line in formats.caption(made):
         console.print(output.text(line, style="dim"), soft_wrap=True)

@@ -1,11 +1,17 @@
-"""Options that several commands of this package have."""
+"""Options and tables that several commands of this package have."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fedcore.base import output
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 GRID = "Sweep"
 """A panel of the help."""
@@ -37,3 +43,22 @@ Parallel = Annotated[
         rich_help_panel=GRID,
     ),
 ]
+
+
+def figures(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table with names in the first column and numbers in the other columns. An empty title is left out."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=output.text(title) if title else None,
+        title_justify="left",
+        title_style="bold not italic",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for index, heading in enumerate(headings):
+        table.add_column(output.text(heading), justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*map(output.text, row))
+    return table
