@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import ConfigError, DataError, StorageError
-from fedcore.base.files import write_text
+from fedcore.base.files import parse_json, write_text
 from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.data.dataset import Dataset
 from fedcore.data.samples import JSON, check_offsets
@@ -237,10 +237,10 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
     :raises ConfigError: it belongs to another data set.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        content = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"cannot read the partition file {path}: {error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path} is not a partition file: it is not valid JSON ({error})") from error
     if not isinstance(content, dict) or content.get("format") not in (FORMAT, SPLIT_FORMAT):
         raise DataError(
@@ -308,7 +308,3 @@ def _read_beside(content: dict[str, Any], path: Path) -> tuple[IndexLists, Index
     except (ValueError, TypeError, KeyError, DataError) as error:
         raise DataError(f"{beside} does not hold the index lists of {path}: {error}") from error
     return train, test
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")

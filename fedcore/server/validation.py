@@ -209,7 +209,7 @@ class UpdateValidator:
         ):
             if not holds:
                 raise RejectUpdate(
-                    f"client {task.client}: {name} is {_short(getattr(claims, name))}, expected {expected}"
+                    f"client {task.client}: {name} is {reprlib.repr(getattr(claims, name))}, expected {expected}"
                 )
 
     def _check_metrics(self, given: Any, losses: Mapping[str, float], what: str) -> None:
@@ -222,7 +222,7 @@ class UpdateValidator:
             raise RejectUpdate(f"{what}: metrics take {size} bytes, at most {METRICS_BYTES} are allowed")
         for name in losses:
             if name != "task" and name not in self._plugins and name.partition(".")[0] not in self._plugins:
-                raise RejectUpdate(f"{what}: loss {_short(name)} belongs to no plugin of this run")
+                raise RejectUpdate(f"{what}: loss {reprlib.repr(name)} belongs to no plugin of this run")
 
     def _check_extra(self, tensors: Mapping[str, Tensor], what: str, sender: str) -> None:
         size = bytes_of(tensors)
@@ -261,11 +261,11 @@ def _check_plain(tensors: Mapping[str, Tensor], what: str, device: torch.device 
         raise RejectUpdate(f"{what}: sent a {type(tensors).__name__}, expected tensors by name")
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise RejectUpdate(f"{what}: {_short(name)} is a {type(tensor).__name__}, expected a tensor")
+            raise RejectUpdate(f"{what}: {reprlib.repr(name)} is a {type(tensor).__name__}, expected a tensor")
         places = (CPU.type, device.type)
         if tensor.dtype not in PLAIN or tensor.layout != torch.strided or tensor.device.type not in places:
             raise RejectUpdate(
-                f"{what}: {_short(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device.type}; "
+                f"{what}: {reprlib.repr(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device.type}; "
                 "expected a dense tensor on the CPU of a common dtype"
             )
 
@@ -296,14 +296,6 @@ def _parsed(model: type[Model], value: Any, what: str) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = "".join(f" {part}" for part in first["loc"][:3])
-        given = "" if first["type"] == "missing" else f" (given: {_short(first['input'])})"
+        given = "" if first["type"] == "missing" else f" (given: {reprlib.repr(first['input'])})"
         problem = first["msg"].partition(" or instance of ")[0]  # the rest names a private class
         raise RejectUpdate(f"{what}:{where}: {lower_first(problem)}{given}") from None
-
-
-def _short(value: Any) -> str:
-    """Return a value as a short text for a message."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # an integer of thousands of digits
-        return f"a {type(value).__name__} too large to show"
