@@ -13,7 +13,7 @@ from torch import Tensor
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.client.setup import Setup
-from fedcore.data import Dataset, Partition
+from fedcore.data import Dataset, Partition, PublicSamples
 from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers
 from fedcore.runs.result import RunResult
 from fedcore.runs.run import Run
@@ -124,28 +124,16 @@ def _spread(positions: Tensor, most: int) -> Tensor:
     return positions[:: max(1, len(positions) // most)][:most]
 
 
-class _Some:
+class _Some(PublicSamples):
     """Some of the samples of a data set, for evaluation in this process."""
 
-    def __init__(self, samples: Any, rows: Tensor) -> None:
-        self._samples, self._rows = samples, rows
+    gather = PublicSamples.inputs
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._samples, name)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def labels(self) -> Tensor:
-        labels: Tensor = self._samples.labels
-        return labels[self._rows.to(labels.device)]
-
-    def gather(self, indices: Tensor) -> Any:
-        return self._samples.gather(self._rows[indices.to(self._rows.device)])
+        return getattr(self.samples, name)
 
     def to(self, device: torch.device, memory_format: torch.memory_format) -> _Some:
-        return _Some(self._samples.to(device, memory_format), self._rows)
+        return _Some(self.samples.to(device, memory_format), self.rows)
 
     def tensors(self) -> dict[str, Tensor]:
         raise NotImplementedError  # they do not travel
