@@ -37,7 +37,7 @@ from fedcore.client.messages import (
 )
 from fedcore.client.recorder import CudaRecorder
 from fedcore.client.session import LocalSession, LocalWork
-from fedcore.client.setup import READ_UPDATES, Setup, with_model
+from fedcore.client.setup import Setup, with_model
 from fedcore.client.store import ClientStore
 from fedcore.client.working_model import WorkingModel
 from fedcore.data.client_data import ClientData
@@ -94,7 +94,7 @@ class ClientRuntime:
 
     def keep_updates_on_device(self) -> None:
         """Leave updates on the device, for a server in this process, unless a plugin on the server reads them."""
-        if not any(map(self.setup.plugins.implementers, READ_UPDATES)):
+        if not self.setup.reads_updates:
             self.updates_on = self.working.device
             for other in self.others.values():
                 other.keep_updates_on_device()

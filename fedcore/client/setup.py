@@ -93,8 +93,13 @@ class Setup:
     @cached_property
     def uploads(self) -> Layout:
         """The layout of updates: by name if plugins read updates, else with the parameters in one flat tensor."""
-        read = any(map(self.plugins.implementers, ("pre_upload", "guard_upload", *READ_UPDATES)))
-        return self.layout if read else FlatLayout.flat(self.layout)
+        read = any(map(self.plugins.implementers, ("pre_upload", "guard_upload")))
+        return self.layout if read or self.reads_updates else FlatLayout.flat(self.layout)
+
+    @property
+    def reads_updates(self) -> bool:
+        """Whether a plugin on the server reads the tensors of updates."""
+        return any(map(self.plugins.implementers, READ_UPDATES))
 
     @property
     def has_own_models(self) -> bool:

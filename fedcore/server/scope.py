@@ -17,7 +17,7 @@ from fedcore.base.plugin_state import States
 from fedcore.base.tensors import bytes_of, first_nonfinite
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, Engine, FailureKind, Outcome, SharedPayload
-from fedcore.client.setup import READ_UPDATES, Setup
+from fedcore.client.setup import Setup
 from fedcore.client.store import ClientStore
 from fedcore.data import Dataset, Partition
 from fedcore.models.placement import resolve_device
@@ -52,8 +52,7 @@ class Federation:
     @cached_property
     def validator(self) -> UpdateValidator:
         """Validates the outcomes that clients send."""
-        read = any(map(self.setup.plugins.implementers, READ_UPDATES))
-        device = torch.device("cpu") if read else resolve_device(self.config.device)
+        device = torch.device("cpu") if self.setup.reads_updates else resolve_device(self.config.device)
         return UpdateValidator(self.setup, self.partition, self.store, device)
 
     @cached_property

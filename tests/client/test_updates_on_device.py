@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.client.runtime import READ_UPDATES, ClientRuntime
+from fedcore.client.runtime import ClientRuntime
+from fedcore.client.setup import READ_UPDATES
 from fedcore.hooks.checks import HOOKS
 from fedcore_testing import federate
 from tests import support
