@@ -159,5 +159,5 @@ def _renumbered(samples: Samples, order: Sequence[int]) -> Samples:
     """Return samples whose class k is called ``order[k]``."""
     labels = torch.tensor(order, dtype=torch.int64)[samples.labels]
     renumbered = copy.copy(samples)
-    renumbered.labels = labels
+    object.__setattr__(renumbered, "labels", labels)  # a frozen dataclass, too
     return renumbered
