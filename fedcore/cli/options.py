@@ -110,7 +110,8 @@ def _completer(kind: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def _option(name: str, text: str, in_panel: str | None = None, **more: Any) -> Any:
+def option(name: str, text: str, in_panel: str | None = None, **more: Any) -> Any:
+    """Return typer's option with a help text, which stands in a panel of the help."""
     return typer.Option(name, help=text, rich_help_panel=in_panel, **more)
 
 
@@ -145,28 +146,28 @@ _WRITTEN = {"client_models": "A,B,C", "stack": "N|auto"}
 """Fields whose values have a form of their own on the command line."""
 
 HelpAll = Annotated[bool, typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_print_all)]
-Json = Annotated[bool, _option("--json", "Print only the result as JSON on stdout.")]
-Quiet = Annotated[bool, _option("--quiet", _IN_ONE_LINE)]
-Debug = Annotated[bool, _option("--debug", _TRACEBACK, callback=debug)]
+Json = Annotated[bool, option("--json", "Print only the result as JSON on stdout.")]
+Quiet = Annotated[bool, option("--quiet", _IN_ONE_LINE)]
+Debug = Annotated[bool, option("--debug", _TRACEBACK, callback=debug)]
 AllowCode = Annotated[
-    bool, _option("--allow-code", "Import code that a file names as module:...; inspect that code first.")
+    bool, option("--allow-code", "Import code that a file names as module:...; inspect that code first.")
 ]
-AllowOutside = Annotated[bool, _option("--allow-outside", _OUTSIDE)]
-RunSettings = Annotated[list[str] | None, _option("--set", _SET, METHODS, metavar="NAME.OPTION=VALUE")]
+AllowOutside = Annotated[bool, option("--allow-outside", _OUTSIDE)]
+RunSettings = Annotated[list[str] | None, option("--set", _SET, METHODS, metavar="NAME.OPTION=VALUE")]
 RunPreset = Annotated[
-    str | None, _option("--preset", _PRESET, METHODS, metavar="NAME", autocompletion=_completer("preset"))
+    str | None, option("--preset", _PRESET, METHODS, metavar="NAME", autocompletion=_completer("preset"))
 ]
-InitPreset = Annotated[str | None, _option("--preset", _PRESET, metavar="NAME", autocompletion=_completer("preset"))]
+InitPreset = Annotated[str | None, option("--preset", _PRESET, metavar="NAME", autocompletion=_completer("preset"))]
 InitPlugins = Annotated[
-    list[str] | None, _option("--plugin", _METHOD, metavar="NAME", autocompletion=_completer("plugin"))
+    list[str] | None, option("--plugin", _METHOD, metavar="NAME", autocompletion=_completer("plugin"))
 ]
-RunFastDevRun = Annotated[bool, _option("--fast-dev-run", _FAST, RECORDS)]
-RunConfigFile = Annotated[Path | None, _option("--config", _FILE, METHODS, metavar="FILE")]
-RunAllowCode = Annotated[bool, _option("--allow-code", _CODE_OF_FILE, METHODS)]
-RunJson = Annotated[bool, _option("--json", "Print only summary.json on stdout.", RECORDS)]
-RunQuiet = Annotated[bool, _option("--quiet", _IN_ONE_LINE, RECORDS)]
-RunProfile = Annotated[bool, _option("--profile", "Print the time split of a round.", RECORDS)]
-RunDebug = Annotated[bool, _option("--debug", _TRACEBACK, RECORDS, callback=debug)]
+RunFastDevRun = Annotated[bool, option("--fast-dev-run", _FAST, RECORDS)]
+RunConfigFile = Annotated[Path | None, option("--config", _FILE, METHODS, metavar="FILE")]
+RunAllowCode = Annotated[bool, option("--allow-code", _CODE_OF_FILE, METHODS)]
+RunJson = Annotated[bool, option("--json", "Print only summary.json on stdout.", RECORDS)]
+RunQuiet = Annotated[bool, option("--quiet", _IN_ONE_LINE, RECORDS)]
+RunProfile = Annotated[bool, option("--profile", "Print the time split of a round.", RECORDS)]
+RunDebug = Annotated[bool, option("--debug", _TRACEBACK, RECORDS, callback=debug)]
 
 
 def config_flags(
@@ -174,7 +175,8 @@ def config_flags(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the flags of RunConfig's fields, before the flags of its own.
 
-    The first argument of the command is a mapping of the values that the user gave, by field name.
+    The first argument of the command is a mapping of the values that the user gave, by field name and as a config file
+    has them: paths are texts.
 
     :param only: the fields that get a flag; empty for all fields.
     :param with_defaults: whether the help names defaults. The defaults of an existing run are its own values.
@@ -195,7 +197,7 @@ def config_flags(
             given = {}
             for name in names:
                 if (value := arguments.pop(name)) not in (None, []):
-                    given[name] = value
+                    given[name] = str(value) if isinstance(value, Path) else value
             function(given, **arguments)
 
         command.__signature__ = inspect.Signature([*flags, *own])  # type: ignore[attr-defined]
@@ -232,7 +234,7 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
         shown.append("on by default")
     if shown:
         text += f" [{'; '.join(shown)}]"
-    option = typer.Option(
+    shown_as = typer.Option(
         *declarations,
         help=escape(text),
         show_default=False,
@@ -240,7 +242,7 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
         rich_help_panel=panel(name),
         autocompletion=_completer(_NAMES_OF[name]) if name in _NAMES_OF else None,
     )
-    annotation = operator.getitem(Annotated, (kind | None, option))
+    annotation = operator.getitem(Annotated, (kind | None, shown_as))
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

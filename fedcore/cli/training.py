@@ -82,14 +82,13 @@ def resume(
     with importing():
         from fedcore.runs import experiment
 
-    changes = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     with training(quiet) as display:
         result = experiment.resume(
             run_dir,
             notify=display,
             allow_code=allow_code,
             allow_outside=allow_outside,
-            changes=changes,
+            changes=given,
             out=out,
         )
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)

@@ -46,11 +46,11 @@ FEDERATION = "Federation"
 
 Keys = Annotated[
     Path | None,
-    typer.Option(
+    options.option(
         "--keys",
+        "Folder of fedcore federate keys: ca.crt, server.crt, server.key and the clients' .pub files.",
+        FEDERATION,
         metavar="DIR",
-        help="Folder of fedcore federate keys: ca.crt, server.crt, server.key and the clients' .pub files.",
-        rich_help_panel=FEDERATION,
     ),
 ]
 
@@ -96,79 +96,60 @@ def keys(
 def server(
     given: dict[str, Any],
     *,
-    host: Annotated[
-        str, typer.Option("--host", help="Interface to listen on; 0.0.0.0 for all.", rich_help_panel=FEDERATION)
-    ] = "0.0.0.0",  # noqa: S104 - a server is there to be reached
-    port: Annotated[
-        int, typer.Option("--port", min=1, max=65535, help="Port to listen on.", rich_help_panel=FEDERATION)
-    ] = 9443,
+    host: Annotated[str, options.option("--host", "Interface to listen on; 0.0.0.0 for all.", FEDERATION)] = "0.0.0.0",  # noqa: S104 - a server is there to be reached
+    port: Annotated[int, options.option("--port", "Port to listen on.", FEDERATION, min=1, max=65535)] = 9443,
     keys: Keys = None,
-    ca: Annotated[
-        Path | None, typer.Option("--ca", help="The CA's certificate, PEM.", rich_help_panel=FEDERATION)
-    ] = None,
+    ca: Annotated[Path | None, options.option("--ca", "The CA's certificate, PEM.", FEDERATION)] = None,
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", help="The server's certificate, PEM.", rich_help_panel=FEDERATION)
+        Path | None, options.option("--certificate", "The server's certificate, PEM.", FEDERATION)
     ] = None,
-    key: Annotated[
-        Path | None, typer.Option("--key", help="The server's private key, PEM.", rich_help_panel=FEDERATION)
-    ] = None,
+    key: Annotated[Path | None, options.option("--key", "The server's private key, PEM.", FEDERATION)] = None,
     client: Annotated[
         list[str] | None,
-        typer.Option(
+        options.option(
             "--client",
-            metavar="NAME[=FILE]",
-            help="A client and its public key, default NAME.pub of --keys; can be given again, in the order that "
+            "A client and its public key, default NAME.pub of --keys; can be given again, in the order that "
             "numbers them. Default all .pub files of --keys.",
-            rich_help_panel=FEDERATION,
+            FEDERATION,
+            metavar="NAME[=FILE]",
         ),
     ] = None,
     wait: Annotated[
         float,
-        typer.Option("--wait", min=0, help="Seconds to wait for the clients at the start.", rich_help_panel=FEDERATION),
+        options.option("--wait", "Seconds to wait for the clients at the start.", FEDERATION, min=0),
     ] = 300.0,
     min_online: Annotated[
         int | None,
-        typer.Option(
-            "--min-online",
-            min=1,
-            help="With --resume: go on after --wait with so many clients; default all.",
-            rich_help_panel=FEDERATION,
+        options.option(
+            "--min-online", "With --resume: go on after --wait with so many clients; default all.", FEDERATION, min=1
         ),
     ] = None,
     task_timeout: Annotated[
         float,
-        typer.Option(
-            "--task-timeout",
-            min=1,
-            help="Seconds until a task without an answer is given up.",
-            rich_help_panel=FEDERATION,
-        ),
+        options.option("--task-timeout", "Seconds until a task without an answer is given up.", FEDERATION, min=1),
     ] = 43200.0,
     probe_every: Annotated[
         float,
-        typer.Option(
+        options.option(
             "--probe-every",
+            "Seconds between looks at a client that is quiet: whether it has lost its task.",
+            FEDERATION,
             min=1,
-            help="Seconds between looks at a client that is quiet: whether it has lost its task.",
-            rich_help_panel=FEDERATION,
         ),
     ] = 30.0,
     grace: Annotated[
         float,
-        typer.Option(
+        options.option(
             "--grace",
+            "Seconds that a client whose connection broke has to come back before its task is a failure.",
+            FEDERATION,
             min=0,
-            help="Seconds that a client whose connection broke has to come back before its task is a failure.",
-            rich_help_panel=FEDERATION,
         ),
     ] = 20.0,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN_DIR",
-            help="Go on with this run, with its options and to the same bits.",
-            rich_help_panel=FEDERATION,
+        options.option(
+            "--resume", "Go on with this run, with its options and to the same bits.", FEDERATION, metavar="RUN_DIR"
         ),
     ] = None,
     settings: options.RunSettings = None,

@@ -31,58 +31,43 @@ def reproduce(
     ] = None,
     table: Annotated[
         str | None,
-        typer.Option(
-            "--table", metavar="N", help="The paper's table; none lists the method's recipes.", rich_help_panel=TABLE
-        ),
+        options.option("--table", "The paper's table; none lists the method's recipes.", TABLE, metavar="N"),
     ] = None,
     scale: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--scale",
+            "paper: as in the paper. quick: scaled down to minutes on two cores, and says how far.",
+            TABLE,
             metavar="quick|paper",
-            help="paper: as in the paper. quick: scaled down to minutes on two cores, and says how far.",
-            rich_help_panel=TABLE,
         ),
     ] = "quick",
     rows: Annotated[
         list[str] | None,
-        typer.Option(
-            "--row", metavar="NAME", help="Only this row, named as printed; can be given again.", rich_help_panel=TABLE
-        ),
+        options.option("--row", "Only this row, named as printed; can be given again.", TABLE, metavar="NAME"),
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option(
-            "--column",
-            metavar="NAME",
-            help="Only this column, named as printed; can be given again.",
-            rich_help_panel=TABLE,
-        ),
+        options.option("--column", "Only this column, named as printed; can be given again.", TABLE, metavar="NAME"),
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", metavar="|".join(shared.FORMATS), help="How to print it.", rich_help_panel=TABLE)
+        str, options.option("--format", "How to print it.", TABLE, metavar="|".join(shared.FORMATS))
     ] = "table",
     seeds: Annotated[
         int | None,
-        typer.Option(
-            "--seeds", min=1, help="How many (0 to N-1), in place of the recipe's.", rich_help_panel=shared.GRID
-        ),
+        options.option("--seeds", "How many (0 to N-1), in place of the recipe's.", shared.GRID, min=1),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            help="The sweep's folder; default reproduce/<method>-table-<N>-<scale>.",
-            rich_help_panel=shared.GRID,
-        ),
+        options.option("--out", "The sweep's folder; default reproduce/<method>-table-<N>-<scale>.", shared.GRID),
     ] = None,
     evidence: Annotated[
         Path | None,
-        typer.Option(
+        options.option(
             "--evidence",
+            "Write each run's evidence there, as fedcore results add does, those in progress too.",
+            shared.GRID,
             metavar="DIR",
-            help="Write each run's evidence there, as fedcore results add does, those in progress too.",
-            rich_help_panel=shared.GRID,
         ),
     ] = None,
     parallel: shared.Parallel = None,
@@ -118,11 +103,10 @@ def reproduce(
 
     from fedcore_study.reproduce import run
 
-    changes = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     planned = run.plan(
         recipe,
         scale,  # type: ignore[arg-type]
-        changes=changes,
+        changes=given,
         seeds=seeds,
         rows=rows or (),
         columns=columns or (),

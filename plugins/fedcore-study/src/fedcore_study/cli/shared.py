@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcore.base import output
+from fedcore.cli import options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,11 +37,8 @@ Reported = Annotated[
 ]
 Parallel = Annotated[
     int | None,
-    typer.Option(
-        "--parallel",
-        min=1,
-        help="Parallel runs, each in its own process; default one per core if memory allows.",
-        rich_help_panel=GRID,
+    options.option(
+        "--parallel", "Parallel runs, each in its own process; default one per core if memory allows.", GRID, min=1
     ),
 ]
 

@@ -38,75 +38,69 @@ def sweep(
     ] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(
+        options.option(
             "--grid",
+            "An axis: plugin (moon+uscc combines two), an option of train, or PLUGIN.OPTION; can be given again.",
+            shared.GRID,
             metavar="AXIS=VALUE,...",
-            help="An axis: plugin (moon+uscc combines two), an option of train, or PLUGIN.OPTION; can be given again.",
-            rich_help_panel=shared.GRID,
         ),
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option(
+        options.option(
             "--optuna",
+            "Search by Optuna, in so many trials in all, in place of a grid; pruned on clients' held-out parts.",
+            shared.GRID,
             metavar="TRIALS",
             min=1,
-            help="Search by Optuna, in so many trials in all, in place of a grid; pruned on clients' held-out parts.",
-            rich_help_panel=shared.GRID,
         ),
     ] = None,
     searched: Annotated[
         list[str] | None,
-        typer.Option(
+        options.option(
             "--search",
+            "An option that --optuna searches, or OPTION=VALUE,VALUE; can be given again.",
+            shared.GRID,
             metavar="OPTION=LOW..HIGH[:log]",
-            help="An option that --optuna searches, or OPTION=VALUE,VALUE; can be given again.",
-            rich_help_panel=shared.GRID,
         ),
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(
-            "--seeds", metavar="N or A,B,...", help="How many (0 to N-1), or which.", rich_help_panel=shared.GRID
-        ),
+        options.option("--seeds", "How many (0 to N-1), or which.", shared.GRID, metavar="N or A,B,..."),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        options.option(
             "--set",
+            "An option of a plugin, in each run that has the plugin; can be given again.",
+            shared.GRID,
             metavar="PLUGIN.OPTION=VALUE",
-            help="An option of a plugin, in each run that has the plugin; can be given again.",
-            rich_help_panel=shared.GRID,
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="The sweep's folder; default sweeps/<file's name or time>.", rich_help_panel=shared.GRID
-        ),
+        options.option("--out", "The sweep's folder; default sweeps/<file's name or time>.", shared.GRID),
     ] = None,
     parallel: shared.Parallel = None,
     submit: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--submit",
+            "Submit each run as a job, to SLURM or, to try it, to this machine; needs submitit.",
+            shared.GRID,
             metavar="slurm|local",
-            help="Submit each run as a job, to SLURM or, to try it, to this machine; needs submitit.",
-            rich_help_panel=shared.GRID,
         ),
     ] = None,
     submitted_with: Annotated[
         list[str] | None,
-        typer.Option(
+        options.option(
             "--submit-set",
+            "A parameter of submitit's executor, such as slurm_partition=gpu; can be given again.",
+            shared.GRID,
             metavar="NAME=VALUE",
-            help="A parameter of submitit's executor, such as slurm_partition=gpu; can be given again.",
-            rich_help_panel=shared.GRID,
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and list the runs, start none.", rich_help_panel=shared.GRID)
-    ] = False,
+    dry_run: Annotated[bool, options.option("--dry-run", "Check and list the runs, start none.", shared.GRID)] = False,
     preset: options.RunPreset = None,
     allow_code: options.AllowCode = False,
     allow_outside: options.AllowOutside = False,
