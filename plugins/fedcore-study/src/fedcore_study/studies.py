@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcore import ConfigError
 from fedcore.base.objects import lent
-from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.given import Given
 from fedcore_study.sweeps.spec import SweepSpec, changed, read_earlier, read_spec
 from fedcore_study.sweeps.warm import starting
@@ -223,8 +222,8 @@ def _asked_for(
         raise ConfigError("nothing to sweep: give a grid such as {'plugin': ['fedavg', 'moon']}, or seeds=3")
     plain = {name: _axis(given, name, values) for name, values in axes.items()}
     spec = changed(before, base, plain, seeds, settings, preset=preset)
-    name = Path(grid).stem if isinstance(grid, (str, PathLike)) else f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    return spec, out or Path("sweeps") / name, False
+    usual = Path("sweeps") / Path(grid).stem if isinstance(grid, (str, PathLike)) else new_folder()
+    return spec, out or usual, False
 
 
 def _axis(given: Given, name: str, values: Any) -> Any:

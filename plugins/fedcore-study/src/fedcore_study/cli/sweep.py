@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import shlex
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from fedcore.cli.settings import typed_code
 from fedcore.runs.saved import check_code, code_in
 from fedcore_study.cli import shared
 from fedcore_study.sweeps.cluster import Cluster
-from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.spec import SweepSpec, override, read_earlier, read_spec
 from fedcore_study.sweeps.warm import starting
 
@@ -116,13 +116,18 @@ def sweep(
     """
     if searched and trials is None:
         raise ConfigError("--search is for --optuna: add how many trials, --optuna 20")
+    changed = partial(override, base=given, grid=grid or [], seeds=seeds, settings=settings or [], preset=preset)
     if trials is not None:
-        _search(
-            trials, searched or [], source, out, given, grid, seeds, settings, preset, parallel, dry_run, as_json, quiet
-        )
+        if source is not None or grid:
+            raise ConfigError("--optuna takes no file and no --grid: --search names what is searched")
+        from fedcore_study.cli.search import run_search
+
+        shown = {"as_json": as_json, "quiet": quiet, "dry_run": dry_run}
+        run_search(changed(SweepSpec()), searched or [], trials, out or new_folder(), parallel=parallel, **shown)
         return
     cluster, parameters = _cluster(submit, submitted_with or [])
-    spec, folder = _asked_for(source, out, given, grid or [], seeds, settings or [], preset)
+    is_changed = bool(given or grid or seeds or settings or preset)
+    spec, folder = _asked_for(source, out, changed if is_changed else None)
     if spec is not None and source is not None:
         code = (name for _, config in spec.cells() for name in code_in(config))
         check_code(code, source, allow=allow_code, own=typed_code([*given.values(), *(grid or [])]))
@@ -178,34 +183,6 @@ def sweep(
         output.stdout().print(output.text(f"{done}. Compare them with: fedcore compare {path}"), soft_wrap=True)
 
 
-def _search(
-    trials: int,
-    searched: list[str],
-    source: Path | None,
-    out: Path | None,
-    given: dict[str, Any],
-    grid: list[str] | None,
-    seeds: str | None,
-    settings: list[str] | None,
-    preset: str | None,
-    parallel: int | None,
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Run a search by Optuna."""
-    if source is not None or grid:
-        raise ConfigError("--optuna takes no file and no --grid: --search names what is searched")
-    from fedcore_study.cli.search import run_search
-
-    base = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    spec = override(SweepSpec(), base, [], seeds, settings or [], preset=preset)
-    folder = out or Path("sweeps") / stamp
-    shown = {"as_json": as_json, "quiet": quiet, "dry_run": dry_run}
-    run_search(spec, searched, trials, folder, parallel=parallel, **shown)
-
-
 def _cluster(submit: str | None, texts: list[str]) -> tuple[Cluster | None, dict[str, Any]]:
     """Return where runs are submitted to, and the parameters of submitit's executor."""
     if submit is None:
@@ -243,31 +220,25 @@ def _cautions(folder: Path) -> list[str]:
 
 
 def _asked_for(
-    source: Path | None,
-    out: Path | None,
-    given: dict[str, Any],
-    grid: list[str],
-    seeds: str | None,
-    settings: list[str],
-    preset: str | None,
+    source: Path | None, out: Path | None, changed: Callable[[SweepSpec], SweepSpec] | None
 ) -> tuple[SweepSpec | None, Path]:
-    """Return the grid, None for all that a folder has planned, and the sweep's folder."""
-    changes = bool(given or grid or seeds or settings or preset)
-    base = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    changed = partial(override, base=base, grid=grid, seeds=seeds, settings=settings, preset=preset)
+    """Return the grid, None for all that a folder has planned, and the sweep's folder.
+
+    :param changed: adds what the command line says to a sweep; None if it says nothing.
+    """
     if source is None:
-        if not changes:
+        if changed is None:
             raise ConfigError(
                 "nothing to sweep: name a file, a sweep's folder, or axes such as --grid plugin=fedavg,moon --seeds 3"
             )
-        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        return changed(SweepSpec()), out or Path("sweeps") / stamp
+        return changed(SweepSpec()), out or new_folder()
     if not source.is_dir():
-        return changed(read_spec(source)), out or Path("sweeps") / source.stem
+        spec = read_spec(source)
+        return changed(spec) if changed else spec, out or Path("sweeps") / source.stem
     if out is not None:
         raise ConfigError(f"{source} is a sweep's folder; leave --out out to go on in it")
-    directory = SweepDirectory(source)
-    if not changes:
+    if changed is None:
         return None, source
+    directory = SweepDirectory(source)
     directory.plan()  # says so if the folder holds no sweep
     return changed(read_earlier(directory.spec_file)), source

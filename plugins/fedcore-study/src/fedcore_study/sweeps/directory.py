@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fcntl
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,11 @@ FORMAT = "fedcore-sweep-1"
 
 STUDY = "study.log"
 """The file in a folder of ``sweep --optuna``, whose runs are trials."""
+
+
+def new_folder() -> Path:
+    """Return the folder of a sweep for which nobody names one: ``sweeps/`` and the time."""
+    return Path("sweeps") / f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 class SweepDirectory:
