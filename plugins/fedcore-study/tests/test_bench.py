@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedcore.cli.app import app
 from fedcore_study.bench import measure, profile, workloads
 from fedcore_study.bench.cpu import CpuReference
-from fedcore_study.bench.measure import Spread, alternate, engine
+from fedcore_study.bench.measure import Spread, engine, in_turn
 from fedcore_study.bench.reference import Task
 from fedcore_study.bench.workloads import AGAINST_REFERENCE, W3, Workload
 
@@ -51,20 +51,18 @@ def test_the_reference_takes_the_steps_of_the_engine(monkeypatch):
             reference.close()
 
 
-def test_sides_take_turns_and_the_first_block_of_each_does_not_count():
-    calls = []
+def test_sides_take_turns_back_and_forth_after_a_block_that_does_not_count():
+    calls, clock = [], iter(range(100))
 
-    def side(name, seconds):
-        def run(count):
-            calls.append((name, count))
-            return seconds
+    def side(name):
+        def run():
+            calls.append(name)
+            return next(clock)
 
         return run
 
-    pairs = list(alternate(side("ours", 2.0), side("other", 1.0), 3, 5))
-    assert pairs == [(2.0, 1.0)] * 3
-    assert [name for name, _ in calls] == ["ours", "other", "ours", "other", "other", "ours", "ours", "other"]
-    assert {count for _, count in calls} == {5}
+    assert in_turn([side("a"), side("b"), side("c")], 2) == [[3, 8], [4, 7], [5, 6]]
+    assert "".join(calls) == "abcabccba"
 
 
 def test_spread_is_median_least_and_greatest():

@@ -9,7 +9,7 @@ from fedcore import FedcoreError
 from fedcore.cli.app import app
 from fedcore_study.bench import scale
 from fedcore_study.bench.measure import Spread
-from fedcore_study.bench.scale import Memory, Scaled, in_turn
+from fedcore_study.bench.scale import Memory
 
 
 @pytest.fixture
@@ -17,20 +17,6 @@ def tiny(monkeypatch):
     config = {**scale.SCALE.config, "dataset": "digits", "local_epochs": 1}
     monkeypatch.setattr(scale, "SCALE", scale.Workload("scale", "digits", config, block=1))
     monkeypatch.setattr(scale, "COHORT", 2)
-
-
-def test_sides_take_turns_back_and_forth_after_a_block_that_does_not_count():
-    calls, clock = [], iter(range(100))
-
-    def side(name):
-        def run():
-            calls.append(name)
-            return next(clock)
-
-        return run
-
-    assert in_turn([side("a"), side("b"), side("c")], 2) == [[3, 8], [4, 7], [5, 6]]
-    assert "".join(calls) == "abcabccba"
 
 
 def test_ratios_are_to_the_first_number_of_clients(tiny, monkeypatch):
@@ -90,9 +76,3 @@ def test_what_cannot_be_measured_is_said(arguments, said):
     found = CliRunner().invoke(app, ["bench", "--workload", "scale", *arguments])
     assert found.exit_code == 2
     assert said in found.stderr
-
-
-def test_rows_are_plain_values():
-    spread = Spread(1, 1, 1)
-    row = Scaled("moon", 5, spread, spread, 0.1, Memory(1, 2), Memory(1, 1), 3, 10)
-    assert json.loads(json.dumps(row.as_json()))["memory"] == {"parent": 1, "worker": 2}

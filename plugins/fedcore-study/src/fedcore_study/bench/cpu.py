@@ -7,9 +7,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.multiprocessing as mp
@@ -33,7 +33,7 @@ class CpuReference:
         self._next = context.Value("i", 0)
         self._pipes: list[Connection] = []
         self._processes = []
-        with _environment({**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}):
+        with mock.patch.dict(os.environ, {**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}):
             for sums in self._sums:
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(task, sums, theirs, self._next), daemon=True)
@@ -103,17 +103,3 @@ def _serve(task: Task, sums: list[Tensor], pipe: Connection, shared_next: Any) -
             chunks = -(-len(task.test_labels) // forward_chunk(trainer.device))
             found = sum(trainer.hits(chunk) for chunk in handed_out(chunks))
         pipe.send(found)
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

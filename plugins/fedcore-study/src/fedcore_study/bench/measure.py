@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +60,6 @@ class Measured:
     blocks: int
     rounds: int
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the row as plain values."""
-        return asdict(self)
-
 
 class EngineRounds:
     """A run that goes on as long as it is timed."""
@@ -87,16 +85,22 @@ def engine(config: RunConfig) -> Iterator[EngineRounds]:
             yield EngineRounds(experiment, state, time.perf_counter() - began)
 
 
-def configured(workload: Workload, options: Mapping[str, Any]) -> RunConfig:
-    """Return a workload's configuration with the user's device, precision and workers."""
-    return RunConfig.create({**workload.config, **options})
+def configured(workload: Workload, options: Mapping[str, Any], method: str = "fedavg") -> RunConfig:
+    """Return a workload's configuration with the user's device, precision and workers, and a method.
+
+    :raises FedcoreError: the method is not installed.
+    """
+    if method not in available("plugin"):
+        raise FedcoreError(f"plugin {method!r} is not installed: {how_to_install(f'fedcore-{method}')}")
+    plugins: dict[str, Any] = {} if method == "fedavg" else {method: {}}
+    return RunConfig.create({**workload.config, **options, "plugins": plugins})
 
 
 def against_reference(
     workload: Workload, options: Mapping[str, Any], *, blocks: int, block: int | None = None
 ) -> Measured:
     """Time a workload's rounds on the engine and on the reference loop, in turn."""
-    block = block or workload.block
+    size = block or workload.block
     with engine(configured(workload, options)) as ours:
         federation = ours.experiment.federation
         # The reference lays the data out itself, and always computes in float32 on a CPU: that is the limit.
@@ -105,10 +109,10 @@ def against_reference(
             config = config.model_copy(update={"precision": "float32"})
         reference = reference_for(config, federation.dataset, federation.partition)
         try:
-            pairs = list(alternate(ours.rounds, reference.rounds, blocks, block))
+            seconds = in_turn([lambda: ours.rounds(size), lambda: reference.rounds(size)], blocks)
         finally:
             reference.close()
-    return _measured(workload.name, "reference", pairs, block, lambda mine, its: its / mine, "throughput")
+    return _measured(workload.name, "reference", seconds, size, lambda mine, its: its / mine, "throughput")
 
 
 def beside_fedavg(plugin: str, options: Mapping[str, Any], *, blocks: int, block: int | None = None) -> Measured:
@@ -116,14 +120,10 @@ def beside_fedavg(plugin: str, options: Mapping[str, Any], *, blocks: int, block
 
     :raises FedcoreError: the method is not installed.
     """
-    if plugin not in available("plugin"):
-        raise FedcoreError(f"plugin {plugin!r} is not installed: {how_to_install(f'fedcore-{plugin}')}")
-    block = block or W3.block
-    with ExitStack() as stack:
-        fedavg = stack.enter_context(engine(configured(W3, options)))
-        method = stack.enter_context(engine(configured(W3, {**options, "plugins": {plugin: {}}})))
-        pairs = list(alternate(method.rounds, fedavg.rounds, blocks, block))
-    return _measured(f"W3 {plugin}", "fedavg", pairs, block, lambda mine, its: mine / its, "time")
+    size = block or W3.block
+    with engine(configured(W3, options, plugin)) as method, engine(configured(W3, options)) as fedavg:
+        seconds = in_turn([lambda: method.rounds(size), lambda: fedavg.rounds(size)], blocks)
+    return _measured(f"W3 {plugin}", "fedavg", seconds, size, lambda mine, its: mine / its, "time")
 
 
 def reference_for(config: RunConfig, dataset: Dataset, partition: Partition) -> Reference:
@@ -134,40 +134,50 @@ def reference_for(config: RunConfig, dataset: Dataset, partition: Partition) -> 
     return CpuReference(Task.of(config, dataset, partition), config.workers)
 
 
-def alternate(
-    ours: Callable[[int], float], other: Callable[[int], float], blocks: int, block: int
-) -> Iterator[tuple[float, float]]:
-    """Yield the seconds of both for each block, after one block of each that does not count.
+def in_turn(sides: Sequence[Callable[[], float]], blocks: int) -> list[list[float]]:
+    """Return the seconds of each side's blocks, after one of each that does not count.
 
-    Which of the two goes first changes from block to block, so that a slow drift of the machine cancels.
+    Every other time the order is reversed, so that a slow drift of the machine cancels.
     """
-    ours(block)
-    other(block)
+    for side in sides:
+        side()
+    seconds: list[list[float]] = [[] for _ in sides]
     for number in range(blocks):
-        if number % 2:
-            its = other(block)
-            mine = ours(block)
-        else:
-            mine = ours(block)
-            its = other(block)
-        yield mine, its
+        numbered = list(enumerate(sides))
+        for index, side in reversed(numbered) if number % 2 else numbered:
+            seconds[index].append(side())
+    return seconds
+
+
+def children() -> list[int]:
+    """Return the processes that this one has started; none where there is no /proc."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            parent = re.search(r"^PPid:\s+(\d+)", status.read_text(), re.MULTILINE)
+        except OSError:  # it has ended
+            continue
+        if parent and int(parent[1]) == os.getpid():
+            found.append(int(status.parent.name))
+    return found
 
 
 def _measured(
     name: str,
     beside: str,
-    pairs: list[tuple[float, float]],
+    seconds: list[list[float]],
     block: int,
     ratio: Callable[[float, float], float],
     ratio_is: str,
 ) -> Measured:
+    mine, its = seconds
     return Measured(
         name,
         beside,
-        Spread.of([mine / block for mine, _ in pairs]),
-        Spread.of([its / block for _, its in pairs]),
-        Spread.of([ratio(mine, its) for mine, its in pairs]),
+        Spread.of([own / block for own in mine]),
+        Spread.of([other / block for other in its]),
+        Spread.of(list(map(ratio, mine, its))),
         ratio_is,
-        len(pairs),
+        len(mine),
         block,
     )

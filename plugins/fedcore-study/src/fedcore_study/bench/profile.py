@@ -10,22 +10,19 @@ engine with one worker takes more than the one in this process.
 from __future__ import annotations
 
 import functools
-import os
 import pkgutil
-import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from fedcore_study.bench.measure import EngineRounds, Spread, configured, engine
+from fedcore_study.bench.measure import EngineRounds, Spread, children, configured, engine, in_turn
 from fedcore_study.bench.reference import Task, Trainer, cohort
 from fedcore_study.bench.workloads import Workload
 
@@ -130,10 +127,6 @@ class Profile:
     blocks: int
     rounds: int
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the profile as plain values."""
-        return asdict(self)
-
 
 def profile(workload: Workload, *, blocks: int, block: int | None = None) -> Profile:
     """Return where the processor's time of a workload's clients goes, on a CPU."""
@@ -146,7 +139,7 @@ def profile(workload: Workload, *, blocks: int, block: int | None = None) -> Pro
         federation = inside.experiment.federation
         steps = BareSteps(Task.of(federation.config, federation.dataset, federation.partition))
         sides = [lambda: _processor(inside, block), lambda: _processor(outside, block), lambda: steps.rounds(block)]
-        found = _in_turn(sides, blocks)
+        found = in_turn(sides, blocks)
         watched.rounds(block)
         parts = by_part(watched, block)
     scale = 1000 / (block * federation.config.cohort_size)
@@ -203,33 +196,12 @@ class BareSteps:
             yield from held[torch.randperm(len(held))].split(config.batch_size)
 
 
-def _in_turn(sides: Sequence[Callable[[], float]], blocks: int) -> list[list[float]]:
-    """Return each side's seconds by block, after one block of each that does not count."""
-    for side in sides:
-        side()
-    rows = [[side() for side in sides] for _ in range(blocks)]
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
 def _processor(ours: EngineRounds, count: int) -> float:
     """Run rounds; returns the seconds of processor time of this process and of all its workers."""
     clocks = [time.CLOCK_PROCESS_CPUTIME_ID, *map(_clock_of, children())]
     before = [time.clock_gettime(clock) for clock in clocks]
     ours.rounds(count)
     return sum(time.clock_gettime(clock) - then for clock, then in zip(clocks, before, strict=True))
-
-
-def children() -> list[int]:
-    """Return the processes that this one has started; none where there is no /proc."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            parent = re.search(r"^PPid:\s+(\d+)", status.read_text(), re.MULTILINE)
-        except OSError:  # it has ended
-            continue
-        if parent and int(parent[1]) == os.getpid():
-            found.append(int(status.parent.name))
-    return found
 
 
 def _clock_of(process: int) -> int:

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,8 +19,7 @@ from typing import Any
 
 from fedcore import FedcoreError, RunConfig
 from fedcore.base.process import command, environment
-from fedcore.base.registry import available, how_to_install
-from fedcore_study.bench.measure import EngineRounds, Spread, engine
+from fedcore_study.bench.measure import EngineRounds, Spread, children, configured, engine, in_turn
 from fedcore_study.bench.workloads import Windows, Workload
 
 CLIENTS = (1_000, 10_000, 100_000, 1_000_000)
@@ -73,21 +72,10 @@ class Scaled:
     blocks: int
     rounds: int
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the row as plain values."""
-        return {"name": "scale", **asdict(self)}
-
 
 def scaled_config(method: str, clients: int, options: Mapping[str, Any]) -> RunConfig:
-    """Return the workload with a method and a number of registered clients.
-
-    :raises FedcoreError: the method is not installed.
-    """
-    if method not in available("plugin"):
-        raise FedcoreError(f"plugin {method!r} is not installed: {how_to_install(f'fedcore-{method}')}")
-    plugins: dict[str, Any] = {} if method == "fedavg" else {method: {}}
-    size = {"clients": clients, "participation": min(1.0, COHORT / clients)}
-    return RunConfig.create({**SCALE.config, **options, **size, "plugins": plugins})
+    """Return the workload with a method and a number of registered clients. Errors are as for :func:`configured`."""
+    return configured(SCALE, {**options, "clients": clients, "participation": min(1.0, COHORT / clients)}, method)
 
 
 def over_clients(
@@ -128,21 +116,6 @@ def same_rounds(ours: EngineRounds, block: int) -> float:
     return ours.rounds(block)
 
 
-def in_turn(sides: Sequence[Callable[[], float]], blocks: int) -> list[list[float]]:
-    """Return the seconds of each side's blocks, after one of each that does not count.
-
-    Every other time the order is reversed, so that a slow drift of the machine cancels.
-    """
-    for side in sides:
-        side()
-    seconds: list[list[float]] = [[] for _ in sides]
-    for number in range(blocks):
-        numbered = list(enumerate(sides))
-        for index, side in reversed(numbered) if number % 2 else numbered:
-            seconds[index].append(side())
-    return seconds
-
-
 def peak_memory(config: RunConfig, block: int) -> Memory:
     """Run two blocks in a fresh process and return its peak memory.
 
@@ -162,22 +135,20 @@ def peak_memory(config: RunConfig, block: int) -> Memory:
 
 
 def peaks() -> Memory:
-    """Return the peaks of this process and of its largest child so far, as Linux counts them (VmHWM)."""
-    own, children = None, []
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            found = dict(re.findall(r"^(Pid|PPid|VmHWM):\s+(\d+)", status.read_text(), re.MULTILINE))
-        except OSError:  # it has ended
-            continue
-        if "VmHWM" not in found:
-            continue
-        if int(found["Pid"]) == os.getpid():
-            own = int(found["VmHWM"]) / 1024
-        elif int(found["PPid"]) == os.getpid():
-            children.append(int(found["VmHWM"]) / 1024)
+    """Return the peaks of this process and of its largest child so far."""
+    own, *workers = map(_peak, (os.getpid(), *children()))
     if own is None:
         raise FedcoreError("peak memory is read from /proc/<pid>/status, which this system does not have")
-    return Memory(own, max(children, default=None))
+    return Memory(own, max((peak for peak in workers if peak is not None), default=None))
+
+
+def _peak(process: int) -> float | None:
+    """Return a process's peak in MiB, as Linux counts it (VmHWM); None if the process has ended."""
+    try:
+        found = re.search(r"^VmHWM:\s+(\d+)", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) / 1024 if found else None
 
 
 def main(config: str, block: str) -> None:

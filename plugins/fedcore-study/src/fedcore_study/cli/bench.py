@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -81,29 +82,27 @@ def bench(
     measured: list[Measured] = []
     scaled: list[Scaled] = []
     for name in wanted:
-        if name in ("W3", "scale"):
-            usual = scale.METHODS if name == "scale" else [name for name in workloads.METHODS if name != "fedavg"]
-            for method in plugin or usual:
-                try:
-                    if name == "scale":
-                        counts = clients or scale.CLIENTS
-                        scaled += scale.over_clients(method, given, clients=counts, blocks=blocks, block=rounds)
-                        output.note(f"scale {method}: time {scaled[-1].ratio.median:.2f} with {counts[-1]:,} clients")
-                        continue
+        if name in workloads.AGAINST_REFERENCE:
+            against = workloads.AGAINST_REFERENCE[name]
+            measured.append(measure.against_reference(against, given, blocks=blocks, block=rounds))
+            _show(measured[-1])
+            continue
+        usual = scale.METHODS if name == "scale" else [name for name in workloads.METHODS if name != "fedavg"]
+        for method in plugin or usual:
+            try:
+                if name == "scale":
+                    counts = clients or scale.CLIENTS
+                    scaled += scale.over_clients(method, given, clients=counts, blocks=blocks, block=rounds)
+                    output.note(f"scale {method}: time {scaled[-1].ratio.median:.2f} with {counts[-1]:,} clients")
+                else:
                     measured.append(measure.beside_fedavg(method, given, blocks=blocks, block=rounds))
-                except FedcoreError as error:
-                    if plugin:
-                        raise
-                    output.note(f"{name} {method}: left out, {error}")
-                    continue
-                _show(measured[-1], as_json)
-        else:
-            measured.append(
-                measure.against_reference(workloads.AGAINST_REFERENCE[name], given, blocks=blocks, block=rounds)
-            )
-            _show(measured[-1], as_json)
+                    _show(measured[-1])
+            except FedcoreError as error:
+                if plugin:
+                    raise
+                output.note(f"{name} {method}: left out, {error}")
     if as_json:
-        output.print_json([*(row.as_json() for row in measured), *(row.as_json() for row in scaled)])
+        output.print_json([*map(asdict, measured), *({"name": "scale", **asdict(row)} for row in scaled)])
         return
     if measured:
         output.stdout().print(_table(measured))
@@ -111,7 +110,7 @@ def bench(
         output.stdout().print(_scale_table(scaled))
 
 
-def _show(row: Measured, as_json: bool) -> None:
+def _show(row: Measured) -> None:
     output.note(f"{row.name}: {row.ratio_is} {row.ratio.median:.2f} of {row.beside_name}'s")
 
 
@@ -158,7 +157,7 @@ def _profile(names: list[str], blocks: int, rounds: int | None, as_json: bool) -
 
     found = [profile(AGAINST_REFERENCE[name], blocks=blocks, block=rounds) for name in names]
     if as_json:
-        output.print_json([row.as_json() for row in found])
+        output.print_json(list(map(asdict, found)))
         return
     for row in found:
         output.stdout().print(_profile_table(row))
