@@ -24,8 +24,8 @@ def test_the_page_and_its_pictures_are_made_from_the_evidence():
     assert filled(text, evidence, recipes, list(cells(recipes))) == text, "run: make results"
     assert not unplaced(text, evidence)
     drawn = pictures(evidence, recipes, PAGE)
-    for picture, (recipe, column, runs) in drawn.items():
-        assert curves.is_current(curves.chart(recipe, column, runs), picture), f"{picture}: run: make results"
+    for picture, chart in drawn.items():
+        assert curves.is_current(chart, picture), f"{picture}: run: make results"
     there = set((PAGE.parent / "results").glob("*"))
     assert there == set(drawn), "a picture that the page does not show"
     assert sum(picture.stat().st_size for picture in there) < 2_000_000

@@ -56,8 +56,8 @@ def test_one_round_is_timed_and_leaves_nothing(planned, tmp_path, monkeypatch):
     assert found.timed.round > 0
     assert found.seconds == pytest.approx(total(found.timed, unfinished(planned, tmp_path / "none")) / 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table_7.yaml"]
-    words = estimating.in_words(found, "4 min", "0.2 s")
-    assert words == "about 4 min for 4 runs, 2 at a time: a round of fedavg takes 0.2 s here now"
+    told = str(dataclasses.replace(found, seconds=240.0, timed=dataclasses.replace(found.timed, round=0.2)))
+    assert told == "about 4 min 00 s for 4 runs, 2 at a time: a round of fedavg takes 0.20 s here now"
 
 
 def test_no_estimate_for_a_few_runs_or_one_that_cannot_be_trained(planned, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -83,10 +83,10 @@ def reproduce(
     What cannot be run here is shown with the reason. Exit code 3: some runs failed.
     """
     from fedcore_study.reproduce.find import find_recipe
-    from fedcore_study.reproduce.recipe import Scale
+    from fedcore_study.reproduce.recipe import SCALES, folder_name
 
-    if scale not in get_args(Scale):
-        raise UnknownNameError("scale", scale, get_args(Scale))
+    if scale not in SCALES:
+        raise UnknownNameError("scale", scale, SCALES)
     if form not in shared.FORMATS:
         raise UnknownNameError("format", form, shared.FORMATS)
     if table is None:
@@ -105,7 +105,7 @@ def reproduce(
 
     planned = run.plan(
         recipe,
-        scale,  # type: ignore[arg-type]
+        scale,
         changes=given,
         seeds=seeds,
         rows=rows or (),
@@ -118,7 +118,7 @@ def reproduce(
 
     from fedcore_study.cli.sweep_display import SweepDisplay
 
-    folder = out or Path("reproduce") / f"{recipe.method}-table-{recipe.table}-{scale}"
+    folder = out or Path("reproduce") / folder_name(recipe.method, recipe.table, scale)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
     if scale == "quick" and not quiet:
         _estimate(planned, folder, parallel)
@@ -144,13 +144,13 @@ def reproduce(
 
 def _estimate(planned: Plan, folder: Path, parallel: int | None) -> None:
     """Say how long the runs will take, from one timed round."""
-    from fedcore_study.reproduce.estimate import estimate, in_words
+    from fedcore_study.reproduce.estimate import estimate
 
     console = output.stderr()
     with console.status("timing one round", spinner="line"):
         found = estimate(planned, folder, parallel)
     if found is not None:
-        output.note(in_words(found, output.duration(found.seconds), output.duration(found.timed.round)), console)
+        output.note(found, console)
 
 
 def _keep(recipe: Recipe, scale: str, planned: Plan, folder: Path, evidence: Path) -> None:

@@ -85,11 +85,7 @@ def page(
         output.note(f"{file} has no place for {table}: add the lines {marker(table)} and {END}")
     outdated = [file] if new != text else []
     drawn = pictures(evidence, recipes, file)
-    outdated += [
-        picture
-        for picture, (recipe, column, runs) in drawn.items()
-        if not curves.is_current(curves.chart(recipe, column, runs), picture)
-    ]
+    outdated += [picture for picture, chart in drawn.items() if not curves.is_current(chart, picture)]
     if check:
         for path in outdated:
             output.error(f"{path} is not what {source} gives; run: fedcore results page {file} --from {source}")
@@ -99,8 +95,8 @@ def page(
     from fedcore.base.files import write_text
 
     write_text(file, new)
-    for picture, (recipe, column, runs) in drawn.items():
+    for picture, chart in drawn.items():
         if picture in outdated:
-            curves.draw(recipe, column, runs, picture)
+            curves.draw(chart, picture)
     done = f"written: {', '.join(map(str, outdated))}" if outdated else f"{file} is what {source} gives already"
     output.stdout().print(output.text(done), soft_wrap=True)

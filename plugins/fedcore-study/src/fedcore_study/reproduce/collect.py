@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedcore import ConfigError, FedcoreError
+from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.base.identity import method
 from fedcore_study.comparisons.records import RunRecord, Warn, find_runs
 from fedcore_study.reproduce.evidence import Evidence, Place, evidence_of, read_evidence, write_evidence
-from fedcore_study.reproduce.places import Cell, differences, nearest, places_of
+from fedcore_study.reproduce.places import Cell, comparable, differences, nearest, places_of
 from fedcore_study.reproduce.recipe import Recipe
-
-Wanted = Callable[[Place], bool]
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ def collect(
     among: Sequence[Cell],
     *,
     warn: Warn,
-    wanted: Wanted = lambda place: True,
+    wanted: Callable[[Place], bool] = lambda place: True,
     only_tables: bool = False,
 ) -> Collected:
     """Write the evidence of runs, of those in progress too, under each table that they belong to.
@@ -70,9 +68,6 @@ def changed_since(evidence: Evidence, recipes: Sequence[Recipe], among: Sequence
 
     :raises ConfigError: the run's table has no such row or column, or there is no such table.
     """
-    from fedcore import RunConfig
-    from fedcore_study.reproduce.places import comparable
-
     place = evidence.place
     if place is None:
         return ""
@@ -106,7 +101,7 @@ def _places(run: RunRecord, among: Sequence[Cell], warn: Warn, only_tables: bool
     return [] if only_tables else [None]
 
 
-def _in_words(found: dict[str, tuple[object, object]] | dict[str, tuple[object, object]]) -> str:
+def _in_words(found: Mapping[str, tuple[object, object]]) -> str:
     parts = [f"{name} {ours} (in the recipe {wanted})" for name, (ours, wanted) in list(found.items())[:5]]
     return ", ".join(parts) + (f" and {len(found) - 5} other options" if len(found) > 5 else "")
 

@@ -36,11 +36,10 @@ def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
     return Curves(name=column, title=column, x_title="round", y_title="accuracy on the test set, %", lines=lines)
 
 
-def draw(recipe: Recipe, column: str, found: Sequence[Evidence], file: Path) -> None:
-    """Draw a column's curves into an SVG file whose bits depend on the data and on matplotlib alone."""
+def draw(drawn: Curves, file: Path) -> None:
+    """Draw curves into an SVG file whose bits depend on the data and on matplotlib alone."""
     from fedcore_study.reports import static
 
-    drawn = chart(recipe, column, found)
     file.parent.mkdir(parents=True, exist_ok=True)
     static.save_svg(drawn, file, description=f"data {fingerprint(drawn)}")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig
-from fedcore.base.identity import digest
+from fedcore.base.identity import digest, method
+from fedcore.base.output import duration
 from fedcore.hooks.plugins import PluginSet
 from fedcore_study.reproduce.run import Plan
 from fedcore_study.sweeps.directory import SweepDirectory
@@ -41,6 +42,12 @@ class Estimate:
     runs: int
     parallel: int
     timed: Timed
+
+    def __str__(self) -> str:
+        """Return the sentence that is shown before a table's runs begin."""
+        side = f", {self.parallel} at a time" if self.parallel > 1 else ""
+        took = f"a round of {method(self.timed.config.plugins)} takes {duration(self.timed.round)} here now"
+        return f"about {duration(self.seconds)} for {self.runs} runs{side}: {took}"
 
 
 def estimate(planned: Plan, out: Path, parallel: int | None) -> Estimate | None:
@@ -102,13 +109,6 @@ def total(timed: Timed, configs: Iterable[RunConfig]) -> float:
         seconds += config.rounds * timed.round * _share(config) / _share(timed.config)
         seconds += evaluations * timed.evaluation * _models(config) / _models(timed.config)
     return seconds
-
-
-def in_words(found: Estimate, duration: str, round_took: str) -> str:
-    """Return the sentence that is shown before a table's runs begin."""
-    side = f", {found.parallel} at a time" if found.parallel > 1 else ""
-    name = "+".join(found.timed.config.plugins) or "fedavg"
-    return f"about {duration} for {found.runs} runs{side}: a round of {name} takes {round_took} here now"
 
 
 def _share(config: RunConfig) -> float:

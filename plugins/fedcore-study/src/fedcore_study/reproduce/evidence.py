@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
 from fedcore import ConfigError
 from fedcore.base import registry
@@ -21,7 +21,7 @@ from fedcore.base.errors import describe
 from fedcore.base.files import parse_json, write_text
 from fedcore.base.identity import digest, method, settings
 from fedcore_study.comparisons.records import RunRecord, Warn
-from fedcore_study.reproduce.recipe import Scale
+from fedcore_study.reproduce.recipe import Part, Scale, folder_name
 
 DIGITS = 6
 """Decimals that accuracies and losses are kept with."""
@@ -31,11 +31,7 @@ _NUMBERS = re.compile(r"\[\s+((?:(?:-?[\d.]+(?:e[-+]?\d+)?|null),?\s+)+)\]")
 _ABSOLUTE = re.compile(r"(?:[a-z]+:)?(?:/|~|[A-Za-z]:[\\/])")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Place(_Part):
+class Place(Part):
     """The cell of a paper's table that a run belongs to."""
 
     method: str = Field(min_length=1, description="The plugin whose paper it is.")
@@ -47,10 +43,10 @@ class Place(_Part):
     @property
     def folder(self) -> str:
         """The table's folder: ``fedproc-table-2-paper``."""
-        return f"{self.method}-table-{self.table}-{self.scale}"
+        return folder_name(self.method, self.table, self.scale)
 
 
-class Curve(_Part):
+class Curve(Part):
     """One protocol's figures over rounds: lists of the same length; ``loss`` is null where there is none."""
 
     round: list[int] = Field(description="Number of rounds after which the model was evaluated, ascending from 1.")
@@ -71,7 +67,7 @@ class Curve(_Part):
         return self
 
 
-class Machine(_Part):
+class Machine(Part):
     """What trained the run."""
 
     cpu: str | None = None
@@ -80,7 +76,7 @@ class Machine(_Part):
     system: str | None = None
 
 
-class Session(_Part):
+class Session(Part):
     """A process that trained the run, or a part of it."""
 
     started: AwareDatetime
@@ -91,7 +87,7 @@ class Session(_Part):
     machine: Machine = Machine()
 
 
-class Evidence(_Part):
+class Evidence(Part):
     """A run's resolved configuration, partition, curves and final figures, with what produced them.
 
     :param rounds: that are recorded, of ``planned`` ones. ``figures`` are the final ones by protocol, corrections after

@@ -15,12 +15,12 @@ from statistics import fmean
 from fedcore import ConfigError, UnknownNameError
 from fedcore_study.comparisons.figures import FEW, Difference, Figure, paired_difference
 from fedcore_study.comparisons.formats import markdown_table, spread
+from fedcore_study.reports.charts import Curves
 from fedcore_study.reproduce.collect import changed_since
+from fedcore_study.reproduce.curves import chart
 from fedcore_study.reproduce.evidence import Evidence, slug, started
 from fedcore_study.reproduce.places import Cell
-from fedcore_study.reproduce.recipe import SCALES, Printed, Recipe, Row
-
-Drawn = tuple[Recipe, str, list[Evidence]]
+from fedcore_study.reproduce.recipe import SCALES, Printed, Recipe, Row, folder_name
 
 BASELINE = "FedAvg"
 """The row that the others are compared with, in whichever case the paper writes it."""
@@ -38,9 +38,13 @@ def marker(name: str) -> str:
     return f"{_BEGIN} {name} -->"
 
 
-def folder_of(recipe: Recipe, scale: str) -> str:
-    """Return the name of a table's folder of evidence, which its marker on the page has, too."""
-    return f"{recipe.method}-table-{recipe.table}-{scale}"
+def _tables(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
+    """Return the tables by the names of their folders of evidence, which their markers on the page have, too."""
+    return {folder_name(recipe.method, recipe.table, scale): recipe for recipe in recipes for scale in SCALES}
+
+
+def _of_table(name: str, found: Iterable[Evidence]) -> list[Evidence]:
+    return [evidence for evidence in found if evidence.place and evidence.folder == name]
 
 
 def filled(page: str, found: Sequence[Evidence], recipes: Sequence[Recipe], among: Sequence[Cell]) -> str:
@@ -52,15 +56,14 @@ def filled(page: str, found: Sequence[Evidence], recipes: Sequence[Recipe], amon
     """
     if page.count(_BEGIN) != len(_MARKER.findall(page)):
         raise ConfigError(f"a line {_BEGIN} TABLE --> has no line {END} after it")
-    tables = {folder_of(recipe, scale): (recipe, scale) for recipe in recipes for scale in SCALES}
+    tables = _tables(recipes)
 
     def made(match: re.Match[str]) -> str:
         name = match[1]
         if name not in tables:
             raise UnknownNameError("table in a marker", name, tables)
-        recipe, _ = tables[name]
-        own = [evidence for evidence in found if evidence.place and evidence.folder == name]
-        return f"{marker(name)}\n\n{block(recipe, name, own, recipes, among)}\n\n{END}"
+        text = block(tables[name], name, _of_table(name, found), recipes, among)
+        return f"{marker(name)}\n\n{text}\n\n{END}"
 
     return _MARKER.sub(made, page)
 
@@ -285,18 +288,12 @@ def _origin(evidence: Evidence) -> str:
     return "; then ".join(texts)
 
 
-def pictures(
-    found: Sequence[Evidence], recipes: Sequence[Recipe], page: Path
-) -> dict[Path, tuple[Recipe, str, list[Evidence]]]:
-    """Return the pictures that a page shows: file -> recipe, column and runs."""
-    text = page.read_text(encoding="utf-8")
-    named = {match[1] for match in _MARKER.finditer(text)}
-    made = {}
-    for recipe in recipes:
-        for scale in SCALES:
-            name = folder_of(recipe, scale)
-            own = [evidence for evidence in found if evidence.place and evidence.folder == name]
-            if name in named:
-                for column, runs in by_column(recipe, own).items():
-                    made[page.parent / picture_name(name, column)] = (recipe, column, runs)
-    return made
+def pictures(found: Sequence[Evidence], recipes: Sequence[Recipe], page: Path) -> dict[Path, Curves]:
+    """Return the pictures that a page shows, by file."""
+    named = {match[1] for match in _MARKER.finditer(page.read_text(encoding="utf-8"))}
+    return {
+        page.parent / picture_name(name, column): chart(recipe, column, runs)
+        for name, recipe in _tables(recipes).items()
+        if name in named
+        for column, runs in by_column(recipe, _of_table(name, found)).items()
+    }

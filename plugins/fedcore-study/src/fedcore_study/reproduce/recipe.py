@@ -33,11 +33,13 @@ _NAMED = {"dataset": "dataset", "model": "model", "partition": "partitioner", "e
 _BY_PATH = ("module:", "npz:", "imagefolder:")
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A part of a recipe, or of a run's evidence."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Printed(_Part):
+class Printed(Part):
     """A figure as the paper prints it, in percent: 66.3, "66.3 ± 0.5", "?" where unreadable, null for none."""
 
     text: str
@@ -56,7 +58,7 @@ def _read_figure(value: Any) -> Any:
     return {"text": found[0], "mean": float(found[1]), "std": None if found[2] is None else float(found[2])}
 
 
-class Column(_Part):
+class Column(Part):
     """A column of the table."""
 
     name: str = Field(min_length=1)
@@ -64,7 +66,7 @@ class Column(_Part):
     not_run: str = Field(default="", description="Why its runs cannot be made, where they cannot.")
 
 
-class Row(_Part):
+class Row(Part):
     """A row of the table, usually a method."""
 
     name: str = Field(min_length=1)
@@ -74,7 +76,7 @@ class Row(_Part):
     not_run: str | dict[str, str] = Field(default="", description="Why its runs cannot be made; or column -> why.")
 
 
-class PublishedCurve(_Part):
+class PublishedCurve(Part):
     """Accuracy over rounds that somebody else published for a column; it is drawn beside ours."""
 
     name: str = Field(min_length=1, description="What the curve is called in the picture.")
@@ -90,7 +92,7 @@ class PublishedCurve(_Part):
         return self
 
 
-class Quick(_Part):
+class Quick(Part):
     """What ``--scale quick`` changes, so that the table ends in minutes on two cores."""
 
     says: str = Field(min_length=1, description="A sentence for readers: what is scaled down, and how far.")
@@ -114,7 +116,7 @@ class Cell:
     reason: str = ""
 
 
-class Recipe(_Part):
+class Recipe(Part):
     """One table of a paper."""
 
     method: str = Field(description="The plugin whose paper this is.")
@@ -244,6 +246,11 @@ class Recipe(_Part):
                 raise UnknownNameError(kind, name, registry.available(kind))
             return f"{kind} {name} is in the package {package}, which is not installed here"
         return ""
+
+
+def folder_name(method: str, table: int, scale: str) -> str:
+    """Return the name of a table's folder, of evidence or of runs: ``fedproc-table-2-paper``."""
+    return f"{method}-table-{table}-{scale}"
 
 
 def read_recipe(file: Path) -> Recipe:
