@@ -14,6 +14,7 @@ from fedcore.base import output
 from fedcore.cli import options
 from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
 from fedcore_study.cli import shared
+from fedcore_study.words import counted
 
 if TYPE_CHECKING:
     from fedcore_study.reproduce.recipe import Recipe
@@ -206,7 +207,7 @@ def _show_plan(planned: Plan) -> None:
     rows: dict[tuple[str, str], list[str]] = {}  # by column and state
     for cell in planned.cells:
         number = len(planned.runs.get((cell.row, cell.column), []))
-        state = f"not run: {cell.reason}" if cell.reason else f"{number} run{'s' if number != 1 else ''} each"
+        state = f"not run: {cell.reason}" if cell.reason else f"{counted(number, 'run')} each"
         rows.setdefault((cell.column, state), []).append(cell.row)
     columns: dict[tuple[str, str], list[str]] = {}  # by rows and state
     for (column, state), names in rows.items():

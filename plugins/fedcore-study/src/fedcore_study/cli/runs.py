@@ -12,6 +12,7 @@ from fedcore import ConfigError, UnknownNameError
 from fedcore.base import output
 from fedcore.base.errors import nearest
 from fedcore.cli import options
+from fedcore_study.words import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -223,7 +224,7 @@ def _delete(removals: Sequence[Removal], lost: str, *, yes: bool, dry_run: bool 
     console.print(removals_table(removals))
     if lost:
         console.print(output.text(lost))
-    count = f"{output.size(sum(removal.bytes for removal in removals))} of {_runs(len(removals))}"
+    count = f"{output.size(sum(removal.bytes for removal in removals))} of {counted(len(removals), 'run')}"
     if dry_run:
         output.note(f"{count} would be deleted; without --dry-run it is")
         return
@@ -259,10 +260,6 @@ def _found(texts: Sequence[str]) -> list[Overview]:
 
 def _parts(method: str | None) -> list[str]:
     return (method or "").split("+") if method else []
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"
 
 
 def _sorted(runs: Sequence[Overview], column: str) -> list[Overview]:

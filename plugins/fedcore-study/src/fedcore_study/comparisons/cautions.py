@@ -11,6 +11,7 @@ from fedcore.runs.records import errors, first_reason, lost
 from fedcore_study.comparisons.figures import FEW, Difference
 from fedcore_study.comparisons.model_size import ModelSize
 from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.words import counted
 
 OWN = tuple(name for name, protocol in PROTOCOLS.items() if protocol.own_model and name not in UNSEEN)
 """The protocols that measure clients' own models, those on held-out parts first."""
@@ -43,7 +44,7 @@ def few_seeds(differences: Iterable[Difference | None]) -> str:
     numbers = sorted({found.n for found in differences if found is not None and found.n < FEW})
     if not numbers:
         return ""
-    seeds = " or ".join(f"{n} seed{'s' if n > 1 else ''}" for n in numbers)
+    seeds = " or ".join(counted(n, "seed") for n in numbers)
     return f"differences over {seeds} say nothing about other seeds, and have no interval; run at least {FEW}"
 
 

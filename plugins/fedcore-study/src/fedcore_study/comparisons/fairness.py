@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedcore_study.lenient import number
+
 PART = 0.1
 """The part of the clients in the worst and the best ones."""
 
@@ -70,5 +72,5 @@ def spread_of(row: Mapping[str, Any]) -> Spread | None:
 
 def _fraction(value: Any) -> float | None:
     """Return a number in [0, 1] from a file, else None."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-    return float(value) if usable else None
+    found = number(value)
+    return found if found is not None and 0 <= found <= 1 else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from fedcore_study.comparisons.figures import FEW, Difference, Figure
 from fedcore_study.comparisons.significance import level, p_text
+from fedcore_study.words import counted, joined
 
 
 def findings(
@@ -40,7 +41,7 @@ def findings(
     if "few" in told:
         each = ", ".join(_worded(label, found, True) for label, found in told["few"].items())
         said.append(
-            f"Too few seeds to rank {_joined(list(told['few']))} against {baseline}: {each}. Run at least {FEW}."
+            f"Too few seeds to rank {joined(list(told['few']))} against {baseline}: {each}. Run at least {FEW}."
         )
     for label, difference in told.get("", {}).items():
         assert difference is not None  # that is "none"
@@ -91,7 +92,7 @@ def _undone(same: Mapping[str, Difference | None], tested: int) -> Iterable[str]
     ]
     if named and tested > 1:
         yield (
-            f"Zero is outside of the interval of {_joined(named)}, but after the correction for {tested} comparisons "
+            f"Zero is outside of the interval of {joined(named)}, but after the correction for {tested} comparisons "
             "that can be chance."
         )
 
@@ -101,7 +102,7 @@ def _highest(known: Mapping[str, Figure]) -> str:
     printed = {label: f"{100 * figure.mean:.2f}" for label, figure in known.items()}
     top = max(printed.values(), key=float)
     names = [label for label, text in printed.items() if text == top]
-    return f"Highest mean accuracy: {_joined(names)} with {top} %."
+    return f"Highest mean accuracy: {joined(names)} with {top} %."
 
 
 def _worded(label: str, difference: Difference | None, open_question: bool) -> str:
@@ -110,13 +111,9 @@ def _worded(label: str, difference: Difference | None, open_question: bool) -> s
         return label
     parts = [f"{100 * difference.mean:+.2f}"]
     if difference.low is None or difference.high is None or difference.corrected is None:
-        return f"{label} ({parts[0]} over {difference.n} seed{'s' * (difference.n > 1)})"
+        return f"{label} ({parts[0]} over {counted(difference.n, 'seed')})"
     parts[0] += f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
     parts.append(p_text(difference.corrected))
     if open_question and difference.seeds is not None and difference.seeds > difference.n:
         parts.append(f"about {difference.seeds} seeds would show a difference of this size")
     return f"{label} ({', '.join(parts)})"
-
-
-def _joined(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -22,6 +22,7 @@ from fedcore_study.comparisons.comparison import Block, Comparison, Row
 from fedcore_study.comparisons.figures import Difference, Figure
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.significance import p_text
+from fedcore_study.words import counted
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {character: "\\" + character for character in "&%$#_{}"} | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
@@ -141,7 +142,7 @@ def _difference(difference: Difference | None) -> str:
         return "-"
     text = f"{100 * difference.mean:+.2f}"
     if difference.low is None or difference.high is None:
-        return text + f" ({difference.n} seed{'s' if difference.n > 1 else ''})"
+        return text + f" ({counted(difference.n, 'seed')})"
     return text + f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
 
 

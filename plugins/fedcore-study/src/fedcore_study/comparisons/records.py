@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +17,7 @@ from fedcore.runs.records import further, lost
 from fedcore.runs.saved import SavedConfig, partition_digest
 from fedcore_study.comparisons.fairness import Spread, spread_of
 from fedcore_study.comparisons.model_size import ModelSize, model_size
+from fedcore_study.lenient import mapping_in, number
 from fedcore_study.sweeps.directory import STUDY, SweepDirectory
 
 Warn = Callable[[str], None]
@@ -79,7 +80,7 @@ class RunRecord:
             spent += line["bytes"]["down"] + line["bytes"]["up"]
             row = _row(line.get("metrics") or {}, protocol)
             if row:
-                found.append(Evaluation(line["round"] + 1, row["accuracy"], spent, _virtual(line)))
+                found.append(Evaluation(line["round"] + 1, row["accuracy"], spent, number(line.get("virtual_time"))))
         return found
 
     def final(self, protocol: str) -> Evaluation | None:
@@ -88,7 +89,7 @@ class RunRecord:
             return None
         row = _row(self.summary["metrics"], protocol)
         spent = self.summary["bytes"]
-        time = _virtual(self.rounds[-1]) if self.rounds else None
+        time = number(self.rounds[-1].get("virtual_time")) if self.rounds else None
         return Evaluation(self.summary["rounds"], row["accuracy"], spent["down"] + spent["up"], time) if row else None
 
     def spread(self, protocol: str, rounds: int | None) -> Spread | None:
@@ -111,9 +112,8 @@ class RunRecord:
 
     def metrics(self, protocol: str, rounds: int | None) -> dict[str, float | None]:
         """Return the metrics next to accuracy and loss at the end or after ``rounds`` rounds; None if not defined."""
-        found = self._metrics(rounds).get(protocol)
-        row = found if isinstance(found, dict) else {}
-        return {name: float(row[name]) if _is_number(row[name]) else None for name in further(row)}
+        row = mapping_in(self._metrics(rounds), protocol)
+        return {name: number(row[name]) for name in further(row)}
 
     def _metrics(self, rounds: int | None) -> Mapping[str, Any]:
         if rounds is None:
@@ -129,9 +129,8 @@ class RunRecord:
     def seconds_per_round(self, rounds: int | None) -> float | None:
         """Return the median time of a round with its evaluation; the first round also starts processes."""
         times = (line.get("time") or {} for line in self.rounds[:rounds])
-        spent = sorted(time["round"] + time.get("evaluation", 0.0) for time in times if "round" in time)
-        middle = len(spent) // 2
-        return None if not spent else spent[middle] if len(spent) % 2 else (spent[middle - 1] + spent[middle]) / 2
+        spent = [time["round"] + time.get("evaluation", 0.0) for time in times if "round" in time]
+        return statistics.median(spent) if spent else None
 
 
 def find_runs(paths: Iterable[Path], warn: Warn) -> list[RunRecord]:
@@ -221,7 +220,7 @@ def _rounds(file: Path, warn: Warn) -> Iterator[dict[str, Any]]:
         lines = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return
-    for number, text in enumerate(lines, start=1):
+    for count, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
@@ -230,8 +229,8 @@ def _rounds(file: Path, warn: Warn) -> Iterator[dict[str, Any]]:
                 _check(line)
                 yield line
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            where = "is half written" if number == len(lines) else f"is damaged ({type(error).__name__}: {error})"
-            warn(f"{file}: line {number} {where}; read up to it")
+            where = "is half written" if count == len(lines) else f"is damaged ({type(error).__name__}: {error})"
+            warn(f"{file}: line {count} {where}; read up to it")
             return
 
 
@@ -256,16 +255,8 @@ def _check_metrics(metrics: Mapping[str, Any]) -> None:
 
 def _row(metrics: Mapping[str, Any], protocol: str) -> Mapping[str, Any] | None:
     """Return a protocol's figures, None where there are none."""
-    row = metrics.get(protocol)
-    return row if isinstance(row, dict) and "accuracy" in row else None
-
-
-def _virtual(line: Mapping[str, Any]) -> float | None:
-    """Return a line's time on the clock of the simulated system, None without one."""
-    value = line.get("virtual_time")
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        return None
-    return float(value)
+    row = mapping_in(metrics, protocol)
+    return row if "accuracy" in row else None
 
 
 def _check_counts(*values: Any) -> None:
@@ -275,12 +266,8 @@ def _check_counts(*values: Any) -> None:
 
 
 def _check_number(value: Any) -> None:
-    if not _is_number(value):
+    if number(value) is None:
         raise TypeError(f"{value!r:.40} is no number")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _summary(path: Path, warn: Warn) -> dict[str, Any] | None:

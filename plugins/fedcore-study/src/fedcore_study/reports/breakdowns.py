@@ -14,6 +14,7 @@ from fedcore.base.protocols import PROTOCOLS, VALIDATION, confusion_key
 from fedcore.runs.records import SIMULATED
 from fedcore_study.comparisons.groups import Group
 from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.lenient import list_in, mapping_in, number
 from fedcore_study.reports.charts import (
     Bars,
     Box,
@@ -23,9 +24,6 @@ from fedcore_study.reports.charts import (
     Heatmap,
     Omitted,
     Part,
-    list_in,
-    mapping_in,
-    number,
     plain,
 )
 from fedcore_study.reports.lines import MB

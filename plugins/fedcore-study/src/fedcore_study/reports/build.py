@@ -21,9 +21,11 @@ from fedcore_study.comparisons.comparison import BASELINE, check_reported
 from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, uses_alpha
 from fedcore_study.comparisons.groups import field as option
 from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.lenient import mapping_in
 from fedcore_study.reports import breakdowns, lines
-from fedcore_study.reports.charts import Chart, Curves, Omitted, mapping_in
+from fedcore_study.reports.charts import Chart, Curves, Omitted
 from fedcore_study.reports.opening import Opening, Ranking, Table, opening, rankings
+from fedcore_study.words import counted
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def _setting(runs: Sequence[RunRecord]) -> str:
     parts = [" or ".join(values) for values in map(dict.fromkeys, kinds) if len(values) <= 3]
     seeds = sorted({run.config.seed for run in runs})
     listed = f" ({', '.join(map(str, seeds))})" if len(seeds) <= 5 else ""
-    return ", ".join([*parts, f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}{listed}"])
+    return ", ".join([*parts, f"{counted(len(seeds), 'seed')}{listed}"])
 
 
 def _setting_of(config: RunConfig) -> tuple[str, ...]:

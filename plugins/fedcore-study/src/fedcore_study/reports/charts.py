@@ -1,11 +1,13 @@
-"""Charts as plain values, titles and captions, for every renderer. Imports only the standard library."""
+"""Charts as plain values, titles and captions, for every renderer. Imports no renderer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+from fedcore_study.words import joined
 
 COINCIDE = 0.01
 """Lines nearer to one another than this part of the values' range cannot be told apart in a picture."""
@@ -299,26 +301,3 @@ def legible(labels: Sequence[str], most: int = 40) -> list[str]:
     first = (most - 1) // 2
     cleaned = [plain(label) for label in labels]
     return [text if len(text) <= most else f"{text[:first]}…{text[first + 1 - most :]}" for text in cleaned]
-
-
-def joined(names: Sequence[str]) -> str:
-    """Return names as a sentence lists them."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def number(value: Any) -> float | None:
-    """Return a finite number from a file, else None."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable else None
-
-
-def mapping_in(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a mapping inside a record, which may be damaged: an empty one where there is none."""
-    found = value.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def list_in(value: Mapping[str, Any], name: str) -> list[Any]:
-    """Return a list inside a record, which may be damaged: an empty one where there is none."""
-    found = value.get(name)
-    return found if isinstance(found, list) else []

@@ -15,7 +15,8 @@ from fedcore.base.identity import flat
 from fedcore.base.protocols import PROTOCOLS
 from fedcore_study.comparisons.groups import Group
 from fedcore_study.comparisons.records import RunRecord
-from fedcore_study.reports.charts import BANDS, Curves, Line, Omitted, mapping_in, number, plain
+from fedcore_study.lenient import mapping_in, number
+from fedcore_study.reports.charts import BANDS, Curves, Line, Omitted, plain
 
 Points: TypeAlias = "Callable[[RunRecord], dict[int, float]]"
 

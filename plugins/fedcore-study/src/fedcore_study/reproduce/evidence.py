@@ -21,6 +21,7 @@ from fedcore.base.errors import describe
 from fedcore.base.files import parse_json, write_text
 from fedcore.base.identity import digest, method, settings
 from fedcore_study.comparisons.records import RunRecord, Warn
+from fedcore_study.lenient import number
 from fedcore_study.reproduce.recipe import Part, Scale, folder_name
 
 DIGITS = 6
@@ -269,10 +270,8 @@ def _figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _rounded(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    found = round(float(value), DIGITS)
-    return found if abs(found) < float("inf") else None
+    found = number(value)
+    return None if found is None else round(found, DIGITS)
 
 
 def _bytes(run: RunRecord, way: str) -> int:

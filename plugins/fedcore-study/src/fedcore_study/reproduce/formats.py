@@ -17,6 +17,7 @@ from fedcore_study.comparisons.formats import (
     spread,
 )
 from fedcore_study.reproduce.run import Reproduction, ResultCell
+from fedcore_study.words import counted
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def caption(reproduction: Reproduction) -> list[str]:
     """Return what a reader has to know: the scale, the protocols, what the paper leaves open."""
     recipe = reproduction.recipe
     seeds = max((cell.planned for cell in reproduction.cells), default=0)
-    number = f"{seeds} seed{'s' if seeds != 1 else ''}"
+    number = counted(seeds, "seed")
     if reproduction.scale == "quick":
         lines = [f"Scale quick, {number}; no figures to compare with the paper's as such. {recipe.quick.says}"]
     else:

@@ -21,6 +21,7 @@ from fedcore_study.reproduce.curves import chart
 from fedcore_study.reproduce.evidence import Evidence, slug, started
 from fedcore_study.reproduce.places import Cell
 from fedcore_study.reproduce.recipe import SCALES, Printed, Recipe, Row, folder_name
+from fedcore_study.words import counted
 
 BASELINE = "FedAvg"
 """The row that the others are compared with, in whichever case the paper writes it."""
@@ -189,7 +190,7 @@ def _with_interval(difference: Difference, seeds: int) -> str:
     if seeds == 1:
         return text
     if difference.n < FEW or difference.low is None or difference.high is None:
-        return f"{text} ({difference.n} seed{'s' if difference.n > 1 else ''}: no interval)"
+        return f"{text} ({counted(difference.n, 'seed')}: no interval)"
     return f"{text} [{_signed(100 * difference.low)}, {_signed(100 * difference.high)}]"
 
 

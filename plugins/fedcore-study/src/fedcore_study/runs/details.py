@@ -12,6 +12,7 @@ from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping
 from fedcore.runs.records import further
 from fedcore.runs.saved import SavedConfig, how_to_resume
+from fedcore_study.lenient import mapping_in, number
 from fedcore_study.runs.deletion import size
 from fedcore_study.runs.overview import Overview, Warn, last_round
 
@@ -53,7 +54,7 @@ def details(run: Overview, warn: Warn) -> dict[str, Any]:
         "seconds": summary.get("seconds"),
         "sessions": RecordFile(path / "sessions.jsonl").read(warn),
         "changes": content.get("changes") or [],
-        **{name: found if isinstance(found := content.get(name), dict) else {} for name in ("digests", "versions")},
+        **{name: mapping_in(content, name) for name in ("digests", "versions")},
         "files": {entry.name + "/" * entry.is_dir(): size(entry) for entry in files},
         "resume": _resume(run, config),
     }
@@ -63,9 +64,8 @@ def figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the numbers of every protocol that was measured."""
     found = {}
     for name in PROTOCOLS:
-        row = metrics.get(name)
-        row = row if isinstance(row, dict) else {}
-        numbers = {key: row[key] for key in (*FIGURES, *further(row)) if _is_number(row.get(key))}
+        row = mapping_in(metrics, name)
+        numbers = {key: row[key] for key in (*FIGURES, *further(row)) if number(row.get(key)) is not None}
         if numbers:
             found[name] = numbers
     return found
@@ -86,7 +86,7 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, An
         "options": {name: pair for name, pair in changed.items() if not _without_effect(name)},
         "without_effect": {name: pair for name, pair in changed.items() if _without_effect(name)},
         "figures": {
-            name: [a, b, b - a if _is_number(a) and _is_number(b) else None]
+            name: [a, b, None if number(a) is None or number(b) is None else b - a]
             for name, (a, b) in {**measured, **spent}.items()
             if a is not None or b is not None
         },
@@ -155,7 +155,3 @@ def _resume(run: Overview, config: RunConfig | None) -> str | None:
     if not any((run.path / "checkpoint").glob("*.safetensors")):
         return None
     return command if command.startswith("in Python") else f"{command} --rounds {2 * config.rounds}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
