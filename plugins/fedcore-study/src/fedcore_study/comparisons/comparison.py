@@ -9,7 +9,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedcore import ConfigError, UnknownNameError
 from fedcore.base.config import Json
@@ -103,9 +102,10 @@ class Comparison:
             for note, named in where.items()
         ]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
-        return dataclasses.asdict(self)
+    @property
+    def heading(self) -> str:
+        """What the rows are: ``method``, or options of a run."""
+        return ", ".join("method" if name == "plugin" else name for name in self.by)
 
 
 def compare(
@@ -227,64 +227,71 @@ def _block(
 ) -> Block:
     seeds = {label: by_seed(runs) for label, runs in rows.items()}
     chosen = baseline or BASELINE
-    reference = seeds.get(chosen)
-    where = ", ".join(f"{name}={value}" for name, value in shown.items())
-    if baseline and reference is None:
+    against = chosen if chosen in seeds else None
+    if baseline and against is None:
+        where = ", ".join(f"{name}={value}" for name, value in shown.items())
         warn(f"{where}: no run of the baseline {baseline!r}, hence no differences")
     _check_clients(seeds)
+    accuracies = {
+        label: {seed: _at(run, protocol, round).accuracy for seed, run in sorted(runs.items())}
+        for label, runs in seeds.items()
+    }
     differences: dict[str, Difference | None] = {}
-    for label, runs in seeds.items() if reference is not None else ():
-        if label != chosen:
-            differences[label] = _difference(label, runs, chosen, reference or {}, protocol, round, confidence, warn)
-    differences = corrected(differences, confidence)
+    if against is not None:
+        others = [label for label in seeds if label != against]
+        found = {label: _difference(label, against, seeds, accuracies, confidence, warn) for label in others}
+        differences = corrected(found, confidence)
     made = [
-        _row(label, runs, differences.get(label), protocol, target, round, reported) for label, runs in seeds.items()
+        _row(label, runs, accuracies[label], differences.get(label), protocol, target, round, reported)
+        for label, runs in seeds.items()
     ]
     notes = [
+        other_models(rows, against) if against is not None else "",
         failed_clients(rows, round),
         few_seeds(row.difference for row in made),
         restarted_schedules(rows),
         *own_models(rows, protocol),
     ]
-    if reference is not None:
-        notes.insert(0, other_models(rows, chosen))
-    against = chosen if reference is not None else None
     said = findings({row.label: row.summary for row in made}, differences, against, confidence)
     return Block(shown, against, made, [note for note in notes if note], said)
 
 
 def _difference(
     label: str,
-    runs: Mapping[int, RunRecord],
     baseline: str,
-    reference: Mapping[int, RunRecord],
-    protocol: str,
-    round: int | None,
+    seeds: Mapping[str, Mapping[int, RunRecord]],
+    accuracies: Mapping[str, Mapping[int, float]],
     confidence: float,
     warn: Warn,
 ) -> Difference | None:
-    """Return a row's difference to the baseline over the pairs of runs, and say which seeds have no pair."""
-    accuracy = {seed: _at(run, protocol, round).accuracy for seed, run in runs.items()}
+    """Return a row's difference to the baseline over the pairs of runs, and say which seeds have no pair.
+
+    :param seeds: the rows' runs by seed.
+    """
     # Runs whose samples were split otherwise are no pairs, even with the same seed.
-    pairs = {s: _at(r, protocol, round).accuracy for s, r in reference.items() if _same_clients(r, runs.get(s))}
-    difference = paired_difference(accuracy, pairs, confidence)
+    pairs = {
+        seed: accuracies[baseline][seed]
+        for seed, run in seeds[baseline].items()
+        if _same_clients(run, seeds[label].get(seed))
+    }
+    difference = paired_difference(accuracies[label], pairs, confidence)
     if difference is None:
         warn(f"{label} and {baseline} have no seed with the same clients in common, hence no difference")
-    elif difference.n < len(accuracy):
-        warn(f"{label}: only {difference.n} of {len(accuracy)} seeds have a pair in {baseline}")
+    elif difference.n < len(seeds[label]):
+        warn(f"{label}: only {difference.n} of {len(seeds[label])} seeds have a pair in {baseline}")
     return difference
 
 
 def _row(
     label: str,
     runs: Mapping[int, RunRecord],
+    accuracy: dict[int, float],
     difference: Difference | None,
     protocol: str,
     target: float | None,
     round: int | None,
     reported: Sequence[str],
 ) -> Row:
-    accuracy = {seed: _at(run, protocol, round).accuracy for seed, run in sorted(runs.items())}
     reached = [point for run in runs.values() if target and (point := run.reached(protocol, target, round)) is not None]
     seconds = [s for run in runs.values() if (s := run.seconds_per_round(round)) is not None]
     return Row(

@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from fedcore import FedcoreError
 from fedcore.base.config import Json
@@ -57,7 +57,7 @@ CLIENTS = {
 def columns(comparison: Comparison, block: Block) -> list[Column]:
     """Return the columns of a block; the first one holds names, the others numbers."""
     found = [
-        Column(", ".join("method" if name == "plugin" else name for name in comparison.by), lambda row: row.label),
+        Column(comparison.heading, lambda row: row.label),
         Column("seeds", lambda row: str(len(row.accuracy))),
         _figures("accuracy %", lambda row: row.summary, 100, 2, 1),
         *(
@@ -339,7 +339,7 @@ def csv_of(rows: Sequence[Mapping[str, Json]]) -> str:
 
 def as_json(comparison: Comparison) -> str:
     """Return everything."""
-    return json.dumps(comparison.as_json(), indent=2) + "\n"
+    return json.dumps(asdict(comparison), indent=2) + "\n"
 
 
 FORMATS: dict[str, Callable[[Comparison], str]] = {

@@ -49,12 +49,11 @@ def of_methods(comparison: Comparison) -> pandas.DataFrame:
     for counted in ("seeds", "difference_seeds", "seeds_needed"):
         frame[counted] = frame[counted].astype("Int64")  # whole numbers, some of them missing
     shown = list(dict.fromkeys(name for block in comparison.blocks for name in block.settings))
-    method = ", ".join("method" if name == "plugin" else name for name in comparison.by)
     index = [(*(_hashable(row[name]) for name in shown), row["row"]) for row in rows]
     frame.index = (
-        pandas.MultiIndex.from_tuples(index, names=[*shown, method])
+        pandas.MultiIndex.from_tuples(index, names=[*shown, comparison.heading])
         if shown
-        else pandas.Index([row for (row,) in index], name=method)
+        else pandas.Index([row for (row,) in index], name=comparison.heading)
     )
     frame.attrs = {
         "findings": [

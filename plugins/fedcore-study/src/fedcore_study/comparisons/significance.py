@@ -5,6 +5,7 @@ scipy is imported where it is needed: it takes a second.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,16 +52,10 @@ def seeds_needed(effect: float, alpha: float) -> int | None:
     :param alpha: the level of the two-sided test.
     :returns: None for more than ``MOST_SEEDS``.
     """
-    effect, enough = min(abs(effect), _LARGEST), 2
-    while power(effect, enough, alpha) < POWER:  # it grows with the number
-        if enough >= MOST_SEEDS:
-            return None
-        enough = min(2 * enough, MOST_SEEDS)
-    few = enough // 2
-    while enough - few > 1:
-        middle = (few + enough) // 2
-        few, enough = (few, middle) if power(effect, middle, alpha) >= POWER else (middle, enough)
-    return enough
+    effect = min(abs(effect), _LARGEST)
+    numbers = range(2, MOST_SEEDS + 1)  # the power grows with the number
+    place = bisect.bisect_left(numbers, POWER, key=lambda n: power(effect, n, alpha))
+    return numbers[place] if place < len(numbers) else None
 
 
 def power(effect: float, n: int, alpha: float) -> float:

@@ -114,8 +114,7 @@ def rankings(runs: Sequence[RunRecord], by: Sequence[str], colors: Mapping[str, 
         made = compare(measured, protocol=protocol, by=by) if measured else None
         if made is not None and made.ranks is not None:
             settings = [formats.title(block) for block in made.blocks]
-            heading = formats.columns(made, made.blocks[0])[0].heading
-            found.append(_ranking(protocol, made.ranks, settings, heading, colors))
+            found.append(_ranking(protocol, made.ranks, settings, made.heading, colors))
     return found
 
 
@@ -199,7 +198,7 @@ def _table(found: Mapping[str, _Compared]) -> Table:
     ]
     labels = list(cells)
     return Table(
-        heads=[_rows_heading(found), *first, *(heading for _, heading in places), formats.SECONDS],
+        heads=[_heading(found), *first, *(heading for _, heading in places), formats.SECONDS],
         rows=rows,
         caption=_caption(found),
         groups=[("", 1 + len(first)), *((name, sum(place[0] == name for place in places)) for name in found), ("", 1)],
@@ -222,16 +221,15 @@ def _client_table(found: Mapping[str, _Compared]) -> Table:
             cells.setdefault(names[row.label], {})[protocol] = [column.cell(row) for column in columns]
     absent = ["-"] * len(columns)
     return Table(
-        heads=[_rows_heading(found), *(column.heading for _ in found for column in columns)],
+        heads=[_heading(found), *(column.heading for _ in found for column in columns)],
         rows=[[label, *(cell for name in found for cell in own.get(name, absent))] for label, own in cells.items()],
         caption="Accuracies over the clients, all of the same weight: mean ± standard deviation over seeds.",
         groups=[("", 1), *((protocol, len(columns)) for protocol in found)],
     )
 
 
-def _rows_heading(found: Mapping[str, _Compared]) -> str:
-    comparison, block, _, _ = next(iter(found.values()))
-    return formats.columns(comparison, block)[0].heading
+def _heading(found: Mapping[str, _Compared]) -> str:
+    return next(compared.comparison.heading for compared in found.values())
 
 
 def _intervals(protocol: str, compared: _Compared, colors: Mapping[str, int]) -> Intervals | Omitted:
