@@ -22,7 +22,7 @@ from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.directory import STUDY
 from fedcore_study.sweeps.processes import Job, Outcome, run_jobs
 from fedcore_study.sweeps.spec import SweepSpec, axis_name
-from fedcore_study.sweeps.warm import Starter, starting
+from fedcore_study.sweeps.warm import starting
 
 BEST = "best.yaml"
 
@@ -127,9 +127,8 @@ def search(
     trials: int,
     out: Path,
     *,
-    listen: Listener | None = None,
+    listen: Listener = lambda number, event, details: None,
     parallel: int | None = None,
-    start: Starter | None = None,
 ) -> SearchResult:
     """Run trials until so many of the study in ``out`` have ended; a trial that fails does not stop the others.
 
@@ -138,12 +137,11 @@ def search(
 
     :param spec: options of every trial, with one seed.
     :param parallel: trials side by side; default one per core as far as memory allows, one on a CUDA device.
-    :param start: starts the trials' processes; default one of its own.
     :raises ConfigError: as :func:`check_search`, or the study's file is damaged.
     """
     check_search(spec, axes)
     _check_study(out / STUDY)
-    with contextlib.nullcontext(start) if start is not None else starting() as start:
+    with starting() as start:
         seed, base = spec.seeds[0], spec.run({}, spec.seeds[0])
         optuna: Any = import_module("optuna")
         from fedcore.engines import cores
@@ -165,7 +163,7 @@ def search(
             left = trials - sum(trial.state.is_finished() for trial in study.trials)
             while left > 0:
                 asked = [study.ask() for _ in range(min(max(TOGETHER, parallel), left))]
-                batch = _Batch(optuna, spec, axes, out.resolve(), asked, workers, listen or _silent)
+                batch = _Batch(optuna, spec, axes, out.resolve(), asked, workers, listen)
                 outcomes, interrupted = run_jobs(batch.jobs(), parallel, batch, start)
                 batch.tell(study, outcomes)
                 if interrupted:
@@ -303,7 +301,3 @@ def _quiet(optuna: Any) -> Iterator[None]:
         yield
     finally:
         optuna.logging.set_verbosity(before)
-
-
-def _silent(number: int, event: str, details: Mapping[str, Any]) -> None:
-    """Take no notice."""

@@ -56,10 +56,8 @@ def run_search(
 
 
 def _table(result: SearchResult) -> Table:
-    table = Table(
-        "trial", "accuracy on held-out parts %", "state", *dict.fromkeys(n for t in result.trials for n in t.options)
-    )
     names = list(dict.fromkeys(name for trial in result.trials for name in trial.options))
+    table = Table("trial", "accuracy on held-out parts %", "state", *names)
     for trial in sorted(result.trials, key=lambda trial: -(trial.value or 0.0) if trial.state == "complete" else 1.0):
         value = "-" if trial.value is None else f"{100 * trial.value:.2f}"
         table.add_row(str(trial.number), value, trial.state, *(_short(trial.options.get(name, "-")) for name in names))

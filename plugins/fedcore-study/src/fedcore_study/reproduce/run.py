@@ -127,7 +127,11 @@ def plan(
 
 
 def run(
-    planned: Plan, out: Path, *, parallel: int | None = None, listen: Listener | None = None
+    planned: Plan,
+    out: Path,
+    *,
+    parallel: int | None = None,
+    listen: Listener = lambda name, event, details: None,
 ) -> tuple[Reproduction, SweepResult | None]:
     """Run what is not finished of a recipe in the sweep directory ``out``, and make its table.
 

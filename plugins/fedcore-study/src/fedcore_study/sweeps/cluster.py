@@ -77,9 +77,7 @@ def _outcome(name: str, handle: Any, seconds: float) -> Outcome:
     error = handle.exception()
     if error is None:
         return Outcome(name, "finished", seconds)
-    events = []
-    for line in (handle.stderr() or "").splitlines():
-        if line.startswith("error: "):
-            events.append(line.removeprefix("error: "))
-    message = events[-1] if events else str(error).strip().splitlines()[-1]
+    prefix = "error: "
+    said = [line.removeprefix(prefix) for line in (handle.stderr() or "").splitlines() if line.startswith(prefix)]
+    message = said[-1] if said else str(error).strip().splitlines()[-1]
     return Outcome(name, "failed", seconds, f"{message}; see {handle.paths.stderr}")

@@ -36,10 +36,6 @@ class Process(Protocol):
         """Wait for the end and return the exit code."""
         ...
 
-    def poll(self) -> int | None:
-        """Return the exit code; None while the process runs."""
-        ...
-
     def send_signal(self, number: int) -> None:
         """Send a signal to the process if it is running."""
         ...
@@ -84,7 +80,7 @@ class _Process:
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
-        self._send()
+        self.say(self.job.sent)
         for line in self.process.stdout:
             try:
                 event = json.loads(line)
@@ -95,23 +91,13 @@ class _Process:
         self.process.wait()
         self.inbox.put((self, None))
 
-    def _send(self) -> None:
-        """Write what the stdin begins with. It waits while the process imports: a pipe holds little."""
+    def say(self, content: bytes) -> None:
+        """Write to the stdin. Long content waits while the process imports: a pipe holds little."""
         assert self.process.stdin is not None
-        left = memoryview(self.job.sent)
+        left = memoryview(content)
         with contextlib.suppress(OSError):  # it has ended
             while left:
                 left = left[self.process.stdin.write(left) :]
-            self.process.stdin.flush()
-
-    def signal(self, number: int) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-
-    def say(self, verdict: bytes) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended
-            self.process.stdin.write(verdict)
             self.process.stdin.flush()
 
     def outcome(self, stopping: bool) -> Outcome:
@@ -168,10 +154,10 @@ def run_jobs(
             except KeyboardInterrupt:
                 interrupts += 1
                 for process in running:
-                    process.signal(signal.SIGINT if interrupts == 1 else signal.SIGKILL)
+                    process.process.send_signal(signal.SIGINT if interrupts == 1 else signal.SIGKILL)
     finally:
         for process in running:  # an error of our own: nothing is left behind
-            process.signal(signal.SIGKILL)
+            process.process.send_signal(signal.SIGKILL)
     return [outcomes[job.name] for job in order], bool(interrupts)
 
 

@@ -110,7 +110,7 @@ def run_sweep(
     *,
     rounds: int | None = None,
     parallel: int | None = None,
-    listen: Listener | None = None,
+    listen: Listener = lambda name, event, details: None,
     start: Starter | None = None,
     allow_code: bool = False,
     allow_outside: bool = False,
@@ -161,13 +161,12 @@ def run_sweep(
             asked = {name: configs[name].rounds for name in names}
             longer = [name for name in left if directory.standing(name) == "finished"]
             plan = {"runs": names, "left": left, "longer": longer, "parallel": parallel, "rounds": asked}
-            told = listen or _silent
-            told("", "plan", {**plan, "out": directory.path})
+            listen("", "plan", {**plan, "out": directory.path})
 
             def listening(name: str, event: str, details: Mapping[str, Any]) -> Any:
                 if event in ("start", "failed"):
                     directory.keep_failure(name, details.get("message", ""))
-                return told(name, event, details)
+                return listen(name, event, details)
 
             # A run next to others trains by itself: workers of its own would only add memory and start-up.
             workers = 0 if parallel > 1 and submit != "slurm" else None
@@ -247,7 +246,3 @@ def available_memory() -> float:
     except (OSError, ValueError):
         pass
     return found
-
-
-def _silent(name: str, event: str, details: Mapping[str, Any]) -> None:
-    """Take no notice."""
