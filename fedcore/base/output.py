@@ -35,6 +35,11 @@ def text(value: object, style: str = "") -> Text:
     return Text(clean(value), style=style)
 
 
+def line(message: object, style: str = "") -> None:
+    """Print an untrusted text on stdout. It is not broken into lines, so that a command in it can be copied."""
+    stdout().print(text(message, style), soft_wrap=True)
+
+
 def error(message: object, *, label: str = "error") -> None:
     """Print ``error: message`` on stderr."""
     stderr().print(Text.assemble((f"{label}: ", "bold red"), clean(message)), soft_wrap=True)

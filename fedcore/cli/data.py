@@ -81,12 +81,11 @@ def split(
     partition = resolve_partition(config, dataset)
     if out is not None:
         partition.save(out)
-    console = output.stdout()
-    console.print(draw_table(partition, dataset.train.labels, dataset.num_classes))
+    output.stdout().print(draw_table(partition, dataset.train.labels, dataset.num_classes))
     for message in (*data_cautions(dataset), *cast(list[str], partition.info.get("notes", []))):
         output.note(message)
     if out is not None:
-        console.print(output.text(f"written: {out} (use it with --partition {out})"), soft_wrap=True)
+        output.line(f"written: {out} (use it with --partition {out})")
 
 
 @app.command("plot")
@@ -129,14 +128,14 @@ def plot(
     names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
     console = output.stdout()
     title = f"{dataset.name} by {partition.info['partitioner']}, {partition.num_clients} clients"
-    console.print(output.text(title, style="bold"), soft_wrap=True)
+    output.line(title, style="bold")
     for line in draw_picture(partition, dataset.train.labels, names, console.width):
         console.print(line, soft_wrap=True)
     for message in cast(list[str], partition.info.get("notes", [])):
         output.note(message)
     if out is not None:
         registry.call("figure", "partition", save_figure, partition, dataset, out)
-        console.print(output.text(f"written: {out}"), soft_wrap=True)
+        output.line(f"written: {out}")
 
 
 def _check_out(out: Path, suffixes: Sequence[str], force: bool) -> None:

@@ -46,7 +46,7 @@ def init(
             stream.write(text)
     except FileExistsError:
         raise ConfigError(f"{file} exists already; name another file: fedcore init FILE") from None
-    output.stdout().print(output.text(f"written: {file} (use it with fedcore train --config {file})"), soft_wrap=True)
+    output.line(f"written: {file} (use it with fedcore train --config {file})")
 
 
 def commented(chosen: Mapping[str, Any], file: Path, preset: str | None = None) -> str:

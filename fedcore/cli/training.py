@@ -48,7 +48,7 @@ def train(
     with training(quiet) as display:
         result = run(config, notify=display, fast_dev_run=fast_dev_run)
     if fast_dev_run and not as_json:
-        output.stdout().print(output.text(_what_ran(result.config)), soft_wrap=True)
+        output.line(_what_ran(result.config))
         return
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
 

@@ -36,7 +36,7 @@ def export(
     done = export_run(run_dir, to, out or Path(name), client=client, allow_code=allow_code)
     for note in done.notes:
         output.note(note)
-    output.stdout().print(output.text(f"written: {done.directory} ({', '.join(done.files)})"), soft_wrap=True)
+    output.line(f"written: {done.directory} ({', '.join(done.files)})")
 
 
 app = command(export)

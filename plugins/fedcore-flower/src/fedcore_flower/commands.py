@@ -77,18 +77,15 @@ def keys(
 
     files = make_keys(folder, host or [], client or [])
     names = {path.name for path in files}
-    console = output.stdout()
-
-    def say(words: str) -> None:
-        console.print(output.text(words), soft_wrap=True)
-
-    say(f"{len(files)} files in {folder}, each for its owner alone (0600)")
+    output.line(f"{len(files)} files in {folder}, each for its owner alone (0600)")
     if host:
-        say("stay with the server: server.crt, server.key; ca.key is needed only to make certificates, keep it offline")
-        say("to every client: ca.crt")
+        output.line(
+            "stay with the server: server.crt, server.key; ca.key is needed only to make certificates, keep it offline"
+        )
+        output.line("to every client: ca.crt")
     for name in client or []:
         if f"{name}.key" in names:
-            say(f"to {name}: {name}.key, over a channel that you trust; {name}.pub stays with the server")
+            output.line(f"to {name}: {name}.key, over a channel that you trust; {name}.pub stays with the server")
 
 
 @app.command("server")

@@ -47,8 +47,8 @@ def new(
     check = [f"fedcore plugins check {name}", f'{tests} -m "not slow"'] if kind == "method" else [tests]
     console.print("\nNext:")
     for line in (f"pip install -e {shlex.quote(f'{folder}[test]')}", *check):
-        console.print(output.text(f"  {line}"), soft_wrap=True)
-    console.print(output.text(f"  {train_command(name, kind)}"), soft_wrap=True)
+        output.line(f"  {line}")
+    output.line(f"  {train_command(name, kind)}")
 
 
 @options.config_flags(only=("model", "public"))

@@ -85,4 +85,4 @@ def compare(
             console.print(output.text(sentence))
     if comparison.ranks is not None:
         console.print(output.text(str(comparison.ranks)))
-    console.print(output.text(formats.caption(comparison), style="dim"), soft_wrap=True)
+    output.line(formats.caption(comparison), style="dim")

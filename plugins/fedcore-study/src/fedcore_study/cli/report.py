@@ -71,9 +71,9 @@ def report(
             output.note(f"{where}not drawn: {entry.title}: {entry.reason}")
     write_page(made, out)
     drawn = len(made.charts)
-    output.stdout().print(output.text(f"written: {out} ({len(made.runs)} runs, {drawn} figures)"), soft_wrap=True)
+    output.line(f"written: {out} ({len(made.runs)} runs, {drawn} figures)")
     if figures is not None:
         from fedcore_study.reports import static
 
         files = static.write(made.charts, figures, form)
-        output.stdout().print(output.text(f"written: {len(files)} {form} files in {figures}"), soft_wrap=True)
+        output.line(f"written: {len(files)} {form} files in {figures}")

@@ -212,9 +212,8 @@ def _show_plan(planned: Plan) -> None:
     columns: dict[tuple[str, str], list[str]] = {}  # by rows and state
     for (column, state), names in rows.items():
         columns.setdefault((", ".join(names), state), []).append(column)
-    console = output.stdout()
     for (named, state), where in columns.items():
-        console.print(output.text(f"{'; '.join(where)}: {named}: {state}"), soft_wrap=True)
+        output.line(f"{'; '.join(where)}: {named}: {state}")
     runs = {identity for identities in planned.runs.values() for identity in identities}
     output.note(f"{len(runs)} runs, none started")
 
@@ -225,9 +224,8 @@ def _print(made: Reproduction, form: str) -> None:
     if form != "table":
         typer.echo(formats.FORMATS[form](made), nl=False)
         return
-    console = output.stdout()
-    console.print(output.text(formats.title(made), style="bold"), soft_wrap=True)
+    output.line(formats.title(made), style="bold")
     for block in formats.blocks(made):
-        console.print(shared.figures(block.title, block.headings, block.rows))
+        output.stdout().print(shared.figures(block.title, block.headings, block.rows))
     for line in formats.caption(made):
-        console.print(output.text(line, style="dim"), soft_wrap=True)
+        output.line(line, style="dim")

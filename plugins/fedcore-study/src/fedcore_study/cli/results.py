@@ -42,7 +42,7 @@ def add(
         output.note(error)
     made = collect(runs, to, list(cells(found.recipes)), warn=output.note)
     for file in made.written:
-        output.stdout().print(output.text(f"written: {file}"), soft_wrap=True)
+        output.line(f"written: {file}")
     if made.refused:
         raise ConfigError(f"{len(made.refused)} of the runs are left out, for the reasons above")
     if not made.written and not made.kept:
@@ -99,4 +99,4 @@ def page(
         if picture in outdated:
             curves.draw(chart, picture)
     done = f"written: {', '.join(map(str, outdated))}" if outdated else f"{file} is what {source} gives already"
-    output.stdout().print(output.text(done), soft_wrap=True)
+    output.line(done)

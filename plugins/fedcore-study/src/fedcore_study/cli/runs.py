@@ -173,7 +173,7 @@ def tag(
         said = [f"name {labels.name}"] if labels.name else []
         said += [f"tags {', '.join(labels.tags)}"] if labels.tags else []
         said += [f"note: {labels.note}"] if labels.note else []
-        output.stdout().print(output.text(f"{run.folder}: {', '.join(said) or 'no labels'}"), soft_wrap=True)
+        output.line(f"{run.folder}: {', '.join(said) or 'no labels'}")
 
 
 @app.command("rm")
@@ -239,7 +239,7 @@ def _delete(removals: Sequence[Removal], lost: str, *, yes: bool, dry_run: bool 
         return
     for removal in removals:
         delete(removal)
-    output.stdout().print(output.text(f"deleted {count}"), soft_wrap=True)
+    output.line(f"deleted {count}")
 
 
 def _print(parts: Iterable[Table | Text]) -> None:

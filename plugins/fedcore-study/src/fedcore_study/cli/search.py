@@ -46,11 +46,10 @@ def run_search(
     if as_json:
         output.print_json(_plain(result))
     else:
-        console = output.stdout()
-        console.print(_table(result))
+        output.stdout().print(_table(result))
         if result.best is not None:
             file = shlex.quote(str(result.directory / BEST))
-            console.print(output.text(f"the best options are in {file}: fedcore train --config {file}"), soft_wrap=True)
+            output.line(f"the best options are in {file}: fedcore train --config {file}")
     if any(trial.state == "fail" for trial in result.trials):
         raise typer.Exit(SOME_FAILED)
 

@@ -136,7 +136,7 @@ def sweep(
         from fedcore_study.sweeps.run import plan_sweep
 
         labels = [label for label, _ in plan_sweep(spec)] if spec else list(SweepDirectory(folder).plan())
-        output.stdout().print(output.text("\n".join(labels)), soft_wrap=True)
+        output.line("\n".join(labels))
         output.note(f"{len(labels)} runs, none started")
         return
 
@@ -180,7 +180,7 @@ def sweep(
         output.error(f"{done}, {len(failed)} failed. Try these again with: fedcore sweep {path}", label="failed")
         raise typer.Exit(SOME_FAILED)
     if not as_json:
-        output.stdout().print(output.text(f"{done}. Compare them with: fedcore compare {path}"), soft_wrap=True)
+        output.line(f"{done}. Compare them with: fedcore compare {path}")
 
 
 def _cluster(submit: str | None, texts: list[str]) -> tuple[Cluster | None, dict[str, Any]]:
