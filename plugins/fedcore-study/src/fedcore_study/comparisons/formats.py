@@ -14,15 +14,14 @@ from dataclasses import asdict, dataclass
 
 from fedcore import FedcoreError
 from fedcore.base.config import Json
-from fedcore.base.identity import method, short_name
-from fedcore.base.objects import CODE, OBJECT
+from fedcore.base.identity import method
 from fedcore.base.output import clean
 from fedcore.base.registry import available, resolve
 from fedcore_study.comparisons.comparison import Block, Comparison, Row
 from fedcore_study.comparisons.figures import Difference, Figure
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.significance import p_text
-from fedcore_study.words import counted
+from fedcore_study.words import counted, without_module
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {character: "\\" + character for character in "&%$#_{}"} | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
@@ -361,6 +360,6 @@ def _latex_row(row: Sequence[str]) -> str:
 
 def short_value(name: str, value: Json) -> Json:
     """Return a setting's value as a table names it: plugins without their options, objects without their module."""
-    if isinstance(value, str) and value.startswith((CODE, OBJECT)):
-        return short_name(value)
+    if isinstance(value, str):
+        return without_module(value)
     return method(value) if name == "plugins" and isinstance(value, dict) else value

@@ -10,8 +10,8 @@ from typing import Any
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.identity import key, method, settings, short_name
-from fedcore.base.objects import CODE, OBJECT
 from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.words import without_module
 
 WITHOUT_ALPHA = ("iid", "shards", "classes", "natural", "domain")
 """Partitioners that do not use ``alpha``, as no partition file does."""
@@ -147,7 +147,7 @@ def _labels(runs: Sequence[RunRecord], fields: Sequence[str]) -> dict[str, str]:
 
 def _own_names(values: Iterable[str]) -> dict[str, str]:
     """Return the values without modules, where these are not needed to tell them apart."""
-    own = {value: short_name(value) if value.startswith((CODE, OBJECT)) else value for value in values}
+    own = {value: without_module(value) for value in values}
     times = Counter(own.values())
     return {value: name if times[name] == 1 else value for value, name in own.items()}
 

@@ -16,10 +16,10 @@ from fedcore import FedcoreError, RunDirectoryError
 from fedcore.base.errors import nearest
 from fedcore.base.files import parse_record, refuse_links
 from fedcore.base.identity import method, short_name
-from fedcore.base.objects import CODE, OBJECT
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.safe_yaml import read_yaml
 from fedcore_study.runs.labels import Labels, read_labels
+from fedcore_study.words import without_module
 
 State = Literal["finished", "stopped", "running", "broken"]
 STATES: tuple[State, ...] = ("finished", "stopped", "running", "broken")
@@ -184,7 +184,7 @@ def read_overview(path: Path, folder: str) -> Overview:
         "finished" if summary is not None else "running" if is_locked(path) else "stopped",
         begun=_begun(path),
         method=method({short_name(name): None for name in plugins}),
-        dataset=short_name(dataset) if dataset.startswith((CODE, OBJECT)) else dataset,
+        dataset=without_module(dataset),
         seed=options.get("seed"),
         done=done,
         planned=options["rounds"],

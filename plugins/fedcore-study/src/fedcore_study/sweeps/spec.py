@@ -15,8 +15,8 @@ from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.errors import describe
 from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method, preset_options, short_name
-from fedcore.base.objects import CODE, OBJECT
 from fedcore.base.safe_yaml import parse_setting, read_config_file, read_yaml
+from fedcore_study.words import without_module
 
 MOST_RUNS = 100_000
 
@@ -171,7 +171,7 @@ class SweepSpec(BaseModel):
         fixed = {(full_name(p, config.plugins), o) for p, _, o in (t.rpartition(".") for t in self.settings)}
         parts += [f"{short_name(plugin)}.{o}={v}" for (plugin, o), v in options.items() if (plugin, o) not in fixed]
         axes = [axis for axis in self._axes() if "." not in axis and axis != "plugins"]
-        parts += [f"{axis}={_without_module(getattr(config, axis))}" for axis in axes]
+        parts += [f"{axis}={without_module(str(getattr(config, axis)))}" for axis in axes]
         return " ".join([*parts, f"seed={config.seed}"])
 
     def _targets(self) -> list[str]:
@@ -190,10 +190,6 @@ class SweepSpec(BaseModel):
             name for name in self._named() if any(case.get(name) != self.cases[0].get(name) for case in self.cases)
         ]
         return list(dict.fromkeys([*self.grid, *varied]))
-
-
-def _without_module(value: Any) -> Any:
-    return short_name(value) if isinstance(value, str) and value.startswith((CODE, OBJECT)) else value
 
 
 def axis_name(name: str) -> str:
