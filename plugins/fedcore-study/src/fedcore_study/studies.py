@@ -174,7 +174,7 @@ def report(
     :raises ConfigError: or a subclass: no runs, or the page exists.
     """
     from fedcore_study.comparisons.records import find_runs
-    from fedcore_study.reports.build import build
+    from fedcore_study.reports.build import build, heading
     from fedcore_study.reports.page import check_target, write_page
 
     page = Path(out)
@@ -185,7 +185,7 @@ def report(
         made = build(
             find_runs(folders, notes.append),
             notes,
-            title=title or ", ".join(folder.resolve().name for folder in folders[:3]) + ", ..." * (len(folders) > 3),
+            title=title or heading(folders),
             by=[by] if isinstance(by, str) else list(by),
             baseline=baseline,
             data_dir=None if data_dir is None else Path(data_dir),

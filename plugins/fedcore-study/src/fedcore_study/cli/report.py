@@ -41,7 +41,7 @@ def report(
     """
     from fedcore_study.comparisons.records import find_runs
     from fedcore_study.figures import check_format
-    from fedcore_study.reports.build import build
+    from fedcore_study.reports.build import build, heading
     from fedcore_study.reports.page import check_target, write_page
 
     check_target(out, figures, force=force)
@@ -49,12 +49,11 @@ def report(
     notes: list[str] = []
     found = find_runs(runs, notes.append)
     console = output.stderr()
-    heading = title or ", ".join(path.resolve().name for path in runs[:3]) + (", ..." if len(runs) > 3 else "")
     with console.status(output.text("reading"), spinner="line") as status:
         made = build(
             found,
             notes,
-            title=heading,
+            title=title or heading(runs),
             by=by or ["plugin"],
             baseline=baseline,
             data_dir=data_dir,

@@ -79,6 +79,11 @@ class Report:
         return [*ranks, *((section.title, chart) for section in self.sections for chart in section.charts)]
 
 
+def heading(folders: Sequence[Path]) -> str:
+    """Return the heading of a report about runs and sweeps for which nobody gives one: the first folders' names."""
+    return ", ".join(folder.resolve().name for folder in folders[:3]) + ", ..." * (len(folders) > 3)
+
+
 def build(
     found: Sequence[RunRecord],
     notes: Sequence[str],
