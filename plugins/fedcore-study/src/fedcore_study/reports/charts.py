@@ -70,6 +70,11 @@ class Line:
     tails: list[tuple[list[float], list[float]]] = field(default_factory=list)
     """Points (x, y) of single runs beyond the end of the others, from the last common x on."""
 
+    @property
+    def parts(self) -> list[tuple[list[float], list[float]]]:
+        """The points of the mean, and those of each tail."""
+        return [(self.x, self.y), *self.tails]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Curves(Chart):

@@ -187,10 +187,10 @@ virtual_seconds = in_rounds(lambda line: line.get("virtual_time"))
 
 def _drawable(line: Line) -> bool:
     """Whether a line has two points, of the mean or of a single run."""
-    return max(len(xs) for xs in (line.x, *(xs for xs, _ in line.tails))) > 1
+    return any(len(xs) > 1 for xs, _ in line.parts)
 
 
 def _far_apart(lines: Sequence[Line]) -> bool:
     """Whether values are all positive and differ so much that a linear axis would show the largest alone."""
-    values = [y for line in lines for y in (*line.y, *(y for _, ys in line.tails for y in ys))]
+    values = [y for line in lines for _, ys in line.parts for y in ys]
     return bool(values) and min(values) > 0 and max(values) > 1000 * statistics.median(values)

@@ -51,7 +51,7 @@ def _(chart: Curves) -> str:
     direct = len(names) <= LABELS[0] and longest <= LABELS[1]
     top, bottom, left = 10.0, HEIGHT - 40.0, 48.0
     right = WIDTH - (12 + CHARACTER * longest if direct else 10)
-    points = [(x, y) for line in chart.lines for xs, ys in _parts(line) for x, y in zip(xs, ys, strict=True)]
+    points = [(x, y) for line in chart.lines for xs, ys in line.parts for x, y in zip(xs, ys, strict=True)]
     edges = [value for line in chart.lines for edge in chart.band(line) for value in edge]
     x = scale_of((x for x, _ in points), left, right, pad=0)._replace(whole=chart.rounds)
     y = scale_of([*(y for _, y in points), *edges], bottom, top, log=chart.log)
@@ -67,10 +67,6 @@ def _(chart: Curves) -> str:
     drawn += _strips(chart, x, top, bottom) if chart.rounds else _hits(chart, x, y)
     legend = [] if direct else [(line.color, dash, line.label) for line, dash, _ in lines]
     return axes.svg(chart, HEIGHT, drawn) + axes.legend(legend)
-
-
-def _parts(line: Line) -> list[tuple[list[float], list[float]]]:
-    return [(line.x, line.y), *line.tails]
 
 
 def _line(line: Line, dash: str, covers: int, x: Scale, y: Scale) -> str:
@@ -89,7 +85,7 @@ def _line(line: Line, dash: str, covers: int, x: Scale, y: Scale) -> str:
 
 def _names(chart: Curves, x: Scale, y: Scale, right: float) -> Iterator[str]:
     """Yield the lines' names at their ends, moved apart, each with a stroke to where its line ends."""
-    last = [max(_parts(line), key=lambda part: part[0][-1:]) for line in chart.lines]
+    last = [max(line.parts, key=lambda part: part[0][-1:]) for line in chart.lines]
     ends = [(x(xs[-1]), y(ys[-1])) for xs, ys in last]
     places = axes.apart([height for _, height in ends], 8, HEIGHT - 44)
     for line, (end, height), place in zip(chart.lines, ends, places, strict=True):
