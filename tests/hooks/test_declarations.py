@@ -19,7 +19,7 @@ from tests.support import name_of
 
 def test_the_table_holds_every_attribute_with_its_text_and_every_exclusive_hook():
     assert set(meanings()) == {row.name for row in ATTRIBUTES}
-    assert meanings()["owns"] == "Parameters that ``aggregate`` returns."
+    assert meanings()["owns"] == "Parameters and buffers that ``aggregate`` returns."
     assert meanings()["exchanges"].endswith("in the middle of their training.")
     assert set(TABLE) == EXCLUSIVE | {row.key for row in ATTRIBUTES}
     assert len(meanings()) == 10
