@@ -33,27 +33,26 @@ def data_cautions(dataset: Dataset) -> list[str]:
 def option_cautions(setup: Setup) -> list[str]:
     """Return the cautions about options without effect."""
     config, sgd = setup.config, setup.config.optimizer == "sgd"
-    idle = {
-        "local_epochs": (config.local_steps is not None, f"next to --local-steps {config.local_steps}"),
-        "momentum": (not sgd, f"with --optimizer {config.optimizer}"),
-        "buffers": (not setup.layout.buffers, f"with --model {config.model}, which has no buffers"),
-        **dict.fromkeys(("beta1", "beta2", "epsilon"), (sgd, "with --optimizer sgd")),
-        **dict.fromkeys(
+    with_optimizer, with_partition = f"with --optimizer {config.optimizer}", f"with --partition {config.partition}"
+    rules: list[tuple[tuple[str, ...], bool, str]] = [  # options, whether they are idle, next to what
+        (("local_epochs",), config.local_steps is not None, f"next to --local-steps {config.local_steps}"),
+        (("momentum",), not sgd, with_optimizer),
+        (("beta1", "beta2", "epsilon"), sgd, with_optimizer),
+        (
             ("lr_step_rounds", "lr_step_factor"),
-            (config.lr_schedule != "step", f"with --lr-schedule {config.lr_schedule}"),
+            config.lr_schedule != "step",
+            f"with --lr-schedule {config.lr_schedule}",
         ),
-    }
-    changed = [option for option in idle if getattr(config, option) != RunConfig.model_fields[option].default]
+        (("buffers",), not setup.layout.buffers, f"with --model {config.model}, which has no buffers"),
+        (("alpha",), not _partitioner_takes("alpha", config.partition), with_partition),
+        (("classes_per_client",), not _partitioner_takes("classes_per_client", config.partition), with_partition),
+    ]
     found = [
         f"{flag_of(option)} {getattr(config, option)} has no effect {why}"
-        for option in changed
-        for without, why in [idle[option]]
-        if without
+        for options, idle, why in rules
+        for option in options
+        if idle and getattr(config, option) != RunConfig.model_fields[option].default
     ]
-    for option in ("alpha", "classes_per_client"):
-        value = getattr(config, option)
-        if value != RunConfig.model_fields[option].default and not _partitioner_takes(option, config.partition):
-            found.append(f"{flag_of(option)} {value} has no effect with --partition {config.partition}")
     if config.stack_size > 1 and (reason := why_unstacked(setup)):
         found.append(f"--stack {config.stack} has no effect: {reason}")
     return found

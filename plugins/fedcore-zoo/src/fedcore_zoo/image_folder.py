@@ -101,7 +101,6 @@ def decoded(files: Sequence[Path], size: int | None = None, *, what: str = "imag
     :param what: what is read, for the message.
     :raises DataError: an image cannot be read, or has another size than the first one.
     """
-
     from PIL import Image
 
     def read(file: Path) -> Array:
