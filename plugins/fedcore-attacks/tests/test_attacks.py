@@ -293,6 +293,7 @@ def test_malicious_clients_are_drawn_from_the_seed():
     assert {len(ids) for ids in drawn} == {4}
     assert len(set(drawn)) > 15
     assert malicious_clients(RunConfig(clients=20), AttackOptions(kind="noise", clients=[1, 4])) == {1, 4}
+    assert len(malicious_clients(RunConfig(clients=4), AttackOptions(share=0.1))) == 1, "a share is no silent none"
 
 
 def test_without_malicious_clients_it_is_fedavg_bit_by_bit(go):
@@ -334,6 +335,15 @@ def test_a_model_attack_needs_a_model_that_travels(go):
     with pytest.raises(PluginConflictError, match=r"'attack' and 'fedproto' .*keeps all parameters on the clients"):
         go({"attack": {}, "fedproto": {}})
     go({"attack": {"kind": "payload-flip"}, "fedproto": {}}, client_test_fraction=0.2)
+
+
+@pytest.mark.parametrize("other", ["fedbuff", "ifca"])
+def test_a_model_attack_needs_the_clients_start(go, other):
+    """It sends w_t - (y - w_t). A client that started from another model than w_t has not moved by y - w_t."""
+    pytest.importorskip(f"fedcore_{other}")
+    with pytest.raises(PluginConflictError, match=r"lets clients start from other values"):
+        go({"attack": {}, other: {}})
+    go({"attack": {"kind": "label-flip"}, other: {}}, client_test_fraction=0.2)
 
 
 def test_next_to_encoded_uploads(go):

@@ -131,6 +131,8 @@ class Attack(Plugin[AttackOptions]):
         if max(options.target, options.source or 0) >= classes:
             raise ConfigError(f"attack.source and attack.target: classes go from 0 to {classes - 1}")
         on_models = options.kind not in (*ON_DATA_ALONE, *ON_PAYLOADS)
+        if on_models:
+            setup.require_received_start(self.name)
         nothing = on_models and not setup.layout.trainable.intersection(setup.layout.shared)
         for other in setup.plugins.implementers("personal_parameters") if nothing else ():
             reason = f"{other.name!r} keeps all parameters on the clients, so there is no update for {options.kind}"
@@ -283,11 +285,15 @@ class Attack(Plugin[AttackOptions]):
 
 
 def malicious_clients(config: RunConfig, options: AttackOptions) -> frozenset[int]:
-    """Return the ids of the malicious clients: the given ones, or a share that the run's seed draws."""
+    """Return the ids of the malicious clients: the given ones, or a share that the run's seed draws.
+
+    The share is rounded to clients. A share above 0 is at least one client.
+    """
     if options.clients is not None:
         return frozenset(options.clients)
+    count = max(1, round(options.share * config.training_clients)) if options.share else 0
     order = torch.randperm(config.training_clients, generator=generator(config.seed, "attack/clients"))
-    return frozenset(order[: round(options.share * config.training_clients)].tolist())
+    return frozenset(order[:count].tolist())
 
 
 def _mean_loss(updates: Sequence[ClientUpdate]) -> float | None:
