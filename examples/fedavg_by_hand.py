@@ -25,15 +25,7 @@ def main(config: fedcore.RunConfig) -> Weights:
     """Train a global model and return its weights by name."""
     torch.set_num_threads(1)  # another number of threads adds in another order
     dataset = load_dataset(config.dataset)
-    partition = make_partition(
-        dataset,
-        partitioner=config.partition,
-        clients=config.clients,
-        alpha=config.alpha,
-        classes_per_client=config.classes_per_client,
-        client_test_fraction=config.client_test_fraction,
-        seed=config.seed,
-    )
+    partition = make_partition(dataset, config)
     model, _ = build_model(
         config.model,
         num_classes=dataset.num_classes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcore.base.config import public_share
+from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.registry import call, resolve
 from fedcore.base.seeding import numpy_generator
@@ -57,115 +56,68 @@ class Partitioner(Protocol):
         ...
 
 
-def partition(
-    name: str, labels: IntArray, num_clients: int, alpha: float, seed: int, **options: Any
-) -> tuple[Sequence[Any], list[str]]:
-    """Call the partitioner ``name``; return its index arrays and its warnings, which are also issued.
+def make_partition(dataset: Dataset, config: RunConfig) -> Partition:
+    """Split the training set of ``dataset`` among clients and separate each client's hold-out.
 
-    :param options: further arguments of :class:`Partitioner`.
-    :raises UnknownNameError: no installed package provides the name.
-    :raises ConfigError: impossible numbers, such as more clients than samples.
+    The hold-out is ``client_test_fraction`` of the client's samples, drawn class by class. The last sample of a class
+    stays in training, so every client keeps some.
+
+    :param config: its options for partitions and its seed count: ``RunConfig(partition="dirichlet", clients=20)``.
+    :returns: The partition. Its ``info["notes"]`` has the warnings of the partitioner.
+    :raises UnknownNameError: no installed package provides the partitioner.
+    :raises ConfigError: the numbers contradict each other or the data.
+    :raises PluginContractError: the partitioner raised, or returned something other than disjoint, non-empty parts.
     """
-    scheme = resolve("partitioner", name)
-    given = {"alpha": alpha, "seed": seed, **options}
-    _require_accepts(name, scheme, given)
+    labels = dataset.train.labels.cpu().numpy()
+    public = public_rows(dataset.train.labels, config.public, config.seed)
+    private = np.setdiff1d(np.arange(len(labels)), public.numpy())
+    if config.unseen_domain is not None:
+        private = np.setdiff1d(private, domain_rows(dataset, config.unseen_domain).numpy())
+    assigned = private[_drawn(labels[private], config.samples, config.seed)]
+    partitioner = resolve("partitioner", config.partition)
+    options: dict[str, JSON] = {
+        "alpha": config.alpha,
+        "classes_per_client": config.classes_per_client,
+        "seed": config.seed,
+    }
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PartitionWarning)
-        parts = call("partitioner", name, scheme, labels, num_clients, **given)
-    for warning in caught:
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return parts, [str(w.message) for w in caught if issubclass(w.category, PartitionWarning)]
-
-
-def _require_accepts(name: str, scheme: Any, given: Mapping[str, Any]) -> None:
-    """Refuse a partitioner that cannot be called with the options that it gets."""
-    try:
-        inspect.signature(scheme).bind(None, None, **given)
-    except TypeError as error:
-        found, hint = f"cannot be called with what it gets: {error}", "end its arguments with **_"
-        raise PluginContractError.of(name, found, kind="partitioner", hint=hint) from error
-    except ValueError:  # a callable without a signature
-        return
-
-
-def make_partition(
-    dataset: Dataset,
-    *,
-    partitioner: str,
-    clients: int,
-    alpha: float,
-    classes_per_client: int,
-    client_test_fraction: float,
-    seed: int,
-    samples: int | None = None,
-    public: Tensor | None = None,
-    unseen_domain: str | None = None,
-) -> Partition:
-    """Split the training set of ``dataset`` among ``clients`` and separate each client's hold-out.
-
-    The hold-out is ``client_test_fraction`` (in [0, 1)) of the client's samples, drawn class by class. The last sample
-    of a class stays in training, so every client keeps some.
-
-    :param samples: the number of samples to assign, drawn in proportion to the classes; None assigns all.
-    :param public: positions of samples that no client gets, (n,) int64.
-    :param unseen_domain: a domain of which no client gets samples.
-    :raises ConfigError: the numbers contradict each other or the data.
-    :raises PluginContractError: the partitioner returned something other than disjoint, non-empty parts.
-    """
-    if not 0 <= client_test_fraction < 1:
-        raise ConfigError(f"client_test_fraction must be in [0, 1), not {client_test_fraction}")
-    labels = dataset.train.labels.cpu().numpy()
-    private = np.arange(len(labels)) if public is None else np.setdiff1d(np.arange(len(labels)), public.numpy())
-    if unseen_domain is not None:
-        private = np.setdiff1d(private, domain_rows(dataset, unseen_domain).numpy())
-    assigned = private[_drawn(labels[private], samples, seed)]
-    parts, notes = partition(
-        partitioner,
-        labels[assigned],
-        clients,
-        alpha,
-        seed,
-        min_size=MIN_SIZE,
-        classes_per_client=classes_per_client,
-        dataset=dataset,
-        rows=assigned,
-    )
+        how = {**options, "min_size": MIN_SIZE, "dataset": dataset, "rows": assigned}
+        parts = call("partitioner", config.partition, partitioner, labels[assigned], config.clients, **how)
     if isinstance(parts, Mapping) or not hasattr(parts, "__len__"):
         found, expected = f"returned {type(parts).__name__}", "a list with one array of positions per client"
-        raise PluginContractError.of(partitioner, found, kind="partitioner", expected=expected)
+        raise PluginContractError.of(config.partition, found, kind="partitioner", expected=expected)
     train, test = IndexLists.of(parts), IndexLists.empty(len(parts))
-    shared = getattr(resolve("partitioner", partitioner), "shares_samples", False) is True
+    shared = getattr(partitioner, "shares_samples", False) is True
     problem = problem_with(train, test, len(assigned), shared=shared)
-    if problem or len(parts) != clients:
-        problem = problem or f"{len(parts)} parts for {clients} clients"
-        raise PluginContractError.of(partitioner, f"returned an invalid partition: {problem}", kind="partitioner")
+    if problem or len(parts) != config.clients:
+        problem = problem or f"{len(parts)} parts for {config.clients} clients"
+        raise PluginContractError.of(config.partition, f"returned an invalid partition: {problem}", kind="partitioner")
     if len(assigned) < len(labels):
         train = IndexLists(torch.from_numpy(assigned).to(train.positions.dtype)[train.positions.long()], train.offsets)
-    if client_test_fraction and shared:
+    if config.client_test_fraction and shared:
         raise ConfigError(
-            f"client_test_fraction must be 0: {partitioner!r} may assign a held-out sample to another client too"
+            f"client_test_fraction must be 0: {config.partition!r} may assign a held-out sample to another client too"
         )
-    if client_test_fraction:
-        train, test = _hold_out(train, labels, client_test_fraction, seed)
+    if config.client_test_fraction:
+        train, test = _hold_out(train, labels, config.client_test_fraction, config.seed)
     info: dict[str, JSON] = {
         "dataset": dataset.name,
         "labels_sha256": labels_sha256(dataset),
-        "partitioner": partitioner,
-        "alpha": alpha,
-        "classes_per_client": classes_per_client,
-        "client_test_fraction": client_test_fraction,
-        "seed": seed,
-        "notes": list(notes),
+        "partitioner": config.partition,
+        **options,
+        "client_test_fraction": config.client_test_fraction,
+        "notes": [str(warning.message) for warning in caught if issubclass(warning.category, PartitionWarning)],
     }
     if shared:
         info["shares_samples"] = True
-    if samples is not None:
+    if config.samples is not None:
         info["samples"] = len(assigned)
-    if public is not None:
+    if len(public):
         info["public"] = len(public)
-    if unseen_domain is not None:
-        info["unseen_domain"] = unseen_domain
-    return Partition(train, test, info)
+    if config.unseen_domain is not None:
+        info["unseen_domain"] = config.unseen_domain
+    return with_unseen(Partition(train, test, info), config.unseen_clients, config.seed)
 
 
 def with_unseen(partition: Partition, share: float, seed: int) -> Partition:
@@ -195,10 +147,13 @@ def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:
         return np.arange(len(labels))
     if samples > len(labels):
         raise ConfigError(f"--samples is {samples}, but the data set has {len(labels)} training samples")
-    rng, total = numpy_generator(seed, "samples"), len(labels)
-    if total - samples < len(np.unique(labels)):  # so many can only be drawn with the last sample of some class
-        return np.flatnonzero(~draw_by_class(labels, 1 - samples / total, rng))
-    return np.flatnonzero(draw_by_class(labels, samples / total, rng))
+    share = samples / len(labels)
+    drawn = np.flatnonzero(draw_by_class(labels, share, numpy_generator(seed, "samples")))
+    if len(drawn) < samples:  # small classes gave less than their share, as the last sample of a class is never drawn
+        rng = numpy_generator(seed, "samples")
+        others = np.flatnonzero(~draw_by_class(labels, 1 - share, rng))
+        drawn = np.sort(rng.permutation(others)[:samples])
+    return drawn
 
 
 def _hold_out(train: IndexLists, labels: IntArray, fraction: float, seed: int) -> tuple[IndexLists, IndexLists]:

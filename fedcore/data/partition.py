@@ -147,7 +147,7 @@ class Partition:
     @property
     def is_declared(self) -> bool:
         """Whether the clients hold their own data. Then only the sizes are known."""
-        return self.info["partitioner"] == DECLARED
+        return self.info.get("partitioner") == DECLARED
 
     @property
     def num_clients(self) -> int:
@@ -230,6 +230,31 @@ def labels_sha256(dataset: Dataset) -> str:
     return hashlib.sha256(labels.data).hexdigest()
 
 
+def check_partition(partition: Partition, dataset: Dataset, where: object) -> None:
+    """Refuse a partition that does not belong to ``dataset``, or that no run could read again.
+
+    :param where: the file, or another word for the partition, with which messages begin.
+    :raises DataError: ``info`` is not complete, or the lists are wrong.
+    :raises ConfigError: it belongs to another data set.
+    """
+    info: Any = partition.info
+    for key, (kind, what) in _INFO.items():
+        if not isinstance(info.get(key), kind) or isinstance(info.get(key), bool):
+            raise DataError(f'{where}: "info" needs {key!r}, {what}, as fedcore.data.make_partition writes it')
+    texts = [info["dataset"], info["partitioner"], *info["notes"]]
+    if not all(isinstance(text, str) and text.isprintable() for text in texts):  # they are printed to a terminal
+        raise DataError(f'{where}: names and "notes" in "info" should be printable text')
+    if not partition.is_declared and info["labels_sha256"] != labels_sha256(dataset):
+        raise ConfigError(
+            f"{where} splits {info['dataset']!r}, whose labels differ from the labels of the {len(dataset.train)} "
+            f"training samples of {dataset.name!r}: use the data set that it was made for, or make a new split"
+        )
+    size = sys.maxsize if partition.is_declared else len(dataset.train)
+    problem = problem_with(partition.train, partition.test, size, shared=info.get("shares_samples") is True)
+    if problem:
+        raise DataError(f"{where}: {problem}")
+
+
 def load_partition(path: Path, dataset: Dataset) -> Partition:
     """Read an untrusted partition file and check that it fits ``dataset``.
 
@@ -249,27 +274,12 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
     info = content.get("info")
     if not isinstance(info, dict):
         raise DataError(f'{path}: "info" should be an object')
-    for key, (kind, what) in _INFO.items():
-        if not isinstance(info.get(key), kind) or isinstance(info.get(key), bool):
-            raise DataError(f'{path}: "info" needs {key!r}, {what}')
-    texts = [info["dataset"], info["partitioner"], *info["notes"]]
-    if not all(isinstance(text, str) and text.isprintable() for text in texts):  # they are printed to a terminal
-        raise DataError(f'{path}: names and "notes" in "info" should be printable text')
-    declared = info["partitioner"] == DECLARED
-    if not declared and info["labels_sha256"] != labels_sha256(dataset):
-        raise ConfigError(
-            f"{path} splits {info['dataset']!r}, whose labels differ from the labels of the {len(dataset.train)} "
-            f"training samples of {dataset.name!r}: use the data set that it was made for, or make a new split"
-        )
-    size = sys.maxsize if declared else len(dataset.train)
     if content["format"] == SPLIT_FORMAT:
         train, test = _read_beside(content, path)
     else:
-        train, test = (_parts(content, name, size, path) for name in ("train", "test"))
+        train, test = (_parts(content, name, path) for name in ("train", "test"))
     result = Partition(train, test, info)
-    problem = problem_with(train, test, size, shared=info.get("shares_samples") is True)
-    if problem:
-        raise DataError(f"{path}: {problem}")
+    check_partition(result, dataset, path)
     if content.get("sha256") != result.sha256:
         raise DataError(
             f"{path}: the hash does not match the index lists: the file is damaged or was edited. "
@@ -279,14 +289,14 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
     return result
 
 
-def _parts(content: dict[str, Any], key: str, size: int, path: Path) -> IndexLists:
+def _parts(content: dict[str, Any], key: str, path: Path) -> IndexLists:
     lists = content.get(key)
     if not isinstance(lists, list):
         raise DataError(f'{path}: "{key}" should be a list with one list of indices per client')
     for client, indices in enumerate(lists):
         # type() and not isinstance: true and false are integers to Python.
-        if not isinstance(indices, list) or not all(type(i) is int and 0 <= i < size for i in indices):
-            raise DataError(f'{path}: "{key}" of client {client} should be a list of indices 0..{size - 1}')
+        if not isinstance(indices, list) or not all(type(i) is int and 0 <= i <= sys.maxsize for i in indices):
+            raise DataError(f'{path}: "{key}" of client {client} should be a list of indices, counted from 0')
     return IndexLists.of(lists)
 
 

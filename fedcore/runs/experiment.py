@@ -31,7 +31,6 @@ from fedcore.runs.given import (
     objects_again,
 )
 from fedcore.runs.progress import only_notes
-from fedcore.runs.resolve import require_fits
 from fedcore.runs.result import RunResult
 from fedcore.runs.run import Make, Run
 from fedcore.runs.training import CallbackError, Experiment, Interrupted, OnRound
@@ -85,8 +84,9 @@ def run(
     :param plugins: a plugin's class or name, several in a list, or a mapping to their options.
     :param dataset: a :class:`~fedcore.data.Dataset` or its loader, arrays or tensors (x_train, y_train, x_test,
         y_test), or a pair (train, test) of torch's data sets.
-    :param partition: a name, a partitioner, a list with one array of positions per client, or a :class:`Partition`. In
-        a :meth:`Partition.declared` partition the clients hold their own data; ``engine`` has to reach them.
+    :param partition: a name, a partitioner, a list with one array of positions in the training set per client, or a
+        :class:`Partition`. In a :meth:`Partition.declared` partition the clients hold their own data; ``engine`` has to
+        reach them.
     :param engine: a name, or a function that makes an engine.
     :param metrics: names or classes (:class:`fedcore.Metric`) of what an evaluation measures next to accuracy and loss.
     :param progress: show the progress: in a notebook below the cell, in a terminal as the command does, elsewhere as a
@@ -115,8 +115,6 @@ def run(
         config = RunConfig.create({**known, **config.model_dump(exclude_unset=True), **options})
     config, given = name_objects(config, model, plugins, dataset, metrics, partition)
     made = partition if isinstance(partition, Partition) else None
-    if made is not None and not made.is_declared:
-        require_fits(made, config)
     if fast_dev_run:
         with one_thread(), lent(given), _display(notify, progress) as shown:
             return trial.fast_dev_run(config, partition=made, notify=shown, on_round=on_round)

@@ -25,6 +25,7 @@ BATCHES = 2
 
 _SMALL: dict[str, Any] = {
     "rounds": 1,
+    "samples": None,
     "warmup_rounds": 0,
     "participation": 1.0,
     "min_clients": 1,
@@ -61,7 +62,7 @@ def fast_dev_run(
     """
     resolve_trackers(config.trackers)
     config, dataset = resolve(config)
-    partition = partition or resolve_partition(config, dataset)
+    partition = resolve_partition(config, dataset, partition)
     if partition.is_declared:
         raise ConfigError("a fast dev run trains in this process, but these clients hold their own data")
     dataset = _few_samples(dataset, BATCHES * config.batch_size)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 from torch import nn
 
 from fedcore.base import objects, registry
@@ -17,7 +18,7 @@ from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.base.identity import full_name, short_name
 from fedcore.base.metrics import Metric
 from fedcore.base.objects import Key, import_name, object_name
-from fedcore.data import Dataset, IndexLists, Partition, as_dataset
+from fedcore.data import Dataset, IndexLists, IntArray, Partition, as_dataset
 from fedcore.hooks.plugin import BUILTIN, Plugin
 from fedcore.runs.directory import RunDirectory
 
@@ -76,9 +77,21 @@ def name_objects(
     return config.model_copy(update=values), _usable(found)
 
 
-def _given(lists: Sequence[Any], *_: Any, **options: Any) -> Sequence[Any]:
-    """Return lists of positions: the partitioner of a program that has made them already."""
-    return lists
+def _given(
+    lists: Sequence[Any], labels: IntArray, num_clients: int, *, dataset: Dataset, rows: IntArray, **_: Any
+) -> Sequence[Any]:
+    """Return lists of positions in the training set as positions in ``rows``: the partitioner of a program's lists."""
+    if len(rows) == len(dataset.train):
+        return lists
+    found = []
+    for client, positions in enumerate(map(np.asarray, lists)):
+        if not (ours := np.isin(positions, rows)).all():
+            raise ConfigError(
+                f"the partition gives client {client} the sample {positions[~ours][0]}, which no client gets: it is "
+                "public, of the unseen domain, or left out by --samples; leave out the sample or the option"
+            )
+        found.append(np.searchsorted(rows, positions))
+    return found
 
 
 def objects_again(

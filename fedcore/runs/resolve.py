@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from fedcore.base import registry
@@ -24,6 +23,7 @@ from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset, load_partition, make_partition
 from fedcore.data.assign import domain_rows, public_rows, with_public, with_unseen
 from fedcore.data.dataset import data_digest
+from fedcore.data.partition import check_partition
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
 from fedcore.models import SplitModel
@@ -119,67 +119,61 @@ def usual_model(dataset: Dataset) -> str:
     return "fdcl-cnn" if channels == 1 else "simple-cnn"
 
 
-def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
-    """Split the samples among the clients, or read the partition from a file."""
-    if config.partition.endswith(".json"):
-        partition = load_partition(Path(config.partition), dataset)
-        if partition.num_clients != config.clients:
-            raise ConfigError(
-                f"--clients is {config.clients}, but {config.partition} is a partition among {partition.num_clients} "
-                f"clients; write --clients {partition.num_clients}"
-            )
-        require_fits(partition, config)
-        _require_private(config, dataset, partition)
-        return with_unseen(partition, config.unseen_clients, config.seed)
-    made = make_partition(
-        dataset,
-        partitioner=config.partition,
-        clients=config.clients,
-        alpha=config.alpha,
-        classes_per_client=config.classes_per_client,
-        client_test_fraction=config.client_test_fraction,
-        samples=config.samples,
-        seed=config.seed,
-        public=None if public_share(config.public) is None else _public_rows(config, dataset),
-        unseen_domain=config.unseen_domain,
-    )
+def resolve_partition(config: RunConfig, dataset: Dataset, given: Partition | None = None) -> Partition:
+    """Split the samples among the clients, or take the partition of a file or of the program.
+
+    :param given: the program's partition instead of the configured one.
+    """
+    if given is None and not config.partition.endswith(".json"):
+        return make_partition(dataset, config)
+    if given is None:
+        where, made = config.partition, load_partition(Path(config.partition), dataset)
+    else:
+        where, made = "the partition", given
+        check_partition(given, dataset, where)
+    _require_fits(made, config, dataset, where)
     return with_unseen(made, config.unseen_clients, config.seed)
 
 
-def require_fits(partition: Partition, config: RunConfig) -> None:
+def _require_fits(partition: Partition, config: RunConfig, dataset: Dataset, where: str) -> None:
     """Refuse options that say otherwise than a partition which was made before the run."""
+    if partition.num_clients != config.clients:
+        raise ConfigError(
+            f"--clients is {config.clients}, but {where} has {partition.num_clients} clients; write --clients "
+            f"{partition.num_clients}"
+        )
+    share = public_share(config.public)
+    if partition.is_declared:
+        if share is not None:
+            raise ConfigError(
+                f"--public {config.public} is a share of the training set that simulated clients split, but these "
+                "clients hold their own data; name a data set that the server and every client have"
+            )
+        return
+    again = "make the partition again (fedcore data split, or fedcore.data.make_partition) with"
     if config.samples is not None:
-        raise ConfigError(f"--samples: {config.partition} already says which samples are used; leave it out")
+        raise ConfigError(f"--samples: {where} already says which samples are used; leave it out")
     if config.client_test_fraction not in (0, partition.info["client_test_fraction"]):
         raise ConfigError(
-            f"--client-test-fraction is {config.client_test_fraction}, but {config.partition} was made with "
-            f"{partition.info['client_test_fraction']}; leave it out, or make the partition again: fedcore data split "
-            f"--client-test-fraction {config.client_test_fraction}"
+            f"--client-test-fraction is {config.client_test_fraction}, but {where} was made with "
+            f"{partition.info['client_test_fraction']}; leave it out, or {again} --client-test-fraction "
+            f"{config.client_test_fraction}"
         )
-
-
-def _public_rows(config: RunConfig, dataset: Dataset) -> Tensor:
-    return public_rows(dataset.train.labels, config.public, config.seed)
-
-
-def _require_private(config: RunConfig, dataset: Dataset, partition: Partition) -> None:
-    """Refuse a partition that gives samples of the public, or of the unseen domain, to clients."""
     held = torch.cat([partition.train.positions, partition.test.positions])
     if config.unseen_domain is not None:
         both = int(torch.isin(held, domain_rows(dataset, config.unseen_domain)).sum())
         if both:
             raise ConfigError(
-                f"--unseen-domain {config.unseen_domain}: {config.partition} gives {both} samples of it to clients; "
-                "make the partition with fedcore data split and the same --unseen-domain"
+                f"--unseen-domain {config.unseen_domain}: {where} gives {both} samples of it to clients; {again} the "
+                "same --unseen-domain"
             )
-    if public_share(config.public) is None:
-        return
-    both = int(torch.isin(held, _public_rows(config, dataset)).sum())
-    if both:
-        raise ConfigError(
-            f"--public {config.public}: {config.partition} gives {both} of these samples to clients; make the "
-            "partition with fedcore data split and the same --public and --seed, or name another data set"
-        )
+    if share is not None:
+        both = int(torch.isin(held, public_rows(dataset.train.labels, config.public, config.seed)).sum())
+        if both:
+            raise ConfigError(
+                f"--public {config.public}: {where} gives {both} of these samples to clients; {again} the same "
+                "--public and --seed, or name another data set"
+            )
 
 
 def tracking(trackers: Mapping[str, Any]) -> Any:

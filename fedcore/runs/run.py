@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedcore.base import objects, registry
-from fedcore.base.config import RunConfig, public_share
+from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, RunDirectoryError
 from fedcore.base.files import sync_path
 from fedcore.base.identity import CHANGEABLE, short_name
@@ -22,7 +22,6 @@ from fedcore.base.tensors import clone
 from fedcore.client.messages import ClientSite, Engine
 from fedcore.client.setup import Setup, check_client_models
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
-from fedcore.data.assign import with_unseen
 from fedcore.data.dataset import data_digest
 from fedcore.models.placement import Placement, resolve_device
 from fedcore.runs.cautions import (
@@ -89,7 +88,9 @@ class Run:
         refuse_while_importing()
         config, dataset = resolve(config, dataset)
         config = config.model_copy(update={"trackers": resolve_trackers(config.trackers)})
-        config, partition = _partitioned(config, dataset, partition)
+        partition = resolve_partition(config, dataset, partition)
+        if partition.is_declared:
+            config = config.model_copy(update={"partition": DECLARED})
         if config.unseen_clients and not partition.test.sizes[config.training_clients :].any():
             raise ConfigError(
                 "--unseen-clients: the unseen clients hold no samples out; add --client-test-fraction 0.2, or raise it"
@@ -368,22 +369,6 @@ def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
     if config.stack == "auto":
         return replace(setup, config=setup.config.model_copy(update={"stack": usual_stack(setup)}))
     return setup
-
-
-def _partitioned(config: RunConfig, dataset: Dataset, given: Partition | None) -> tuple[RunConfig, Partition]:
-    """Return the partition, and the configuration that names it."""
-    if given is None:
-        return config, resolve_partition(config, dataset)
-    if given.num_clients != config.clients:
-        raise ConfigError(f"clients is {config.clients}, but the partition has {given.num_clients} clients")
-    if given.is_declared:
-        if public_share(config.public) is not None:
-            raise ConfigError(
-                f"--public {config.public} is a share of the training set that simulated clients split, but these "
-                "clients hold their own data; name a data set that the server and every client have"
-            )
-        config = config.model_copy(update={"partition": DECLARED})
-    return config, with_unseen(given, config.unseen_clients, config.seed)
 
 
 def _digest_of(partition: Partition) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from fedcore import RunConfig
 from fedcore.base.errors import ConfigError, DataError
 from fedcore.cli.app import app
 from fedcore.client.messages import ClientFailure, ClientSite
@@ -69,15 +70,8 @@ class Organisations:
 
 
 def dealt(seed=0):
-    return make_partition(
-        few_digits(),
-        partitioner="dirichlet",
-        clients=CLIENTS,
-        alpha=0.5,
-        classes_per_client=2,
-        client_test_fraction=SETTINGS["client_test_fraction"],
-        seed=seed,
-    )
+    fraction = SETTINGS["client_test_fraction"]
+    return make_partition(few_digits(), RunConfig(clients=CLIENTS, client_test_fraction=fraction, seed=seed))
 
 
 def declared(parts):

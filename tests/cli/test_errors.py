@@ -63,7 +63,7 @@ BAD_INPUT = [
     ("train --tracker tensorboard --plugin tensorboard", "remove one of them"),
     ("train --partition none.json", "cannot read the partition file none.json"),
     ("train --partition split.json", "`fedcore data split --out` writes one"),
-    ("train --partition module:os.getcwd", "partitioner 'module:os.getcwd' cannot be called with what it gets"),
+    ("train --partition module:os.getcwd", "partitioner 'module:os.getcwd' raised TypeError"),
     # train: options of plugins
     ("train --plugin moon --set moon.muu=1", "Did you mean 'mu'?"),
     ("train --plugin moon --set moon.mu=-1", "mu: input should be greater than or equal to 0"),

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from fedcore.base.errors import ConfigError, PluginContractError
-from tests.data.labelled import DATASET, partitioned
+from fedcore.data.assign import public_rows
+from tests.data.labelled import DATASET, partitioned, with_labels
 
 
 def test_more_samples_than_there_are():
@@ -15,17 +16,15 @@ def test_more_samples_than_there_are():
         partitioned(samples=9)
 
 
+RARE = torch.cat([torch.arange(50).repeat_interleave(2), torch.full((1000,), 50)])
+"""50 classes of two samples, and one of a thousand."""
+
+
+@pytest.mark.parametrize("dataset", [DATASET, with_labels(RARE), with_labels(torch.arange(600))])
 @pytest.mark.parametrize("samples", [100, 590, 591, 595, 599, 600])
-def test_as_many_samples_as_asked_for(samples):
-    assert len(partitioned(samples=samples, client_test_fraction=0.0).train.positions) == samples
-
-
-def test_numbers_that_cannot_work():
-    for fraction in (-0.1, 1.0, float("nan")):
-        with pytest.raises(ConfigError, match="client_test_fraction"):
-            partitioned(client_test_fraction=fraction)
-    with pytest.raises(ConfigError, match="clients"):
-        partitioned(clients=0)
+def test_as_many_samples_as_asked_for(dataset, samples):
+    partition = partitioned(dataset, partition="iid", samples=samples, client_test_fraction=0.0)
+    assert len(partition.train.positions) == samples
 
 
 def overlapping(labels, num_clients, **_):
@@ -44,10 +43,10 @@ def outside(labels, num_clients, **_):
 def test_a_partitioner_that_breaks_its_contract(monkeypatch, partitioner):
     monkeypatch.setattr("fedcore.data.assign.resolve", lambda kind, name: partitioner)
     with pytest.raises(PluginContractError, match="invalid partition"):
-        partitioned(partitioner="mine")
+        partitioned(partition="mine")
 
 
-@pytest.mark.parametrize("leaving_out", [{}, {"samples": 300}, {"public": torch.arange(0, 600, 3)}])
+@pytest.mark.parametrize("leaving_out", [{}, {"samples": 300}, {"public": 0.3}])
 def test_a_partitioner_gets_the_data_set_and_the_rows_of_its_labels(monkeypatch, leaving_out):
     seen = []
 
@@ -57,8 +56,8 @@ def test_a_partitioner_gets_the_data_set_and_the_rows_of_its_labels(monkeypatch,
         return list(np.array_split(np.arange(len(labels)), num_clients))
 
     monkeypatch.setattr("fedcore.data.assign.resolve", lambda kind, name: by_row)
-    partition = partitioned(partitioner="mine", client_test_fraction=0.0, **leaving_out)
+    partition = partitioned(partition="mine", client_test_fraction=0.0, **leaving_out)
     dataset, rows = seen[0]
     assert dataset is DATASET
     assert torch.cat(list(partition.train)).tolist() == rows.tolist()
-    assert not set(rows.tolist()) & set(leaving_out.get("public", torch.empty(0)).tolist())
+    assert not set(rows.tolist()) & set(public_rows(DATASET.train.labels, str(leaving_out.get("public")), 3).tolist())

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedcore import ConfigError, UnknownNameError, run
+from fedcore import ConfigError, RunConfig, UnknownNameError, run
 from fedcore.data import Domains, TensorSamples, load_dataset, make_partition
 from fedcore.data.dataset import data_digest
 from fedcore_testing import records
 
 NAMES = ("plain", "inverted", "noisy")
-OPTIONS = {"alpha": 1.0, "classes_per_client": 2, "client_test_fraction": 0.0, "seed": 3}
+IID = RunConfig(partition="iid", clients=4, seed=3)
 
 
 def with_domains():
@@ -79,7 +79,7 @@ def test_domains_change_no_bit_of_the_other_figures(tmp_path):
 
 def test_nobody_holds_the_unseen_domain(tmp_path):
     result = trained(tmp_path, unseen_domain="inverted")
-    held = make_partition(DATASET, partitioner="iid", clients=4, unseen_domain="inverted", **OPTIONS)
+    held = make_partition(DATASET, IID.model_copy(update={"unseen_domain": "inverted"}))
     assert 1 not in DATASET.domains.train[held.train.positions.long()].tolist()
     assert len(held.train.positions) == int((DATASET.domains.train != 1).sum())
     assert held.info["unseen_domain"] == "inverted"
@@ -91,13 +91,17 @@ def test_nobody_holds_the_unseen_domain(tmp_path):
     assert result.metrics["worst_domain"]["domain"] != "inverted"
 
 
-def test_a_partition_file_must_not_give_it_to_clients(tmp_path):
-    file = tmp_path / "part.json"
-    make_partition(DATASET, partitioner="iid", clients=4, **OPTIONS).save(file)
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_partition_must_not_give_it_to_clients(tmp_path, as_file):
+    def given(config):
+        partition, file = make_partition(DATASET, config), tmp_path / "part.json"
+        partition.save(file)
+        return str(file) if as_file else partition
+
     with pytest.raises(ConfigError, match=r"gives \d+ samples of it to clients"):
-        trained(tmp_path, partition=str(file), unseen_domain="inverted")
-    make_partition(DATASET, partitioner="iid", clients=4, unseen_domain="inverted", **OPTIONS).save(file)
-    assert "unseen_domain" in trained(tmp_path, partition=str(file), unseen_domain="inverted").metrics
+        trained(tmp_path, partition=given(IID), unseen_domain="inverted")
+    without = IID.model_copy(update={"unseen_domain": "inverted"})
+    assert "unseen_domain" in trained(tmp_path, partition=given(without), unseen_domain="inverted").metrics
 
 
 def test_wrong_domains_are_refused(tmp_path):

@@ -22,7 +22,7 @@ LISTS = st.lists(st.lists(st.integers(-(2**40), 2**40), max_size=6), max_size=8)
 
 def deal(partitioner="dirichlet", clients=10, **changes):
     """Partition with nothing held out."""
-    return partitioned(partitioner=partitioner, clients=clients, **{"client_test_fraction": 0.0, **changes})
+    return partitioned(partition=partitioner, clients=clients, **{"client_test_fraction": 0.0, **changes})
 
 
 @given(LISTS, st.sampled_from(KINDS))

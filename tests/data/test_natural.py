@@ -7,17 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError, RunConfig
 from fedcore.data import load_dataset, make_partition
 
-OPTIONS = {"alpha": 1.0, "classes_per_client": 2, "client_test_fraction": 0.0, "seed": 3}
 DIGITS = load_dataset("digits")
 SOURCES = (torch.arange(len(DIGITS.train)) * 7) % 9 * 100  # nine writers, numbered 0, 100, ...
 DATASET = replace(DIGITS, sources=SOURCES)
 
 
 def parts(clients, dataset=DATASET, **changes):
-    found = make_partition(dataset, partitioner="natural", clients=clients, **(OPTIONS | changes))
+    found = make_partition(dataset, RunConfig(partition="natural", clients=clients, **{"seed": 3, **changes}))
     return [SOURCES[part] for part in found.train], found
 
 

@@ -21,7 +21,7 @@ def test_holdout_is_disjoint_by_class_and_of_the_asked_size():
 
 @pytest.mark.parametrize("fraction", [0.01, 0.5, 0.99])
 def test_every_client_keeps_training_samples(fraction):
-    partition = partitioned(make_dataset(30), clients=30, partitioner="iid", client_test_fraction=fraction)
+    partition = partitioned(make_dataset(30), clients=30, partition="iid", client_test_fraction=fraction)
     assert all(len(train) == 1 for train in partition.train)
     larger = partitioned(client_test_fraction=fraction)
     for train, test in zip(larger.train, larger.test, strict=True):
@@ -46,7 +46,7 @@ def test_few_samples_are_dealt_class_by_class():
 
 def test_each_clients_holdout_has_a_stream_of_its_own():
     dataset = make_dataset(classes=1)
-    split, whole = (partitioned(dataset, partitioner="iid", client_test_fraction=f) for f in (0.25, 0.0))
+    split, whole = (partitioned(dataset, partition="iid", client_test_fraction=f) for f in (0.25, 0.0))
     places = {
         tuple(torch.isin(both, test).nonzero().flatten().tolist())
         for both, test in zip(whole.train, split.test, strict=True)

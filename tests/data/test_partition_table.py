@@ -34,7 +34,7 @@ def test_table_holds_every_count_and_the_sums():
 
 def test_table_of_many_clients_and_classes_stays_small():
     dataset = make_dataset(5000, classes=100)
-    text = rendered(partitioned(dataset, partitioner="iid", clients=100), dataset)
+    text = rendered(partitioned(dataset, partition="iid", clients=100), dataset)
     clients = [int(line.split()[1]) for line in text.splitlines() if re.match(r"│ \d+ ", line)]
     assert clients == [*range(20), *range(95, 100)]
     assert "96-99" in text

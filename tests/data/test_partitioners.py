@@ -10,18 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore.base.registry import resolve
 from fedcore.data import PartitionWarning, capped_counts
-from fedcore.data.assign import partition
 from fedcore.data.partitioners import dirichlet, fill_up
 
 ALL = ["iid", "dirichlet", "dirichlet-clients", "shards", "classes", "quantity"]
 LABELS = np.random.default_rng(0).integers(0, 10, 5000)
 
 
-def quiet(*args, **kwargs):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PartitionWarning)
-        return partition(*args, **kwargs)
+def partition(name, labels, clients, alpha, seed, **options):
+    """Return a partitioner's parts and its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PartitionWarning)
+        parts = resolve("partitioner", name)(labels, clients, alpha=alpha, seed=seed, **options)
+    return parts, [str(warning.message) for warning in caught]
 
 
 def counts(parts, labels=LABELS):
@@ -100,15 +102,9 @@ def test_hopeless_dirichlet_ends_fills_up_and_says_so():
 
 
 def test_minimum_that_cannot_be_is_lowered_and_reported():
-    parts, notes = quiet("dirichlet", LABELS[:45], 10, 0.5, 0)
+    parts, notes = partition("dirichlet", LABELS[:45], 10, 0.5, 0)
     assert min(map(len, parts)) == 4
     assert any("lowered to 4" in note for note in notes)
-
-
-def test_notes_are_also_warnings():
-    with pytest.warns(PartitionWarning) as caught:
-        _, notes = partition("dirichlet", LABELS[:45], 10, 0.5, 0)
-    assert [str(w.message) for w in caught] == notes
 
 
 def test_fill_up_levels_the_largest_and_touches_nobody_else():
@@ -123,25 +119,25 @@ def test_fill_up_levels_the_largest_and_touches_nobody_else():
 
 
 def test_iid_sizes_and_classes_are_even():
-    parts, _ = quiet("iid", LABELS, 7, 0.5, 0)
+    parts, _ = partition("iid", LABELS, 7, 0.5, 0)
     assert {len(part) for part in parts} == {714, 715}
     assert counts(parts).min() > 40
 
 
 def test_shards_are_two_runs_of_the_sorted_labels():
     labels = np.repeat(np.arange(10), 60)
-    parts, _ = quiet("shards", labels, 15, 0.5, 0)
+    parts, _ = partition("shards", labels, 15, 0.5, 0)
     assert {len(part) for part in parts} == {40}
     assert ((counts(parts, labels) > 0).sum(axis=1) <= 2).all()
     assert (counts(parts, labels) % 20 == 0).all()  # 30 shards of 20; three make up a class
-    three, _ = quiet("shards", labels, 10, 0.5, 0, classes_per_client=3)
+    three, _ = partition("shards", labels, 10, 0.5, 0, classes_per_client=3)
     assert (counts(three, labels) % 20 == 0).all()
 
 
 @pytest.mark.parametrize(("clients", "k"), [(10, 2), (4, 3), (3, 4), (30, 1), (7, 10)])
 def test_classes_gives_each_client_k_and_each_class_an_owner(clients, k):
     for seed in range(5):
-        parts, notes = quiet("classes", LABELS, clients, 0.5, seed, classes_per_client=k)
+        parts, notes = partition("classes", LABELS, clients, 0.5, seed, classes_per_client=k)
         table = counts(parts)
         assert ((table > 0).sum(axis=1) == k).all()
         assert (table.sum(axis=0) == np.bincount(LABELS)).all()
@@ -152,19 +148,19 @@ def test_classes_gives_each_client_k_and_each_class_an_owner(clients, k):
 
 
 def test_classes_without_choice_are_spread_evenly():
-    parts, _ = quiet("classes", LABELS, 20, 0.5, 0, classes_per_client=1)
+    parts, _ = partition("classes", LABELS, 20, 0.5, 0, classes_per_client=1)
     assert ((counts(parts) > 0).sum(axis=0) == 2).all()
 
 
 def test_owners_of_a_class_too_small_for_them_get_other_samples():
     labels = np.array([0] + [1] * 30)
-    parts, notes = quiet("classes", labels, 5, 0.5, 0, classes_per_client=1)
+    parts, notes = partition("classes", labels, 5, 0.5, 0, classes_per_client=1)
     assert sorted(map(len, parts)) == [1, 1, 1, 14, 14]  # two of class 0's three owners took one of class 1
     assert notes[0].startswith("classes: 2 clients")
 
 
 def test_classes_nobody_owns_are_unused_and_reported():
-    parts, notes = quiet("classes", LABELS, 3, 0.5, 0, classes_per_client=2)
+    parts, notes = partition("classes", LABELS, 3, 0.5, 0, classes_per_client=2)
     owned = (counts(parts) > 0).sum(axis=0)
     assert owned.tolist().count(1) == 6  # no class twice while others have no owner
     unused = np.flatnonzero(owned == 0)
@@ -174,7 +170,7 @@ def test_classes_nobody_owns_are_unused_and_reported():
 
 
 def test_quantity_varies_sizes_but_not_classes():
-    parts, _ = quiet("quantity", LABELS, 10, 0.5, 3)
+    parts, _ = partition("quantity", LABELS, 10, 0.5, 3)
     sizes = np.array([len(part) for part in parts])
     assert sizes.min() >= 10
     assert sizes.max() > 4 * sizes.min()
@@ -195,8 +191,8 @@ def test_every_sample_once_nobody_empty_same_seed_same_parts(name, labels, share
     labels = np.array(labels)
     clients = 1 + int(share * (len(labels) - 1))
     k = min(k, len(np.unique(labels)))
-    parts, notes = quiet(name, labels, clients, alpha, seed, classes_per_client=k, min_size=3)
-    again, _ = quiet(name, labels, clients, alpha, seed, classes_per_client=k, min_size=3)
+    parts, notes = partition(name, labels, clients, alpha, seed, classes_per_client=k, min_size=3)
+    again, _ = partition(name, labels, clients, alpha, seed, classes_per_client=k, min_size=3)
     assert len(parts) == clients
     assert min(map(len, parts)) >= 1
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
@@ -211,8 +207,8 @@ def test_every_sample_once_nobody_empty_same_seed_same_parts(name, labels, share
 
 @pytest.mark.parametrize("name", ALL)
 def test_seeds_matter_and_order_is_random(name):
-    one, _ = quiet(name, LABELS, 10, 0.5, 1)
-    two, _ = quiet(name, LABELS, 10, 0.5, 2)
+    one, _ = partition(name, LABELS, 10, 0.5, 1)
+    two, _ = partition(name, LABELS, 10, 0.5, 2)
     assert not all(np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(one, two, strict=True))
     assert not np.array_equal(one[0], np.sort(one[0]))
 
@@ -222,7 +218,7 @@ def test_seeds_matter_and_order_is_random(name):
 def test_a_hundred_thousand_clients_take_seconds(name):
     labels = np.random.default_rng(0).integers(0, 10, 1_000_000)
     started = time.perf_counter()
-    parts, _ = quiet(name, labels, 100_000, 0.5, 0)
+    parts, _ = partition(name, labels, 100_000, 0.5, 0)
     assert time.perf_counter() - started < 30  # 2 s here; a loop over clients and classes takes minutes
     assert len(np.unique(np.concatenate(parts))) == 1_000_000
 

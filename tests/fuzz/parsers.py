@@ -351,16 +351,7 @@ def _dataset() -> Dataset:
 def _partition() -> Partition:
     from fedcore.data import make_partition
 
-    return make_partition(
-        _dataset(),
-        partitioner="iid",
-        clients=3,
-        alpha=1,
-        classes_per_client=2,
-        client_test_fraction=0.2,
-        seed=0,
-        samples=30,
-    )
+    return make_partition(_dataset(), RunConfig(partition="iid", clients=3, client_test_fraction=0.2, samples=30))
 
 
 @functools.cache

@@ -254,7 +254,9 @@ def test_the_split_of_a_run_can_be_used_by_another(go, moon):
     assert model_bytes(result) == model_bytes(moon)
     with pytest.raises(ConfigError, match="--clients is 3"):
         go(partition=str(moon.directory / "partition.json"), clients=3)
-    with pytest.raises(ConfigError, match=r"test-fraction is 0.25, but .* made with 0.0; .* split --client-test-fract"):
+    with pytest.raises(
+        ConfigError, match=r"test-fraction is 0.25, but .* made with 0.0; .* data split.* --client-test-fract"
+    ):
         go(**{**MOON, "partition": str(moon.directory / "partition.json"), "client_test_fraction": 0.25})
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import fedcore
 from fedcore import ConfigError, Plugin, RunConfig
-from fedcore.data import TensorSamples, load_dataset, make_partition
+from fedcore.data import Partition, TensorSamples, load_dataset, make_partition
 from fedcore.models import mlp
 from fedcore_functional import proximal_term
 from fedcore_moon import Moon
@@ -290,9 +290,7 @@ def in_halves(labels, num_clients, **_):
 def test_a_partition_of_the_program(tmp_path, as_what):
     lists = in_halves(range(1437), 2)
     dataset = load_dataset("digits")
-    made = make_partition(
-        dataset, partitioner="iid", clients=2, alpha=0.5, classes_per_client=2, client_test_fraction=0.0, seed=3
-    )
+    made = make_partition(dataset, RunConfig(partition="iid", clients=2, seed=3))
     given = {"function": in_halves, "lists": lists, "partition": made}[as_what]
     options = {**SMALL, "samples": None, "workers": 0}
     result = fedcore.run(partition=given, **options, out=tmp_path / "run")
@@ -312,26 +310,50 @@ def test_a_partition_of_the_program(tmp_path, as_what):
     ("given", "options", "reason"),
     [
         ({0: [1]}, {}, "partition is a dict; give a name"),
-        (
-            lambda labels, clients, seed: [],
-            {},
-            r"unexpected keyword argument 'alpha'. Hint: end its arguments with \*\*_",
-        ),
+        (lambda labels, clients, seed: [], {}, "unexpected keyword argument 'alpha'"),
         (lambda labels, clients, **_: {}, {}, "returned dict, expected a list with one array"),
-        ([[0, 1], [2, 3], [4]], {}, "3 parts for 2 clients"),
+        ([[0, 1], [2, 3], [4]], {"samples": None}, "3 parts for 2 clients"),
     ],
 )
 def test_what_is_no_partition(given, options, reason):
     with pytest.raises(fedcore.FedcoreError, match=reason):
-        fedcore.run(partition=given, **SMALL, **options)
+        fedcore.run(partition=given, **{**SMALL, **options})
+
+
+@pytest.mark.parametrize("options", [{"public": "0.3"}, {"samples": 700}])
+def test_lists_are_positions_in_the_training_set_whatever_is_left_out(tmp_path, options):
+    options = {**SMALL, "samples": None, "workers": 0, **options}
+    free = partition_of(fedcore.run(**options, partition="iid", out=tmp_path / "run")).train
+    lists = [part.flip(0).tolist() for part in free]
+    result = fedcore.run(**options, partition=lists, out=tmp_path / "again")
+    assert partition_of(result).train.tolists() == lists
+    left_out = min({*range(1437)}.difference(*lists))
+    lists[1].append(left_out)
+    with pytest.raises(ConfigError, match=f"gives client 1 the sample {left_out}, which no client gets: it is public"):
+        fedcore.run(**options, partition=lists)
+
+
+DIGITS = load_dataset("digits")
+IID = make_partition(DIGITS, RunConfig(partition="iid", clients=2))
+
+
+@pytest.mark.parametrize(
+    ("partition", "options", "reason"),
+    [
+        (IID, {"public": "0.3"}, "the partition gives 431 of these samples to clients"),
+        (IID, {"clients": 3}, "--clients is 3, but the partition has 2 clients; write --clients 2"),
+        (IID, {"dataset": arrays()}, "the partition splits 'digits', whose labels differ"),
+        (Partition(list(IID.train), list(IID.train), IID.info), {}, "is used more than once"),
+        (Partition(list(IID.train), list(IID.test), {}), {}, "\"info\" needs 'dataset', a name, as .*make_partition"),
+    ],
+)
+def test_a_given_partition_that_does_not_fit(partition, options, reason):
+    with pytest.raises(fedcore.FedcoreError, match=reason):
+        fedcore.run(partition=partition, **{**SMALL, "samples": None, "workers": 0, **options})
 
 
 def test_options_that_contradict_a_given_partition():
-    made = make_partition(
-        load_dataset("digits"), partitioner="iid", clients=2, alpha=0.5, classes_per_client=2,
-        client_test_fraction=0.0, seed=3,
-    )  # fmt: skip
     with pytest.raises(ConfigError, match="already says which samples"):
-        fedcore.run(partition=made, **SMALL)
+        fedcore.run(partition=IID, **SMALL)
     with pytest.raises(ConfigError, match=r"made with 0\.0"):
-        fedcore.run(partition=made, **{**SMALL, "samples": None}, client_test_fraction=0.2)
+        fedcore.run(partition=IID, **{**SMALL, "samples": None}, client_test_fraction=0.2)

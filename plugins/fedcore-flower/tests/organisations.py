@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from fedcore import RunConfig
 from fedcore.data import Partition, TensorSamples, load_dataset, make_partition
 from fedcore.runs import experiment
 from fedcore.runs.resolve import resolve
@@ -30,15 +31,7 @@ SETTINGS = {"client_test_fraction": FRACTION, "rounds": 3, "local_epochs": 2}
 
 @functools.cache
 def dealt() -> Partition:
-    return make_partition(
-        load_dataset("digits", None),
-        partitioner="dirichlet",
-        clients=CLIENTS,
-        alpha=0.5,
-        classes_per_client=2,
-        client_test_fraction=FRACTION,
-        seed=0,
-    )
+    return make_partition(load_dataset("digits", None), RunConfig(clients=CLIENTS, client_test_fraction=FRACTION))
 
 
 def declared() -> Partition:

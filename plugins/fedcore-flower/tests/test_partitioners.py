@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import ConfigError, UnknownNameError, generator, run
+from fedcore import ConfigError, RunConfig, UnknownNameError, generator, run
 from fedcore.data import load_dataset, make_partition
 
 pytest.importorskip("flwr_datasets", reason="fedcore-flower[partitioners] is not installed")
 
 DIGITS = load_dataset("digits")
 LABELS = DIGITS.train.labels.numpy()
-OPTIONS = {"alpha": 0.3, "classes_per_client": 2, "client_test_fraction": 0.0, "seed": 3}
 
 
 def parts(name, clients=5, dataset=DIGITS, **options):
-    made = make_partition(dataset, partitioner=name, clients=clients, **{**OPTIONS, **options})
+    made = make_partition(dataset, RunConfig(partition=name, clients=clients, **{"alpha": 0.3, "seed": 3, **options}))
     return [part.tolist() for part in made.train]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedcore import ConfigError
+from fedcore import ConfigError, RunConfig
 from fedcore.data import make_partition
 from fedcore_huggingface import dataset
 from fedcore_testing import check_dataset
@@ -29,8 +29,7 @@ def test_texts_are_tokens_and_writers_are_sources(text_set: str, load) -> None:
     assert said == [["[CLS]", "good", "film", "[SEP]"], ["[CLS]", "bad", "[SEP]"]]
     assert found.train.labels[:2].tolist() == [1, 0]
     assert found.sources.tolist() == [k // 3 % 5 for k in range(60)]
-    options = {"alpha": 1.0, "classes_per_client": 2, "client_test_fraction": 0.0, "seed": 0}
-    partition = make_partition(found, partitioner="natural", clients=5, **options)
+    partition = make_partition(found, RunConfig(partition="natural", clients=5))
     assert [set(found.sources[part].tolist()) for part in partition.train] == [{0}, {1}, {2}, {3}, {4}]
     check_dataset(dataset(text_set))
 

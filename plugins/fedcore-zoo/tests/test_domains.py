@@ -6,11 +6,9 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from fedcore import ConfigError, DataError
+from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import load_dataset, make_partition
 from fedcore_zoo.domains import FEDBN_CLASSES, read_domains
-
-OPTIONS = {"alpha": 0.5, "classes_per_client": 2, "client_test_fraction": 0.0, "seed": 3}
 
 
 def write(path, level, size=(9, 7)):
@@ -157,25 +155,23 @@ def test_damaged_files_of_digits_five(digit_five):
 @pytest.mark.parametrize("partitioner", ["domain", "domain-dirichlet"])
 def test_each_client_holds_one_domain(pacs, partitioner):
     dataset = read_domains(pacs, size=4)
-    found = make_partition(dataset, partitioner=partitioner, clients=5, **OPTIONS)
+    found = make_partition(dataset, RunConfig(partition=partitioner, clients=5, seed=3))
     held = [dataset.domains.train[part].unique().tolist() for part in found.train]
     assert held == [[0], [1], [2], [0], [1]]
     assert sorted(found.train.positions.tolist()) == list(range(len(dataset.train)))
-    again, other = (
-        make_partition(dataset, partitioner=partitioner, clients=5, **{**OPTIONS, "seed": seed}) for seed in (3, 4)
-    )
+    again, other = (make_partition(dataset, RunConfig(partition=partitioner, clients=5, seed=seed)) for seed in (3, 4))
     assert found.sha256 == again.sha256 != other.sha256
 
 
 def test_without_one_domain_the_others_split_as_before(pacs):
     dataset = read_domains(pacs, size=4)
-    everything = make_partition(dataset, partitioner="domain", clients=3, **OPTIONS)
-    without = make_partition(dataset, partitioner="domain", clients=2, unseen_domain="art_painting", **OPTIONS)
+    everything = make_partition(dataset, RunConfig(partition="domain", clients=3, seed=3))
+    without = make_partition(dataset, RunConfig(partition="domain", clients=2, unseen_domain="art_painting", seed=3))
     assert [part.tolist() for part in without.train] == [part.tolist() for part in list(everything.train)[1:]]
 
 
 def test_partitions_need_domains_and_as_many_clients(pacs):
     with pytest.raises(ConfigError, match="has no domains"):
-        make_partition(load_dataset("digits"), partitioner="domain", clients=3, **OPTIONS)
+        make_partition(load_dataset("digits"), RunConfig(partition="domain", clients=3))
     with pytest.raises(ConfigError, match="come from 3 domains"):
-        make_partition(read_domains(pacs, size=4), partitioner="domain", clients=2, **OPTIONS)
+        make_partition(read_domains(pacs, size=4), RunConfig(partition="domain", clients=2))

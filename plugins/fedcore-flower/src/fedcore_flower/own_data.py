@@ -58,15 +58,8 @@ class OwnData:
             return cls(replace(dataset, train=_joined(dataset, spec)), train, test, data_dir)
         if not 0 <= test_fraction < 1:
             raise ConfigError(f"--test-fraction {test_fraction}: it is a part of the data, at least 0 and below 1")
-        parts = make_partition(
-            dataset,
-            partitioner="iid",
-            clients=1,
-            alpha=1.0,
-            classes_per_client=1,
-            client_test_fraction=test_fraction,
-            seed=seed,
-        )
+        one = RunConfig(partition="iid", clients=1, client_test_fraction=test_fraction, seed=seed)
+        parts = make_partition(dataset, one)
         return cls(dataset, parts.train[0], parts.test[0], data_dir)
 
     def describe(self) -> dict[str, Any]:
