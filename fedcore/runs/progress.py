@@ -167,5 +167,6 @@ def notebook_output() -> Callable[[str], None] | None:
 
 def only_notes(event: str, details: Mapping[str, Any]) -> None:
     """Warn a caller that passed no ``notify`` of notes, for example that a damaged checkpoint was skipped."""
-    if event == "note":
-        warnings.warn(details["message"], RuntimeWarning, stacklevel=2)
+    notes = details["notes"] if event == "start" else [details["message"]] if event == "note" else []
+    for note in notes:
+        warnings.warn(note, RuntimeWarning, stacklevel=2)

@@ -95,9 +95,10 @@ class Run:
             raise ConfigError(
                 "--unseen-clients: the unseen clients hold no samples out; add --client-test-fraction 0.2, or raise it"
             )
-        for option, used in (("--patience", config.patience is not None), ("--keep best", config.keep == "best")):
-            if used and not partition.test.sizes.any():
-                raise ConfigError(f"{option} looks at the clients' held-out parts; add --client-test-fraction 0.2")
+        if config.patience is not None:
+            _require_held_out("--patience", config, partition)
+        if config.keep == "best":
+            _require_held_out("--keep best", config, partition)
         if config.out is not None:
             config = config.model_copy(update={"out": RunDirectory.choose(config.out)})
         setup = _set_up(config, dataset)
@@ -151,6 +152,8 @@ class Run:
         if partition.is_declared:
             directory = RunDirectory(directory.path, with_clients=False)  # they keep their states themselves
         saved.require(_digest_of(partition), data_digest(dataset), directory.path)
+        if changes.get("patience") is not None:
+            _require_held_out("--patience", config, partition)
         file, changed = saved, frozenset(changes)
         if out is not None:
             out = RunDirectory.choose(out)
@@ -206,8 +209,8 @@ class Run:
         follow: Notify = notify or only_notes
         notes: Any = self.partition.info["notes"]
         cautions = [*version_cautions(self.config, self.file.versions), *data_cautions(self.dataset)]
-        cautions += [] if state.round else evaluation_cautions(self.setup, self.partition)
-        cautions += option_cautions(self.setup)
+        if not state.round:
+            cautions += [*evaluation_cautions(self.setup, self.partition), *option_cautions(self.setup)]
         begun = {"directory": self.directory.path, "config": self.config, "round": state.round}
         follow("start", {**begun, "notes": [*notes, *cautions]})
         with ExitStack() as stack:
@@ -369,6 +372,15 @@ def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
     if config.stack == "auto":
         return replace(setup, config=setup.config.model_copy(update={"stack": usual_stack(setup)}))
     return setup
+
+
+def _require_held_out(option: str, config: RunConfig, partition: Partition) -> None:
+    """Refuse an option that looks at held-out parts if no client that trains has one."""
+    if not partition.test.sizes[: config.training_clients].any():
+        raise ConfigError(
+            f"{option} looks at the clients' held-out parts, but no client that trains has one; begin a run with "
+            "--client-test-fraction 0.2"
+        )
 
 
 def _digest_of(partition: Partition) -> str:

@@ -11,6 +11,7 @@ from fedcore import Plugin, RunConfig, hookimpl
 from fedcore.runs import provenance
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.provenance import installed_versions
+from fedcore_testing import partition_of
 
 OPTIONS = {"clients": 2, "rounds": 2, "local_epochs": 1, "samples": 100, "workers": 0}
 
@@ -144,3 +145,23 @@ def by_options(labels, num_clients, **options):
 )
 def test_options_of_another_choice_are_noted(notes, options, said):
     assert [note for note in notes(**options) if "has no effect" in note] == said
+
+
+def test_without_a_display_each_note_of_the_start_is_one_warning(tmp_path):
+    options = {**OPTIONS, "clients": 300, "samples": None, "optimizer": "adam", "momentum": 0.5, "rounds": 1}
+    with pytest.warns() as caught:
+        notes = partition_of(fedcore.run(**options, out=tmp_path / "run", progress=False)).info["notes"]
+    assert len(notes) > 0
+    caution = "--momentum 0.5 has no effect with --optimizer adam"
+    assert [str(warning.message) for warning in caught] == [*notes, caution]
+
+
+def test_options_of_a_programs_partitioner_are_not_noted_where_the_run_goes_on(tmp_path):
+    def halves(labels, num_clients, *, alpha, **_):
+        return np.array_split(np.arange(len(labels)), num_clients)
+
+    told = []
+    options = {**OPTIONS, "alpha": 0.1, "workers": 0}
+    run = fedcore.run(**options, partition=halves, out=tmp_path / "run", progress=False)
+    fedcore.resume(run.directory, changes={"rounds": 3}, notify=lambda event, d: told.extend(d.get("notes", ())))
+    assert not told

@@ -71,11 +71,15 @@ def test_a_run_that_stopped_early_trains_no_more_where_its_rounds_are_given_agai
 
 def test_the_test_set_plays_no_part(tmp_path):
     config = RunConfig(**{**OPTIONS, "client_test_fraction": 0.0}, patience=2, out=tmp_path / "run")
-    with pytest.raises(
-        ConfigError, match="--patience looks at the clients' held-out parts; add --client-test-fraction"
-    ):
+    refused = pytest.raises(
+        ConfigError, match=r"--patience looks at the clients' held-out parts.* --client-test-fraction 0\.2"
+    )
+    with refused:
         fedcore.run(config)
     assert not (tmp_path / "run").exists()
+    begun = fedcore.run(config.model_copy(update={"patience": None, "rounds": 1}))
+    with refused:
+        fedcore.resume(begun.directory, changes={"rounds": 9, "patience": 2})
 
 
 def test_the_best_rounds_model_is_kept(tmp_path):
