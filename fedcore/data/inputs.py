@@ -52,15 +52,13 @@ class Inputs:
         """Return the fields as JSON values."""
         return asdict(self)
 
-    def prepare(self, x: Any) -> Any:
+    def prepare(self, x: Any) -> Tensor:
         """Return a model's input for raw samples.
 
         :param x: images (n, H, W), (n, H, W, C) or (n, C, H, W), or rows (n, ...) of a table, as an array, a tensor or
-            a list of samples. For other kinds: samples as the data set has them, with ``gather``.
+            a list of samples.
         :raises DataError: the samples have another shape or type than those of the run.
         """
-        if is_samples(x):
-            return x.gather(torch.arange(len(x)))
         if self.kind not in ("images", "tensor"):
             raise DataError(f"x is a {type(x).__name__}; this run's samples are {self.kind}: give a class of samples")
         found = _tensor(x)

@@ -20,7 +20,7 @@ from fedcore.base.identity import method, short_name
 from fedcore.base.metrics import Metrics
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.client.evaluation import evaluate, rates
-from fedcore.data import TensorSamples
+from fedcore.data import Samples, TensorSamples
 from fedcore.data.inputs import Inputs, is_samples
 from fedcore.data.loading import labels_of
 from fedcore.models import SplitModel, forward_chunk
@@ -125,23 +125,29 @@ class RunResult:
         :param y: classes (n,), whole numbers from 0 to C-1. Samples of a class with ``gather`` have their own labels.
         :param model: as for :meth:`predict`.
         """
-        network = self._chosen(model)
-        if not is_samples(x):
-            inputs = self.inputs.prepare(x)
-            labels = labels_of(np.asarray(y), len(inputs), "y")
-            if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.model.num_classes:
-                raise DataError(f"y holds classes outside of 0 to {self.model.num_classes - 1}")
-            x = TensorSamples(inputs, labels)
-        counts = evaluate(network, x, self.model.num_classes, _device(network), metrics=self.further)
+        network, samples = self._chosen(model), self._samples(x, y)
+        if not len(samples):
+            raise DataError("x has no samples, so there is nothing to evaluate")
+        if not 0 <= int(samples.labels.min()) <= int(samples.labels.max()) < self.model.num_classes:
+            raise DataError(f"y holds classes outside of 0 to {self.model.num_classes - 1}")
+        counts = evaluate(network, samples, self.model.num_classes, _device(network), metrics=self.further)
         return rates(counts, self.further)
 
     def _logits(self, x: Any, model: nn.Module | None) -> Tensor:
-        network, inputs = self._chosen(model).eval(), self.inputs.prepare(x)
+        network, samples = self._chosen(model).eval(), self._samples(x, np.zeros(len(x), np.int64))
         device = _device(network)
-        parts = inputs.split(forward_chunk(device)) if isinstance(inputs, Tensor) else [inputs]
+        chunks = torch.arange(len(samples)).split(forward_chunk(device)) if len(samples) else ()
         with torch.inference_mode():
-            logits = [network(part.to(device))[1].cpu() for part in parts]
-        return torch.cat(logits) if len(inputs) else torch.empty(0, self.model.num_classes)
+            logits = [network(samples.gather(chunk).to(device))[1].cpu() for chunk in chunks]
+        return torch.cat([torch.empty(0, self.model.num_classes), *logits])
+
+    def _samples(self, x: Any, y: Any) -> Samples:
+        """Return samples as they are, and raw ones as inputs of the model with their labels."""
+        if is_samples(x):
+            samples: Samples = x
+            return samples
+        inputs = self.inputs.prepare(x)
+        return TensorSamples(inputs, labels_of(np.asarray(y), len(inputs), "y"))
 
     def _chosen(self, model: nn.Module | None) -> nn.Module:
         if model is None and self.metrics.get("global") is None:

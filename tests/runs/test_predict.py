@@ -12,7 +12,7 @@ from torch import nn
 
 import fedcore
 from fedcore import ConfigError, DataError, RunConfig
-from fedcore.data import SequenceSamples, load_dataset
+from fedcore.data import Dataset, SequenceBatch, SequenceSamples, load_dataset
 
 
 class Net(nn.Module):
@@ -107,9 +107,11 @@ def test_labels_outside_of_the_classes_are_refused(trained: fedcore.RunResult) -
         trained.evaluate(TEST[0], TEST[1][:5])
 
 
-def test_no_samples_give_no_predictions(trained: fedcore.RunResult) -> None:
+def test_no_samples_give_no_predictions_and_no_figures(trained: fedcore.RunResult) -> None:
     assert trained.predict(TEST[0][:0]).shape == (0,)
     assert trained.predict_proba(TEST[0][:0]).shape == (0, 3)
+    with pytest.raises(DataError, match="x has no samples"):
+        trained.evaluate(TEST[0][:0], TEST[1][:0])
 
 
 def test_a_run_of_another_process_predicts_the_same(trained: fedcore.RunResult) -> None:
@@ -185,12 +187,38 @@ def test_without_a_global_model_a_clients_model_predicts(tmp_path: Path) -> None
 def test_other_samples_come_as_a_class(trained: fedcore.RunResult) -> None:
     from fedcore.data.inputs import Inputs
 
-    samples = SequenceSamples.of([[1, 2], [3]], [0, 1])
-    inputs = Inputs.of(samples, (5,))
+    inputs = Inputs.of(SequenceSamples.of([[1, 2], [3]], [0, 1]), (5,))
     assert Inputs.from_json(inputs.to_json()) == inputs
-    assert inputs.prepare(samples).values.tolist() == [1, 2, 3]
     with pytest.raises(DataError, match="this run's samples are sequences"):
         inputs.prepare([[1, 2]])
+
+
+class Bag(fedcore.SplitModel):
+    """Classes by the mean of a text's words."""
+
+    takes = ("sequences",)
+
+    def __init__(self, num_classes: int, input_shape: tuple[int, ...]) -> None:
+        super().__init__(Mean(input_shape[0]), 4, num_classes)
+
+
+class Mean(nn.EmbeddingBag):
+    def __init__(self, words: int) -> None:
+        super().__init__(words, 4, mode="mean")
+
+    def forward(self, batch: SequenceBatch) -> torch.Tensor:
+        return super().forward(batch.values, batch.offsets[:-1])
+
+
+def test_texts_are_predicted_in_chunks_as_they_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = SequenceSamples.of([[k % 3] * (1 + k % 2) for k in range(30)], [k % 3 for k in range(30)])
+    dataset = Dataset("texts", texts, texts, 3, (3,))
+    options = {"rounds": 3, "clients": 2, "batch_size": 4, "lr": 0.5, "workers": 0, "partition": "iid"}
+    result = fedcore.run(model=Bag, dataset=dataset, **options, out=tmp_path / "run", progress=False)
+    for module in ("runs.result", "client.evaluation"):
+        monkeypatch.setattr(f"fedcore.{module}.forward_chunk", lambda device: 7)
+    assert (result.predict(texts) == texts.labels.numpy()).mean() == result.evaluate(texts)["accuracy"] > 0.5
+    assert result.predict(SequenceSamples.of([], [])).shape == (0,)
 
 
 @pytest.mark.parametrize(("form", "file"), [("safetensors", "model.safetensors"), ("torch", "model.pt")])
