@@ -188,9 +188,13 @@ def _check_forward(
         with torch.no_grad():
             features, logits = model(first)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        hint = ""
+        if isinstance(first, torch.Tensor) and not first.is_floating_point():
+            dtype = str(first.dtype).removeprefix("torch.")
+            hint = f". The samples are {dtype}: convert x by x.astype('float32'), or give a model that takes {dtype}"
         raise ConfigError(
             f"model {config.model!r}{by} does not take samples of shape {tuple(task.input_shape)} "
-            f"(data set {config.dataset!r}): {error}"
+            f"(data set {config.dataset!r}): {error}{hint}"
         ) from error
     if features.ndim != 2 or logits.shape != (1, task.num_classes):
         raise PluginContractError.of(

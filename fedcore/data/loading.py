@@ -83,7 +83,7 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
       an ``npz:`` file and normalised by the training images' statistics. x of other shapes, such as rows (n, d) of a
       table, is not normalised: floating-point numbers become float32, whole numbers int64.
     - A pair ``(train, test)`` of torch's map-style data sets of (x, y). Every sample is read once, with the set's own
-      transforms, and is not normalised further.
+      transforms, and is not normalised further. Images (C, H, W) of uint8 are divided by 255.
 
     :param name: name of the data set.
     :raises DataError: ``given`` has another form, or its shapes, types or labels do not fit.
@@ -160,7 +160,8 @@ def _stacked(part: Any) -> tuple[Tensor, Tensor]:
             f"dataset: the samples of {where} do not stack to one tensor: {error}. It must give pairs (x, y), x of one "
             "shape and y one whole number; for other data write a class of samples: docs/your-data.md"
         ) from error
-    return inputs.float() if inputs.dtype == torch.float64 else inputs, labels_of(labels, len(inputs), f"y of {where}")
+    inputs = inputs.float() if inputs.is_floating_point() else inputs
+    return inputs, labels_of(labels, len(inputs), f"y of {where}")
 
 
 def _of_images(name: str, train: Split, test: Split, where: str, notes: tuple[str, ...] = ()) -> Dataset:
@@ -177,8 +178,8 @@ def _of_tensors(
     _check_classes(train[1], test[1], "dataset")
     shape = tuple(train[0].shape[1:])
     parts = [
-        ResidentSamples(*part, [0.0] * shape[0], [1.0] * shape[0])
-        if len(shape) == 3 and part[0].dtype == torch.float32
+        ResidentSamples.from_pixels(*part, [0.0] * shape[0], [1.0] * shape[0])
+        if len(shape) == 3 and part[0].dtype in (torch.float32, torch.uint8)
         else TensorSamples(*part)
         for part in (train, test)
     ]

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from fedcore import DataError
+from fedcore import ConfigError, DataError, RunConfig
+from fedcore.client.setup import Setup
 from fedcore.data import as_dataset, load_dataset
 from fedcore.data.dataset import data_digest
 
@@ -45,6 +46,29 @@ def test_torch_data_sets_are_read_with_their_own_transforms():
     found = as_dataset((part, part), "own")
     assert torch.equal(found.train.gather(torch.arange(12)), x)
     assert found.class_names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_numbers_of_torch_data_sets_become_float32(dtype):
+    x = torch.randn(12, 5).to(dtype)
+    part = TensorDataset(x, torch.from_numpy(LABELS))
+    torch.testing.assert_close(as_dataset((part, part)).train.gather(torch.arange(12)), x.float(), rtol=0, atol=0)
+
+
+def test_bytes_of_torch_data_sets_are_pixels():
+    x = torch.from_numpy(images(1, 6, 6))
+    part = TensorDataset(x, torch.from_numpy(LABELS))
+    found = as_dataset((part, part)).train
+    assert torch.equal(found.gather(torch.arange(12)), x.float() / 255)
+    assert found.from_bytes
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
+def test_a_model_for_numbers_does_not_take_whole_ones(dtype):
+    rows = images(5, dtype=dtype)
+    dataset = as_dataset((rows, LABELS, rows, LABELS))
+    with pytest.raises(ConfigError, match=r"samples are int64: convert x by x.astype\('float32'\), or give a model"):
+        Setup.build(RunConfig(model="mlp"), dataset)
 
 
 ROWS = images(5, dtype=np.float32)
