@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -313,8 +312,3 @@ def _texts(value: Any) -> list[str]:
     if isinstance(value, list):
         return [text for item in value for text in _texts(item)]
     return [value] if isinstance(value, str) else []
-
-
-def started(evidence: Evidence) -> datetime | None:
-    """Return when the run began, where that is recorded."""
-    return min((session.started for session in evidence.sessions), default=None)

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -18,7 +18,7 @@ from fedcore_study.comparisons.formats import markdown_table, spread
 from fedcore_study.reports.charts import Curves
 from fedcore_study.reproduce.collect import changed_since
 from fedcore_study.reproduce.curves import chart
-from fedcore_study.reproduce.evidence import Evidence, slug, started
+from fedcore_study.reproduce.evidence import Evidence, slug
 from fedcore_study.reproduce.places import Cell
 from fedcore_study.reproduce.recipe import SCALES, Printed, Recipe, Row, folder_name
 from fedcore_study.words import counted
@@ -94,7 +94,7 @@ def block(
     if empty := len(recipe.columns) - len(by_column(recipe, found)):
         lines += [f"Columns without runs so far: {empty} of {len(recipe.columns)}.", ""]
     notes = [f"{curve.name}: {curve.source}." for curve in recipe.curves if curve.column in by_column(recipe, found)]
-    notes += [*_changed(found, recipes, among), *_corrected(recipe, found), *_origins(found)]
+    notes += [*_changed(found, recipes, among), *_corrected(recipe, found), _origin(name, found)]
     return "\n".join([*lines, *(f"- {note}" for note in notes)])
 
 
@@ -262,31 +262,20 @@ def _corrected(recipe: Recipe, found: Sequence[Evidence]) -> list[str]:
     return [f"Before the correction after the last round, which the curves do not show: {'; '.join(texts)}."]
 
 
-def _origins(found: Sequence[Evidence]) -> list[str]:
-    """Return what trained the runs: those of the same machine, commit and torch together."""
-    groups: dict[str, list[Evidence]] = {}
-    for evidence in found:
-        groups.setdefault(_origin(evidence), []).append(evidence)
-    lines = []
-    for origin, runs in groups.items():
-        rows = list(dict.fromkeys(run.place.row for run in runs if run.place))
-        hours = sum(run.seconds for run in runs) / 3600
-        days = sorted(day.strftime("%Y-%m-%d") for run in runs if (day := started(run)))
-        when = f" from {days[0]}" if days else ""
-        lines.append(f"{', '.join(rows)}: {origin}{when}, {hours:.1f} hours of rounds.")
-    return lines
-
-
-def _origin(evidence: Evidence) -> str:
-    if not evidence.sessions:
-        return "commit and machine were not recorded"
-    texts: Mapping[str, None] = dict.fromkeys(
-        f"{session.machine.gpu or f'{session.machine.cores} cores of {session.machine.cpu}'}, "
-        f"torch {session.versions.get('torch', 'unknown')}, "
-        f"fedcore {session.commit or session.versions.get('fedcore', 'unknown')}"
-        for session in evidence.sessions
+def _origin(name: str, found: Sequence[Evidence]) -> str:
+    """Return what trained the runs, all together; the file of each run has its own."""
+    sessions = [session for evidence in found for session in evidence.sessions]
+    if not sessions:
+        return "Machines and commits of these runs were not recorded."
+    machines = [session.machine for session in sessions]
+    trained = sorted({machine.gpu or f"{machine.cores} cores of {machine.cpu}" for machine in machines})
+    torch = sorted({session.versions.get("torch", "unknown") for session in sessions})
+    first = min(session.started for session in sessions)
+    hours = sum(evidence.seconds for evidence in found) / 3600
+    return (
+        f"Trained on {', '.join(trained)}; torch {', '.join(torch)}; from {first:%Y-%m-%d}, {hours:.1f} hours of "
+        f"rounds. Machine and commit of each run: `results/{name}/`."
     )
-    return "; then ".join(texts)
 
 
 def pictures(found: Sequence[Evidence], recipes: Sequence[Recipe], page: Path) -> dict[Path, Curves]:
