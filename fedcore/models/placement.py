@@ -92,7 +92,12 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ConfigError(f"--device: {name!r} is not a supported device; write auto, cpu, cuda or cuda:N")
-    device = torch.device(name)
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+    if not has_device(name):
         raise ConfigError(f"--device: {name!r} is not available: torch sees {torch.cuda.device_count()} CUDA devices")
-    return device
+    return torch.device(name)
+
+
+def has_device(name: str) -> bool:
+    """Return whether this machine has a device; True for names that are not of a CUDA device."""
+    cuda = re.fullmatch(r"cuda(?::(\d+))?", name)
+    return cuda is None or int(cuda[1] or 0) < torch.cuda.device_count()

@@ -218,10 +218,11 @@ def evaluate_run(
 
     The other arguments are as for :func:`resume`.
 
-    :param notify: called with ``note`` and its message if a damaged checkpoint was skipped.
+    :param notify: called with ``note`` and its message if a damaged checkpoint was skipped, or if the CPU takes the
+        place of a CUDA device that this machine does not have.
     :raises RunDirectoryError: there is no checkpoint.
     """
-    with _reopened(path, model, plugins, dataset, allow_code, metrics) as reopened:
+    with _reopened(path, model, plugins, dataset, allow_code, metrics, reads=True) as reopened:
         return reopened.evaluate(notify=notify)
 
 
@@ -240,7 +241,7 @@ def load_run(
 
     :raises RunDirectoryError: there is no finished run in ``path``, or its files do not belong together.
     """
-    with _reopened(path, model, plugins, dataset, allow_code, metrics) as reopened:
+    with _reopened(path, model, plugins, dataset, allow_code, metrics, reads=True) as reopened:
         return reopened.result()
 
 
@@ -263,7 +264,7 @@ def client_model(
     :raises RunDirectoryError: there is no run in ``path``, or it has no checkpoint.
     :raises PluginCallError: ``personal_model`` raised.
     """
-    with _reopened(path, model, plugins, dataset, allow_code) as reopened:
+    with _reopened(path, model, plugins, dataset, allow_code, reads=True) as reopened:
         return own_model(reopened, client)[0]
 
 

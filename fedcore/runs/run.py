@@ -23,7 +23,7 @@ from fedcore.client.messages import ClientSite, Engine
 from fedcore.client.setup import Setup, check_client_models
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
 from fedcore.data.dataset import data_digest
-from fedcore.models.placement import Placement, resolve_device
+from fedcore.models.placement import Placement, has_device, resolve_device
 from fedcore.runs.cautions import (
     data_cautions,
     evaluation_cautions,
@@ -125,6 +125,7 @@ class Run:
         allow_outside: bool = True,
         changes: Mapping[str, Any] | None = None,
         out: Path | None = None,
+        reads: bool = False,
     ) -> Self:
         """Read a run's directory and set the run up again.
 
@@ -132,6 +133,7 @@ class Run:
         :param allow_outside: see :func:`fedcore.resume`. It makes no difference if no tracker is started.
         :param changes: new values for options of the run's configuration.
         :param out: copy the run to this new directory and use the copy.
+        :param reads: the run will not be trained. If this machine lacks its CUDA device, the CPU takes its place.
         :raises RunDirectoryError: there is no run in ``path``, its files do not belong together, or ``out`` is not
             empty.
         :raises ConfigError: the run needs one of the permissions, or an engine that reaches its clients.
@@ -143,6 +145,11 @@ class Run:
         if not changes.keys() <= CHANGEABLE:
             raise ConfigError(f"only {', '.join(sorted(CHANGEABLE))} can change when a run is resumed")
         config = RunConfig.create({**saved.values, **changes, "out": str(directory.path)})
+        if reads and not has_device(config.device):
+            changes = {**changes, "device": "cpu"}
+            config = config.model_copy(update={"device": "cpu"})
+        if config.precision == "tf32" and resolve_device(config.device).type == "cpu":
+            config = config.model_copy(update={"precision": "float32"})  # a CPU has no TF32
         code = [name for name in code_in(config) if not objects.is_lent(name)]
         check_code(code, source, allow=allow_code, own=changes.get("metrics", ()))
         if not allow_outside:
@@ -259,6 +266,10 @@ class Run:
     def evaluate(self, *, notify: Notify | None = None) -> dict[str, Any]:
         """Return the metrics of the last checkpoint. It writes nothing, and raises as :func:`fedcore.evaluate_run`."""
         note = noting(notify or only_notes)
+        if "device" in self.changes:
+            note(
+                f"this machine has no device {self.file.values['device']!r}, on which the run trained: evaluated on cpu"
+            )
         state = self.last_state(note)
         if state.phase != "done" and self.directory.read_summary() is not None:
             note("the run is finished, but its last checkpoint is missing: the checkpoint before is evaluated")

@@ -21,6 +21,7 @@ from fedcore.runs import directory
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import started
 from fedcore.runs.run import Run
+from fedcore.runs.saved import SavedConfig
 from fedcore_testing.federation import small_config
 
 SET_UP = Setup, "build"
@@ -36,6 +37,21 @@ def test_an_opened_run_has_the_configuration_that_the_new_one_was_trained_with(t
         assert first.config.out == first.directory.path
         assert first.config.memory_format != "auto"
     assert Run.open(first.directory.path, allow_code=False).config == first.config
+
+
+def test_a_run_of_a_device_that_is_not_there_is_read_on_the_cpu(tmp_path, monkeypatch):
+    written, values = SavedConfig.of, {"device": "cuda", "precision": "tf32"}
+    monkeypatch.setattr(SavedConfig, "of", lambda config, *more: written(config.model_copy(update=values), *more))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    result = fedcore.run(small_config(tmp_path))
+    path = result.directory
+    assert fedcore.load_run(path).metrics == result.metrics
+    with pytest.warns(RuntimeWarning, match="has no device 'cuda', on which the run trained: evaluated on cpu"):
+        assert fedcore.evaluate_run(path)["global"] == result.metrics["global"]
+    with pytest.raises(ConfigError, match="--device: 'cuda' is not available"):
+        fedcore.resume(path, changes={"rounds": 9})
+    assert fedcore.resume(path, changes={"rounds": 9, "device": "cpu"}).summary["rounds"] == 9
+    assert fedcore.resume(path).summary["rounds"] == 9
 
 
 def test_a_copy_is_set_up_with_its_own_directory(tmp_path):

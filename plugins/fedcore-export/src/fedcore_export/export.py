@@ -78,7 +78,7 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists already; name a new folder")
     with one_thread():
-        run = Run.open(path, allow_code=allow_code)
+        run = Run.open(path, allow_code=allow_code, reads=True)
         summary = run.directory.read_summary()
         if summary is None:
             raise RunDirectoryError(
