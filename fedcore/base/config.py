@@ -36,8 +36,8 @@ Json = Any  # None, bool, int, float, str, list or dict of the same
 
 
 def _split(value: Any) -> Any:
-    """Accept ``A,B,C`` as well as a list."""
-    return value.split(",") if isinstance(value, str) else value
+    """Accept ``A,B,C`` as well as a list. None is empty: a line of a file that says ``client_models:``."""
+    return value.split(",") if isinstance(value, str) else [] if value is None else value
 
 
 class RunConfig(BaseModel):
@@ -285,8 +285,8 @@ class RunConfig(BaseModel):
     @field_validator("tags", "metrics", mode="before")
     @classmethod
     def _read_list(cls, value: Any) -> Any:
-        """Accept one name as well as a list. A name that is given twice counts once."""
-        value = [value] if isinstance(value, str) else value
+        """Accept one name as well as a list, and None as no name. A name that is given twice counts once."""
+        value = [value] if isinstance(value, str) else [] if value is None else value
         is_list = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
         return list(dict.fromkeys(value)) if is_list else value
 
@@ -425,12 +425,12 @@ class RunConfig(BaseModel):
 
 
 def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:
-    """Return ``[moon, {uscc: {epochs: 5}}]`` as ``{moon: {}, uscc: {epochs: 5}}``.
+    """Return ``[moon, {uscc: {epochs: 5}}]`` as ``{moon: {}, uscc: {epochs: 5}}``. None is empty.
 
     :param kind: ``plugin``, ``tracker`` or ``engine``, for messages.
     :raises ConfigError: a name is not a text or is listed twice, or options are not a mapping.
     """
-    listed = list(value) if isinstance(value, (list, tuple)) else [value]
+    listed = [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
     pairs: list[tuple[Any, Any]] = []
     for item in listed:
         pairs += item.items() if isinstance(item, dict) else [(item, None)]

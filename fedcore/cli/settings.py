@@ -42,10 +42,8 @@ def build_config(
     """
     source = str(file) if file else ""
     content = read_mapping(file) if file else {}
-    labels = LABELS if "digests" in content else ()  # the file of an earlier run; its labels describe that run alone
-    written = {name: value for name, value in content.items() if name not in (*BESIDE_OPTIONS, *labels)}
-    if file and "out" in written and Path(str(written["out"])).resolve() == file.parent.resolve():
-        del written["out"]  # the file of an earlier run; the new run gets a new directory
+    own = (*LABELS, "out") if "digests" in content else ()  # of an earlier run, whose file it is
+    written = {name: value for name, value in content.items() if name not in (*BESIDE_OPTIONS, *own)}
     known = preset_options(preset) if preset else {}
     written = {**known, **written}
     values = {**written, **given}

@@ -120,11 +120,19 @@ def test_set_of_another_form(text: str) -> None:
 
 
 def test_the_config_of_a_run_does_not_name_its_directory_again(tmp_path: Path) -> None:
-    own = tmp_path / "config.yaml"
-    own.write_text(f"rounds: 2\nout: {tmp_path}\nversions: {{torch: '2'}}\n", encoding="utf-8")
-    assert build_config({}, own, []).out is None
-    own.write_text("out: elsewhere\n", encoding="utf-8")
-    assert build_config({}, own, []).out == Path("elsewhere")
+    """Wherever the run or the file has gone since."""
+    file = tmp_path / "config.yaml"
+    for out in (tmp_path, "elsewhere"):
+        file.write_text(f"out: {out}\nversions: {{torch: '2'}}\ndigests: {{settings: x}}\n", encoding="utf-8")
+        assert build_config({}, file, []).out is None
+    file.write_text("out: elsewhere\n", encoding="utf-8")
+    assert build_config({}, file, []).out == Path("elsewhere")
+
+
+def test_an_option_without_a_value_in_the_file_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("plugins:\ntrackers:\nmetrics:\ntags:\nclient_models:\nengine_options:\n", encoding="utf-8")
+    assert build_config({}, file, []) == RunConfig()
 
 
 def test_the_config_of_a_run_does_not_hand_on_its_labels(tmp_path: Path) -> None:
