@@ -48,6 +48,7 @@ def name_objects(
 ) -> tuple[RunConfig, dict[Key, Any]]:
     """Return the configuration with the names of objects, and the objects by kind and name, for the registry.
 
+    A plugin that is given without options keeps the options that the configuration has for it.
     A :class:`Partition` also has a name: runs with different partitions have different configurations.
     """
     found: dict[Key, Any] = {}
@@ -56,7 +57,8 @@ def name_objects(
         values["model"] = _add(found, "model", model)
     if plugins is not None:
         named = [(_add(found, "plugin", plugin), dict(options)) for plugin, options in _with_options(plugins)]
-        values["plugins"] = RunConfig.create({"plugins": [{name: options} for name, options in named]}).plugins
+        written = [{name: options or config.plugins.get(name, {})} for name, options in named]
+        values["plugins"] = RunConfig.create({"plugins": written}).plugins
     if dataset is not None:
         values["dataset"] = _add(found, "dataset", dataset)
     if metrics is not None:

@@ -183,9 +183,9 @@ class Run:
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
-        """The options that have new values from here on, with the values before and after."""
-        now = self.config.model_dump(mode="json")
-        return {name: (self.file.values.get(name), now[name]) for name in sorted(self.changes)}
+        """The options whose values are others from here on, with the values before and after."""
+        before, now = self.file.values, self.config.model_dump(mode="json")
+        return {name: (before.get(name), now[name]) for name in sorted(self.changes) if before.get(name) != now[name]}
 
     @contextmanager
     def federation(self, make: Make | None = None) -> Iterator[Federation]:
@@ -238,14 +238,14 @@ class Run:
             if self.directory.read_summary() is not None and not self.directory.checkpoints.any():
                 return self._finished_for_good(note)
             state = self.recover(note) or self.initial()
-            if "rounds" in self.changes:
+            if "rounds" in self.changed:
                 before, _ = self.changed["rounds"]
                 for caution in schedule_cautions(before, self.config, state.round):
                     note(caution)
             with self.started(state, notify, make, on_round) as experiment:
                 if state.phase == "train":
                     self.directory.reopen_finished()
-                if self.changes:  # config.yaml has them, with their values before and after
+                if self.changed:
                     self.directory.write_config(self.file.changed(self.changed, state.round))
                 experiment.train(state)
         return self.result()

@@ -153,6 +153,13 @@ def test_more_rounds_are_an_option_and_recorded(out: Path, tmp_path: Path) -> No
     assert len(RunDirectory(out).read_metrics()) == 5
 
 
+def test_an_option_that_keeps_its_value_is_no_change(out: Path) -> None:
+    before = SavedConfig.read(out / "config.yaml")
+    assert cli("resume", out, "--workers", 0, "--rounds", 4, "--quiet").exit_code == 0
+    assert [{*entry} for entry in SavedConfig.read(out / "config.yaml").changes] == [{"round", "rounds"}]
+    assert before.values["workers"] == 0
+
+
 def test_a_change_that_was_stopped_before_its_first_checkpoint_goes_on(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

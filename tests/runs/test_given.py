@@ -186,6 +186,16 @@ def test_the_configuration_of_a_result_runs_again(config, tmp_path, monkeypatch)
     assert model_bytes(again) == model_bytes(first)
 
 
+def test_a_class_without_options_keeps_those_of_the_configuration(config, tmp_path):
+    class Near(Moon):
+        pass
+
+    first = fedcore.run(config, plugins={Near: {"mu": 3}})
+    again = fedcore.run(first.config, plugins=Near, out=tmp_path / "again")
+    assert again.config.plugins == first.config.plugins
+    assert again.config.plugins["object:Near"]["mu"] == 3.0
+
+
 @pytest.mark.parametrize("values", [{"model": Net}, {"plugins": [Pull]}, {"plugins": {Pull: {}}}])
 def test_a_configuration_says_where_objects_go(values):
     with pytest.raises(ConfigError, match=r"give objects to fedcore.run\(config, (model|plugins)=...\)"):
