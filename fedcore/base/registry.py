@@ -9,14 +9,13 @@ Looking up a name reads package metadata only. The object's module is imported w
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import json
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextvars import ContextVar
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -95,10 +94,10 @@ def resolve(kind: str, name: str) -> Any:
         package = package_of(f"{kind} prefix", prefix) if colon else package_of(kind, name)
         other = next((other for other in NAMED if other != kind and name in available(other)), None)
         hint = f"{name!r} is the name of an installed {other}" if other else ""
-        hint = hint or (_behind_prefix(kind, name, prefixes) if kind == "model" and not colon else "")
         hint = f"{name!r} is in the package {package}: {how_to_install(package)}" if package else hint
         hint = hint or _meant(kind, name, points)
-        known = [] if hint else [*points, *(f"{prefix}:NAME" for prefix in prefixes)]
+        known = [] if hint else points
+        hint = hint or (f"Or {', '.join(f'{prefix}:NAME' for prefix in prefixes)}" if prefixes else "")
         raise UnknownNameError(kind, name, known, hint)
     if twice := conflict(kind, name):
         raise ConfigError(twice)
@@ -123,16 +122,6 @@ def _meant(kind: str, name: str, points: Collection[str]) -> str:
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return f"Did you mean '{objects.CODE}{name}'?"
     return ""
-
-
-def _behind_prefix(kind: str, name: str, prefixes: Iterable[str]) -> str:
-    """Return a hint on the libraries that have a model of this name: ``resnet18`` is ``torchvision:resnet18``."""
-    found = []
-    for prefix in prefixes:
-        with contextlib.suppress(Exception):  # the library is not installed, or has no such name
-            resolve(f"{kind} prefix", prefix)(name)
-            found.append(f"{prefix}:{name}")
-    return f"There is {' and '.join(found)}" if found else ""
 
 
 def call(kind: str, name: str, function: Any, *arguments: Any, **options: Any) -> Any:

@@ -56,7 +56,7 @@ BAD_INPUT = [
     ("train --dataset module:nothing.here", "make sure the package is installed"),
     ("train --dataset module:os.system", "dataset 'module:os.system' raised TypeError"),
     ("train --model simplecnn", "unknown model 'simplecnn'. Did you mean 'simple-cnn'?"),
-    ("train --model resnet18", "and torchvision:resnet18"),
+    ("train --model resnet18", "Did you mean 'resnet50'? Or hf:NAME, timm:NAME, torchvision:NAME"),
     ("train --model embedding-bag", "--model simple-cnn"),
     ("train --model module:os.getcwd", "model 'module:os.getcwd' returned str, expected a SplitModel"),
     ("train --tracker tensorboad", "Did you mean 'tensorboard'?"),
