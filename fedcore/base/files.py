@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import json
 import math
@@ -202,7 +201,6 @@ class RecordFile:
         self.path = path
         self.length = 0
         """The length of the file in bytes, as this process left it."""
-        self._written = hashlib.sha256()
 
     def append(self, record: Mapping[str, Any]) -> int:
         """Append a line and return the file's new length in bytes.
@@ -217,7 +215,6 @@ class RecordFile:
             if found != self.length:
                 raise OSError(f"another process writes to it: it has {found} bytes, and this one wrote {self.length}")
             file.write(line)
-        self._written.update(line)
         self.length += len(line)
         return self.length
 
@@ -231,26 +228,20 @@ class RecordFile:
         if self.path.exists():
             with storing(self.path):
                 os.truncate(self.path, len(content))
-        self.length, self._written = len(content), hashlib.sha256(content)
+        self.length = len(content)
 
-    def digest(self, length: int) -> str:
-        """Return the SHA-256, in hex, of the first ``length`` bytes."""
-        written = self._written if length == self.length else hashlib.sha256(self.content()[:length])
-        return written.hexdigest()
+    def check(self, length: int) -> None:
+        """Refuse a file without ``length`` bytes of whole lines. :meth:`restore` would lose a line that was counted.
 
-    def check(self, length: int, digest: str | None = None) -> None:
-        """Refuse a file whose first ``length`` bytes are not as a checkpoint recorded them.
+        This finds a file that was cut, or edited to another length.
 
-        This finds a file that somebody edited or replaced.
-
-        :param digest: the SHA-256 of these bytes, in hex; None checks the length only.
-        :raises RunDirectoryError: names the difference.
+        :raises RunDirectoryError: names the length.
         """
         counted = self.content()[:length]
-        if len(counted) < length:
-            raise RunDirectoryError(f"{self.path.name} has {len(counted)} bytes, {length} belong to this checkpoint")
-        if digest is not None and digest != hashlib.sha256(counted).hexdigest():
-            raise RunDirectoryError(f"{self.path.name} was changed: it is not what this checkpoint counts")
+        if len(counted) < length or counted[-1:] not in (b"", b"\n"):
+            raise RunDirectoryError(
+                f"{self.path.name} was changed: no line of it ends after {length} bytes, as this checkpoint counts them"
+            )
 
     def content(self) -> bytes:
         """Return the file's bytes; empty if there is no file.

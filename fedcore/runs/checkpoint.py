@@ -34,7 +34,7 @@ _PLAIN = ("round", "phase", "stopped", "ledger", "best", "before_correction", "m
 Note = Callable[[str], None]
 """A callback that takes a message for the user."""
 
-Check = Callable[[ServerState, Mapping[str, Any]], object]
+Check = Callable[[ServerState], object]
 
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OSError, RunDirectoryError)
 
@@ -57,13 +57,12 @@ class CheckpointStore:
         """Return whether there is a checkpoint on the disk, whole or damaged."""
         return bool(self._files())
 
-    def save(self, state: ServerState, touched: Iterable[int] = (), *, metrics: str | None = None) -> None:
+    def save(self, state: ServerState, touched: Iterable[int] = ()) -> None:
         """Write a checkpoint, after the clients' states. Then delete states that neither of the last two names.
 
         Clients may train the next round meanwhile. The versions that they write stay.
 
         :param touched: the clients that may have written versions since the last checkpoint, accepted or not.
-        :param metrics: SHA-256, in hex, of the part of metrics.jsonl that belongs to the state.
         :raises StorageError: the checkpoint cannot be written. The earlier files stay.
         """
         path = self.root / f"{state.round:06d}-{PHASES[state.phase]}-{state.phase}.safetensors"
@@ -73,7 +72,7 @@ class CheckpointStore:
             self.root.mkdir(parents=True, exist_ok=True)
             sync_path(self.root.parent)
         tensors, meta = _pack(state)
-        write_tensors(path, tensors, {**meta, "binding": self.binding, "metrics_sha256": metrics})
+        write_tensors(path, tensors, {**meta, "binding": self.binding})
         before = {other: named for other, named in self._kept.items() if other != path}
         self._kept = dict([*before.items(), (path, state.manifest)][-KEPT:])
         oldest = next(iter(self._kept.values()))
@@ -89,7 +88,7 @@ class CheckpointStore:
         It writes nothing. It reads the clients' states whose version differs in the checkpoint before. For other
         states an older checkpoint would not help; they are checked when a client reads them.
 
-        :param check: takes the state and the JSON part; raises RunDirectoryError if another condition fails.
+        :param check: takes the state; raises RunDirectoryError if another condition fails.
         :param note: called with a message about damaged checkpoints that were skipped.
         :param phase: consider only checkpoints of this phase of the run; default all.
         :raises RunDirectoryError: there are checkpoints, but none is whole.
@@ -124,7 +123,7 @@ class CheckpointStore:
         before = next(iter(kept.values()), {})
         self.clients.check(state.manifest, dict(state.manifest.items() - before.items()))
         if check is not None:
-            check(state, meta)
+            check(state)
         self._kept, self.found = {**kept, path: state.manifest}, meta
         return state
 

@@ -166,60 +166,30 @@ class RunDirectory:
             self._locked = False
             os.close(descriptor)
 
-    def append_metrics(self, record: dict[str, Any]) -> int:
-        """Append a line to metrics.jsonl; see :meth:`RecordFile.append`."""
-        return self.metrics.append(record)
-
-    def read_metrics(self, note: Note = lambda message: None) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl; see :meth:`RecordFile.read`."""
-        return self.metrics.read(note)
-
     def checkpoint(self, state: ServerState, touched: Iterable[int] = ()) -> Callable[[], None]:
         """Return a function that saves a checkpoint, in any thread; see :meth:`CheckpointStore.save`.
 
         The checkpoint belongs to the records as of this call. They are on the disk before the checkpoint.
         """
-        metrics = self.metrics.digest(state.metrics_bytes)
 
         def save() -> None:
             if self.metrics.length:
                 with storing(self.metrics.path):
                     sync_path(self.metrics.path)
-            self.checkpoints.save(state, touched, metrics=metrics)
+            self.checkpoints.save(state, touched)
 
         return save
 
-    def recover(
-        self, note: Note, check: Callable[[ServerState], None] = lambda state: None, *, phase: str | None = None
-    ) -> ServerState | None:
-        """Return the state from which the run goes on, or None for the start, and restore the directory to it.
+    def restore(self, length: int) -> None:
+        """Bring the directory back to the checkpoint that was loaded. What was written later will be written again.
 
-        :param note: called with a message about damaged files that were skipped.
-        :param check: raises an error if the state belongs to another run. Nothing has been written by then.
-        :param phase: go on from a checkpoint of this phase only.
-        :raises RunDirectoryError: there are checkpoints, but none can be used.
+        :param length: the bytes of metrics.jsonl that belong to the checkpoint.
         """
-        try:
-            state = self.checkpoints.load(
-                check=lambda state, meta: self.metrics.check(state.metrics_bytes, meta["metrics_sha256"]),
-                note=note,
-                phase=phase,
-            )
-        except RunDirectoryError:  # somebody may have edited the records; training does not need them
-            state = self.checkpoints.load(
-                check=lambda state, meta: self.metrics.check(state.metrics_bytes), note=note, phase=phase
-            )
-            note(f"{self.metrics.path} was changed since it was written; its lines are kept, and the run goes on")
-        if state is not None:
-            check(state)
-        elif phase is not None:
-            return None
-        self.metrics.restore(state.metrics_bytes if state else 0)  # later records will be written again
+        self.metrics.restore(length)
         self.sessions.restore()
         self.checkpoints.tidy()
         for path in self.path.glob(f".*{TEMPORARY}"):
             path.unlink(missing_ok=True)
-        return state
 
     def write_model(
         self, model: Mapping[str, Tensor], names: Mapping[str, str], inputs: Inputs, *, best: int | None = None

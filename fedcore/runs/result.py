@@ -67,7 +67,7 @@ class RunResult:
     @property
     def records(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``: everything that was recorded about each round."""
-        return RunDirectory(self.directory).read_metrics()
+        return RunDirectory(self.directory).metrics.read()
 
     @property
     def history(self) -> list[dict[str, Any]]:

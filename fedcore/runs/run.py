@@ -273,7 +273,7 @@ class Run:
         state = self.last_state(note)
         if state.phase != "done" and self.directory.read_summary() is not None:
             note("the run is finished, but its last checkpoint is missing: the checkpoint before is evaluated")
-        recorded = sum("round" in record for record in self.directory.read_metrics())
+        recorded = sum("round" in record for record in self.directory.metrics.read())
         if recorded > state.round:
             note(f"{recorded} rounds are recorded, but the last checkpoint is of round {state.round}: it is evaluated")
         with one_thread(), self.federation() as federation:
@@ -286,7 +286,7 @@ class Run:
         if summary is None:
             problem = damage[0] if damage else f"{self.directory.path} is not finished; go on with it"
             raise RunDirectoryError(f"{problem}: {self.directory.how_to_resume}")
-        self.directory.read_metrics(noting(only_notes))
+        self.directory.metrics.read(noting(only_notes))
         network = Placement.plain().model(self.setup.model).eval()
         inputs = self.directory.load_model(network)
         config = self.config.without_labels()
@@ -322,22 +322,34 @@ class Run:
 
         :raises RunDirectoryError: none of its checkpoints can be used, or it has more rounds than it should get.
         """
-        state = self.directory.recover(note, self.check)
+        state = self._whole_state(note)
         if state is None:
+            self.directory.restore(0)
             return None
         self._require_rounds(state)
-        if state.phase == "train":
-            return state if state.round < self.config.rounds else replace(state, phase="post_train")
-        if not self._trains_on(state):
-            return state
-        if state.phase == "done":
-            state = self.directory.recover(note, self.check, phase="post_train")
-        if state is None:
-            raise RunDirectoryError(
-                f"--rounds {self.config.rounds}: {self.directory.path} is finished, but the checkpoint at the end of "
-                "its training, from which more rounds could go on, is missing"
-            )
-        return replace(state, phase="train", stopped=False)
+        trains_on = state.phase != "train" and self._trains_on(state)
+        if state.phase == "done" and trains_on:
+            state = self._whole_state(note, phase="post_train")
+            if state is None:
+                raise RunDirectoryError(
+                    f"--rounds {self.config.rounds}: {self.directory.path} is finished, but the checkpoint at the end "
+                    "of its training, from which more rounds could go on, is missing"
+                )
+        self.directory.restore(state.metrics_bytes)
+        if trains_on:
+            return replace(state, phase="train", stopped=False)
+        ended = state.phase == "train" and state.round >= self.config.rounds
+        return replace(state, phase="post_train") if ended else state
+
+    def _whole_state(self, note: Note, phase: str | None = None) -> ServerState | None:
+        """Return the state of the newest checkpoint whose files and records are whole; None if there is none."""
+        metrics = self.directory.metrics
+        state = self.directory.checkpoints.load(
+            check=lambda found: metrics.check(found.metrics_bytes), note=note, phase=phase
+        )
+        if state is not None:
+            self.check(state)
+        return state
 
     def _trains_on(self, state: ServerState) -> bool:
         """Return whether a run whose training has ended trains more rounds now."""

@@ -131,7 +131,7 @@ class Experiment:
         self._latest = record["metrics"]
         self._failures.add(record)
         record = {**record, **self.reports(state), "time": seconds}
-        state = replace(state, metrics_bytes=self.directory.append_metrics(record))
+        state = replace(state, metrics_bytes=self.directory.metrics.append(record))
         self._touched.update(record["cohort"])
         self._unsaved = state
         if self.on_round is not None and self._asks_to_stop(record) and state.phase == "train":
@@ -163,7 +163,7 @@ class Experiment:
         after, record = run_post_train(self.federation, state)
         changed = any(not torch.equal(after.model[name], tensor) for name, tensor in state.model.items())
         if changed or record["failures"] or record["ignored"]:
-            after = replace(after, metrics_bytes=self.directory.append_metrics(record))
+            after = replace(after, metrics_bytes=self.directory.metrics.append(record))
         after = replace(after, phase="done")
         if changed:
             self._latest = None
@@ -191,7 +191,7 @@ class Experiment:
             summary["stopped_early"] = {"rounds": self.config.rounds, "patience": self.config.patience}
         summary |= self.reports(state)
         if self.config.system is not None:
-            summary["system"] = totals(self.directory.read_metrics())
+            summary["system"] = totals(self.directory.metrics.read())
         earlier = self.directory.read_summary()
         if earlier and not self._times.rounds:  # no round was added since
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})

@@ -99,22 +99,19 @@ def test_a_torn_line_of_records_is_cut_and_what_was_edited_is_noticed(tmp_path):
     records = files.RecordFile(tmp_path / "metrics.jsonl")
     first = records.append({"round": 0})
     length = records.append({"round": 1})
-    digests = [records.digest(size) for size in (first, length)]
     with records.path.open("a") as file:
         file.write('{"round": 2')
     again, said = files.RecordFile(records.path), []
     assert again.read() == [{"round": 0}, {"round": 1}]
     again.restore()
     assert (again.length, again.path.stat().st_size) == (length, length)
-    assert [again.digest(size) for size in (first, length)] == digests
-    again.check(length, digests[1])
+    again.check(length)
     records.path.write_text('{"round": 7}\nx\n{"round": 1}\n')
     assert again.read(said.append) == [{"round": 7}, {"round": 1}]
     assert "damaged in line 2" in said[0]
     again.check(first)
-    with pytest.raises(RunDirectoryError, match=r"metrics.jsonl was changed"):
-        again.check(first, digests[0])
-    with pytest.raises(RunDirectoryError, match=r"has 28 bytes, 99 belong"):
-        again.check(99)
+    for edited in (first + 1, 99):
+        with pytest.raises(RunDirectoryError, match=rf"metrics.jsonl was changed: .* after {edited} bytes"):
+            again.check(edited)
     with pytest.raises(StorageError, match="another process writes to it"):
         again.append({"round": 2})

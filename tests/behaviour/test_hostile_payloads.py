@@ -172,7 +172,7 @@ def test_every_malformed_tensor_is_refused_by_name(tmp_path, plugin, kind):
 
     result = train(tmp_path, plugin, corrupt, clients)
     messages = {}
-    for record in RunDirectory(result.directory).read_metrics():
+    for record in RunDirectory(result.directory).metrics.read():
         for failure in record["failures"]:
             messages.setdefault(failure["client"], []).append((failure["kind"], failure["message"]))
     for number, (what, name, _) in enumerate(wrong):
@@ -223,7 +223,7 @@ def test_negative_counts_of_prototypes_are_refused(tmp_path):
         return with_own(outcome, "fedcd", {**sent, "counts": torch.full_like(sent["counts"], -100)})
 
     result = train(tmp_path, "fedcd", corrupt, HONEST)
-    for record in RunDirectory(result.directory).read_metrics():
+    for record in RunDirectory(result.directory).metrics.read():
         (failure,) = record["failures"]
         assert (failure["client"], failure["kind"]) == (1, "rejected")
         assert "'counts' holds -100, expected no number below 0" in failure["message"]
@@ -244,7 +244,7 @@ class Asks(Plugin):
 
 def test_whatever_a_check_raises_leaves_that_answer_out(tmp_path):
     result = train(tmp_path, f"module:{__name__}.Asks", lambda task, outcome: outcome, HONEST)
-    record = RunDirectory(result.directory).read_metrics()[0]
+    record = RunDirectory(result.directory).metrics.read()[0]
     told = {failure["client"]: failure["message"] for failure in record["failures"]}
     assert re.match(r"client 1: its answer to plugin 'asks': RuntimeError: .*Tensor", told[1])
     assert told[2] == "client 2: its answer to plugin 'asks': KeyError: 'x'"
@@ -317,7 +317,7 @@ BEYOND = "has values up to 1.0e+30, more than 1e+18 counts as diverged"
 )
 def test_a_client_whose_values_would_poison_a_state_is_left_out(tmp_path, plugin, corrupt, words):
     result = train(tmp_path, plugin, corrupt, HONEST)
-    failures = [failure for record in RunDirectory(result.directory).read_metrics() for failure in record["failures"]]
+    failures = [failure for record in RunDirectory(result.directory).metrics.read() for failure in record["failures"]]
     assert failures
     for failure in failures:
         assert (failure["client"], failure["kind"] in ("rejected", "diverged")) == (1, True)
@@ -357,7 +357,7 @@ LONG = r"holds a mean of length .*; no feature is longer than"
 )
 def test_statistics_of_no_samples_are_refused_by_name(tmp_path, plugin, options, corrupt, words):
     result = train(tmp_path, plugin, corrupt, HONEST, options=options, local_epochs=2)
-    failures = [failure for record in RunDirectory(result.directory).read_metrics() for failure in record["failures"]]
+    failures = [failure for record in RunDirectory(result.directory).metrics.read() for failure in record["failures"]]
     assert failures
     for failure in failures:
         assert (failure["client"], failure["kind"]) == (1, "rejected")
@@ -368,7 +368,7 @@ def test_a_calibration_that_one_client_would_spoil_is_repeated_without_it(tmp_pa
     spoils = asked(means=full(9e17))
     options = {"per_class": 4, "epochs": 2, "lr": 1e6}
     result = train(tmp_path, "ccvr", spoils, 4, options=options)
-    (failure,) = RunDirectory(result.directory).read_metrics()[-1]["failures"]
+    (failure,) = RunDirectory(result.directory).metrics.read()[-1]["failures"]
     assert (failure["client"], failure["kind"]) == (1, "rejected")
     assert "with statistics up to 9.0e+17 the classifier's retraining diverges" in failure["message"]
 

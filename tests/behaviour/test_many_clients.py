@@ -67,7 +67,7 @@ def test_repeated_rounds_draw_the_same_clients_and_these_go_on(method, monkeypat
         same_rounds(ours, 2)
         before = dict(ours.state.manifest)
         same_rounds(ours, 2)
-        records = ours.experiment.directory.read_metrics()
+        records = ours.experiment.directory.metrics.read()
         assert [record["cohort"] for record in records[:2]] == [record["cohort"] for record in records[2:]]
         assert dict(ours.state.manifest) == before
         assert {version is None for version in before.values()} == {method == "fedavg"}

@@ -132,7 +132,7 @@ def test_a_client_whose_disk_lost_its_state_is_named_and_the_others_go_on(tmp_pa
                     yield from super().run([task])
 
     result = own_data(tmp_path, "moon", engine=Forgetful, participation=1.0)
-    records = [line for line in RunDirectory(result.directory).read_metrics() if line["round"]]
+    records = [line for line in RunDirectory(result.directory).metrics.read() if line["round"]]
     assert [[failure["client"] for failure in record["failures"]] for record in records] == [[1], [1]]
 
 

@@ -77,7 +77,7 @@ def check_pair(names, digits, tmp_path):
     except PluginConflictError:  # found in the first step: a term on parameters of which none is shared
         assert not out.exists()
         return
-    records = RunDirectory(result.directory).read_metrics()
+    records = RunDirectory(result.directory).metrics.read()
     trained = [record for record in records if "cohort" in record]  # a correction after the training adds a record
     assert [record["accepted"] for record in trained] == [RUN["clients"]] * RUN["rounds"]
     assert all(record["failures"] == [] for record in records)

@@ -88,7 +88,7 @@ def test_a_report_that_is_no_json_stops_the_run_with_its_name(toy, value):
 
 def test_trackers_and_the_terminal_show_it(toy):
     result = toy(Counts, rounds=1)
-    (record,) = RunDirectory(result.directory).read_metrics()
+    (record,) = RunDirectory(result.directory).metrics.read()
     shown = {name: value for name, value in round_scalars(record).items() if name.startswith("report/")}
     assert shown == {"report/counts/updates": 2.0, "report/counts/mean": 2.0}
     assert report_line("counts\x1b", {"mean": 1 / 3, "n": 2, "each": [1, 3]}).plain == "counts�: mean 0.3333, n 2"

@@ -99,7 +99,7 @@ def watch(process, out, every):
     samples, directory = [], RunDirectory(out)
     while process.poll() is None:
         time.sleep(every)
-        records = directory.read_metrics()
+        records = directory.metrics.read()
         assert [record["round"] for record in records if "round" in record] == list(range(len(records)))
         try:
             workers = descendants(process.pid)

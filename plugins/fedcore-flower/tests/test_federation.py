@@ -61,7 +61,7 @@ METHODS = [
 
 
 def records(result):
-    return [line for line in RunDirectory(result.directory).read_metrics() if "round" in line]
+    return [line for line in RunDirectory(result.directory).metrics.read() if "round" in line]
 
 
 def failed(result):

@@ -107,7 +107,7 @@ def test_a_killed_worker_costs_its_clients_one_round(cluster, tmp_path, monkeypa
     result = federate(tmp_path, "fedcme", **{**SETTINGS, "participation": 1.0}, engine=AllReady, workers=2)
     ((victim, pid),) = killer.killed
     assert not os.path.exists(f"/proc/{pid}")
-    lines = RunDirectory(result.directory).read_metrics()
+    lines = RunDirectory(result.directory).metrics.read()
     assert [line["round"] for line in lines] == [0, 1, 2]
     assert [line["failures"] for line in lines if line["round"] != 1] == [[], []]
     failed = {failure["client"]: failure["kind"] for failure in lines[1]["failures"]}
@@ -146,7 +146,7 @@ def test_a_lost_worker_is_replaced_and_works_again(cluster, tmp_path, monkeypatc
 def test_a_client_that_hangs_is_given_up(cluster, tmp_path):
     """Its worker is replaced; its time begins when a worker takes the task, not when it is queued."""
     result = federate(tmp_path, Hangs, **ONE_ROUND, engine="ray", engine_options={"timeout": 3}, workers=2)
-    (line,) = RunDirectory(result.directory).read_metrics()
+    (line,) = RunDirectory(result.directory).metrics.read()
     assert [(failure["client"], failure["kind"], failure["message"]) for failure in line["failures"]] == [
         (1, "timeout", "no answer within 3 s; its worker was replaced")
     ]

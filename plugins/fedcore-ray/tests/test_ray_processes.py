@@ -205,7 +205,7 @@ TWO_NODES = """
 
     result = federate(folder, "fedcme", rounds=options["rounds"], clients=4, local_epochs=2, engine="ray", workers=2,
                       engine_options={"address": nodes.address}, notify=notify)
-    lines = RunDirectory(result.directory).read_metrics()
+    lines = RunDirectory(result.directory).metrics.read()
     found["failures"] = [[(f["client"], f["kind"]) for f in line["failures"]] for line in lines]
     found["accepted"] = [line["accepted"] for line in lines]
     (folder / "model").write_bytes(model_bytes(result))
@@ -327,7 +327,7 @@ def test_two_network_namespaces_stand_for_two_hosts(tmp_path, hosts, stack):
             ray.wait()
     here = federate(tmp_path, "fedcme", **{**OPTIONS, "rounds": 3, "workers": 1})
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == model_bytes(here)
-    assert [line["failures"] for line in RunDirectory(tmp_path / "run").read_metrics()] == [[], [], []]
+    assert [line["failures"] for line in RunDirectory(tmp_path / "run").metrics.read()] == [[], [], []]
 
 
 def test_a_folder_with_modules_of_known_names_is_not_imported_from(tmp_path):

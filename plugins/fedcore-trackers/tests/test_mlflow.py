@@ -60,7 +60,7 @@ def test_a_run_is_in_a_local_store(tmp_path, store, monkeypatch, made):
         "seed": "0",
         "clip_norm": "None",
     }
-    lines = RunDirectory(result.directory).read_metrics()
+    lines = RunDirectory(result.directory).metrics.read()
     assert history(client, run, "global/accuracy") == [
         (n, r["metrics"]["global"]["accuracy"]) for n, r in enumerate(lines, start=1)
     ]

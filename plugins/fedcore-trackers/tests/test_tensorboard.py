@@ -26,7 +26,7 @@ def test_a_run_is_in_tensorboard(tmp_path):
     config = small_config(tmp_path, "moon", rounds=9, client_test_fraction=0.2, trackers={"tensorboard": {}})
     result = run(config, on_round=lambda row: row["round"] == 3, notify=lambda event, details: None)
     found = events(result.directory / "tensorboard")
-    lines = RunDirectory(result.directory).read_metrics()
+    lines = RunDirectory(result.directory).metrics.read()
     for tag, read in {
         "global/accuracy": lambda line: line["metrics"]["global"]["accuracy"],
         "global_local/worst10": lambda line: line["metrics"]["global_local"]["worst10"],

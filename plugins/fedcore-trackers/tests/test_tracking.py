@@ -40,7 +40,7 @@ def rounds_of(calls):
 def test_a_tracker_sees_every_record_in_order(tmp_path, calls):
     result = federate(tmp_path, "moon", rounds=3, eval_every=2, trackers={RECORDER: {}})
     found = calls(result.directory)
-    lines = RunDirectory(result.directory).read_metrics()
+    lines = RunDirectory(result.directory).metrics.read()
     evaluated = [line for line in lines if line["metrics"]]
     assert [call[0] for call in found] == ["start", "round", "round", "evaluation", "round", "evaluation", "finish"]
     assert found[0] == ["start", 0, {"starts": 1}, 3]

@@ -64,7 +64,7 @@ def test_an_offline_run_is_written(tmp_path):
     result = federate(tmp_path, "moon", rounds=3, alpha=0.3, trackers={"wandb": {"project": "mine"}})
     (file,) = files_of(result.directory)
     rows = history(file)
-    lines = RunDirectory(result.directory).read_metrics()
+    lines = RunDirectory(result.directory).metrics.read()
     for name, expected in {
         "round": [1, 2, 3],
         "global/accuracy": [line["metrics"]["global"]["accuracy"] for line in lines],

@@ -209,7 +209,7 @@ def records(result: RunResult | Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl without the measured times, which differ from run to run."""
     return [
         {key: value for key, value in record.items() if key != "time"}
-        for record in RunDirectory(_directory(result)).read_metrics()
+        for record in RunDirectory(_directory(result)).metrics.read()
     ]
 
 

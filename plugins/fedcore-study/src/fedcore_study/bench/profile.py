@@ -50,7 +50,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "server": [f"{_RUNS}.training.run_round"],
     "evaluation": [f"{_RUNS}.evaluation.Evaluator.evaluate"],
     "records and checkpoint": [
-        f"{_RUNS}.directory.RunDirectory.append_metrics",
+        "fedcore.base.files.RecordFile.append",
         f"{_RUNS}.training.Experiment.checkpoint",
     ],
 }
