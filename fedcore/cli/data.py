@@ -12,10 +12,7 @@ from fedcore.base import output, registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.identity import PARTITION_OPTIONS, preset_options
-from fedcore.base.safe_yaml import read_mapping
 from fedcore.cli import options
-from fedcore.cli.settings import typed_code
-from fedcore.runs.saved import check_code, code_in
 
 app = typer.Typer(help="Data sets, and their partitions among clients.", no_args_is_help=True)
 
@@ -70,10 +67,10 @@ def split(
     if config.partition.endswith(".json"):
         raise ConfigError(f"--partition {config.partition}: split writes partition files; name a partitioner instead")
     if out is not None:
-        _check_out(out, [".json"], force)
+        check_out(out, [".json"], force=force)
 
+    from fedcore.cli.partition_table import draw_table
     from fedcore.data import load_dataset
-    from fedcore.data.drawing import draw_table
     from fedcore.runs.cautions import data_cautions
     from fedcore.runs.resolve import resolve_partition
 
@@ -88,74 +85,15 @@ def split(
         output.line(f"written: {out} (use it with --partition {out})")
 
 
-@app.command("plot")
-@options.config_flags(only=SPLIT_FIELDS)
-def plot(
-    given: dict[str, Any],
-    *,
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[RUN_OR_FILE]", help="A run, or a partition file of split or of a run.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.png", help="Also write the picture to a .png or .pdf file.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
-    allow_code: options.AllowCode = False,
-    debug: options.Debug = False,
-) -> None:
-    """Draw a partition: a column per client, a row per class, block height by number of samples.
+def check_out(out: Path, suffixes: Sequence[str], *, force: bool) -> None:
+    """Refuse a file with another suffix, and one that exists already unless ``force`` allows to replace it.
 
-    Give a run or a partition file. A run's data set is found in its config.yaml. Or give the options of split to
-    preview its result.
+    :raises ConfigError: with the reason.
     """
-    if out is not None:
-        save_figure = registry.resolve("figure", "partition")
-        _check_out(out, [".png", ".pdf"], force)
-    if file is not None and given.get("partition") is not None:
-        raise ConfigError(f"name either {file} or --partition {given['partition']}")
-    config = RunConfig.create(given)
-    source = file or (Path(config.partition) if config.partition.endswith(".json") else None)
-    if source is not None:
-        source = source / "partition.json" if source.is_dir() else source
-        config = _with_data_of_run(source, config, given, allow_code=allow_code)
-
-    from fedcore.data import load_dataset, load_partition
-    from fedcore.data.drawing import draw_picture
-    from fedcore.runs.resolve import resolve_partition
-
-    dataset = load_dataset(config.dataset, config.data_dir)
-    partition = load_partition(source, dataset) if source else resolve_partition(config, dataset)
-    names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
-    console = output.stdout()
-    title = f"{dataset.name} by {partition.info['partitioner']}, {partition.num_clients} clients"
-    output.line(title, style="bold")
-    for line in draw_picture(partition, dataset.train.labels, names, console.width):
-        console.print(line, soft_wrap=True)
-    for message in cast(list[str], partition.info.get("notes", [])):
-        output.note(message)
-    if out is not None:
-        registry.call("figure", "partition", save_figure, partition, dataset, out)
-        output.line(f"written: {out}")
-
-
-def _check_out(out: Path, suffixes: Sequence[str], force: bool) -> None:
     if out.suffix not in suffixes:
         raise ConfigError(f"--out {out}: the name must end with {' or '.join(suffixes)}")
     if out.exists() and not force:
         raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
-
-
-def _with_data_of_run(partition: Path, config: RunConfig, given: dict[str, Any], *, allow_code: bool) -> RunConfig:
-    """Return the configuration. If the user gives no data set, it is the data set of the partition's run."""
-    beside = partition.with_name("config.yaml")
-    if "dataset" in given or partition.name != "partition.json" or not beside.is_file():
-        return config
-    written = read_mapping(beside)
-    if "digests" not in written:  # some other file, not of a run
-        return config
-    config = RunConfig.create({"dataset": written.get("dataset"), "data_dir": written.get("data_dir"), **given})
-    check_code(code_in(config), beside, allow=allow_code, own=typed_code(given.values()))
-    return config
 
 
 def _first_line(kind: str, name: str) -> str:

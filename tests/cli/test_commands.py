@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import fedcore
@@ -116,24 +115,6 @@ def test_data_list(cli) -> None:
     assert {"dirichlet", "iid"} <= set(found["partitioner"])
     assert all(line and "`" not in line for lines in found.values() for line in lines.values())
     assert "imagefolder:NAME" in cli("data", "list").stdout
-
-
-def test_data_plot_takes_the_data_set_of_a_run_from_its_config(cli, tmp_path: Path) -> None:
-    rows, labels = np.zeros((12, 2, 2), np.uint8), np.arange(12) % 3
-    rows[:, 0, 0] = labels
-    np.savez(tmp_path / "mine.npz", x_train=rows, y_train=labels, x_test=rows, y_test=labels)
-    assert cli("train", *SMALL, "--quiet", "--dataset", "npz:mine.npz", "--out", "run").exit_code == 0
-    for named in ("run", "run/partition.json"):
-        result = cli("data", "plot", named)
-        assert result.exit_code == 0, result.stderr
-        assert result.stdout.startswith("npz:mine.npz by dirichlet, 2 clients")
-    assert "whose labels differ" in cli("data", "plot", "run", "--dataset", "digits").stderr
-
-    config = tmp_path / "run" / "config.yaml"
-    config.write_text(config.read_text().replace("npz:mine.npz", "module:os.system"))
-    assert "--allow-code" in cli("data", "plot", "run").stderr
-    config.write_text("dataset: nothing of fedcore\n")  # another program's
-    assert "whose labels differ" in cli("data", "plot", "run").stderr
 
 
 def test_data_split_writes_nothing_unasked(cli, tmp_path: Path) -> None:

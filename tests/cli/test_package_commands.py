@@ -95,11 +95,11 @@ def test_a_command_that_is_not_installed_names_its_package(monkeypatch):
     assert "pip install" not in invoke("nonsense").output
 
 
-@pytest.mark.parametrize("command", ["sweep", "compare", "reproduce", "results", "report", "bench"])
+@pytest.mark.parametrize("command", ["sweep", "compare", "reproduce", "results", "report", "bench", "data plot"])
 def test_without_fedcore_study_its_commands_say_what_brings_them(monkeypatch, command):
     scan = registry._scan
     monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "command" else scan(kind, path))
-    outcome = CliRunner().invoke(app, [command, "somewhere"], env={"COLUMNS": "80"})
+    outcome = CliRunner().invoke(app, [*command.split(), "somewhere"], env={"COLUMNS": "80"})
     assert outcome.exit_code == 2
     folder = Path(__file__).parents[2] / "plugins" / "fedcore-study"
     assert outcome.output == f"error: '{command}' needs the package fedcore-study: pip install {folder}\n"

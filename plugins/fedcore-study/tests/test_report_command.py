@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 import yaml
 
@@ -468,6 +469,28 @@ class TestDataPlot:
         again = cli("data", "plot", "p.json")
         assert again.stdout == result.stdout.replace("written: picture.png\n", "")
         assert cli("data", "plot", "--out", "picture.png").exit_code == 2
+
+    def test_a_run_brings_its_data_set(self, cli, tmp_path: Path) -> None:
+        rows, labels = np.zeros((12, 2, 2), np.uint8), np.arange(12) % 3
+        rows[:, 0, 0] = labels
+        np.savez(tmp_path / "mine.npz", x_train=rows, y_train=labels, x_test=rows, y_test=labels)
+        fedcore.run(RunConfig(**{**TINY, "clients": 2}, dataset="npz:mine.npz", out=tmp_path / "run"))
+        for named in ("run", "run/partition.json"):
+            result = cli("data", "plot", named)
+            assert result.exit_code == 0, result.stderr
+            assert result.stdout.startswith("npz:mine.npz by dirichlet, 2 clients")
+        assert "whose labels differ" in cli("data", "plot", "run", "--dataset", "digits").stderr
+
+        config = tmp_path / "run" / "config.yaml"
+        config.write_text(config.read_text().replace("npz:mine.npz", "module:os.system"))
+        assert "--allow-code" in cli("data", "plot", "run").stderr
+        config.write_text("dataset: nothing of fedcore\n")  # another program's
+        assert "whose labels differ" in cli("data", "plot", "run").stderr
+
+    def test_clients_that_hold_their_own_data_are_not_drawn(self, cli, tmp_path: Path) -> None:
+        fedcore.data.Partition.declared([5, 3], [0, 0], "digits").save(tmp_path / "partition.json")
+        result = cli("data", "plot", "partition.json")
+        assert (result.exit_code, "its clients hold their own data" in result.stderr) == (2, True), result.output
 
     def test_wide_federations_fit_the_terminal(self, cli, monkeypatch) -> None:
         monkeypatch.setenv("COLUMNS", "60")

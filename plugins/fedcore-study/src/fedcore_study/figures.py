@@ -1,4 +1,4 @@
-"""Figures as files, which matplotlib of the extra ``report`` draws: for ``fedcore.figures`` and the commands here."""
+"""Figures as files, which matplotlib of the extra ``report`` draws."""
 
 from __future__ import annotations
 

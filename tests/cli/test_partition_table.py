@@ -5,8 +5,8 @@ import re
 
 from rich.console import Console
 
+from fedcore.cli.partition_table import draw_table
 from fedcore.data import load_partition
-from fedcore.data.drawing import draw_table
 from tests.data.labelled import DATASET, make_dataset, partitioned
 
 

@@ -1,0 +1,80 @@
+"""A partition as a table of counts in the terminal."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from fedcore.data import Partition
+
+MAX_COLUMNS = 26
+MAX_CLIENTS, FIRST_CLIENTS, LAST_CLIENTS = 40, 20, 5
+
+
+def draw_table(partition: Partition, labels: Tensor, num_classes: int) -> Table:
+    """Return the clients-by-classes table of training counts, its cells shaded by count.
+
+    With more than 40 clients it shows the first 20 and the last 5; with more than 26 classes, adjacent classes share a
+    column. The rows below the line summarise all clients.
+    """
+    counts = partition.class_counts(labels, num_classes)
+    groups, cells = grouped(counts, MAX_COLUMNS)
+    largest = max(1, int(cells.max()))
+    held = torch.stack([(counts > 0).sum(dim=1), counts.sum(dim=1), partition.test.sizes], dim=1)
+
+    table = Table(
+        # Text, not str: names from a file must not be parsed as rich's markup.
+        title=Text(
+            f"{partition.info.get('dataset', '')} by {partition.info.get('partitioner', '')}, "
+            f"{partition.num_clients} clients: training samples per class"
+        ),
+        caption=f"sha256 {partition.sha256}",
+    )
+    table.add_column("client")
+    for name in (*map(span, groups), "classes", "train", "held out"):
+        table.add_column(name, justify="right")
+
+    few = partition.num_clients <= MAX_CLIENTS
+    for client in range(partition.num_clients):
+        if few or client < FIRST_CLIENTS or client >= partition.num_clients - LAST_CLIENTS:
+            shaded = [Text(str(n) if n else "", style=_shade(n / largest)) for n in cells[client].tolist()]
+            table.add_row(str(client), *shaded, *map(str, held[client].tolist()))
+        elif client == FIRST_CLIENTS:
+            table.add_row(*["…"] * len(table.columns))
+    table.add_section()
+    everything = torch.cat([cells, held], dim=1)
+    total = everything.sum(dim=0)
+    total[len(groups)] = (counts.sum(dim=0) > 0).sum()
+    for name, row in (
+        ("smallest", everything.min(dim=0).values),
+        ("median", everything.median(dim=0).values),
+        ("largest", everything.max(dim=0).values),
+        ("total", total),
+    ):
+        table.add_row(name, *map(str, row.tolist()))
+    return table
+
+
+def grouped(counts: Tensor, most: int) -> tuple[list[range], Tensor]:
+    """Join adjacent classes until at most ``most`` groups are left; return them and their counts (K, groups)."""
+    classes = counts.shape[1]
+    width = math.ceil(classes / most)
+    groups = [range(first, min(first + width, classes)) for first in range(0, classes, width)]
+    return groups, torch.stack([counts[:, group.start : group.stop].sum(dim=1) for group in groups], dim=1)
+
+
+def span(group: range) -> str:
+    """Return the heading of joined classes: ``4-7``, or ``4`` for one class."""
+    return f"{group.start}-{group.stop - 1}" if len(group) > 1 else str(group.start)
+
+
+def _shade(share: float) -> str:
+    """Return a rich style for a count of ``share`` (0..1) of the largest; the square root lifts small counts."""
+    if not share:
+        return ""
+    level = int(235 - 175 * math.sqrt(share))
+    return f"{'black' if level > 140 else 'white'} on rgb({level // 2},{level},{min(255, level + 40)})"
