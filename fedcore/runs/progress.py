@@ -14,7 +14,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
-from fedcore.runs.records import accuracies, lost
+from fedcore.runs.records import lost
 from fedcore.runs.result import headline, learning_curve
 
 REDRAWN = 0.25
@@ -143,7 +143,7 @@ class NotebookDisplay(Progress):
             times += f"; {failed} clients failed"
         done = self.done + (self.clients / max(1, self.cohort) if self.done < self.rounds else 0)
         notes = "".join(f"<p>note: {html.escape(note)}</p>" for note in self.notes)
-        curve = learning_curve(accuracies(self.records), self.rounds)
+        curve = learning_curve(self.records, self.rounds)
         return (
             f"<div><b>{html.escape(self.title)}</b> <progress value='{done:.2f}' max='{self.rounds}'></progress> "
             f"{min(self.done, self.rounds)}/{self.rounds} rounds, {html.escape(self.status)}, {times}{notes}"
