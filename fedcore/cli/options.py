@@ -116,8 +116,6 @@ def option(name: str, text: str, in_panel: str | None = None, **more: Any) -> An
 
 
 _METHOD = "A method; can be repeated, hooks are called in this order. Default: FedAvg."
-_IN_ONE_LINE = "Print the result in one line, without progress."
-_TRACEBACK = "Print the traceback of an error."
 _OUTSIDE = "Allow trackers to write, and the engine to connect, outside the run directory."
 _SET = "Set an option, such as moon.mu=5. It belongs to a plugin, a tracker or the engine. Can be repeated."
 _PRESET = (
@@ -147,8 +145,8 @@ _WRITTEN = {"client_models": "A,B,C", "stack": "N|auto"}
 
 HelpAll = Annotated[bool, typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_print_all)]
 Json = Annotated[bool, option("--json", "Print only the result as JSON on stdout.")]
-Quiet = Annotated[bool, option("--quiet", _IN_ONE_LINE)]
-Debug = Annotated[bool, option("--debug", _TRACEBACK, callback=debug)]
+Quiet = Annotated[bool, option("--quiet", "Print the result in one line, without progress.")]
+Debug = Annotated[bool, option("--debug", "Print the traceback of an error.", callback=debug)]
 AllowCode = Annotated[
     bool, option("--allow-code", "Import code that a file names as module:...; inspect that code first.")
 ]
@@ -164,10 +162,7 @@ InitPlugins = Annotated[
 RunFastDevRun = Annotated[bool, option("--fast-dev-run", _FAST, RECORDS)]
 RunConfigFile = Annotated[Path | None, option("--config", _FILE, METHODS, metavar="FILE")]
 RunAllowCode = Annotated[bool, option("--allow-code", _CODE_OF_FILE, METHODS)]
-RunJson = Annotated[bool, option("--json", "Print only summary.json on stdout.", RECORDS)]
-RunQuiet = Annotated[bool, option("--quiet", _IN_ONE_LINE, RECORDS)]
 RunProfile = Annotated[bool, option("--profile", "Print the time split of a round.", RECORDS)]
-RunDebug = Annotated[bool, option("--debug", _TRACEBACK, RECORDS, callback=debug)]
 
 
 def config_flags(

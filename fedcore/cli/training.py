@@ -30,11 +30,11 @@ def train(
     preset: options.RunPreset = None,
     config_file: options.RunConfigFile = None,
     allow_code: options.RunAllowCode = False,
-    as_json: options.RunJson = False,
-    quiet: options.RunQuiet = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
     profile: options.RunProfile = False,
     fast_dev_run: options.RunFastDevRun = False,
-    debug: options.RunDebug = False,
+    debug: options.Debug = False,
     help_all: options.HelpAll = False,
 ) -> None:
     """Train a model with federated clients, in a new run directory.

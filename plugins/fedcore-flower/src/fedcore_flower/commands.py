@@ -152,10 +152,10 @@ def server(
     settings: options.RunSettings = None,
     config_file: options.RunConfigFile = None,
     allow_outside: options.AllowOutside = False,
-    as_json: options.RunJson = False,
-    quiet: options.RunQuiet = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
     profile: options.RunProfile = False,
-    debug: options.RunDebug = False,
+    debug: options.Debug = False,
 ) -> None:
     """Run a federation: wait for its clients and train with them, each on its own data.
 
