@@ -148,7 +148,9 @@ class Group:
         for name, values in losses.items():
             sums = self._stack.sums(name)[self._where].add_(values.detach())
             for batch, own_sum in zip(batches, sums, strict=True):
-                batch.session.losses.sums.setdefault(name, own_sum)
+                known = batch.session.losses.sums.setdefault(name, own_sum)
+                if known.data_ptr() != own_sum.data_ptr():  # the client has taken steps alone
+                    batch.session.losses.sums[name] = own_sum.add_(known)
         for batch in batches:
             batch.session.losses.count(losses)
         return errors

@@ -292,6 +292,19 @@ def test_clients_with_and_without_a_note_are_not_mixed(both, steps):
     assert steps["stacked"]
 
 
+class Remembers(Plugin):
+    @hookimpl
+    def observe(self, step):
+        step.client.state["seen"] = True
+
+
+def test_the_losses_of_steps_alone_and_in_stacks_are_added_up(both, steps):
+    """The only client of a round that has trained before takes its first step alone: only it has a note by then."""
+    cohorts = (Cohorts, {"rounds": [[0, 1, 2], [0, 3, 4]]})
+    assert_close(*both(Remembers, cohorts, rounds=2, partition="iid", samples=1200, batch_size=50))
+    assert (steps["alone"], steps["stacked"]) == (1, 11)
+
+
 def test_who_joins_a_larger_stack_starts_from_the_first_personal_weights(both):
     """The models of a larger stack are copied from one that has been trained by then."""
     cohorts = (Cohorts, {"rounds": [[0, 1], [2, 3, 4, 5]]})
