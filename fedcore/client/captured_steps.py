@@ -142,8 +142,11 @@ class Key(NamedTuple):
 
 
 def captures(config: RunConfig, device: torch.device, dataset: Dataset) -> bool:
-    """Return whether training steps are captured: on CUDA, if all batches of one size have the same shapes."""
-    return device.type == "cuda" and config.capture and dataset.train.fixed_shape
+    """Return whether training steps are captured: on CUDA, if all batches of one size have the same shapes.
+
+    With ``--stack`` no step is captured: stacks move the parameters and the momentum, which a graph has by address.
+    """
+    return device.type == "cuda" and config.capture and config.stack_size == 1 and dataset.train.fixed_shape
 
 
 @dataclass

@@ -138,3 +138,4 @@ def test_steps_are_recorded_only_where_all_batches_of_a_size_have_one_shape():
     assert not captures(RunConfig(), cuda, words())
     assert not captures(RunConfig(), torch.device("cpu"), load_dataset("digits"))
     assert not captures(RunConfig(capture=False), cuda, load_dataset("digits"))
+    assert not captures(RunConfig(stack=2), cuda, load_dataset("digits"))
