@@ -70,10 +70,11 @@ def require_enough(current: Round) -> None:
 
     :raises RoundFailedError: with the failures of the first clients.
     :raises DivergedError: updates are missing because they were not finite.
-    :raises PluginCallError: plugins raised for every client.
+    :raises PluginCallError: plugins raised for every client that the simulated system did not lose.
     """
     needed = current.federation.config.min_clients
-    if current.raised and len(current.raised) == len(current.cohort):
+    trained = sum(simulated.failure is None for simulated in current.simulated.values())
+    if current.raised and len(current.raised) == trained:
         raise current.raised[0]
     if len(current.accepted) >= needed:
         return

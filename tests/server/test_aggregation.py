@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.base.errors import DivergedError, PluginContractError, RejectUpdate, RoundFailedError
+from fedcore.base.errors import DivergedError, PluginCallError, PluginContractError, RejectUpdate, RoundFailedError
 from fedcore_testing import W, same_tensors
 from tests.support import committed, lines, model_bytes, weights
 
@@ -91,6 +91,16 @@ def _raising(error):
         raise error
 
     return fault
+
+
+def test_a_fault_with_every_update_that_arrives_ends_the_run(toy):
+    class Faulty(Plugin):
+        @hookimpl
+        def accumulate(self, server, update):
+            raise KeyError("typo")
+
+    with pytest.raises(PluginCallError, match=r"'faulty' hook accumulate .*KeyError: 'typo'"):
+        toy(Faulty, seed=0, system={"dropout": 0.5}, min_clients=0)
 
 
 class OwnClassifier(Plugin):
