@@ -106,7 +106,7 @@ class Simulator:
             )
         if self._happens(options.dropout, "dropout", round, client):
             part = self._uniform("lost", round, client) * completed
-            why = f"was lost in the course of local {unit[:-1]} {int(part)} of {everything}"
+            why = f"was lost in the course of local {unit[:-1]} {int(part) + 1} of {everything}"
             return SimulatedOutcome(int(part), latency + part * pace, ("dropped", why))
         if completed < everything and options.partial == "drop":
             why = f"completed {completed} of {everything} local {unit}; partial work is dropped"

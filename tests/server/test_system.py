@@ -189,6 +189,7 @@ def test_a_client_is_lost_somewhere_in_its_training():
     simulated = [simulator(dropout=1.0).simulated(0, c) for c in range(200)]
     assert {simulated.failure[0] for simulated in simulated} == {"dropped"}
     assert {simulated.completed for simulated in simulated} == set(range(10))
+    assert all(f"local epoch {simulated.completed + 1} of 10" in simulated.failure[1] for simulated in simulated)
     assert all(
         10 * simulated.completed <= simulated.seconds < 10 * (simulated.completed + 1) for simulated in simulated
     )
