@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from torch import Tensor
@@ -61,7 +60,7 @@ class Collector:
             self._current.fail(task.client, outcome.kind, outcome.message)
         else:
             try:
-                with self._undone_on_error():
+                with self._current.states.undone_on_error(self._touching):
                     self._accept(task, outcome)
                 accepted = True
             except (RejectUpdate, PluginCallError) as error:
@@ -72,10 +71,6 @@ class Collector:
                 self._current.fail(task.client, kind, str(error))
         self.seconds += time.perf_counter() - began
         return accepted
-
-    def _undone_on_error(self) -> AbstractContextManager[None]:
-        """If the block raises, roll back what plugins wrote for this update."""
-        return self._current.states.undone_on_error(self._touching) if self._touching else nullcontext()
 
     def _accept(self, task: ClientTask, outcome: Outcome) -> None:
         current, plugins = self._current, self._federation.setup.plugins
