@@ -209,7 +209,7 @@ def problem_with(hook: str, value: Any) -> str:
 
 
 def whole_numbers(values: Iterable[Any], plugin: str, hook: str) -> list[int]:
-    """Return numbers that a hook returned as ``int``; numbers of NumPy and torch are accepted, too.
+    """Return numbers that a hook gave as ``int``; numbers of NumPy and torch are accepted, too.
 
     :raises PluginContractError: a value is not a whole number. ``int`` alone would cut 0.9 to 0.
     """
@@ -218,7 +218,7 @@ def whole_numbers(values: Iterable[Any], plugin: str, hook: str) -> list[int]:
         plain = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
         if not isinstance(plain, Integral) or isinstance(plain, bool):
             raise PluginContractError.of(
-                plugin, f"returned {reprlib.repr(value)} as a number", hook=hook, expected="whole numbers"
+                plugin, f"gives {reprlib.repr(value)} as a number", hook=hook, expected="whole numbers"
             )
         numbers.append(int(plain))
     return numbers

@@ -17,6 +17,7 @@ from fedcore.base.seeding import derive_seed, generator, random_stream
 from fedcore.base.tensors import bytes_of, copy_into, largest_values, on_cpu, out_of_range
 from fedcore.base.types import Answer, ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask, Outcome
+from fedcore.hooks.checks import whole_numbers
 from fedcore.data import PublicSamples
 from fedcore.hooks.contexts import ServerContext, View
 from fedcore.models import SplitModel
@@ -122,9 +123,10 @@ class ScopeContext(View, ServerContext):
             found, hint = "asks the cohort before it is selected", "name the candidates: ids of server.available"
             raise PluginContractError.of(self._plugin, found, hook="select_clients", hint=hint)
         name = scope.federation.setup.plugins.question(self._plugin, question)
-        chosen = (
-            {"all": range(self.num_clients), "cohort": self.cohort}[clients] if isinstance(clients, str) else clients
-        )
+        if isinstance(clients, str):
+            chosen = {"all": range(self.num_clients), "cohort": self.cohort}[clients]
+        else:
+            chosen = whole_numbers(clients, self._plugin, scope.phase)
         ids = sorted(set(chosen))
         if ids and not 0 <= ids[0] <= ids[-1] < self.num_clients:
             found, expected = f"asks clients {ids[:1]} to {ids[-1:]}", f"ids from 0 to {self.num_clients - 1}"

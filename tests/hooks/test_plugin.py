@@ -111,7 +111,7 @@ def test_breaks_that_are_no_whole_numbers(go, epoch):
     class Paused(Plugin):
         exchanges = Exchange(("*",), lambda _: {epoch})
 
-    words = rf"'paused' hook exchanges returned {re.escape(repr(epoch))} as a number, expected whole numbers"
+    words = rf"'paused' hook exchanges gives {re.escape(repr(epoch))} as a number, expected whole numbers"
     with pytest.raises(PluginContractError, match=words):
         go(Paused, local_epochs=3)
 
@@ -404,7 +404,7 @@ def test_a_cohort_of_fractions_is_not_cut_to_whole_numbers(go, cohort, bad):
         def select_clients(self, server):
             return cohort
 
-    words = rf"'chooser' hook select_clients returned .*{re.escape(bad)}.* as a number, expected whole numbers"
+    words = rf"'chooser' hook select_clients gives .*{re.escape(bad)}.* as a number, expected whole numbers"
     with pytest.raises(PluginContractError, match=words):
         go(Chooser)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from fedcore import Plugin, hookimpl, question
 from fedcore.base.errors import PluginContractError
 from fedcore.hooks.plugins import PluginSet
-from fedcore_testing import federate, name_of
+from fedcore_testing import committed, federate, name_of
 
 
 class Asks(Plugin):
@@ -57,6 +59,36 @@ def test_a_client_refuses_a_name_that_is_not_marked():
             PluginContractError, match=f"'asks' is asked '{name}', which it does not mark as a question"
         ):
             plugins.answer("asks", name)
+
+
+class AsksSome(Asks):
+    """Asks two clients, with their ids in some form, for what they kept."""
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["round"] = client.round
+
+    @hookimpl
+    def begin_round(self, server):
+        if server.round:
+            server.state["kept"] = [float(answer.tensors["kept"]) for answer in server.ask(self.ids(), self.kept)]
+
+    @question
+    def kept(self, client):
+        return {"kept": torch.tensor(client.state["round"])}
+
+
+@pytest.mark.parametrize("ids", [np.array([0, 1]), torch.tensor([0, 1])], ids=["numpy", "torch"])
+def test_ids_of_other_kinds_are_clients(tmp_path, monkeypatch, ids):
+    monkeypatch.setattr(AsksSome, "ids", lambda self: ids, raising=False)
+    result = federate(tmp_path, AsksSome, participation=1.0, rounds=2)
+    assert committed(result).plugins["askssome"] == {"kept": [0, 0]}
+
+
+def test_ids_that_are_no_whole_numbers_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(AsksSome, "ids", lambda self: [0.5], raising=False)
+    with pytest.raises(PluginContractError, match=r"hook begin_round gives 0.5 as a number, expected whole numbers"):
+        federate(tmp_path, AsksSome, rounds=2)
 
 
 @pytest.mark.parametrize(
