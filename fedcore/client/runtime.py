@@ -6,6 +6,7 @@ Every engine runs the same ``ClientRuntime``, in this process or in others.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -288,10 +289,11 @@ class ClientRuntime:
         )
         for plugin in sorted(plugins.implementers("pre_upload"), key=lambda plugin: bool(plugin.encodes)):
             seen = plugins.call(plugin.name, "pre_upload", client=context_of(session, plugin.name), update=update)
-            if seen is not None:
-                update = update.merged(plugin.name, seen)
-        guarded = (found for _, found in each(session, "guard_upload", update=update) if found is not None)
-        update = next(guarded, update)
+            update = update if seen is None else update.merged(plugin.name, seen)
+            update = _with_json_metrics(session, plugin.name, "pre_upload", update)
+        for plugin, seen in each(session, "guard_upload", update=update):
+            update = _with_json_metrics(session, plugin.name, "guard_upload", update if seen is None else seen)
+        _refuse_edits(session)
         version = self.store.write(session.client, session.round, {**session.states.snapshot(), **kept})
         sent = {plugin: self._sent(plugin, tensors) for plugin, tensors in update.payload.items() if tensors}
         model = self._sent("", update.model)
@@ -378,6 +380,29 @@ class ClientRuntime:
         """Yield the client's own model, as an evaluation by this task would use it; it is on the device."""
         with closing(self._session(task, shared, read_only="personal_model")) as session:
             yield own_model(session, took_part=task.meta["took_part"])
+
+
+def _with_json_metrics(session: LocalSession, plugin: str, hook: str, update: ClientUpdate) -> ClientUpdate:
+    """Return an update with metrics as JSON reads them back, such as names for numbers: the same from every engine.
+
+    :raises PluginContractError: the metrics, which this hook may have changed, are not JSON.
+    """
+    try:
+        return replace(update, metrics=json.loads(json.dumps(update.metrics)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise session.broken(plugin, f"puts into update.metrics what is not JSON: {error}", hook=hook) from None
+
+
+def _refuse_edits(session: LocalSession) -> None:
+    """Refuse an edit of received tensors. The clients of one process share them, so the next client would see it.
+
+    :raises PluginContractError: with the tensor's name.
+    """
+    for plugin, tensors in session.received.items():
+        for name, tensor in tensors.items():
+            if tensor._version:  # torch counts edits; every engine makes copies of what it receives
+                found = f"edits client.received[{name!r}] in place, which other clients share"
+                raise session.broken(plugin, found, hint=f"edit a copy: client.received[{name!r}].clone()")
 
 
 def chosen_starts(session: LocalSession, setup: Setup) -> Tensors:

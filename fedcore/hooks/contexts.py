@@ -67,7 +67,7 @@ class ClientContext(Protocol):
     ``end_local`` may set values that stay on the client (``personal_parameters``).
     """
     received: Mapping[str, Tensor]
-    """The tensors that this plugin's ``broadcast`` and ``broadcast_to`` sent."""
+    """The tensors that this plugin's ``broadcast`` and ``broadcast_to`` sent; read-only. An edit ends the run."""
     state: State
     """This plugin's tensors and JSON values, kept from one participation to the next."""
     scratch: dict[str, Any]

@@ -282,3 +282,40 @@ def test_a_replaced_update_is_checked_again(toy, fault):
     result = toy(Damage)
     assert [(f["client"], f["kind"]) for f in lines(result)[0]["failures"]] == [(1, "rejected")]
     assert weights(result)[W].tolist() == [1.5, 0.0]
+
+
+def with_metrics(**more):
+    class Adds(Plugin):
+        @hookimpl
+        def pre_upload(self, client, update):
+            return replace(update, metrics={**update.metrics, **more})
+
+        @hookimpl
+        def accumulate(self, server, update):
+            server.state["metrics"] = dict(update.metrics)
+
+    return Adds
+
+
+def test_metrics_are_the_same_from_every_engine(toy):
+    kept = committed(toy(with_metrics(classes={0: 1.0}, pair=(1, 2)), workers=0)).plugins["adds"]["metrics"]
+    assert (kept["classes"], kept["pair"]) == ({"0": 1.0}, [1, 2])
+
+
+def test_metrics_that_are_not_json_name_the_hook(toy):
+    words = r"'adds' hook pre_upload \(round 1, client \d\) puts into update.metrics what is not JSON: .*Tensor"
+    with pytest.raises(PluginContractError, match=words):
+        toy(with_metrics(gap=torch.tensor(1.0)))
+
+
+@pytest.mark.parametrize("hook", ["begin_local", "end_local"])
+def test_an_edit_of_what_all_clients_received_is_refused(toy, hook):
+    def edit(self, client):
+        client.received["c"].add_(1)
+
+    def send(self, server):
+        return {"c": torch.zeros(()).add_(1)}
+
+    edits = type("Edits", (Plugin,), {hook: hookimpl(edit), "broadcast": hookimpl(send)})
+    with pytest.raises(PluginContractError, match=r"'edits' .*client 1\) edits client.received\['c'\] in place"):
+        toy(edits)
