@@ -374,22 +374,3 @@ class ServerContext(Protocol):
 
     def update_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Change parameters of the final global model that this plugin ``corrects``; in ``post_train`` only."""
-
-    def retrain_classifier(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        *,
-        epochs: int,
-        lr: float,
-        batch_size: int,
-        momentum: float = 0.0,
-    ) -> None:
-        """Train the global classifier on these features by cross-entropy. It works in ``post_train`` only.
-
-        The encoder does not change. Each epoch shuffles the features from the run's seed.
-
-        :param features: (n, d), on the CPU.
-        :param labels: (n,) int64, on the CPU.
-        :raises DivergedError: the weights are not finite, or above 1e18. The model is unchanged.
-        """

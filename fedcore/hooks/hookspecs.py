@@ -299,8 +299,8 @@ def post_train(server: ServerContext) -> None:
     """Work on the final global model (USCC).
 
     When: once, after the last round.
-    :param server: ``server.ask`` works here. ``server.retrain_classifier`` and ``server.update_model`` change the
-        parameters that the plugin ``corrects``.
+    :param server: ``server.ask`` works here. ``server.update_model`` changes the parameters that the plugin
+        ``corrects``.
     Combining: in user order; plugins correct disjoint names.
     """
 

@@ -8,17 +8,16 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from typing_extensions import override
 
-from fedcore.base.errors import DivergedError, PluginContractError, RejectUpdate
+from fedcore.base.errors import PluginContractError, RejectUpdate
 from fedcore.base.plugin_state import State
-from fedcore.base.seeding import derive_seed, generator, random_stream
-from fedcore.base.tensors import bytes_of, copy_into, largest_values, on_cpu, out_of_range
+from fedcore.base.seeding import generator
+from fedcore.base.tensors import bytes_of, copy_into, on_cpu
 from fedcore.base.types import Answer, ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask, Outcome
-from fedcore.hooks.checks import whole_numbers
 from fedcore.data import PublicSamples
+from fedcore.hooks.checks import whole_numbers
 from fedcore.hooks.contexts import ServerContext, View
 from fedcore.models import SplitModel
 from fedcore.server.aggregation import RunningMean
@@ -227,37 +226,3 @@ class ScopeContext(View, ServerContext):
         allowed = scope.federation.setup.claimed(plugin, "corrects")
         check_partial(scope.federation.setup, tensors, allowed, self._plugin, "post_train")
         scope.model = {**scope.model, **{name: t.detach().clone().cpu() for name, t in tensors.items()}}
-
-    @override
-    def retrain_classifier(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        *,
-        epochs: int,
-        lr: float,
-        batch_size: int,
-        momentum: float = 0.0,
-    ) -> None:
-        scope, setup = self._scope, self._scope.federation.setup
-        if not len(features):
-            raise PluginContractError.of(self._plugin, "calls retrain_classifier without features")
-        classifier = setup.model.to("cpu").classifier
-        copy_into(setup.model.state_dict(), scope.model)
-        x = features.to(next(classifier.parameters()).dtype)
-        optimizer = torch.optim.SGD(classifier.parameters(), lr=lr, momentum=momentum)
-        seed = derive_seed(self.config.seed, "retrain", round=self.round)
-        with random_stream(seed), torch.enable_grad():
-            classifier.train()
-            for _ in range(epochs):
-                for batch in torch.randperm(len(x)).split(batch_size):
-                    optimizer.zero_grad(set_to_none=True)
-                    F.cross_entropy(classifier(x[batch]), labels[batch]).backward()
-                    optimizer.step()
-        trained = {f"classifier.{name}": tensor for name, tensor in classifier.state_dict().items()}
-        if out_of_range(largest_values(trained)):
-            raise DivergedError(
-                f"plugin {self._plugin!r}: the classifier's retraining diverged; try a smaller {self._plugin}.lr "
-                f"({lr:g} now). The trained model is kept."
-            )
-        self.update_model(trained)

@@ -6,29 +6,23 @@ import torch
 
 from fedcore import Plugin, hookimpl, question
 from fedcore_testing import W
-from tests.support import committed, model_bytes, weights
+from tests.support import committed, weights
 
 
-class Retrain(Plugin):
-    corrects = ("classifier.*",)
+def test_post_train_corrects_the_model(go):
+    class Flips(Plugin):
+        corrects = ("classifier.*",)
 
-    @hookimpl
-    def post_train(self, server):
-        features = torch.eye(10, 64).repeat(5, 1)
-        labels = torch.arange(10).repeat(5)
-        server.retrain_classifier(features, labels, epochs=30, lr=0.5, batch_size=16)
+        @hookimpl
+        def post_train(self, server):
+            server.update_model({"classifier.weight": -server.model["classifier.weight"]})
 
-
-def test_retrain_classifier(go):
-    plain, result, again = go(), go(Retrain), go(Retrain)
+    plain, result = go(), go(Flips)
     before, after = weights(plain), weights(result)
-    different = [name for name in before if not torch.equal(before[name], after[name])]
-    assert sorted(different) == ["classifier.bias", "classifier.weight"]
-    assert model_bytes(again) == model_bytes(result)
+    assert after["classifier.weight"].tolist() == (-before.pop("classifier.weight")).tolist()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
     assert result.metrics["global_before_correction"] == plain.metrics["global"]
     assert result.metrics["global"] != plain.metrics["global"]
-    logits = torch.eye(10, 64) @ after["classifier.weight"].T + after["classifier.bias"]
-    assert logits.argmax(1).tolist() == list(range(10))
 
 
 def test_post_train_that_changes_nothing_reports_no_correction(go):

@@ -6,6 +6,7 @@ import copy
 import doctest
 import pkgutil
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ go = federations()
 
 
 def retrained_on(answers, **options):
-    """What the server's side does with these answers: (features, labels, options of the re-training)."""
+    """What the classifier is retrained on after these answers: (features, labels)."""
     calls = []
 
     def ask(clients, question, check):
@@ -65,9 +66,10 @@ def retrained_on(answers, **options):
         network=lambda: SimpleNamespace(encoder=nn.Identity()),
         ask=ask,
         generator=lambda purpose: torch.Generator().manual_seed(0),
-        retrain_classifier=lambda features, labels, **how: calls.append((features, labels, how)),
+        update_model=calls.append,
     )
-    create_plugin("ccvr", options).post_train(server)
+    with patch.object(Ccvr, "retrained", lambda self, server, *drawn: drawn):
+        create_plugin("ccvr", options).post_train(server)
     assert calls[0] == "all"
     return calls[1]
 
@@ -79,17 +81,19 @@ def answer(client, z, y):
 def test_the_hand_case():
     """Clients {0, 2} and {4}: mean 2 and variance 4; biased local covariances would give 3.5."""
     answers = [answer(0, [[0.0], [2.0]], [0, 0]), answer(1, [[4.0], [7.0]], [0, 1])]
-    features, labels, how = retrained_on(answers, per_class=100_000)
+    features, labels = retrained_on(answers, per_class=100_000)
     assert torch.bincount(labels).tolist() == [100_000, 100_000]
     assert features[labels == 0].mean().item() == pytest.approx(2, abs=0.03)
     assert features[labels == 0].var().item() == pytest.approx(4, abs=0.1)
     assert (features[labels == 1] == 7).all(), "a single sample gives copies of itself"
-    assert how == {"epochs": 100, "lr": 0.01, "batch_size": 64, "momentum": 0.9}
+    plugin = create_plugin("ccvr", {})
+    assert (plugin.options.epochs, plugin.options.lr, plugin.options.batch_size) == (100, 0.01, 64)
+    assert plugin.momentum == 0.9
 
 
 def test_a_class_that_nobody_holds_is_left_out_and_named():
     with pytest.warns(UserWarning, match="ccvr: no client that answered holds class 1;"):
-        _, labels, _ = retrained_on([answer(0, [[0.0], [2.0]], [0, 0])], per_class=7)
+        _, labels = retrained_on([answer(0, [[0.0], [2.0]], [0, 0])], per_class=7)
     assert labels.tolist() == [0] * 7
 
 
@@ -143,12 +147,12 @@ def test_the_classifier_is_retrained_as_sgd_would(go, monkeypatch):
     """Against an independent loop over the same features, momentum included; the encoder does not move."""
     seen = {}
 
-    def spy(self, features, labels, **how):
-        seen.update(x=features, y=labels, start={n: t.clone() for n, t in self.model.items()})
-        original(self, features, labels, **how)
+    def spy(self, server, features, labels):
+        seen.update(x=features, y=labels, start={n: t.clone() for n, t in server.model.items()})
+        return original(self, server, features, labels)
 
-    original = SERVER.retrain_classifier
-    monkeypatch.setattr(SERVER, "retrain_classifier", spy)
+    original = Ccvr.retrained
+    monkeypatch.setattr(Ccvr, "retrained", spy)
     options = {"per_class": 30, "epochs": 1, "batch_size": 300, "lr": 0.1}  # one step of all 300: order is nothing
     result = go({"ccvr": options}, rounds=1)
     x, y = seen["x"].double().numpy(), seen["y"].numpy()
@@ -195,14 +199,14 @@ def test_the_same_bits_again_in_worker_processes_and_after_a_resume(go):
 def test_a_run_that_stopped_before_calibrating_resumes_to_the_same_bits(go, monkeypatch, tmp_path):
     stops = [True]
 
-    def stopping(self, *arguments, **options):
+    def stopping(self, *arguments):
         if stops.pop() if stops else False:
             raise RoundFailedError("stop")
-        original(self, *arguments, **options)
+        return original(self, *arguments)
 
-    original = SERVER.retrain_classifier
-    with monkeypatch.context() as patch:
-        patch.setattr(SERVER, "retrain_classifier", stopping)
+    original = Ccvr.retrained
+    with monkeypatch.context() as patched:
+        patched.setattr(Ccvr, "retrained", stopping)
         with pytest.raises(RoundFailedError, match="stop"):
             go({"ccvr": {**QUICK, "tukey": 0.5}}, out=tmp_path / "run")
     resumed = fedcore.resume(tmp_path / "run", allow_code=True)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore import Answer, RoundFailedError
+from fedcore import Answer, DivergedError, RoundFailedError, hookimpl
 from fedcore_functional import CalibrationOptions, ClassifierCalibration, feature_statistics
+from fedcore_testing import federate, model_bytes, weights
 
 
 class Server(SimpleNamespace):
@@ -30,8 +31,8 @@ class Server(SimpleNamespace):
             check(answer)
             yield answer
 
-    def retrain_classifier(self, features, labels, **options):
-        self.features, self.labels, self.options = features, labels, options
+    def update_model(self, tensors):
+        self.features, self.labels = tensors["features"], tensors["labels"]
 
 
 def answer(client, features, labels):
@@ -39,12 +40,13 @@ def answer(client, features, labels):
 
 
 class Method(ClassifierCalibration):
-    """One that retrains with momentum."""
+    name, stream = "method", "drawn"
 
-    name, stream, momentum = "method", "drawn", 0.9
+    def retrained(self, server, features, labels):
+        return {"features": features, "labels": labels}
 
 
-METHOD = Method(CalibrationOptions(per_class=4, epochs=7, lr=0.5, batch_size=2))
+METHOD = Method(CalibrationOptions(per_class=4))
 
 
 def test_features_of_the_pooled_gaussians_retrain_the_classifier():
@@ -55,7 +57,6 @@ def test_features_of_the_pooled_gaussians_retrain_the_classifier():
     with pytest.warns(UserWarning, match="method: no client that answered holds class 2"):
         METHOD.post_train(server)
     assert (server.asked, server.purpose) == (("statistics", "all"), "drawn")
-    assert server.options == {"epochs": 7, "lr": 0.5, "batch_size": 2, "momentum": 0.9}
     assert server.labels.tolist() == [0] * 4 + [1] * 4
     torch.testing.assert_close(server.features[:4], torch.tensor([[1.0, 2.0]] * 4, dtype=server.features.dtype))
     line = server.features[4:]
@@ -72,3 +73,27 @@ def test_an_answer_that_is_no_statistics_is_refused():
     server = Server(answers=[Answer(0, {"classes": torch.tensor([5])})])
     with pytest.raises(ValueError, match="missing"):
         METHOD.post_train(server)
+
+
+class Retrains(ClassifierCalibration):
+    """Retrains the classifier of digits on one feature for each class."""
+
+    @hookimpl
+    def post_train(self, server):
+        server.update_model(self.retrained(server, torch.eye(10, 64).repeat(5, 1), torch.arange(10).repeat(5)))
+
+
+def test_the_classifier_alone_is_retrained(tmp_path):
+    how = {"epochs": 30, "lr": 0.5, "batch_size": 16}
+    plain, result, again = federate(tmp_path), federate(tmp_path, (Retrains, how)), federate(tmp_path, (Retrains, how))
+    before, after = weights(plain), weights(result)
+    different = [name for name in before if not torch.equal(before[name], after[name])]
+    assert sorted(different) == ["classifier.bias", "classifier.weight"]
+    assert model_bytes(again) == model_bytes(result)
+    logits = torch.eye(10, 64) @ after["classifier.weight"].T + after["classifier.bias"]
+    assert logits.argmax(1).tolist() == list(range(10))
+
+
+def test_a_retraining_that_diverges_keeps_the_model(tmp_path):
+    with pytest.raises(DivergedError, match=r"'retrains': .*diverged; try a smaller retrains.lr \(1e\+30 now\)"):
+        federate(tmp_path, (Retrains, {"lr": 1e30}))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from statistics import median_low
 
+import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedcore import (
     Answer,
@@ -20,6 +22,9 @@ from fedcore import (
 )
 from fedcore_functional.bounds import FeatureOptions, FeatureRange, feature_range
 from fedcore_functional.statistics import check_statistics, feature_statistics, pool_answers, sample_features
+
+LARGEST = 1e18
+"""Larger weights count as diverged."""
 
 
 class CalibrationOptions(FeatureOptions):
@@ -92,15 +97,31 @@ class ClassifierCalibration(Plugin[CalibrationOptions]):
                 means, covariances, options.per_class, generator=server.generator(self.stream), known=counts > 0
             )
             try:
-                return server.retrain_classifier(
-                    features,
-                    labels,
-                    epochs=options.epochs,
-                    lr=options.lr,
-                    batch_size=options.batch_size,
-                    momentum=self.momentum,
-                )
+                return server.update_model(self.retrained(server, features, labels))
             except DivergedError:
                 limit = max(largest.values())
                 if limit <= 1000 * median_low(largest.values()):
                     raise
+
+    def retrained(self, server: ServerContext, features: Tensor, labels: Tensor) -> Tensors:
+        """Return the global classifier's tensors after training on features (n, d) with labels (n,), by cross-entropy.
+
+        :raises DivergedError: the weights are not finite, or above LARGEST.
+        """
+        options, classifier = self.options, server.network().classifier.cpu().train()
+        x = features.to(next(classifier.parameters()).dtype)
+        optimizer = torch.optim.SGD(classifier.parameters(), lr=options.lr, momentum=self.momentum)
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(server.generator("retrain").initial_seed())  # for dropout, too
+            for _ in range(options.epochs):
+                for batch in torch.randperm(len(x)).split(options.batch_size):
+                    optimizer.zero_grad()
+                    F.cross_entropy(classifier(x[batch]), labels[batch]).backward()
+                    optimizer.step()
+        trained = {f"classifier.{name}": tensor for name, tensor in classifier.state_dict().items()}
+        if not all(tensor.abs().max() <= LARGEST for tensor in trained.values() if tensor.is_floating_point()):
+            raise DivergedError(
+                f"plugin {self.name!r}: the classifier's retraining diverged; try a smaller {self.name}.lr "
+                f"({options.lr:g} now). The trained model is kept."
+            )
+        return trained
