@@ -292,6 +292,8 @@ class BatchStep(View, Step):
         if self._second is None:
             found = "calls step.gradients_at, which works in the hook gradients only"
             raise self._session.broken(self._plugin, found)
+        trained, names = self._session.working.trained, "names of parameters that the step trains"
+        self._session.check_fit(weights, trained, plugin=self._plugin, hook="gradients", names=names)
         return self._second.gradients_at(weights, rows)
 
     def _require(self, model: str) -> None:

@@ -129,20 +129,10 @@ class SecondPass:
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
         """Return the gradient of the whole objective by name; see :class:`fedcore.hooks.contexts.Step`."""
         trained = self._session.working.trained
-        self._check(weights, trained)
         with self._undisturbed(trained, weights), self._same_numbers(), torch.enable_grad():
             total = self._evaluate(rows)
             found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
         return {name: gradient for name, gradient in zip(trained, found) if gradient is not None}
-
-    def _check(self, weights: Mapping[str, Tensor], trained: Mapping[str, nn.Parameter]) -> None:
-        for name, value in weights.items():
-            expected = trained[name].shape if name in trained else None
-            if value.shape != expected:
-                raise ValueError(
-                    f"step.gradients_at got weights for {name!r} of shape {tuple(value.shape)}, "
-                    + ("which is not trained in this step" if expected is None else f"expected {tuple(expected)}")
-                )
 
     @contextmanager
     def _undisturbed(self, trained: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> Iterator[None]:

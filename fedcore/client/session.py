@@ -190,7 +190,7 @@ class LocalSession:
         for name, tensor in returned.items():
             shape = expected[name].shape if name in expected else None
             if tensor.shape != shape:
-                found = f"returned {name!r} of shape {tuple(tensor.shape)}"
+                found = f"gives {name!r} of shape {tuple(tensor.shape)}"
                 raise self.broken(plugin, found, hook=hook, expected=names if shape is None else str(tuple(shape)))
 
     def clock(self, sign: int) -> None:
