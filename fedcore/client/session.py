@@ -136,6 +136,8 @@ class LocalSession:
     """Whether the training pauses. Other clients use the working model in between."""
     public: PublicSamples | None = None
     """The public samples of the run."""
+    memory: Memory = field(init=False)
+    """The memory of losses, reference and optimizer in a training."""
     losses: LossTotals = field(init=False)
     requests: TrainingRequests = field(default_factory=TrainingRequests)
     optimizer: Optimizer = field(init=False)
@@ -155,10 +157,6 @@ class LocalSession:
     _throughout: frozenset[str] = frozenset()
     _parked: Tensors | None = None
 
-    def __post_init__(self) -> None:
-        """Make the sums of the losses."""
-        self.losses = LossTotals(self._memory.losses())
-
     def close(self) -> None:
         """Drop the contexts. They refer back to the session, which would outlive its use."""
         self.contexts.clear()
@@ -168,11 +166,6 @@ class LocalSession:
         """Whether the session needs tensors that no other session writes to. Its captured steps then serve it alone."""
         changes_samples = self.plugins.implements("local_samples")
         return self.pauses or changes_samples or bool(self.requests.groups)
-
-    @property
-    def _memory(self) -> Memory:
-        """The memory of losses, reference and optimizer."""
-        return Memory() if self.own_tensors else self.working.memory
 
     def broken(self, plugin: str | None, found: str, **more: Any) -> PluginContractError:
         """Return the error that a plugin breaks its contract at this client."""
@@ -225,7 +218,9 @@ class LocalSession:
             self.working.load_frozen(self.start, self.previous)
 
     def prepare_training(self) -> None:
-        """Set up the optimizer for the parameters that some epoch of this round trains, after ``begin_local``."""
+        """Set up the losses, and the optimizer for the parameters that some epoch trains, after ``begin_local``."""
+        self.memory = Memory() if self.own_tensors else self.working.memory
+        self.losses = LossTotals(self.memory.losses())
         epochs = self.work.epochs
         self._throughout = frozenset.intersection(*(self.requests.excluded(e, epochs) for e in range(epochs or 1)))
         self.working.set_trainable(self._throughout)
@@ -233,7 +228,7 @@ class LocalSession:
         own = ParameterGroup(list(self.working.trained.values()), self.lr, self.config.weight_decay)
         self.optimizer = Optimizer(self.config, [own, *self.requests.groups])
         self._refer_to_start()
-        self.optimizer.begin(self.optimizer.parameters, self._memory.optimizer)
+        self.optimizer.begin(self.optimizer.parameters, self.memory.optimizer)
 
     def epoch_seed(self, epoch: int) -> int:
         """Return the seed of a local epoch's random numbers, such as dropout's."""
@@ -262,7 +257,7 @@ class LocalSession:
         return True
 
     def _refer_to_start(self) -> None:
-        self.reference = self._memory.reference({name: self.start[name] for name in self.working.shared})
+        self.reference = self.memory.reference({name: self.start[name] for name in self.working.shared})
 
     @property
     def is_paused(self) -> bool:
@@ -282,4 +277,4 @@ class LocalSession:
         self._parked = None
         named = self.working.parameters.items()
         patched = [parameter for name, parameter in named if name in patches and parameter.requires_grad]
-        self.optimizer.begin(patched, self._memory.optimizer)
+        self.optimizer.begin(patched, self.memory.optimizer)
