@@ -134,8 +134,15 @@ class FailsBeforeTheBreak(PausesOnce):
 
 
 def test_clients_that_failed_are_absent_from_snapshots(go):
-    result = go(FailsBeforeTheBreak, local_epochs=2)
+    ended = {}
+
+    def notify(event, details):
+        if event == "client":
+            ended[details["client"]] = details["failed"]
+
+    result = go(FailsBeforeTheBreak, local_epochs=2, notify=notify)
     assert committed(result).plugins["failsbeforethebreak"]["seen"] == [0, 1, 3]
+    assert ended == {0: False, 1: False, 2: True, 3: False}
     assert [failure["client"] for failure in lines(result)[0]["failures"]] == [2]
 
 
