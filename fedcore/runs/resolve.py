@@ -124,15 +124,15 @@ def resolve_partition(config: RunConfig, dataset: Dataset, given: Partition | No
 
     :param given: the program's partition instead of the configured one.
     """
-    if given is None and not config.partition.endswith(".json"):
-        return make_partition(dataset, config)
-    if given is None:
-        where, made = config.partition, load_partition(Path(config.partition), dataset)
+    if given is not None:
+        where, found = "the partition", given
+        check_partition(found, dataset, where)
+    elif config.partition.endswith(".json"):
+        where, found = config.partition, load_partition(Path(config.partition), dataset)
     else:
-        where, made = "the partition", given
-        check_partition(given, dataset, where)
-    _require_fits(made, config, dataset, where)
-    return with_unseen(made, config.unseen_clients, config.seed)
+        return make_partition(dataset, config)
+    _require_fits(found, config, dataset, where)
+    return with_unseen(found, config.unseen_clients, config.seed)
 
 
 def _require_fits(partition: Partition, config: RunConfig, dataset: Dataset, where: str) -> None:
