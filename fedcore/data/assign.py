@@ -84,6 +84,12 @@ def make_partition(dataset: Dataset, config: RunConfig) -> Partition:
         warnings.simplefilter("always", PartitionWarning)
         how = {**options, "min_size": MIN_SIZE, "dataset": dataset, "rows": assigned}
         parts = call("partitioner", config.partition, partitioner, labels[assigned], config.clients, **how)
+    notes: list[JSON] = []
+    for warning in caught:
+        if issubclass(warning.category, PartitionWarning):
+            notes.append(str(warning.message))
+        else:  # of NumPy, or of another thread
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     if isinstance(parts, Mapping) or not hasattr(parts, "__len__"):
         found, expected = f"returned {type(parts).__name__}", "a list with one array of positions per client"
         raise PluginContractError.of(config.partition, found, kind="partitioner", expected=expected)
@@ -107,7 +113,7 @@ def make_partition(dataset: Dataset, config: RunConfig) -> Partition:
         "partitioner": config.partition,
         **options,
         "client_test_fraction": config.client_test_fraction,
-        "notes": [str(warning.message) for warning in caught if issubclass(warning.category, PartitionWarning)],
+        "notes": notes,
     }
     if shared:
         info["shares_samples"] = True

@@ -1,10 +1,13 @@
 """Assigning samples to clients: what cannot work is refused."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
 from fedcore.base.errors import ConfigError, PluginContractError
+from fedcore.data import PartitionWarning
 from fedcore.data.assign import public_rows
 from tests.data.labelled import DATASET, partitioned, with_labels
 
@@ -44,6 +47,18 @@ def test_a_partitioner_that_breaks_its_contract(monkeypatch, partitioner):
     monkeypatch.setattr("fedcore.data.assign.resolve", lambda kind, name: partitioner)
     with pytest.raises(PluginContractError, match="invalid partition"):
         partitioned(partition="mine")
+
+
+def test_a_partitioners_notes_are_kept_and_other_warnings_passed_on(monkeypatch):
+    def warns(labels, num_clients, **_):
+        warnings.warn("half are empty", PartitionWarning, stacklevel=1)
+        warnings.warn("overflow", RuntimeWarning, stacklevel=1)
+        return list(np.array_split(np.arange(len(labels)), num_clients))
+
+    monkeypatch.setattr("fedcore.data.assign.resolve", lambda kind, name: warns)
+    with pytest.warns(RuntimeWarning, match="overflow") as told:
+        partition = partitioned(partition="mine")
+    assert (len(told), partition.info["notes"]) == (1, ["half are empty"])
 
 
 @pytest.mark.parametrize("leaving_out", [{}, {"samples": 300}, {"public": 0.3}])
