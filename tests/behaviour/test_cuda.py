@@ -73,7 +73,7 @@ def test_options_of_the_optimizer_are_captured(go, captures, options):
 @pytest.mark.parametrize("plugins", [(), ("fedcd",)], ids="+".join)
 def test_the_gpu_trains_as_the_cpu_does(go, plugins):
     gpu, cpu = go(*plugins, **RUN), go(*plugins, **{**RUN, "device": "cpu"})
-    assert_close(gpu, cpu, rtol=1e-2, atol=2e-2)
+    assert_close(gpu, cpu, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("plugins", test_captured_steps.METHODS, ids="+".join)
