@@ -172,6 +172,14 @@ def test_what_is_no_number_of_a_cluster_rejects_the_client_and_nothing_else(go):
     assert model_bytes(result) == model_bytes(go({"ifca": {}, Cohorts: {"rounds": [[0, 2]]}}, rounds=1))
 
 
+@pytest.mark.parametrize("system", [{"availability": 0.3}, {"dropout": 0.9}], ids=["nobody is there", "all drop out"])
+def test_a_first_round_without_an_update_leaves_the_draw_to_the_next(go, system):
+    result = go({"ifca": {"clusters": 3}}, rounds=5, system=system, min_clients=0, seed=3)
+    accepted = [line["accepted"] for line in records(result)]
+    assert accepted[0] == 0 < max(accepted)
+    assert len(thetas(result)) == 3
+
+
 def test_a_cluster_out_of_range_counts_as_the_nearest(go):
     """As local differential privacy's noise may make it."""
     found = []

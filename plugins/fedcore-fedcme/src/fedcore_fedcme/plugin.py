@@ -73,14 +73,14 @@ class LayerExchange(Plugin[FedCMEOptions]):
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
         """Match the cohort by the last evaluation vectors of its clients (Algorithm 1 line 4)."""
-        if server.round == 0 and server.config.local_epochs < 2:
-            warnings.warn(
-                "fedcme: one local epoch has no middle, so nothing is exchanged; use --local-epochs 2 or more",
-                ExchangeWarning,
-                stacklevel=2,
-            )
         if "vectors" not in server.state:
             server.state["vectors"] = torch.zeros(server.num_clients, server.num_classes, dtype=torch.float64)
+            if server.config.local_epochs < 2:
+                warnings.warn(
+                    "fedcme: one local epoch has no middle, so nothing is exchanged; use --local-epochs 2 or more",
+                    ExchangeWarning,
+                    stacklevel=2,
+                )
         match = match_clients if self.options.matching == "one-to-one" else match_many_to_one
         donors = match({client: server.state["vectors"][client] for client in server.cohort})
         server.state["donors"] = sorted([receiver, donor] for receiver, donor in donors.items())

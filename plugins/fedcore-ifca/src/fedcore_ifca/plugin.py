@@ -42,8 +42,10 @@ class IFCA(Plugin[IFCAOptions]):
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
-        """Draw theta_1 to theta_{k-1} before the first round; theta_0 is w_0."""
-        for j in range(1, self.options.clusters if server.round == 0 else 1):
+        """Draw theta_1 to theta_{k-1} if there are none; a round without updates does not keep them. theta_0 is w_0."""
+        if server.state:
+            return
+        for j in range(1, self.options.clusters):
             stream, drawn = server.generator(f"cluster-{j}"), set(server.trainable)
             for name in server.shared:
                 w = server.model[name]
