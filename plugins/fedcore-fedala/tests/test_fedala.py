@@ -60,8 +60,17 @@ def test_the_ends_of_the_share():
     assert torch.equal(mixed(own, received, torch.zeros(2)), own)
 
 
-@pytest.mark.parametrize(("losses", "found"), [([1.0] * 9, False), ([1.0] * 10, True), ([5.0, *[1.0] * 10], True)])
-def test_settled_after_ten_equal_losses(losses, found):
+@pytest.mark.parametrize(
+    ("losses", "found"),
+    [
+        ([1.0] * 9, False),
+        ([1.0] * 10, True),
+        ([5.0, *[1.0] * 10], True),
+        ([float("inf")], True),
+        ([*[1.0] * 9, float("nan")], True),
+    ],
+)
+def test_settled_after_ten_equal_losses_or_one_that_is_not_finite(losses, found):
     assert settled(losses, 10, 0.01) is found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -39,7 +40,11 @@ def renewed_share(share: Tensor, gradient: Tensor, own: Tensor, received: Tensor
 def settled(losses: Sequence[float], count: int, threshold: float) -> bool:
     """Return whether the last ``count`` losses vary less than a threshold, by their standard deviation.
 
+    Where the last one is not finite, further learning cannot help, and the core reports the client as diverged.
+
     >>> settled([3.0, 1.0, 1.0], 2, 0.1), settled([3.0, 1.0], 2, 0.1), settled([1.0], 2, 0.1)
     (True, False, False)
     """
+    if not math.isfinite(losses[-1]):
+        return True
     return len(losses) >= count and statistics.pstdev(losses[-count:]) < threshold
