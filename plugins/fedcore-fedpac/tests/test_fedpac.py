@@ -182,9 +182,10 @@ def test_combined_heads_are_the_shares_of_the_uploaded_ones(go):
         assert (shares > -1e-4).all()
 
 
-def test_without_both_ideas_it_is_fedrep_to_the_bit(go):
-    plain = {"fedpac": {"lambda": 0.0, "combine": False, "head_lr": None}}
-    pac, rep = go(plain, **SKEWED), go({"fedrep": {"representation_epochs": 1}}, **SKEWED)
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_without_both_ideas_it_is_fedrep_to_the_bit(go, epochs):
+    plain, skewed = {"lambda": 0.0, "combine": False, "head_lr": None}, {**SKEWED, "local_epochs": epochs}
+    pac, rep = go({"fedpac": plain}, **skewed), go({"fedrep": {"representation_epochs": epochs - 1}}, **skewed)
     shared = [name for name in weights(rep) if name.startswith("encoder.")]
     assert all(torch.equal(weights(pac)[name], weights(rep)[name]) for name in shared)
     assert all(same_tensors(personal_state(pac, k), personal_state(rep, k)) for k in range(3))
