@@ -57,8 +57,8 @@ def test_prototypes_travel_and_models_do_not(tmp_path):
 
 def test_a_stronger_pull_keeps_features_nearer_to_the_prototypes(tmp_path):
     distances = [
-        records(federate(tmp_path, (FedProto, {"strength": strength}), rounds=2))[1]["losses"]["fedproto.distance"]
-        for strength in (0.01, 1.0, 10.0)
+        records(federate(tmp_path, (FedProto, {"lambda": weight}), rounds=2))[1]["losses"]["fedproto.distance"]
+        for weight in (0.01, 1.0, 10.0)
     ]
     assert distances[0] > distances[1] > distances[2]
     # --8<-- [end:runs]

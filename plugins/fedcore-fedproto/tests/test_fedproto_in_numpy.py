@@ -59,7 +59,7 @@ def test_a_run_is_the_method_in_numpy(go, tmp_path, personal):
     cohorts = [[0, 1], [1, 2], [0, 2]]
     options = {**FEW, "model": small, "batch_size": 500, "lr": 0.2, "weight_decay": 1e-2, "clients": 3, "rounds": 3}
     options |= {"partition": "classes", "classes_per_client": 4, "local_epochs": 2}
-    result = go(("fedproto", {"strength": 2.0, "personal": personal}), (Cohorts, {"rounds": cohorts}), **options)
+    result = go(("fedproto", {"lambda": 2.0, "personal": personal}), (Cohorts, {"rounds": cohorts}), **options)
     w = {name: t.double().numpy() for name, t in initial_weights(small_config(tmp_path, **options)).items()}
     own: dict[int, dict[str, np.ndarray]] = {}
     prototypes, known = np.zeros((10, 6)), np.zeros(10, dtype=bool)

@@ -22,7 +22,9 @@ __all__ = ["FedProto", "FedProtoOptions"]
 class FedProtoOptions(PluginOptions):
     """Options of FedProto."""
 
-    strength: float = Field(default=1.0, ge=0, description="Weight lambda of the distance to the prototypes.")
+    lambda_: float = Field(
+        default=1.0, ge=0, alias="lambda", description="lambda: weight of the distance to the prototypes."
+    )
     personal: bool = Field(
         default=True, description="Keep every model on its client, as in the paper; false averages them."
     )
@@ -40,7 +42,7 @@ class FedProto(Plugin[FedProtoOptions]):
     Models stay on the clients.
     """
 
-    neutral = {"strength": 0.0, "personal": False, "nearest": False}
+    neutral = {"lambda": 0.0, "personal": False, "nearest": False}
     # --8<-- [end:class]
 
     # --8<-- [start:local_loss]
@@ -48,10 +50,10 @@ class FedProto(Plugin[FedProtoOptions]):
     def local_loss(self, step: Step) -> Loss | None:
         """Pull the features to the global prototypes of their classes."""
         received = step.client.received
-        if self.options.strength == 0 or not received:
+        if self.options.lambda_ == 0 or not received:
             return None  # no client has sent prototypes before the first round
         value = prototype_distance(step.features, step.y, received["prototypes"], received["known"])
-        return Loss(value, weight=self.options.strength, name="distance")
+        return Loss(value, weight=self.options.lambda_, name="distance")
 
     # --8<-- [end:local_loss]
     # --8<-- [start:end_local]
