@@ -572,7 +572,7 @@ def implementing(hook):
 
 
 def seen(hook):
-    return "asks clients for question" if hook == "question" else f"implements {hook}, which"
+    return "can ask clients for question" if hook == "question" else f"implements {hook}, which"
 
 
 @pytest.mark.parametrize("hook", ["pre_aggregate", "accumulate", "aggregate", "mid_local_epoch", "question"])

@@ -344,7 +344,7 @@ def test_who_may_look_at_samples_past_the_gradients_is_refused(tmp_path, hook):
 
 
 def test_questions_patience_and_terms_are_refused(tmp_path):
-    with pytest.raises(PluginConflictError, match="asks clients for figures"):
+    with pytest.raises(PluginConflictError, match="can ask clients for figures"):
         federate(tmp_path, "dp-sgd", f"{HERE}Asks", **RUN)
     for option, said in (({"patience": 1}, "--patience"), ({"keep": "best"}, "--keep best")):
         with pytest.raises(ConfigError, match=said):

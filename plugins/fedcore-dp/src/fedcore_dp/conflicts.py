@@ -69,13 +69,13 @@ def refuse_hooks(setup: Setup, name: str, hooks: Mapping[str, str]) -> None:
 
 
 def refuse_questions(setup: Setup, name: str) -> None:
-    """Refuse every plugin that asks clients: no noise is added to what they answer.
+    """Refuse every plugin that can ask clients, whatever its options: no noise is added to what they answer.
 
     :raises PluginConflictError: names both plugins and the question.
     """
     for other in setup.plugins:
         for question in other.questions:
-            reason = f"{other.name!r} asks clients for {question}, which they answer without noise"
+            reason = f"{other.name!r} can ask clients for {question}, which they would answer without noise"
             raise PluginConflictError.of(name, other.name, reason)
 
 
