@@ -57,8 +57,9 @@ def thetas(result):
 # --- the equations -----------------------------------------------------------------------------------------------
 
 
-def test_the_first_of_equal_clusters_is_chosen():
-    assert best_cluster([3.0, 1.0, 1.0]) == 1
+@pytest.mark.parametrize("first", [3.0, float("nan")])
+def test_the_first_of_equal_clusters_is_chosen_and_a_diverged_one_is_not(first):
+    assert best_cluster([first, 1.0, 1.0]) == 1
 
 
 def test_a_redrawn_tensor_has_the_same_values_in_another_order():

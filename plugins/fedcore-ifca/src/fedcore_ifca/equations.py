@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,12 +10,12 @@ from torch import Tensor
 
 
 def best_cluster(losses: Sequence[float]) -> int:
-    """Return argmin_j F_i(theta_j), the first of equals (Algorithm 1).
+    """Return argmin_j F_i(theta_j), the first of equals (Algorithm 1); nan is above all.
 
     >>> best_cluster([0.7, 0.2, 0.2])
     1
     """
-    return min(range(len(losses)), key=lambda j: losses[j])
+    return min(range(len(losses)), key=lambda j: (math.isnan(losses[j]), losses[j]))
 
 
 def redrawn(tensor: Tensor, stream: torch.Generator) -> Tensor:
