@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -113,6 +114,31 @@ def played(*rounds, status="finished"):
         return [Outcome(job.name, status) for job in jobs], status == "stopped"
 
     return run_jobs
+
+
+@pytest.mark.parametrize(
+    ("base", "axes", "named"),
+    [
+        ({"rounds": 3}, {}, "--rounds was 2 and is 3 now"),
+        ({"plugins": ["moon"]}, {}, "--plugin was not given and is {'moon': {}} now"),
+        ({}, {"plugins": ("moon", "fedavg")}, "--search plugins was fedavg,moon and is moon,fedavg now"),
+        ({}, {"lr": (0.1, 1.0), "momentum": (0.0, 0.9)}, "--search momentum was not given and is 0.0,0.9 now"),
+    ],
+)
+def test_a_study_goes_on_with_its_own_options_alone(tmp_path, monkeypatch, base, axes, named):
+    """Trials that were run with other options are no rivals; a choice is kept as its place among the values."""
+    monkeypatch.setattr(searching, "run_jobs", played(ROUND))
+
+    def asked(base, **axes):
+        return SweepSpec(base={**BASE, **base}), [Axis(name, choices=values) for name, values in axes.items()]
+
+    choices = {"plugins": ("fedavg", "moon"), "lr": (0.1, 1.0)}
+    before = search(*asked({}, **choices), 2, tmp_path)
+    with pytest.raises(ConfigError, match=rf"study\.log is of another search: {re.escape(named)}.*another --out"):
+        search(*asked(base, **{**choices, **axes}), 3, tmp_path)
+    after = search(*asked({"workers": 1}, **choices), 3, tmp_path)  # it has no effect on a trial's results
+    assert after.trials[:2] == before.trials
+    assert len(after.trials) == 3
 
 
 @pytest.mark.slow

@@ -16,7 +16,9 @@ from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig, UnknownNameError
 from fedcore.base import registry
+from fedcore.base.errors import flag_of
 from fedcore.base.files import parse_json, write_text
+from fedcore.base.identity import settings
 from fedcore.base.safe_yaml import read_yaml, write_yaml
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.directory import STUDY
@@ -44,6 +46,12 @@ class Axis:
     high: float | int = 0
     log: bool = False
     choices: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the axis as ``--search`` takes it, without its name."""
+        if self.choices:
+            return ",".join(map(str, self.choices))
+        return f"{self.low}..{self.high}" + ":log" * self.log
 
     def suggest(self, trial: Any) -> Any:
         """Return a trial's value."""
@@ -137,7 +145,7 @@ def search(
 
     :param spec: options of every trial, with one seed.
     :param parallel: trials side by side; default one per core as far as memory allows, one on a CUDA device.
-    :raises ConfigError: as :func:`check_search`, or the study's file is damaged.
+    :raises ConfigError: as :func:`check_search`; the study's file is damaged, or has other options or axes.
     """
     check_search(spec, axes)
     _check_study(out / STUDY)
@@ -159,6 +167,7 @@ def search(
                 load_if_exists=True,
                 pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=base.rounds // 4),
             )
+            _check_same(study, base, axes, out / STUDY)
             study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))  # other draws where it goes on
             left = trials - sum(trial.state.is_finished() for trial in study.trials)
             while left > 0:
@@ -187,6 +196,28 @@ def _check_study(file: Path) -> None:
                     f"{file}: line {number} is damaged ({error}). Delete it and the lines after it, to go on without "
                     "the trials that end there; or name another --out, for a new search"
                 ) from None
+
+
+def _check_same(study: Any, base: RunConfig, axes: Sequence[Axis], file: Path) -> None:
+    """Refuse to go on with other options or axes: trials could not be compared, and a choice is kept as its place."""
+    defaults = settings(RunConfig())
+    asked = {flag_of(name): value for name, value in settings(base).items() if value != defaults[name]}
+    asked |= {f"--search {axis.name}": str(axis) for axis in axes}
+    kept = study.user_attrs.get("asked")
+    if kept is None:
+        study.set_user_attr("asked", asked)
+        return
+    for name in kept | asked:
+        if kept.get(name) != asked.get(name):
+            before, now = (_words(values, name) for values in (kept, asked))
+            raise ConfigError(
+                f"{file} is of another search: {name} was {before} and is {now} now. Give the same options to go on, "
+                "or name another --out, for a new search"
+            )
+
+
+def _words(values: Mapping[str, Any], name: str) -> str:
+    return str(values[name]) if name in values else "not given"
 
 
 class _Batch:
