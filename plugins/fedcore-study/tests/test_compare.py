@@ -492,7 +492,6 @@ class TestFindings:
         folders += [make(["ditto"], seed, [0.9]) for seed in (0, 1)]
         (block,) = join(folders)[0].blocks
         assert block.findings == [
-            "Highest mean accuracy: ditto with 90.00 %.",
             "Better than fedavg: moon (+10.03 [+9.89, +10.18], p < 0.001).",
             "Worse than fedavg: scaffold (-9.97 [-10.11, -9.82], p < 0.001).",
             "No significant difference to fedavg: fedprox (+0.33 [-2.54, +3.20], p = 0.667, about 129 seeds would show "
@@ -557,6 +556,27 @@ class TestRanks:
     def test_the_same_data_under_other_settings_would_count_twice(self, make):
         assert join([*self.blocks(make), *self.blocks(make, lr=0.3)])[0].ranks is None
         assert join(self.blocks(make)[:3])[0].ranks is None
+
+    def test_rows_with_different_seeds_are_not_ranked(self, make):
+        """MOON is below FedAvg on each seed that it has, and lacks the one that is hard for both."""
+        curves = {(): [0.90, 0.91, 0.60], ("moon",): [0.89, 0.90], ("fedprox",): [0.91, 0.92, 0.61]}
+        folders = [
+            make(list(name), seed, [value], alpha=alpha)
+            for alpha in (0.1, 0.5)
+            for name, values in curves.items()
+            for seed, value in enumerate(values)
+        ]
+        found, _ = join(folders)
+        said = "the rows have different seeds (fedavg, fedprox: 0, 1, 2; moon: 0, 1), so their means are not ranked"
+        assert any(note.startswith(said) for note in found.notes)
+        assert found.ranks is None
+        for text in (formats.markdown(found), formats.latex(found)):
+            assert "Highest" not in text
+            assert r"\textbf" not in text
+        found, _ = join([*folders, *(make(["moon"], 2, [0.5], alpha=alpha) for alpha in (0.1, 0.5))])
+        assert found.ranks.average == {"fedprox": 1.0, "fedavg": 2.0, "moon": 3.0}
+        assert found.notes == []
+        assert r"\textbf{81.33" in formats.latex(found)
 
     @pytest.mark.parametrize("partition", ["iid", "shards", "part.json"])
     def test_an_alpha_without_effect_makes_no_other_data(self, make, partition):

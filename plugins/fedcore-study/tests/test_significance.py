@@ -105,6 +105,7 @@ def test_ranks_need_two_tables_and_three_methods_that_are_in_all():
     assert ranked([], 0.05) is ranked([three], 0.05) is ranked([three, {"a": 1.0, "b": 2.0}], 0.05) is None
     found = ranked([{**three, "d": 0.9}, {"b": 0.2, "a": 0.2, "c": 0.1}], 0.05)
     assert found.average == {"a": 2.25, "b": 1.75, "c": 2.0}
+    assert str(found).endswith(" Not ranked, for not every setting has them: d.")
     alike = ranked([{"a": 1.0, "b": 1.0, "c": 1.0}] * 2, 0.05)
     assert alike.p == 1.0
     assert "finds no difference between the methods (p = 1.000)" in str(alike)

@@ -1,5 +1,5 @@
-"""What a comparison must say beside its figures: other models than the baseline's, few seeds, failed clients,
-restarted schedules.
+"""What a comparison must say beside its figures: other models than the baseline's, few seeds, different seeds,
+failed clients, restarted schedules.
 """
 
 from __future__ import annotations
@@ -46,6 +46,20 @@ def few_seeds(differences: Iterable[Difference | None]) -> str:
         return ""
     seeds = " or ".join(counted(n, "seed") for n in numbers)
     return f"differences over {seeds} say nothing about other seeds, and have no interval; run at least {FEW}"
+
+
+def other_seeds(rows: Mapping[str, Iterable[int]]) -> str:
+    """Return a sentence that names the seeds of the rows; empty where all have the same.
+
+    :param rows: seeds by label.
+    """
+    groups: dict[str, list[str]] = {}
+    for label, seeds in rows.items():
+        groups.setdefault(", ".join(map(str, sorted(seeds))), []).append(label)
+    if len(groups) < 2:
+        return ""
+    said = "; ".join(f"{', '.join(labels)}: {seeds}" for seeds, labels in groups.items())
+    return f"the rows have different seeds ({said}), so their means are not ranked and none is called the best"
 
 
 def failed_clients(rows: Mapping[str, Sequence[RunRecord]], round: int | None = None) -> str:

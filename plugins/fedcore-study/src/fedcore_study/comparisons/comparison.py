@@ -14,7 +14,14 @@ from fedcore import ConfigError, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.identity import PARTITION_OPTIONS, key, method, settings, short_name
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
-from fedcore_study.comparisons.cautions import failed_clients, few_seeds, other_models, own_models, restarted_schedules
+from fedcore_study.comparisons.cautions import (
+    failed_clients,
+    few_seeds,
+    other_models,
+    other_seeds,
+    own_models,
+    restarted_schedules,
+)
 from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
 from fedcore_study.comparisons.findings import findings
 from fedcore_study.comparisons.groups import by_seed, distinct, field, grouped
@@ -67,6 +74,11 @@ class Block:
     rows: list[Row]
     notes: list[str]
     findings: list[str]
+
+
+def same_seeds(rows: Iterable[Row]) -> bool:
+    """Return whether all rows have the same seeds. Means over different seeds show the seeds, too."""
+    return len({frozenset(row.accuracy) for row in rows}) <= 1
 
 
 @dataclass(frozen=True)
@@ -168,9 +180,14 @@ def check_reported(runs: Sequence[RunRecord], names: Sequence[str], round: int |
 
 
 def _ranks(blocks: Sequence[Block], common: Mapping[str, Json], confidence: float) -> Ranks | None:
-    """Rank the rows over blocks, unless two of these have the same data: they would count twice."""
+    """Rank the rows that all blocks have, unless two blocks have the same data, which would count twice, or the rows
+    of a block have different seeds.
+    """
     data = [key([{**common, **block.settings}.get(name) for name in DATA]) for block in blocks]
     if len(set(data)) < len(data):
+        return None
+    everywhere = set.intersection(*({row.label for row in block.rows} for block in blocks))
+    if not all(same_seeds(row for row in block.rows if row.label in everywhere) for block in blocks):
         return None
     means = [{row.label: row.summary.mean for row in block.rows if row.summary} for block in blocks]
     return ranked(means, level(confidence))
@@ -249,10 +266,12 @@ def _block(
         other_models(rows, against) if against is not None else "",
         failed_clients(rows, round),
         few_seeds(row.difference for row in made),
+        other_seeds({row.label: row.accuracy for row in made}),
         restarted_schedules(rows),
         *own_models(rows, protocol),
     ]
-    said = findings({row.label: row.summary for row in made}, differences, against, confidence)
+    summaries = {row.label: row.summary for row in made}
+    said = findings(summaries, differences, against, confidence, one_set_of_seeds=same_seeds(made))
     return Block(shown, against, made, [note for note in notes if note], said)
 
 

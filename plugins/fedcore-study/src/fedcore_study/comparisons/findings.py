@@ -14,16 +14,19 @@ def findings(
     differences: Mapping[str, Difference | None],
     baseline: str | None,
     confidence: float,
+    *,
+    one_set_of_seeds: bool,
 ) -> list[str]:
     """Return sentences about one block.
 
     :param accuracies: fractions, by row.
+    :param one_set_of_seeds: the rows have the same seeds. Only then is one of them called the highest.
     :param differences: the differences to the baseline of the other rows, with corrected p-values.
     """
     known = {label: figure for label, figure in accuracies.items() if figure is not None}
     if len(accuracies) < 2 or not known:
         return []
-    said = [_highest(known)]
+    said = [_highest(known)] if one_set_of_seeds else []
     if baseline is None:
         return said
     told: dict[str, dict[str, Difference | None]] = {}

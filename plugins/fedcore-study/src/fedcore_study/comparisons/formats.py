@@ -17,7 +17,7 @@ from fedcore.base.config import Json
 from fedcore.base.identity import method
 from fedcore.base.output import clean
 from fedcore.base.registry import available, resolve
-from fedcore_study.comparisons.comparison import Block, Comparison, Row
+from fedcore_study.comparisons.comparison import Block, Comparison, Row, same_seeds
 from fedcore_study.comparisons.figures import Difference, Figure
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.significance import p_text
@@ -232,7 +232,12 @@ def _latex_float(comparison: Comparison, block: Block, number: int) -> str:
 
 
 def best_rows(column: Column, rows: Sequence[Row]) -> list[int]:
-    """Return the numbers of the rows that are best in a column, as it is printed; none where there is no choice."""
+    """Return the numbers of the rows that are best in a column, as it is printed.
+
+    None where there is no choice, or the rows have different seeds.
+    """
+    if not same_seeds(rows):
+        return []
     ranks = [column.rank(row) if column.rank else None for row in rows]
     known = [rank for rank in ranks if rank is not None]
     if len(known) < 2 or min(known) == max(known):

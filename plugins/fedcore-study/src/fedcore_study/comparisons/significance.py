@@ -86,6 +86,8 @@ class Ranks:
     """The level of both tests."""
     each: dict[str, list[float]]
     """Each method's rank on each data set."""
+    left_out: list[str]
+    """The methods that some data sets do not have."""
 
     @property
     def different(self) -> bool:
@@ -94,12 +96,13 @@ class Ranks:
 
     @property
     def verdict(self) -> str:
-        """What the tests show, in sentences."""
+        """What the tests show, and which methods they leave out, in sentences."""
+        rest = f" Not ranked, for not every setting has them: {', '.join(self.left_out)}." if self.left_out else ""
         if not self.different:
-            return f"Friedman's test finds no difference between the methods ({p_text(self.p)})."
+            return f"Friedman's test finds no difference between the methods ({p_text(self.p)}).{rest}"
         return (
             f"Friedman's test finds a difference ({p_text(self.p)}). Average ranks that differ by less than "
-            f"{self.critical:.2f} are not significantly different (Nemenyi)."
+            f"{self.critical:.2f} are not significantly different (Nemenyi).{rest}"
         )
 
     def __str__(self) -> str:
@@ -126,7 +129,8 @@ def ranked(tables: Sequence[Mapping[str, float]], alpha: float) -> Ranks | None:
     p = 1.0 if alike else float(friedmanchisquare(*([table[n] for table in tables] for n in names)).pvalue)
     quantile = float(studentized_range.ppf(1 - alpha, len(names), math.inf)) / math.sqrt(2)
     critical = quantile * math.sqrt(len(names) * (len(names) + 1) / (6 * len(tables)))
-    return Ranks(len(tables), average, p, critical, alpha, each)
+    left_out = list(dict.fromkeys(name for table in tables for name in table if name not in names))
+    return Ranks(len(tables), average, p, critical, alpha, each, left_out)
 
 
 def p_text(p: float) -> str:
