@@ -211,6 +211,19 @@ class TestDirectory:
         assert add(rounds=5) == first
         assert set(add(rounds=5, lr_schedule="cosine")).isdisjoint(add(rounds=6, lr_schedule="cosine"))
 
+    def test_a_run_that_is_asked_for_keeps_its_rounds(self, tmp_path):
+        directory = SweepDirectory(tmp_path / "s")
+        (five,) = directory.add("", cells(base={"rounds": 5}))
+        ten, same = directory.add("", cells(grid={"rounds": [10, 5]}))
+        assert (same, {name: config.rounds for name, config in directory.plan().items()}) == (five, {five: 5, ten: 10})
+
+    def test_a_planned_run_gets_the_new_options_without_effect_on_its_results(self, tmp_path):
+        directory = SweepDirectory(tmp_path / "s")
+        (name,) = directory.add("", cells(base={"data_dir": "old"}))
+        assert directory.add("", cells(base={"data_dir": "new", "metrics": ["ece"], "checkpoint_every": 5})) == [name]
+        config = directory.plan()[name]
+        assert (str(config.data_dir), config.metrics, config.checkpoint_every) == ("new", ["ece"], 5)
+
     def test_a_folder_with_something_else_is_left_alone(self, tmp_path):
         (tmp_path / "thesis.tex").touch()
         with pytest.raises(RunDirectoryError, match="holds no sweep"):

@@ -13,6 +13,7 @@ import pytest
 
 import fedcore
 from fedcore import RunConfig, RunDirectoryError
+from fedcore.runs.directory import RunDirectory
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.run import run_sweep
 from fedcore_study.sweeps.spec import SweepSpec, override
@@ -62,10 +63,12 @@ def test_a_sweep_is_extended_by_methods_seeds_and_rounds_without_repeating(cli, 
 
     assert cli("sweep", "s", "--grid", "plugin=fedavg", "--seeds", 1, "--quiet").exit_code == 0  # asks for one run
     assert cli("sweep", "s", "--grid", "plugin=fedavg", "--set", "fedprox.mu=0.1").exit_code == 2
-    longer = cli("sweep", "s", "--rounds", 2)
+    longer = cli("sweep", "s", "--rounds", 2, "--metric", "ece")
     assert longer.exit_code == 0, longer.stderr
     assert "note: 4 finished runs go on to more rounds" in longer.stderr
     assert {json.loads(path.read_text())["rounds"] for path in summaries(tmp_path).values()} == {2}
+    (folder,) = (path.parent for name, path in summaries(tmp_path).items() if name.startswith("fedavg_seed=0"))
+    assert RunDirectory.open(folder).read_config().metrics == ["ece"]
     again = cli("sweep", "s", "--json")
     assert {run["seconds"] for run in json.loads(again.stdout)["runs"]} == {0.0}
     options = {"clients": 2, "rounds": 2, "local_epochs": 1, "batch_size": 256, "workers": 0}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig
+from fedcore.base.identity import CHANGEABLE, WITHOUT_EFFECT
 from fedcore.base.objects import Key, lent, unpickled
 from fedcore.base.process import end_without_collecting, importing, keep_freed_memory
 from fedcore.base.protocols import EVALUATED, VALIDATION
@@ -137,8 +138,12 @@ def _run(task: Task, tell: Any, verdict: Callable[[], bytes]) -> None:
         begun = RunDirectory.open(out).read_config()
         code = task.allow_code or set(code_in(begun)) <= set(code_in(planned))
         outside = task.allow_outside or (code and set(places_in(begun, out)) <= set(places_in(planned, out)))
-        more = {"rounds": planned.rounds} if begun.rounds < planned.rounds else None
-        experiment.resume(out, notify=notify, allow_code=code, allow_outside=outside, changes=more)
+        changes = {name: task.config[name] for name in CHANGEABLE.intersection(WITHOUT_EFFECT)}
+        if planned.workers is None:
+            del changes["workers"]  # the run keeps those that it was begun with
+        if begun.rounds < planned.rounds:
+            changes["rounds"] = planned.rounds
+        experiment.resume(out, notify=notify, allow_code=code, allow_outside=outside, changes=changes)
         return
     if out.exists() and not begun_before:
         shutil.rmtree(out)  # killed before it was a run

@@ -106,7 +106,8 @@ class SweepDirectory:
     def add(self, spec: str, runs: Iterable[tuple[str, RunConfig]]) -> list[str]:
         """Plan runs, and return their names here; one that is planned already keeps its name and place.
 
-        A planned run that differs in nothing but fewer rounds gets the rounds of the new one.
+        It gets the new options without an effect on its results. A planned run that is not among the new ones, and
+        differs from one of these in nothing but fewer rounds, gets the rounds of the new one.
 
         :param runs: readable names, from which the folders' names are made, with configurations.
         :raises RunDirectoryError: the folder holds something else, or cannot be written.
@@ -116,18 +117,20 @@ class SweepDirectory:
             raise RunDirectoryError(f"--out {self.path} exists already and holds no sweep; choose another directory")
         known = {digest(config): name for name, config in plan.items()}
         shorter = _by_all_but_rounds(plan)
-        names = []
-        for label, config in runs:
-            identity = digest(config)
+        names: list[str] = []
+        asked = [(digest(config), label, config) for label, config in runs]
+        taken = {known[identity] for identity, _, _ in asked if identity in known}
+        for identity, label, config in asked:
             if identity not in known:
                 candidates = shorter.get(_all_but_rounds(config), [])
-                name = next((n for n in candidates if n not in names and plan[n].rounds < config.rounds), "")
+                name = next((n for n in candidates if n not in taken and plan[n].rounds < config.rounds), "")
                 if not name:
                     name = f"{_file_name(label)}_{identity[:8]}"
                     if name in plan:  # it has more rounds since
                         name = f"{_file_name(f'{label} rounds={config.rounds}')}_{identity[:8]}"
                 known[identity] = name
-                plan[known[identity]] = config
+                taken.add(name)
+            plan[known[identity]] = config
             if known[identity] not in names:
                 names.append(known[identity])
         try:
