@@ -63,6 +63,8 @@ def test_a_sweep_is_extended_by_methods_seeds_and_rounds_without_repeating(cli, 
 
     assert cli("sweep", "s", "--grid", "plugin=fedavg", "--seeds", 1, "--quiet").exit_code == 0  # asks for one run
     assert cli("sweep", "s", "--grid", "plugin=fedavg", "--set", "fedprox.mu=0.1").exit_code == 2
+    foreseen = cli("sweep", "s", "--rounds", 2, "--dry-run")
+    assert sorted(foreseen.stdout.split()) == sorted(summaries(tmp_path))
     longer = cli("sweep", "s", "--rounds", 2, "--metric", "ece")
     assert longer.exit_code == 0, longer.stderr
     assert "note: 4 finished runs go on to more rounds" in longer.stderr

@@ -132,10 +132,13 @@ def sweep(
         code = (name for _, config in spec.cells() for name in code_in(config))
         check_code(code, source, allow=allow_code, own=typed_code([*given.values(), *(grid or [])]))
 
+    goes_on = source is not None and source.is_dir()
+    rounds = given.get("rounds") if goes_on else None
     if dry_run:
         from fedcore_study.sweeps.run import plan_sweep
 
-        labels = [label for label, _ in plan_sweep(spec)] if spec else list(SweepDirectory(folder).plan())
+        planned = plan_sweep(spec) if spec else SweepDirectory(folder).plan().items()
+        labels = SweepDirectory(folder).extended(planned, rounds)[1] if goes_on else [label for label, _ in planned]
         output.line("\n".join(labels))
         output.note(f"{len(labels)} runs, none started")
         return
@@ -152,7 +155,7 @@ def sweep(
         result = run_sweep(
             spec,
             folder,
-            rounds=given.get("rounds") if source is not None and source.is_dir() else None,
+            rounds=rounds,
             start=start,
             parallel=parallel,
             listen=display,

@@ -103,36 +103,30 @@ class SweepDirectory:
             raise RunDirectoryError(f"{file} is damaged: {type(error).__name__}: {error}") from None
         return {name: RunConfig.create(values, source=f"{file}, run {name}") for name, values in runs.items()}
 
-    def add(self, spec: str, runs: Iterable[tuple[str, RunConfig]]) -> list[str]:
+    def extended(
+        self, runs: Iterable[tuple[str, RunConfig]], rounds: int | None = None
+    ) -> tuple[dict[str, RunConfig], list[str]]:
+        """Return the plan with more runs, and the names of those that are asked for; as :meth:`add`, writes nothing."""
+        plan = self.plan() if self.is_one(self.path) else {}
+        if not plan and self.path.exists() and (not self.path.is_dir() or any(self._foreign_files())):
+            raise RunDirectoryError(f"--out {self.path} exists already and holds no sweep; choose another directory")
+        names = _extend(plan, runs)
+        if rounds is not None:
+            fewer = [(name, config) for name, config in plan.items() if config.rounds < rounds]
+            names += _extend(plan, [(name, config.model_copy(update={"rounds": rounds})) for name, config in fewer])
+        return plan, list(dict.fromkeys(names))
+
+    def add(self, spec: str, runs: Iterable[tuple[str, RunConfig]], rounds: int | None = None) -> list[str]:
         """Plan runs, and return their names here; one that is planned already keeps its name and place.
 
         It gets the new options without an effect on its results. A planned run that is not among the new ones, and
         differs from one of these in nothing but fewer rounds, gets the rounds of the new one.
 
         :param runs: readable names, from which the folders' names are made, with configurations.
+        :param rounds: everything that was ever planned gets at least so many rounds, and is asked for.
         :raises RunDirectoryError: the folder holds something else, or cannot be written.
         """
-        plan = self.plan() if self.is_one(self.path) else {}
-        if not plan and self.path.exists() and (not self.path.is_dir() or any(self._foreign_files())):
-            raise RunDirectoryError(f"--out {self.path} exists already and holds no sweep; choose another directory")
-        known = {digest(config): name for name, config in plan.items()}
-        shorter = _by_all_but_rounds(plan)
-        names: list[str] = []
-        asked = [(digest(config), label, config) for label, config in runs]
-        taken = {known[identity] for identity, _, _ in asked if identity in known}
-        for identity, label, config in asked:
-            if identity not in known:
-                candidates = shorter.get(_all_but_rounds(config), [])
-                name = next((n for n in candidates if n not in taken and plan[n].rounds < config.rounds), "")
-                if not name:
-                    name = f"{_file_name(label)}_{identity[:8]}"
-                    if name in plan:  # it has more rounds since
-                        name = f"{_file_name(f'{label} rounds={config.rounds}')}_{identity[:8]}"
-                known[identity] = name
-                taken.add(name)
-            plan[known[identity]] = config
-            if known[identity] not in names:
-                names.append(known[identity])
+        plan, names = self.extended(runs, rounds)
         try:
             for folder in ("runs", "logs"):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
@@ -172,6 +166,28 @@ class SweepDirectory:
 
     def _foreign_files(self) -> Iterator[Path]:
         return (path for path in self.path.iterdir() if path.name != ".lock")
+
+
+def _extend(plan: dict[str, RunConfig], runs: Iterable[tuple[str, RunConfig]]) -> list[str]:
+    """Add runs to a plan, as :meth:`SweepDirectory.add` says; returns their names."""
+    known = {digest(config): name for name, config in plan.items()}
+    shorter = _by_all_but_rounds(plan)
+    names: list[str] = []
+    asked = [(digest(config), label, config) for label, config in runs]
+    taken = {known[identity] for identity, _, _ in asked if identity in known}
+    for identity, label, config in asked:
+        if identity not in known:
+            candidates = shorter.get(_all_but_rounds(config), [])
+            name = next((n for n in candidates if n not in taken and plan[n].rounds < config.rounds), "")
+            if not name:
+                name = f"{_file_name(label)}_{identity[:8]}"
+                if name in plan:  # it has more rounds since
+                    name = f"{_file_name(f'{label} rounds={config.rounds}')}_{identity[:8]}"
+            known[identity] = name
+            taken.add(name)
+        plan[known[identity]] = config
+        names.append(known[identity])
+    return list(dict.fromkeys(names))
 
 
 def _by_all_but_rounds(plan: Mapping[str, RunConfig]) -> dict[str, list[str]]:

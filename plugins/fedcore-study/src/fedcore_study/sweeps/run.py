@@ -124,7 +124,8 @@ def run_sweep(
     same clients, cohorts and initial weights.
 
     :param spec: None goes on with everything that was ever planned in ``out``.
-    :param rounds: everything that was ever planned in ``out`` gets at least so many rounds. Finished runs go on.
+    :param rounds: next to ``spec``: everything that was ever planned in ``out`` gets at least so many rounds. Finished
+        runs go on.
     :param parallel: runs side by side; default one per core as far as memory allows, one on a CUDA device.
     :param listen: called with a run's name, an event (``plan``, ``start``, ``round``, an outcome's status), details.
     :param start: starts the processes; default one of its own.
@@ -149,7 +150,7 @@ def run_sweep(
         if spec is None:
             directory.plan()  # there must be one, before a lock file is written
         with directory.lock() as lock:
-            names = _add(directory, spec, planned, rounds)
+            names = list(directory.plan()) if spec is None else directory.add(spec.as_yaml(), planned, rounds)
             configs = directory.plan()
             check_given(objects, {directory.run_directory(name): configs[name] for name in names})
             left = [name for name in names if directory.standing(name, configs[name].rounds) != "finished"]
@@ -188,22 +189,6 @@ def run_sweep(
     found = {outcome.name: outcome for outcome in ran}
     outcomes = [found.get(name) or Outcome(name, "finished") for name in names]
     return SweepResult(directory.path, outcomes, interrupted, objects)
-
-
-def _add(
-    directory: SweepDirectory, spec: SweepSpec | None, planned: list[tuple[str, RunConfig]], rounds: int | None
-) -> list[str]:
-    """Plan runs in a sweep's directory; returns the names of those that were asked for."""
-    names = directory.add(spec.as_yaml(), planned) if spec else list(directory.plan())
-    if rounds is None:
-        return names
-    longer = [
-        (name, config.model_copy(update={"rounds": rounds}))
-        for name, config in directory.plan().items()
-        if config.rounds < rounds
-    ]
-    text = spec.as_yaml() if spec else directory.spec_file.read_text(encoding="utf-8")
-    return list(dict.fromkeys([*names, *directory.add(text, longer)]))
 
 
 def _check_permissions(
