@@ -220,6 +220,8 @@ def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch):
 def test_options_of_a_search_need_it(cli):
     assert "--search is for --optuna" in cli("sweep", "--search", "lr=0.1..1").stderr
     assert "takes no file and no --grid" in cli("sweep", "--optuna", 2, "--grid", "lr=0.1").stderr
+    for submitted in (("--submit", "slurm"), ("--submit-set", "a=1")):
+        assert "trials on this machine" in cli("sweep", "--optuna", 2, "--search", "lr=0.1..1", *submitted).stderr
 
 
 def test_an_interrupt_is_not_a_failed_trial(tmp_path, monkeypatch):

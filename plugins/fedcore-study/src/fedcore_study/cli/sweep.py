@@ -120,6 +120,8 @@ def sweep(
     if trials is not None:
         if source is not None or grid:
             raise ConfigError("--optuna takes no file and no --grid: --search names what is searched")
+        if submit is not None or submitted_with:
+            raise ConfigError("--optuna runs its trials on this machine; leave --submit and --submit-set out")
         from fedcore_study.cli.search import run_search
 
         shown = {"as_json": as_json, "quiet": quiet, "dry_run": dry_run}
