@@ -191,7 +191,11 @@ def test_bare_steps_are_every_step_of_the_cohort(monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["--workload", "W9"], "unknown workload"), (["--workload", "W3", "--plugin", "nope"], "not installed")],
+    [
+        (["--workload", "W9"], "unknown workload"),
+        (["--workload", "W3", "--plugin", "nope"], "not installed"),
+        (["--profile", "--workload", "tiny", "--workload", "W3"], "lists those of: W1, W2, tiny, pfl-cifar10"),
+    ],
 )
 def test_what_does_not_exist_is_said(arguments, said):
     found = CliRunner().invoke(app, ["bench", *arguments])

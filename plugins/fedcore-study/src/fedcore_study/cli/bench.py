@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcore import FedcoreError, UnknownNameError
+from fedcore import ConfigError, FedcoreError, UnknownNameError
 from fedcore.base import output
 from fedcore.cli import options
 
@@ -69,6 +69,9 @@ def bench(
     from fedcore_study.bench import measure, scale, workloads
 
     if by_part:
+        if unfit := [name for name in workload or () if name not in (*workloads.AGAINST_REFERENCE, "all")]:
+            known = ", ".join(workloads.AGAINST_REFERENCE)
+            raise ConfigError(f"--profile has no parts of workload {unfit[0]}; it lists those of: {known}")
         _profile([name for name in wanted if name in workloads.AGAINST_REFERENCE], blocks, rounds, as_json)
         return
     given: dict[str, Any] = {
