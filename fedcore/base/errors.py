@@ -129,12 +129,15 @@ class DivergedError(RoundFailedError):
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean 'x'?`` for the nearest known name. Without one, return the list of the known names."""
+    """Return `` Did you mean 'x'?`` for the nearest known name. Without one, return the list of the known names.
+
+    A name with a comma is quoted in the list.
+    """
     names = sorted(known)
     near = nearest(name, names)
     if near is not None:
         return f" Did you mean {near!r}?"
-    return f" Known: {', '.join(names)}." if names else ""
+    return f" Known: {', '.join(repr(each) if ',' in each else each for each in names)}." if names else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

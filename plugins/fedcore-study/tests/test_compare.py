@@ -165,6 +165,15 @@ class TestComparison:
         assert [formats.title(block) for block in found.blocks] == ["plugins moon", "plugins fedcd"]
         both, _ = join(folders, by=["plugin", "lr"])
         assert [row.label for row in both.blocks[0].rows][:2] == ["moon, lr=0.1", "moon, lr=0.2"]
+        one = make([], 0, [0.2], lr=0.1)
+        (block,) = join([*folders, one], by=["plugin", "lr"])[0].blocks
+        assert (block.baseline, len([row for row in block.rows if row.difference])) == ("fedavg, lr=0.1", 4)
+        found, _ = join([*folders, one, make([], 0, [0.2], lr=0.2)], by=["plugin", "lr"])
+        assert found.blocks[0].baseline is None
+        (note,) = found.notes
+        assert note == "2 rows are of fedavg, so none is the baseline; name it: --baseline 'fedavg, lr=0.1'"
+        with pytest.raises(UnknownNameError, match=r"Known: 'fedavg, lr=0\.1', 'fedcd, lr=0\.1', "):
+            join([*folders, one], by=["plugin", "lr"], baseline="x")
         for wrong in ("seed", "out", "plugni"):
             with pytest.raises(UnknownNameError, match="unknown --by"):
                 join(folders, by=[wrong])

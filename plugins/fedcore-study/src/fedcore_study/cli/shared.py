@@ -29,7 +29,7 @@ By = Annotated[
     ),
 ]
 Baseline = Annotated[
-    str | None, typer.Option(metavar="ROW", help="Row that differences are to; default fedavg where there is one.")
+    str | None, typer.Option(metavar="ROW", help="Row that differences are to; default that of fedavg, if just one is.")
 ]
 Reported = Annotated[
     list[str] | None,

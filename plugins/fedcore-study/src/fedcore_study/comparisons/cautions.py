@@ -48,6 +48,16 @@ def few_seeds(differences: Iterable[Difference | None]) -> str:
     return f"differences over {seeds} say nothing about other seeds, and have no interval; run at least {FEW}"
 
 
+def no_baseline(fedavg: Sequence[str]) -> str:
+    """Return a sentence that asks for the baseline where several rows are of FedAvg; else empty.
+
+    :param fedavg: the labels of these rows.
+    """
+    if len(fedavg) < 2:
+        return ""
+    return f"{len(fedavg)} rows are of fedavg, so none is the baseline; name it: --baseline {fedavg[0]!r}"
+
+
 def other_seeds(rows: Mapping[str, Iterable[int]]) -> str:
     """Return a sentence that names the seeds of the rows; empty where all have the same.
 

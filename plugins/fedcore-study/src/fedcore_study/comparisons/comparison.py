@@ -17,6 +17,7 @@ from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore_study.comparisons.cautions import (
     failed_clients,
     few_seeds,
+    no_baseline,
     other_models,
     other_seeds,
     own_models,
@@ -136,7 +137,7 @@ def compare(
     """Compare runs by seed.
 
     :param by: what makes a row: ``plugin`` and options of a run.
-    :param baseline: label of the row that differences are to; default fedavg where a block has it.
+    :param baseline: label of the row that differences are to; default the row of fedavg where a block has one.
     :param target: accuracy in (0, 1] whose first reaching is counted in rounds and bytes.
     :param round: compare after so many rounds, unfinished runs included; default at the end of finished runs.
     :param by_client: show how the accuracy is spread over the clients, for a protocol that these measure.
@@ -160,7 +161,7 @@ def compare(
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
     check_reported(kept, reported, round)
     made = [
-        _block(group.rows, group.settings, baseline, protocol, target, round, confidence, reported, warn)
+        _block(group.rows, group.settings, fields, baseline, protocol, target, round, confidence, reported, warn)
         for group in groups
     ]
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
@@ -234,6 +235,7 @@ def usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Wa
 def _block(
     rows: Mapping[str, list[RunRecord]],
     shown: dict[str, Json],
+    fields: Sequence[str],
     baseline: str | None,
     protocol: str,
     target: float | None,
@@ -243,9 +245,10 @@ def _block(
     warn: Warn,
 ) -> Block:
     seeds = {label: by_seed(runs) for label, runs in rows.items()}
-    chosen = baseline or BASELINE
-    against = chosen if chosen in seeds else None
-    if baseline and against is None:
+    plain = [label for label in rows if "plugins" in fields and not settings(rows[label][0].config)["plugins"]]
+    against = baseline or (plain[0] if len(plain) == 1 else None)
+    if baseline and baseline not in rows:
+        against = None
         where = ", ".join(f"{name}={value}" for name, value in shown.items())
         warn(f"{where}: no run of the baseline {baseline!r}, hence no differences")
     _check_clients(seeds)
@@ -265,6 +268,7 @@ def _block(
     notes = [
         other_models(rows, against) if against is not None else "",
         failed_clients(rows, round),
+        no_baseline(plain) if baseline is None else "",
         few_seeds(row.difference for row in made),
         other_seeds({row.label: row.accuracy for row in made}),
         restarted_schedules(rows),
