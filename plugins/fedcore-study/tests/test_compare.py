@@ -205,6 +205,13 @@ class TestComparison:
         assert notes == []
         with pytest.raises(ConfigError, match=r"no run is finished; .*: --round 2"):
             join([stopped])
+        longer = make(["moon"], 0, [0.5, 0.6], finished=False, rounds=9)
+        apart, (note,) = join([done, longer], round=2)
+        assert len(apart.blocks) == 2
+        assert note.startswith("runs with other --rounds stand in tables of their own, also after round 2")
+        together, notes = join([done, longer], round=2, by=["plugin", "rounds"])
+        assert ([row.label for row in together.blocks[0].rows], notes) == (["fedavg, rounds=3", "moon, rounds=9"], [])
+        assert together.blocks[0].rows[1].difference.mean == pytest.approx(0.4)
 
     def test_protocols(self, make):
         folders = [make([], 0, [0.1]), make(["fedper"], 0, [0.4], protocol="personal")]

@@ -25,7 +25,7 @@ from fedcore_study.comparisons.cautions import (
 )
 from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
 from fedcore_study.comparisons.findings import findings
-from fedcore_study.comparisons.groups import by_seed, distinct, field, grouped
+from fedcore_study.comparisons.groups import Group, by_seed, distinct, field, grouped
 from fedcore_study.comparisons.records import Evaluation, RunRecord, Warn
 from fedcore_study.comparisons.significance import Ranks, level, ranked
 
@@ -159,6 +159,11 @@ def compare(
     common, groups = grouped(kept, fields)
     if baseline is not None and not any(baseline in group.rows for group in groups):
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
+    if round is not None and _differ_in_rounds_alone(groups):
+        warn(
+            f"runs with other --rounds stand in tables of their own, also after round {round}: a schedule or a method "
+            "can depend on --rounds. To see them in one table: --by plugin --by rounds"
+        )
     check_reported(kept, reported, round)
     made = [
         _block(group.rows, group.settings, fields, baseline, protocol, target, round, confidence, reported, warn)
@@ -167,6 +172,12 @@ def compare(
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
     ranks = _ranks(made, common, confidence)
     return Comparison(protocol, rows_by, round, target, confidence, common, made, by_client, reported, ranks)
+
+
+def _differ_in_rounds_alone(groups: Sequence[Group]) -> bool:
+    """Return whether two groups differ in their number of rounds, and in nothing else."""
+    rest = [key({name: value for name, value in group.settings.items() if name != "rounds"}) for group in groups]
+    return len(set(rest)) < len(rest)
 
 
 def check_reported(runs: Sequence[RunRecord], names: Sequence[str], round: int | None = None) -> None:
