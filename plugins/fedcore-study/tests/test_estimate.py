@@ -25,6 +25,9 @@ def test_seconds_are_reckoned_from_one_round():
     assert total(timed, [base]) == pytest.approx(PROCESS + 1 + 30 + 0.5)
     larger = base.model_copy(update={"local_epochs": 4, "participation": 0.5, "samples": 3000, "eval_every": 4})
     assert total(timed, [larger]) == pytest.approx(PROCESS + 1 + 10 * 3 * 2 * 0.5 * 3 + 3 * 0.5)
+    everything = base.model_copy(update={"samples": None})  # of so many samples as the data set has
+    assert total(timed, [everything]) == total(timed, [base])
+    assert total(Timed(everything, 1.0, 3.0, 0.5), [base]) == total(timed, [base])
     personal = base.model_copy(update={"plugins": {"ditto": {}}})  # evaluates a model for each client, too
     assert total(timed, [personal]) == pytest.approx(PROCESS + 1 + 30 + 0.5 * 6)
     assert total(Timed(personal, 1.0, 3.0, 3.0), [base]) == pytest.approx(PROCESS + 1 + 30 + 0.5)

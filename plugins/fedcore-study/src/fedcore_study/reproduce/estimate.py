@@ -106,14 +106,18 @@ def total(timed: Timed, configs: Iterable[RunConfig]) -> float:
     for config in configs:
         evaluations = -(-config.rounds // config.eval_every)
         seconds += PROCESS + timed.setup
-        seconds += config.rounds * timed.round * _share(config) / _share(timed.config)
+        seconds += config.rounds * timed.round * _share(config, timed.config)
         seconds += evaluations * timed.evaluation * _models(config) / _models(timed.config)
     return seconds
 
 
-def _share(config: RunConfig) -> float:
-    """Return what a round's training is taken to be proportional to."""
-    return config.local_epochs * config.participation * (config.samples or 1)
+def _share(config: RunConfig, other: RunConfig) -> float:
+    """Return how many times as long as another run's a round's training is taken to be.
+
+    Of a run on all samples the number is not known; it is then taken to be the other's.
+    """
+    samples = config.samples / other.samples if config.samples and other.samples else 1
+    return config.local_epochs / other.local_epochs * config.participation / other.participation * samples
 
 
 def _models(config: RunConfig) -> int:
