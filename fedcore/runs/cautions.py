@@ -106,17 +106,27 @@ def version_cautions(config: RunConfig, begun_with: Mapping[str, Any]) -> list[s
     return [f"the run was begun with {'; '.join(changed)}: its results may differ from those of one version"]
 
 
-def schedule_cautions(before: int, config: RunConfig, trained: int) -> list[str]:
-    """Return the cautions about a changed number of rounds on which the learning rate depends.
+def schedule_cautions(before: int, setup: Setup, trained: int) -> list[str]:
+    """Return the cautions about a changed number of rounds on which the learning rate or a method depends.
 
     :param before: the number of rounds before the change.
     :param trained: the number of rounds that the run has trained.
     """
-    if config.lr_schedule != "cosine" or not 0 < trained < config.rounds or before == config.rounds:
+    config = setup.config
+    if not 0 < trained < config.rounds or before == config.rounds:
         return []
+    found = [
+        f"plugin {plugin.name!r} follows the number of rounds, which was {before}: a new run of {config.rounds} rounds "
+        "gives other results"
+        for plugin in setup.plugins
+        if "rounds" in plugin.assumes
+    ]
+    if config.lr_schedule != "cosine":
+        return found
     was, now = config.model_copy(update={"rounds": before}), config
     return [
+        *found,
         f"--lr-schedule cosine follows the number of rounds: from {was.learning_rate(trained - 1):.3g} in round "
         f"{trained} of {before}, the learning rate goes on with {now.learning_rate(trained):.3g} in round "
-        f"{trained + 1} of {now.rounds}; a new run of {now.rounds} rounds gives other results"
+        f"{trained + 1} of {now.rounds}; a new run of {now.rounds} rounds gives other results",
     ]

@@ -240,7 +240,7 @@ class Run:
             state = self.recover(note) or self.initial()
             if "rounds" in self.changed:
                 before, _ = self.changed["rounds"]
-                for caution in schedule_cautions(before, self.config, state.round):
+                for caution in schedule_cautions(before, self.setup, state.round):
                     note(caution)
             with self.started(state, notify, make, on_round) as experiment:
                 if state.phase == "train":

@@ -36,7 +36,7 @@ def notes(tmp_path):
         if changes is None:
             fedcore.run(RunConfig(**{**OPTIONS, **options}, out=tmp_path / "run"), plugins=plugins, notify=notify)
         else:
-            fedcore.resume(tmp_path / "run", changes=changes, notify=notify, allow_code=True)
+            fedcore.resume(tmp_path / "run", plugins=plugins, changes=changes, notify=notify, allow_code=True)
         return found
 
     return begin
@@ -77,6 +77,15 @@ def test_a_cosine_that_restarts(notes):
         "0.01 in round 3 of 4; a new run of 4 rounds gives other results"
     )
     assert notes(changes={"rounds": 4}) == []
+
+
+def test_a_method_that_follows_the_number_of_rounds(notes):
+    class Fading(Own):
+        assumes = ("rounds",)
+
+    notes([Fading])
+    said = "plugin 'fading' follows the number of rounds, which was 2: a new run of 4 rounds gives other results"
+    assert notes(changes={"rounds": 4}, plugins=[Fading]) == [said]
 
 
 def test_a_schedule_that_does_not_look_at_the_number_of_rounds(notes):

@@ -704,13 +704,15 @@ class TestCautions:
         *_, line = csv.DictReader(io.StringIO(formats.as_csv(found)))
         assert bool(line["difference_low"]) == bool(line["difference_high"]) == (seeds >= 3)
 
-    def test_a_cosine_that_restarted_is_named(self, make):
-        found = find_runs([make(p, 0, [0.5] * 2, lr_schedule="cosine") for p in ([], ["moon"])], print)
+    @pytest.mark.parametrize(("plugin", "schedule"), [("moon", "cosine"), ("fedproc", "constant")])
+    def test_a_schedule_that_restarted_is_named(self, make, plugin, schedule):
+        found = find_runs([make(p, 0, [0.5] * 2, lr_schedule=schedule) for p in ([], [plugin])], print)
         changes = {0: [{"round": 1, "workers": [0, 1]}], 1: [{"round": 1, "rounds": [1, 2]}]}
         (note, _) = sorted(
             compare([replace(run, changes=changes[i]) for i, run in enumerate(found)]).notes, reverse=True
         )
-        assert note.startswith("runs that were resumed with another --rounds under --lr-schedule cosine: moon (1). ")
+        said = "runs that were resumed with another --rounds, which their learning rate or method follows"
+        assert note.startswith(f"{said}: {plugin} (1). ")
         unbegun = [{"round": 0, "rounds": [1, 2]}]
         assert len(compare([replace(run, changes=unbegun) for run in found]).notes) == 1
 

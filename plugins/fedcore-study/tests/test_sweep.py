@@ -211,6 +211,24 @@ class TestDirectory:
         assert add(rounds=5) == first
         assert set(add(rounds=5, lr_schedule="cosine")).isdisjoint(add(rounds=6, lr_schedule="cosine"))
 
+    @pytest.mark.parametrize(
+        ("plugin", "follows"),
+        [
+            ({"fedproc": {}}, True),
+            ({"fedproc": {"schedule_rounds": 100}}, False),
+            ({"fedproc": {"alpha": 0.5}}, False),
+            ({"fedeccr": {}}, True),
+            ({"fedcd": {}}, True),
+            ({"moon": {}}, False),
+        ],
+    )
+    def test_more_rounds_of_a_method_that_follows_them_are_a_new_run(self, tmp_path, plugin, follows):
+        directory = SweepDirectory(tmp_path / "s")
+        (three,) = directory.add("", cells(base={"rounds": 3, "plugins": plugin}))
+        (four,) = directory.add("", cells(base={"rounds": 4, "plugins": plugin}))
+        rounds = {name: config.rounds for name, config in directory.plan().items()}
+        assert rounds == ({three: 3, four: 4} if follows else {three: 4})
+
     def test_a_run_that_is_asked_for_keeps_its_rounds(self, tmp_path):
         directory = SweepDirectory(tmp_path / "s")
         (five,) = directory.add("", cells(base={"rounds": 5}))

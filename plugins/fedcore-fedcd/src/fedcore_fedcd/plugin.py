@@ -107,6 +107,7 @@ class FedCD(Plugin[FedCDOptions]):
     """
 
     reads = ("global",)
+    assumes = ("rounds",)
     scales_task = True
 
     def __init__(self, options: FedCDOptions) -> None:

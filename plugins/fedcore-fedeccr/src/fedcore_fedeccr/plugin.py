@@ -43,6 +43,7 @@ class FedECCR(Plugin[FedECCROptions]):
     means (``prototype_weights``).
     """
 
+    assumes = ("rounds",)
     scales_task = True
 
     def __init__(self, options: FedECCROptions) -> None:

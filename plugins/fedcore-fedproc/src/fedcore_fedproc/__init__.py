@@ -80,6 +80,10 @@ class FedProc(Plugin[FedProcOptions]):
     neutral = {"alpha": 0.0, "projection": False}
     scales_task = True
 
+    def __init__(self, options: FedProcOptions) -> None:
+        super().__init__(options)
+        self.assumes = ("rounds",) if options.alpha is None and options.schedule_rounds is None else ()
+
     @hookimpl
     def configure_model(self, model: SplitModel) -> None:
         """Scale z to unit length if ``normalize`` is set."""

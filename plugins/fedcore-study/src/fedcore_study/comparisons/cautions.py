@@ -11,6 +11,7 @@ from fedcore.runs.records import errors, first_reason, lost
 from fedcore_study.comparisons.figures import FEW, Difference
 from fedcore_study.comparisons.model_size import ModelSize
 from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.schedules import follows_rounds
 from fedcore_study.words import counted
 
 OWN = tuple(name for name, protocol in PROTOCOLS.items() if protocol.own_model and name not in UNSEEN)
@@ -96,17 +97,17 @@ def in_a_round(failed: int, selected: int, rounds: int) -> str:
 
 
 def restarted_schedules(rows: Mapping[str, Sequence[RunRecord]]) -> str:
-    """Return a sentence that counts the runs whose learning rate's schedule restarted; empty where none did.
+    """Return a sentence that counts the runs whose schedule restarted; empty where none did.
 
-    That is so after ``resume --rounds`` under a schedule that follows the number of rounds.
+    That is so after ``resume --rounds`` where the learning rate or a method follows the number of rounds.
     """
     found = {label: sum(map(_restarted, runs)) for label, runs in rows.items()}
     said = ", ".join(f"{label} ({number})" for label, number in found.items() if number)
     if not said:
         return ""
     return (
-        f"runs that were resumed with another --rounds under --lr-schedule cosine: {said}. Their learning rate "
-        "restarted, as in no run of so many rounds from the start"
+        f"runs that were resumed with another --rounds, which their learning rate or method follows: {said}. A run of "
+        "so many rounds from the start gives other results"
     )
 
 
@@ -126,7 +127,7 @@ def own_models(rows: Mapping[str, Sequence[RunRecord]], protocol: str) -> list[s
 
 def _restarted(run: RunRecord) -> bool:
     changed = [change for change in run.changes if "rounds" in change and change["rounds"][0] != change["rounds"][1]]
-    return run.config.lr_schedule == "cosine" and any(change.get("round") for change in changed)
+    return any(change.get("round") for change in changed) and follows_rounds(run.config)
 
 
 def _common(runs: Iterable[RunRecord]) -> ModelSize | None:

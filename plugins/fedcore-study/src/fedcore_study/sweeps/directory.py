@@ -18,6 +18,7 @@ from fedcore import FedcoreError, RunConfig, RunDirectoryError
 from fedcore.base.files import parse_json, refuse_links, write_json, write_text
 from fedcore.base.identity import digest
 from fedcore.runs.saved import SavedConfig
+from fedcore_study.schedules import follows_rounds
 
 Standing = Literal["finished", "stopped", "waiting"]
 
@@ -120,7 +121,8 @@ class SweepDirectory:
         """Plan runs, and return their names here; one that is planned already keeps its name and place.
 
         It gets the new options without an effect on its results. A planned run that is not among the new ones, and
-        differs from one of these in nothing but fewer rounds, gets the rounds of the new one.
+        differs from one of these in nothing but fewer rounds, gets the rounds of the new one. If its training
+        follows the number of rounds, the new one is a run of its own.
 
         :param runs: readable names, from which the folders' names are made, with configurations.
         :param rounds: everything that was ever planned gets at least so many rounds, and is asked for.
@@ -179,7 +181,7 @@ def _extend(plan: dict[str, RunConfig], runs: Iterable[tuple[str, RunConfig]]) -
         if identity not in known:
             candidates = shorter.get(_all_but_rounds(config), [])
             name = next((n for n in candidates if n not in taken and plan[n].rounds < config.rounds), "")
-            if not name:
+            if not name or follows_rounds(config):
                 name = f"{_file_name(label)}_{identity[:8]}"
                 if name in plan:  # it has more rounds since
                     name = f"{_file_name(f'{label} rounds={config.rounds}')}_{identity[:8]}"
@@ -191,11 +193,10 @@ def _extend(plan: dict[str, RunConfig], runs: Iterable[tuple[str, RunConfig]]) -
 
 
 def _by_all_but_rounds(plan: Mapping[str, RunConfig]) -> dict[str, list[str]]:
-    """Return the names of the runs that more rounds can be added to, by what else makes a run, the longest first."""
+    """Return the names of the runs by what makes a run except its rounds, the longest first."""
     found: dict[str, list[str]] = {}
     for name, config in sorted(plan.items(), key=lambda item: -item[1].rounds):
-        if config.lr_schedule != "cosine":  # it follows the number of rounds: a run from the start gives other results
-            found.setdefault(_all_but_rounds(config), []).append(name)
+        found.setdefault(_all_but_rounds(config), []).append(name)
     return found
 
 
