@@ -460,6 +460,22 @@ def adds_up(self, updates):
     return {name: sum(update.model[name] for update in updates) for name in updates[0].model}
 
 
+def divides_by_all(self, server, updates):
+    return {name: tensor / server.num_clients for name, tensor in adds_up(self, updates).items()}
+
+
+def sends_counts(self, client):
+    return {"counts": client.class_counts}
+
+
+def empties_rows(self, updates):
+    """Averages each row over the samples of its class: the row of a class without samples becomes 0."""
+    counts = torch.stack([update.payload["counts"] for update in updates])
+    shares = counts / counts.sum(dim=0).clamp(min=1)
+    sent = {name: torch.stack([update.model[name] for update in updates]) for name in updates[0].model}
+    return {name: torch.einsum("kc,kc...->c...", shares, stack) for name, stack in sent.items()}
+
+
 def takes_the_first(self, updates):
     return dict(updates[0].model)
 
@@ -496,7 +512,7 @@ class AveragesZeros(Plugin):
     def accumulate(self, server, update):
         means = update.payload.pop("means")
         server.state["sum"] = server.state.get("sum", torch.zeros_like(means)) + means
-        held = (means != 0).any(dim=1).to(means.dtype)
+        held = (means.reshape(len(means), -1) != 0).any(dim=1).to(means.dtype)
         server.state["held"] = server.state.get("held", torch.zeros_like(held)) + held
 
     @hookimpl
@@ -505,6 +521,22 @@ class AveragesZeros(Plugin):
 
     def means(self, server):
         return server.state["sum"] / server.num_clients
+
+
+class AveragesZerosAmongNumbers(AveragesZeros):
+    """The same with a number for each class."""
+
+    @hookimpl
+    def end_local(self, client):
+        return {"means": super().end_local(client)["means"].norm(dim=1)}
+
+
+class AveragesShares(AveragesZeros):
+    """The share of a class among a client's samples is 0 where the client lacks it."""
+
+    @hookimpl
+    def end_local(self, client):
+        return {"means": client.class_counts / client.n}
 
 
 class AveragesHolders(AveragesZeros):
@@ -691,6 +723,8 @@ DEFECTS = [
     ("runs_beside_another_plugin", broken(end_local=clears_everybodys_notes), "client.scratch of another plugin"),
     ("a_second_pass_changes_nothing", broken(local_loss=counts_in_a_term), "the model differs"),
     ("mean_of_equal_updates_is_that_update", broken(aggregate=adds_up, **OWNS), "classifier"),
+    ("mean_of_equal_updates_is_that_update", broken(aggregate=divides_by_all, **OWNS), "classifier"),
+    ("mean_of_equal_updates_is_that_update", broken(end_local=sends_counts, aggregate=empties_rows, **OWNS), "class"),
     ("order_of_clients_does_not_matter", broken(aggregate=takes_the_first, **OWNS), "classifier"),
     ("works_with_one_client", broken(begin_round=pairs_clients), "nobody to pair with"),
     ("works_with_a_client_of_one_sample", broken(end_local=divides_by_one_less), "ZeroDivisionError"),
@@ -707,6 +741,7 @@ DEFECTS = [
     ("works_beside_personal_parameters", broken(gradients=halves_what_travels), "was never trained"),
     ("works_beside_personal_parameters", broken(gradients=pairs_gradients_with_what_travels), "argument 2 is shorter"),
     ("absent_classes_are_not_averaged_as_zeros", AveragesZeros, "divided by the number of clients"),
+    ("absent_classes_are_not_averaged_as_zeros", AveragesZerosAmongNumbers, "divided by the number of clients"),
 ]  # fmt: skip
 
 
@@ -738,6 +773,8 @@ def test_every_quick_check_has_a_planted_defect():
 
 def test_the_same_done_well_passes():
     CHECKS["check_absent_classes_are_not_averaged_as_zeros"].function(AveragesHolders)
+    with pytest.raises(NotApplicable, match="no statistics by class"):
+        CHECKS["check_absent_classes_are_not_averaged_as_zeros"].function(AveragesShares)
     CHECKS["check_encoding_saves_bytes"].function(Encodes)
     CHECKS["check_works_with_stale_updates"].function(IsAsLateAsItShould)
     for name in ("loss_terms_are_scalars_that_train", "keeps_nothing_on_self", "never_waits_for_the_device"):

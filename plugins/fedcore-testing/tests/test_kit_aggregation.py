@@ -198,7 +198,7 @@ class UndeclaredMomentum(Plugin):
 
 
 def test_the_servers_state_acts_from_the_second_round_on():
-    with pytest.raises(CheckFailed, match="three clients sent the same model, but the global one differs"):
+    with pytest.raises(CheckFailed, match="the clients sent the same model, but the global one differs"):
         check("mean_of_equal_updates_is_that_update", UndeclaredMomentum)
 
 

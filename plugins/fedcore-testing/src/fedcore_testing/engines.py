@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from torch import Tensor
-
 from fedcore import ClientUpdate, Tensors
 from fedcore.base.tensors import clone, flatten
 from fedcore.client.messages import ClientSite, ClientTask, Pair, SharedPayload
@@ -44,20 +42,22 @@ class Listening(InProcessEngine):
 
 
 class Echoing(InProcessEngine):
-    """Replaces every update of a round with the first one's.
+    """Replaces every update of a round with the first one's."""
 
-    :ivar sent: the model in the first update of the last round, by name.
-    """
-
-    sent: dict[str, Tensor]
+    def __init__(self, site: ClientSite) -> None:
+        super().__init__(site)
+        self.rounds: list[tuple[Tensors, Tensors]] = []
+        """The model that went to the clients and the one in their updates, by name, round by round."""
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
         """Run tasks and replace the updates after the first."""
         first: ClientUpdate | None = None
         for task, outcome in super().run(tasks, window=window):
             if isinstance(outcome, ClientUpdate):
-                first = first or _copy(outcome)
-                self.sent = self._runtime.setup.uploads.split(clone(first.model))
+                if first is None:
+                    first = _copy(outcome)
+                    sent = self._runtime.setup.uploads.split(clone(first.model))
+                    self.rounds.append((self._shared[task.shared or ""].model, sent))
                 outcome = _with_contents(outcome, first)
             yield task, outcome
 

@@ -60,6 +60,13 @@ def halves(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[I
     return [assigned[client % 2][client // 2] for client in range(num_clients)]
 
 
+def without_last(labels: IntArray, num_clients: int, **_: Any) -> list[IntArray]:
+    """Give every client the same number of samples of every class but the last, which no client has."""
+    order = np.argsort(labels, kind="stable")
+    order = order[labels[order] < labels.max()]
+    return [order[client::num_clients][: len(order) // num_clients] for client in range(num_clients)]
+
+
 def one_sample(labels: IntArray, num_clients: int, **_: Any) -> list[IntArray]:
     """Give client 0 one sample and share the others."""
     return [np.arange(1), *np.array_split(np.arange(1, len(labels)), num_clients - 1)]
