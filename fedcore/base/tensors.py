@@ -73,6 +73,7 @@ def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Seque
     :param expected: name -> shape and dtype. The dtype None stands for any real floating-point dtype.
     :raises ValueError: names the tensor, its form and the expected form. Raised in ``accumulate``, or in the ``check``
         of ``server.ask``, it rejects that client.
+    :raises TypeError: ``expected`` holds something else than pairs of a shape and a dtype.
 
     >>> check_tensors({"known": torch.tensor(True)}, {"known": ((3,), torch.bool)})
     Traceback (most recent call last):
@@ -81,7 +82,12 @@ def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Seque
     for name in sorted({*sent, *expected}):
         if name not in sent or name not in expected:
             raise ValueError(f"{name!r} is {'missing' if name in expected else 'not expected'}")
-        tensor, (shape, dtype) = sent[name], expected[name]
+        tensor, pair = sent[name], expected[name]
+        if not (len(pair) == 2 and isinstance(pair[0], Sequence) and isinstance(pair[1], torch.dtype | None)):
+            raise TypeError(
+                f"expected[{name!r}] is {pair}; give a shape and a dtype, such as ((10,), torch.int64) or ((10,), None)"
+            )
+        shape, dtype = pair
         fits = tensor.is_floating_point() if dtype is None else tensor.dtype == dtype
         if tensor.shape != torch.Size(shape) or not fits:
             raise ValueError(

@@ -30,13 +30,19 @@ class Setup:
     """The set-up of a run on one side, server or client."""
 
     config: RunConfig
+    """The run's configuration."""
     plugins: PluginSet
+    """All plugins of the run; ``plugins.implementers("gradients")`` lists those that implement a hook."""
     model: SplitModel
+    """The initial model, as all plugins configured it."""
     task: ModelTask
+    """The number of classes, the shape of an input and the seed."""
     layout: Layout
+    """The model's names, in ``layout.shared``, ``personal``, ``fixed``, ``trainable`` and ``buffers``."""
     breaks: dict[int, list[str]]
     """Epoch -> the plugins that exchange at its start, in user order."""
     public: PublicSamples | None = None
+    """The public samples of ``--public``; None without this option."""
 
     @classmethod
     def build(cls, config: RunConfig, dataset: Dataset, plugins: PluginSet | None = None) -> Setup:

@@ -55,6 +55,13 @@ def test_bytes_and_digests():
     )
 
 
+@pytest.mark.parametrize("expected", [(10,), (10, 16), ((10,), 16), (10, torch.int64)])
+def test_a_form_is_a_shape_and_a_dtype(expected):
+    """No ValueError, which would blame and reject the client."""
+    with pytest.raises(TypeError, match=r"expected\['counts'\] is .*; give a shape and a dtype, such as"):
+        tensors.check_tensors({"counts": torch.ones(10)}, {"counts": expected})
+
+
 def test_only_what_is_trained_may_be_sent():
     model = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
     tensors.check_changes({"w": torch.ones(2, 3)}, model, ["w", "b"])
