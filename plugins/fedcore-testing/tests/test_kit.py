@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -121,6 +122,21 @@ class SharesAClassAttribute(Plugin):
     @hookimpl
     def end_local(self, client):
         self.seen[client.id] = client.n
+
+
+class SharesACache(Plugin):
+    """The same list for a client in every run of the process."""
+
+    @staticmethod
+    @functools.lru_cache
+    def seen(client):
+        return []
+
+    @hookimpl
+    def local_loss(self, step):
+        seen = self.seen(step.client.id)
+        seen.append(step.x)
+        return Loss(step.features.square().mean(), weight=0.001 * len(seen))
 
 
 LOG = []
@@ -665,6 +681,7 @@ DEFECTS = [
     ("keeps_nothing_on_self", CachesOnSelf, "begin_local changes self.cache"),
     ("keeps_nothing_on_self", ConstantOnSelf, "finds a Tensor in self.margin"),
     ("shares_nothing_between_processes", SharesAClassAttribute, "SharesAClassAttribute.seen"),
+    ("shares_nothing_between_processes", SharesACache, "the cache of SharesACache.seen changed"),
     ("shares_nothing_between_processes", broken(begin_local=logs_to_the_module), "LOG"),
     ("shares_nothing_between_processes", broken(begin_local=in_a_closure()), "notes in the closure"),
     ("edits_nothing_in_place", broken(local_loss=edits_the_batch), "local_loss edits step.x"),
@@ -718,6 +735,7 @@ DEFECTS = [
     ("trains", broken(begin_local=raises_in_round_1), "begin_local (round 2"),
     ("trains_with_batch_norm", broken(begin_local=raises_in_round_1), "begin_local (round 2"),
     ("same_seed_gives_the_same_bits", broken(local_loss=draws_from_the_system), "run twice with the same seed"),
+    ("same_seed_gives_the_same_bits", SharesACache, "in a cache, a class or a module the next run finds it"),
     ("neutral_options_are_fedavg", broken(Options=Strength, neutral={"mu": 0}, local_loss=pulls_a_bit_more), "FedAvg"),
     ("resumes_to_the_same_bits", RemembersByObject, "server.state differs"),
     ("runs_beside_another_plugin", broken(end_local=clears_everybodys_notes), "client.scratch of another plugin"),

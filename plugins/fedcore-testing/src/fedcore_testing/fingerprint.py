@@ -75,13 +75,19 @@ def global_settings() -> dict[str, Any]:
 
 
 def shared_places(cls: type) -> dict[str, Any]:
-    """Return the fingerprints, by name, of what outlives a plugin's objects: its classes, modules and closures."""
+    """Return the fingerprints, by name, of what outlives a plugin's objects: its classes, modules and closures.
+
+    A cached method counts its calls. Cached functions of a module are left out: they hold constants.
+    """
     found: dict[str, Any] = {}
     for owner in cls.__mro__:
         if owner in (object, Generic) or owner.__module__.partition(".")[0] == "fedcore":
             continue
         for name, value in vars(owner).items():
-            if isinstance(value, FunctionType):
+            cached = getattr(getattr(value, "__func__", value), "cache_info", None)
+            if cached is not None:
+                found[f"the cache of {owner.__name__}.{name}"] = cached()
+            elif isinstance(value, FunctionType):
                 found.update(_closure(f"{owner.__name__}.{name}", value))
             elif not name.startswith("__"):
                 found[f"{owner.__name__}.{name}"] = fingerprint(value)

@@ -43,7 +43,10 @@ def check_keeps_nothing_on_self(trial: Trial) -> None:
     _require(trial, Rule.SELF)
 
 
-@check("keep it in client.state or server.state, and send it with end_local and broadcast.")
+@check(
+    "keep it in client.state or server.state, and send it with end_local and broadcast; a cache of constants belongs "
+    "to a function outside the class."
+)
 def check_shares_nothing_between_processes(trial: Trial) -> None:
     """Class, module and closures hold nothing that changes: server and clients are different processes."""
     assert not trial.watched.moved, f"{', '.join(trial.watched.moved[:3])} changed during a run"

@@ -51,7 +51,10 @@ def check_trains(trial: Trial) -> None:
     _finished(trial.usual)
 
 
-@check("draw from client.generator, server.generator, step.random or task.random, never from a global generator.")
+@check(
+    "draw from client.generator, server.generator, step.random or task.random, never from a global generator; keep "
+    "what lasts in client.state or server.state: in a cache, a class or a module the next run finds it."
+)
 def check_same_seed_gives_the_same_bits(trial: Trial) -> None:
     """A second run with the same seed gives the same bits, and global random state does not change."""
     usual = trial.usual
