@@ -51,6 +51,14 @@ class ListsThem(Personal):
         server.state["norms"] = [*server.state.get("norms", []), float(update.payload["centre"].norm())]
 
 
+class KeepsThemByPlace(Personal):
+    """The place of a client in this round's cohort instead of its id: another client has it in the next round."""
+
+    @hookimpl
+    def accumulate(self, server, update):
+        server.state[f"centre {server.cohort.index(update.client)}"] = update.payload["centre"]
+
+
 class AddsThemUp(Personal):
     """Done well."""
 
@@ -83,6 +91,7 @@ class GivesTheFirstsClassifier(Plugin):
     [
         (KeepsTheLast, "server.state['keepsthelast']['centre'] differs"),
         (ListsThem, "server.state['liststhem']['norms'][0] differs"),
+        (KeepsThemByPlace, "server.state['keepsthembyplace']['centre 0'] differs"),
         (GivesTheFirstsClassifier, "the model differs in"),
     ],
 )

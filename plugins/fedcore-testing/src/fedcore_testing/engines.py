@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
@@ -12,6 +12,7 @@ from fedcore.base.tensors import clone, flatten
 from fedcore.client.messages import ClientSite, ClientTask, Pair, SharedPayload
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.server import cohort
+from fedcore.server.scope import Round
 
 
 class Listening(InProcessEngine):
@@ -64,9 +65,16 @@ class Echoing(InProcessEngine):
 
 @contextmanager
 def last_client_first() -> Iterator[None]:
-    """Let servers in this process take clients in the reverse order, in a block."""
-    usual = cohort.dispatch_order
-    with patch.object(cohort, "dispatch_order", lambda current: usual(current)[::-1]):
+    """Let servers in this process take clients in the reverse order, also in ``server.cohort``, in a block."""
+    usual, select = cohort.dispatch_order, Round.select
+
+    def reversed_select(scope: Round, clients: Mapping[int, int | None]) -> None:
+        select(scope, dict([*clients.items()][::-1]))
+
+    with (
+        patch.object(cohort, "dispatch_order", lambda current: usual(current)[::-1]),
+        patch.object(Round, "select", reversed_select),
+    ):
         yield
 
 

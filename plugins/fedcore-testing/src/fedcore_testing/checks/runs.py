@@ -183,7 +183,7 @@ def check_encoding_saves_bytes(trial: Trial) -> None:
 
 @check("let sums and means not depend on which update comes first; keep what is of one client under its id.")
 def check_order_of_clients_does_not_matter(trial: Trial) -> None:
-    """Another order of the updates gives the same model and states, up to rounding."""
+    """Another order of the updates and of ``server.cohort`` gives the same model and states, up to rounding."""
     if not any(map(trial.plugin.implements, SEES_UPDATES)):
         raise NotApplicable("no hook of the server sees updates")
     options = {**EVEN, "clients": 5}  # of three, two are nearest to each other: a tie that only the order can break
