@@ -18,7 +18,7 @@ from fedcore.base.identity import short_name
 from fedcore.base.registry import call, resolve
 from fedcore.data.dataset import Dataset
 from fedcore.data.images import ResidentSamples, Split, assemble
-from fedcore.data.samples import TensorSamples
+from fedcore.data.samples import TensorSamples, check_labels
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -37,7 +37,7 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
     for the default, and returns a :class:`~fedcore.data.Dataset` or what :func:`as_dataset` makes one of.
 
     :raises UnknownNameError: no installed package provides the name.
-    :raises DataError: files are missing or damaged, or the loader returned something else.
+    :raises DataError: files are missing or damaged, or the loader returned something that is not usable.
     """
     if spec.startswith("npz:"):
         return npz(Path(spec.removeprefix("npz:")).expanduser())
@@ -46,7 +46,7 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
     try:
         return as_dataset(found, short_name(spec))
     except DataError as error:
-        raise DataError(f"dataset {spec!r} returned something else: {error}") from error
+        raise DataError(f"dataset {spec!r} is not usable: {error}") from error
 
 
 def default_data_dir() -> Path:
@@ -89,7 +89,7 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
     :raises DataError: ``given`` has another form, or its shapes, types or labels do not fit.
     """
     if isinstance(given, Dataset):
-        return given
+        return _checked(given)
     if isinstance(given, Mapping):
         missing = [key for key in KEYS if key not in given]
         if missing:
@@ -103,7 +103,7 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
             raise DataError(f"dataset is two arrays; expected four, ({', '.join(KEYS)}): docs/your-data.md")
         names = getattr(given[0], "classes", None)
         train, test = map(_stacked, given)
-        return _of_tensors(name, train, test, tuple(map(str, names)) if names else None)
+        return _checked(_of_tensors(name, train, test, tuple(map(str, names)) if names else None))
     raise DataError(
         f"dataset is a {type(given).__name__}; expected a fedcore.data.Dataset, arrays or tensors ({', '.join(KEYS)}), "
         "a mapping with these keys, or a pair (train, test) of torch's data sets"
@@ -248,6 +248,33 @@ def labels_of(y: Array, count: int, where: str) -> Tensor:
         f"{where}: labels must be integers of shape ({count},), one for each sample, "
         f"not {y.dtype} of shape {y.shape}{hint}"
     )
+
+
+def _checked(dataset: Dataset) -> Dataset:
+    """Return a data set whose parts fit each other.
+
+    :raises DataError: names the part, and what it should be.
+    """
+    classes = dataset.num_classes
+    for part, samples in (("training", dataset.train), ("test", dataset.test)):
+        check_labels(samples.labels, len(samples))
+        outside = samples.labels[(samples.labels < 0) | (samples.labels >= classes)]
+        if len(outside):
+            raise DataError(
+                f"dataset: {len(outside)} of {len(samples)} {part} samples have labels outside of 0..{classes - 1}, "
+                f"such as {int(outside[0])}; num_classes is {classes}. Leave out samples without a class, and number "
+                "the classes from 0"
+            )
+    domains = dataset.domains
+    for name, values, count in (
+        ("class_names", dataset.class_names, classes),
+        ("sources", dataset.sources, len(dataset.train)),
+        ("domains.train", domains.train if domains else None, len(dataset.train)),
+        ("domains.test", domains.test if domains else None, len(dataset.test)),
+    ):
+        if values is not None and len(values) != count:
+            raise DataError(f"dataset: {name} has {len(values)} entries, expected {count}")
+    return dataset
 
 
 def _check_classes(train: Tensor, test: Tensor, where: str) -> None:

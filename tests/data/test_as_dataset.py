@@ -78,6 +78,12 @@ def pairs(*labels):
     return [(torch.zeros(2), label) for label in labels]
 
 
+def named(*names):
+    part = TensorDataset(torch.zeros(12, 2), torch.from_numpy(LABELS))
+    part.classes = names
+    return part
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -103,6 +109,7 @@ def pairs(*labels):
         ((pairs(0.5), pairs(0.5)), "not float64 of shape"),
         ((pairs([1, 2], [1]), pairs(0)), "y one whole number"),
         (([1, 2, 3], [4]), "It must give pairs"),
+        ((named("a", "b"), pairs(0, 1, 2)), "class_names has 2 entries, expected 3"),
     ],
 )
 def test_what_does_not_fit_is_named(given, message):

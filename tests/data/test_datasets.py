@@ -1,11 +1,13 @@
 """Data sets by name, and the digits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from fedcore.base.errors import DataError, UnknownNameError
-from fedcore.data import load_dataset, loading
+from fedcore.data import Dataset, Domains, TensorSamples, load_dataset, loading
 
 RNG = np.random.default_rng(0)
 
@@ -31,7 +33,28 @@ def test_unknown_and_broken_loaders(monkeypatch):
     with pytest.raises(UnknownNameError, match="cifar10"):
         load_dataset("cifar-10")
     monkeypatch.setattr(loading, "resolve", lambda kind, name: lambda data_dir: None)
-    with pytest.raises(DataError, match="'mine' returned something else: dataset is a NoneType; expected a fedcore"):
+    with pytest.raises(DataError, match="'mine' is not usable: dataset is a NoneType; expected a fedcore"):
+        load_dataset("mine")
+
+
+def of(labels, **parts):
+    samples = TensorSamples(torch.zeros(len(labels), 2), torch.tensor(labels))
+    return Dataset("mine", samples, samples, 3, (2,), **parts)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (of([0, 1, -100, -100, 2]), r"2 of 5 training samples have labels outside of 0..2, such as -100"),
+        (replace(of([0, 1, 2]), test=of([1, 3]).test), r"1 of 2 test samples have labels outside of 0..2, such as 3"),
+        (of([0, 1, 2], class_names=("a", "b")), "class_names has 2 entries, expected 3"),
+        (of([0, 1, 2, 2], sources=torch.zeros(3)), "sources has 3 entries, expected 4"),
+        (of([0, 1], domains=Domains(("p",), torch.zeros(2), torch.zeros(3))), "domains.test has 3 entries, expected 2"),
+    ],
+)
+def test_parts_that_do_not_fit_each_other_are_refused(monkeypatch, dataset, message):
+    monkeypatch.setattr(loading, "resolve", lambda kind, name: lambda data_dir: dataset)
+    with pytest.raises(DataError, match=f"'mine' is not usable: dataset: {message}"):
         load_dataset("mine")
 
 

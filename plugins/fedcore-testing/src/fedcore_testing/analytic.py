@@ -99,7 +99,7 @@ def analytic_federation(
 
     def dataset(data_dir: Path | None = None) -> Dataset:
         images = torch.from_numpy(points).view(len(points), 1, 1, -1)
-        samples = ResidentSamples(images, torch.arange(len(points)) % 2, [0.0], [1.0])
+        samples = ResidentSamples(images, torch.arange(len(points)) % min(2, len(origin)), [0.0], [1.0])
         return Dataset("by-hand", samples, samples, num_classes=len(origin), input_shape=tuple(images.shape[1:]))
 
     def partition(labels: IntArray, num_clients: int, **_: Any) -> list[IntArray]:
