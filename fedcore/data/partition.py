@@ -221,7 +221,10 @@ def problem_with(train: IndexLists, test: IndexLists, size: int, *, shared: bool
     ordered = np.concatenate([train.positions.numpy(), test.positions.numpy()])
     ordered.sort()  # in place: torch's sort takes four times the memory
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    return f"sample {int(twice[0])} is used more than once" if len(twice) else None
+    if not len(twice):
+        return None
+    owners = [str(k) for k in range(len(train)) if twice[0] in train[k] or twice[0] in test[k]]
+    return f"sample {twice[0]} is used more than once, by client {' and '.join(owners)}"
 
 
 def labels_sha256(dataset: Dataset) -> str:

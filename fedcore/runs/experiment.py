@@ -27,6 +27,7 @@ from fedcore.runs.given import (
     ModelObject,
     PartitionObject,
     PluginObjects,
+    count_of,
     name_objects,
     objects_again,
 )
@@ -85,8 +86,8 @@ def run(
     :param dataset: a :class:`~fedcore.data.Dataset` or its loader, arrays or tensors (x_train, y_train, x_test,
         y_test), or a pair (train, test) of torch's data sets.
     :param partition: a name, a partitioner, a list with one array of positions in the training set per client, or a
-        :class:`Partition`. In a :meth:`Partition.declared` partition the clients hold their own data; ``engine`` has to
-        reach them.
+        :class:`Partition`. Lists and a :class:`Partition` give the number of clients, which need not be given. In a
+        :meth:`Partition.declared` partition the clients hold their own data; ``engine`` has to reach them.
     :param engine: a name, or a function that makes an engine.
     :param metrics: names or classes (:class:`fedcore.Metric`) of what an evaluation measures next to accuracy and loss.
     :param progress: show the progress: in a notebook below the cell, in a terminal as the command does, elsewhere as a
@@ -110,8 +111,8 @@ def run(
     if isinstance(engine, str):
         options["engine"], engine = engine, None
     config = RunConfig() if config is None else config
-    if preset is not None or options:
-        known = {} if preset is None else preset_options(preset)
+    known = {**count_of(partition), **({} if preset is None else preset_options(preset))}
+    if known or options:
         config = RunConfig.create({**known, **config.model_dump(exclude_unset=True), **options})
     config, given = name_objects(config, model, plugins, dataset, metrics, partition)
     made = partition if isinstance(partition, Partition) else None

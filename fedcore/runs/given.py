@@ -19,6 +19,7 @@ from fedcore.base.identity import full_name, short_name
 from fedcore.base.metrics import Metric
 from fedcore.base.objects import Key, import_name, object_name
 from fedcore.data import Dataset, IndexLists, IntArray, Partition, as_dataset
+from fedcore.data.partition import problem_with
 from fedcore.hooks.plugin import BUILTIN, Plugin
 from fedcore.runs.directory import RunDirectory
 
@@ -79,10 +80,26 @@ def name_objects(
     return config.model_copy(update=values), _usable(found)
 
 
+def count_of(partition: PartitionObject | None) -> dict[str, int]:
+    """Return ``clients``, the option, as a partition or lists of a program say it; empty without them."""
+    if isinstance(partition, Partition):
+        return {"clients": partition.num_clients}
+    return {"clients": len(partition)} if isinstance(partition, (list, tuple)) else {}
+
+
 def _given(
     lists: Sequence[Any], labels: IntArray, num_clients: int, *, dataset: Dataset, rows: IntArray, **_: Any
 ) -> Sequence[Any]:
-    """Return lists of positions in the training set as positions in ``rows``: the partitioner of a program's lists."""
+    """Return lists of positions in the training set as positions in ``rows``: the partitioner of a program's lists.
+
+    :raises ConfigError: the lists are no partition of the run's samples among its clients.
+    """
+    count = len(lists)
+    if count != num_clients:
+        raise ConfigError(f"the partition has {count} lists, but clients is {num_clients}; write clients={count}")
+    problem = problem_with(IndexLists.of(lists), IndexLists.empty(count), len(dataset.train))
+    if problem:
+        raise ConfigError(f"the partition has a list per client, but {problem}")
     if len(rows) == len(dataset.train):
         return lists
     found = []

@@ -303,6 +303,8 @@ def test_a_partition_of_the_program(tmp_path, as_what):
     made = make_partition(dataset, RunConfig(partition="iid", clients=2, seed=3))
     given = {"function": in_halves, "lists": lists, "partition": made}[as_what]
     options = {**SMALL, "samples": None, "workers": 0}
+    if as_what != "function":
+        del options["clients"]
     result = fedcore.run(partition=given, **options, out=tmp_path / "run")
     parts = [part.tolist() for part in partition_of(result).train]
     assert parts == ([part.tolist() for part in made.train] if as_what == "partition" else [*map(list, lists)])
@@ -322,7 +324,10 @@ def test_a_partition_of_the_program(tmp_path, as_what):
         ({0: [1]}, {}, "partition is a dict; give a name"),
         (lambda labels, clients, seed: [], {}, "unexpected keyword argument 'alpha'"),
         (lambda labels, clients, **_: {}, {}, "returned dict, expected a list with one array"),
-        ([[0, 1], [2, 3], [4]], {"samples": None}, "3 parts for 2 clients"),
+        ([[0, 1], [2, 3], [4]], {"samples": None}, "3 lists, but clients is 2; write clients=3"),
+        ([[0, 1], [2, 0]], {}, "list per client, but sample 0 is used more than once, by client 0 and 1$"),
+        ([[0, 1], [2, 1437]], {}, "list per client, but there are indices outside 0..1436"),
+        ([[0, 1], []], {}, "list per client, but client 1 has no training samples"),
     ],
 )
 def test_what_is_no_partition(given, options, reason):
