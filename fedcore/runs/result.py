@@ -25,6 +25,7 @@ from fedcore.data import Samples, TensorSamples
 from fedcore.data.inputs import Inputs, is_samples
 from fedcore.data.loading import labels_of
 from fedcore.models import SplitModel, forward_chunk
+from fedcore.models.split import evaluating
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.records import accuracies, evaluated, history_rows
 
@@ -99,7 +100,8 @@ class RunResult:
         :param x: raw samples as the data set had them, in an array, a tensor or a list: images (n, H, W),
             (n, H, W, C) or (n, C, H, W), uint8 or floating point, or rows (n, ...). Other kinds of samples come as a
             class with ``gather``, like the data set's own. The result normalises the images.
-        :param model: the model of a client (:func:`fedcore.client_model`) instead of the global one.
+        :param model: the model of a client (:func:`fedcore.client_model`), or a network with logits as output, instead
+            of the global model. It keeps its mode, of training or evaluation.
         :raises DataError: x has another shape or type than the samples of the run.
         :raises ConfigError: the run has no global model.
         """
@@ -123,14 +125,15 @@ class RunResult:
             raise DataError("x has no samples, so there is nothing to evaluate")
         if not 0 <= int(samples.labels.min()) <= int(samples.labels.max()) < self.model.num_classes:
             raise DataError(f"y holds classes outside of 0 to {self.model.num_classes - 1}")
-        counts = evaluate(network, samples, self.model.num_classes, _device(network), metrics=self.further)
+        with evaluating(network):
+            counts = evaluate(network, samples, self.model.num_classes, _device(network), metrics=self.further)
         return rates(counts, self.further)
 
     def _logits(self, x: Any, model: nn.Module | None) -> Tensor:
-        network, samples = self._chosen(model).eval(), self._samples(x, np.zeros(len(x), np.int64))
+        network, samples = self._chosen(model), self._samples(x, np.zeros(len(x), np.int64))
         device = _device(network)
         chunks = torch.arange(len(samples)).split(forward_chunk(device)) if len(samples) else ()
-        with torch.inference_mode():
+        with torch.inference_mode(), evaluating(network):
             logits = [network(samples.gather(chunk).to(device))[1].cpu() for chunk in chunks]
         return torch.cat([torch.empty(0, self.model.num_classes), *logits])
 
@@ -148,7 +151,7 @@ class RunResult:
                 "this run has no global model, because parameters stay on the clients; give the model of a client: "
                 "model=fedcore.client_model(result.directory, 0)"
             )
-        return self.model if model is None else model
+        return self.model if model is None else _Pair(model)
 
     def __repr__(self) -> str:
         """Return one line: method, data set, rounds, final accuracy, directory."""
@@ -170,6 +173,18 @@ class RunResult:
             f"{learning_curve(self.records, self.config.rounds)}"
             f"<p><code>{html.escape(str(self.directory))}</code></p>"
         )
+
+
+class _Pair(nn.Module):
+    """A network with the output (features, logits); one that gives logits alone has them in both places."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any) -> Any:
+        output = self.network(x)
+        return (output, output) if isinstance(output, Tensor) else output
 
 
 def _device(model: nn.Module) -> torch.device:

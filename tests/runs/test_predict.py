@@ -70,6 +70,13 @@ def test_probabilities_are_the_softmax_of_the_normalised_images(trained: fedcore
     assert (trained.predict(TEST[0]) == logits.argmax(axis=1)).all()
 
 
+def test_the_network_itself_gives_the_figures_of_the_run_and_keeps_its_mode(trained: fedcore.RunResult) -> None:
+    network = trained.network.train()
+    assert (trained.predict_proba(TEST[0], model=network) == trained.predict_proba(TEST[0])).all()
+    assert trained.evaluate(*TEST, model=network) == trained.metrics["global"]
+    assert all(module.training for module in network.modules())
+
+
 @pytest.mark.parametrize(
     "same",
     [
