@@ -80,10 +80,11 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
     """Return arrays, tensors or torch's data sets as a data set.
 
     - Arrays or tensors ``(x_train, y_train, x_test, y_test)``, or a mapping with these keys. Images are read as from
-      an ``npz:`` file and normalised by the training images' statistics. x of other shapes, such as rows (n, d) of a
-      table, is not normalised: floating-point numbers become float32, whole numbers int64.
+      an ``npz:`` file and normalised by the training images' statistics; x (n, H, W) of uint8 or floating point is
+      always taken for images. x of other shapes, such as rows (n, d) of a table, is not normalised: floating-point
+      numbers become float32, whole numbers int64.
     - A pair ``(train, test)`` of torch's map-style data sets of (x, y). Every sample is read once, with the set's own
-      transforms, and is not normalised further. Images (C, H, W) of uint8 are divided by 255.
+      transforms, and is not normalised further. Images (C, H, W) or (H, W) of uint8 are divided by 255.
 
     :param name: name of the data set.
     :raises DataError: ``given`` has another form, or its shapes, types or labels do not fit.
@@ -95,7 +96,8 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
         if missing:
             raise DataError(f"dataset has no {missing[0]!r}; expected the keys {', '.join(KEYS)}")
         dataset = _of_arrays([_array(given[key]) for key in KEYS], name)
-        return replace(dataset, notes=_unused("dataset: keys", (key for key in given if key not in KEYS)))
+        unused = _unused("dataset: keys", (key for key in given if key not in KEYS))
+        return replace(dataset, notes=(*dataset.notes, *unused))
     if isinstance(given, Sequence) and len(given) == len(KEYS):
         return _of_arrays([_array(value) for value in given], name)
     if isinstance(given, Sequence) and len(given) == 2 and all(hasattr(part, "__getitem__") for part in given):
@@ -144,7 +146,9 @@ def _of_arrays(arrays: Sequence[Array], name: str) -> Dataset:
     pixels = x_train.dtype == np.uint8 or x_train.dtype.kind == "f"
     if pixels and (x_train.ndim == 3 or (x_train.ndim == 4 and min(x_train.shape[1], x_train.shape[3]) <= 4)):
         train, test = (_images(x, y, part) for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test")))
-        return _of_images(name, train, test, "dataset")
+        series = x_train.ndim == 3 and x_train.dtype != np.uint8 and x_train.shape[1] != x_train.shape[2]
+        note = f"x_train {x_train.shape} is read as grey images; a pair of torch's data sets leaves it as it is"
+        return _of_images(name, train, test, "dataset", (note,) if series else ())
     return _of_tensors(name, _rows(x_train, y_train, "train"), _rows(x_test, y_test, "test"))
 
 
@@ -158,9 +162,13 @@ def _stacked(part: Any) -> tuple[Tensor, Tensor]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"dataset: the samples of {where} do not stack to one tensor: {error}. It must give pairs (x, y), x of one "
-            "shape and y one whole number; for other data write a class of samples: docs/your-data.md"
+            "shape (transform=ToTensor() of torchvision makes images tensors) and y one whole number; for other data "
+            "write a class of samples: docs/your-data.md"
         ) from error
-    inputs = inputs.float() if inputs.is_floating_point() else inputs
+    if inputs.is_floating_point():
+        inputs = torch.from_numpy(_finite(inputs.float().cpu().numpy(), f"dataset: x of {where}"))
+    if inputs.dtype == torch.uint8 and inputs.ndim == 3:  # grey images, as in arrays
+        inputs = inputs.unsqueeze(1)
     return inputs, labels_of(labels, len(inputs), f"y of {where}")
 
 
@@ -240,8 +248,8 @@ def labels_of(y: Array, count: int, where: str) -> Tensor:
     hint = ""
     if y.ndim == 2:
         hint = ". Rows with one 1 become labels by y.argmax(axis=1)"
-    elif y.dtype.kind == "f" and np.array_equal(y, np.floor(y)):
-        hint = ". Whole numbers become labels by y.astype(int)"
+    elif y.dtype.kind == "b" or (y.dtype.kind == "f" and np.array_equal(y, np.floor(y))):
+        hint = ". They become labels by y.astype(int)"
     elif y.dtype.kind in "OUS":
         hint = f". Names become labels by {RENUMBER}"
     raise DataError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import TensorDataset
 
 from fedcore import ConfigError, DataError, RunConfig
@@ -39,6 +40,17 @@ def test_rows_and_tokens_stay_as_they_are():
     assert as_dataset((tokens, LABELS, tokens, LABELS), "own").train.gather(torch.tensor([0])).dtype == torch.int64
 
 
+def test_series_of_numbers_are_images_only_as_arrays_which_a_note_says():
+    series = images(16, 3, dtype=np.float32)
+    found = as_dataset((series, LABELS, series, LABELS))
+    assert found.input_shape == (1, 16, 3)
+    assert "x_train (12, 16, 3) is read as grey images" in found.notes[0]
+    square = images(6, 6, dtype=np.float32)
+    assert as_dataset((square, LABELS, square, LABELS)).notes == ()
+    part = TensorDataset(torch.from_numpy(series), torch.from_numpy(LABELS))
+    assert torch.equal(as_dataset((part, part)).train.gather(torch.arange(12)), torch.from_numpy(series))
+
+
 def test_torch_data_sets_are_read_with_their_own_transforms():
     x = torch.randn(12, 1, 6, 6)
     part = TensorDataset(x, torch.from_numpy(LABELS))
@@ -55,11 +67,12 @@ def test_numbers_of_torch_data_sets_become_float32(dtype):
     torch.testing.assert_close(as_dataset((part, part)).train.gather(torch.arange(12)), x.float(), rtol=0, atol=0)
 
 
-def test_bytes_of_torch_data_sets_are_pixels():
-    x = torch.from_numpy(images(1, 6, 6))
+@pytest.mark.parametrize("shape", [(1, 6, 6), (6, 6)])
+def test_bytes_of_torch_data_sets_are_pixels(shape):
+    x = torch.from_numpy(images(*shape))
     part = TensorDataset(x, torch.from_numpy(LABELS))
     found = as_dataset((part, part)).train
-    assert torch.equal(found.gather(torch.arange(12)), x.float() / 255)
+    assert torch.equal(found.gather(torch.arange(12)), x.view(12, 1, 6, 6).float() / 255)
     assert found.from_bytes
 
 
@@ -74,8 +87,8 @@ def test_a_model_for_numbers_does_not_take_whole_ones(dtype):
 ROWS = images(5, dtype=np.float32)
 
 
-def pairs(*labels):
-    return [(torch.zeros(2), label) for label in labels]
+def pairs(*labels, x=None):
+    return [(torch.zeros(2) if x is None else x, label) for label in labels]
 
 
 def named(*names):
@@ -109,6 +122,9 @@ def named(*names):
         ((pairs(0.5), pairs(0.5)), "not float64 of shape"),
         ((pairs([1, 2], [1]), pairs(0)), "y one whole number"),
         (([1, 2, 3], [4]), "It must give pairs"),
+        ((pairs(0, 1, x=Image.new("L", (6, 6))), pairs(0)), r"dtype of Image\. .* \(transform=ToTensor\(\) of"),
+        ((pairs(0), pairs(0, 1, x=torch.full([2], torch.nan))), "dataset: x of list: sample 0 holds .* 2 of 2 samples"),
+        ((pairs(True, False), pairs(True)), "not bool of .* by y.astype"),
         ((named("a", "b"), pairs(0, 1, 2)), "class_names has 2 entries, expected 3"),
     ],
 )
