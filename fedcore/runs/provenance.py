@@ -80,7 +80,7 @@ def installed_versions() -> dict[str, str]:
         name = distribution.name
         if (
             name in RECORDED
-            or name == "fedcore"
+            or name.startswith("fedcore")
             or any(e.group.startswith("fedcore.") for e in distribution.entry_points)
         ):
             found[name] = distribution.version

@@ -23,6 +23,7 @@ from fedcore.data import load_dataset
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask
 from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
+from fedcore.runs.provenance import RECORDED
 from fedcore_flower import wire
 from fedcore_flower.agreement import (
     Setup,
@@ -32,6 +33,7 @@ from fedcore_flower.agreement import (
     own_config,
     read_setup,
     run_folder,
+    versions_of,
 )
 from fedcore_flower.courier import Errand, Trouble
 from fedcore_flower.engine import FederationEngine
@@ -381,8 +383,8 @@ def setup_of(tmp_path, *plugins, public=None, **changes):
     return Setup.model_validate({**header["setup"], **changes})
 
 
-def accepted(setup, allowed=None):
-    return own_config(setup, allowed=allowed, device="cpu", dataset="own")
+def accepted(setup, allowed=None, tell=print):
+    return own_config(setup, allowed=allowed, device="cpu", dataset="own", tell=tell)
 
 
 def test_a_client_uses_its_own_paths_and_device(tmp_path):
@@ -426,9 +428,18 @@ def test_methods_may_be_restricted(tmp_path):
 
 def test_versions_have_to_be_the_server_s(tmp_path):
     setup = setup_of(tmp_path, "moon")
-    assert set(setup.versions) == {"fedcore", "fedcore-moon"}
-    with pytest.raises(ConfigError, match=r"pip install fedcore-moon==9\.9"):
-        accepted(setup.model_copy(update={"versions": {**setup.versions, "fedcore-moon": "9.9"}}))
+    known = {"python", "instruction set", *RECORDED, "fedcore", "fedcore-moon", "fedcore-functional"}
+    assert set(setup.versions) == known
+    assert set(versions_of(RunConfig(client_models=["torchvision:resnet18", "mlp"]))) == {
+        *known - {"fedcore-moon", "fedcore-functional"},
+        "fedcore-zoo",
+    }
+    for name in ("fedcore-moon", "fedcore-functional"):
+        with pytest.raises(ConfigError, match=rf"pip install {name}==9\.9"):
+            accepted(setup.model_copy(update={"versions": {**setup.versions, name: "9.9"}}))
+    told = []
+    accepted(setup.model_copy(update={"versions": {**setup.versions, "torch": "9.9"}}), tell=told.append)
+    assert told == [f"torch is {torch.__version__} here, 9.9 at the server: results may differ in their last bits"]
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,20 @@ client's own.
 
 from __future__ import annotations
 
+import platform
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedcore import ConfigError, RunConfig, __version__
+from fedcore import ConfigError, RunConfig
 from fedcore.base import registry
 from fedcore.base.identity import LABELS
 from fedcore.data import DECLARED, Dataset, ResidentSamples
+from fedcore.runs.provenance import INSTRUCTIONS, RECORDED, installed_versions
 from fedcore.runs.saved import code_in
 from fedcore_flower import wire
 
@@ -35,7 +38,7 @@ class Setup(BaseModel):
 
     :param run: the run's id, the name of the client's folder of states.
     :param client: the client's number among ``clients``; ``name`` what the server calls it.
-    :param versions: distribution -> version, of all that provides something to the run.
+    :param versions: see :func:`versions_of`.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
@@ -76,13 +79,25 @@ def describe_run(
 
 
 def versions_of(config: RunConfig) -> dict[str, str]:
-    """Return the distributions that provide a run's methods and model, with their versions; fedcore itself, too."""
-    found = {"fedcore": __version__}
-    for kind, name in [*(("plugin", name) for name in config.plugins), ("model", config.model)]:
+    """Return the versions that a run's bits depend on, and the CPU's instruction set.
+
+    The packages are those of ``RECORDED``, fedcore, those that provide the methods and models, and what these require
+    of fedcore's.
+    """
+    models = {config.model, *config.client_models}
+    parts = [("plugin", name) for name in config.plugins] + [("model", name) for name in models]
+    parts += [("model prefix", name.partition(":")[0]) for name in models]
+    needed = {"fedcore", *RECORDED}
+    for kind, name in parts:
         point = registry.available(kind).get(name)
-        if point is not None and point.dist is not None and point.dist.name != "fedcore":
-            found[point.dist.name] = point.dist.version
-    return found
+        if point is not None and point.dist is not None:
+            required = [text for text in point.dist.requires or () if "extra ==" not in text]
+            needed |= {point.dist.name, *(re.split(r"[^\w-]", text)[0] for text in required)}
+    return {
+        "python": platform.python_version(),
+        INSTRUCTIONS: torch.backends.cpu.get_cpu_capability(),
+        **{name: version for name, version in installed_versions().items() if name in needed},
+    }
 
 
 def read_setup(header: Mapping[str, Any]) -> Setup:
@@ -98,11 +113,19 @@ def read_setup(header: Mapping[str, Any]) -> Setup:
         raise ConfigError(f"the server's description of the run is none: {where}: {first['msg']}") from None
 
 
-def own_config(setup: Setup, *, allowed: Collection[str] | None, device: str, dataset: str) -> RunConfig:
+def own_config(
+    setup: Setup,
+    *,
+    allowed: Collection[str] | None,
+    device: str,
+    dataset: str,
+    tell: Callable[[str], None],
+) -> RunConfig:
     """Return the run's configuration as this client uses it.
 
     :param allowed: methods that this client takes part in; None: all that are installed.
     :param device: the client's own. ``dataset`` what its data is called in messages.
+    :param tell: called with warnings for the user.
     :raises ConfigError: what this client does not do, by name, and what to do about it.
     """
     values = {key: value for key, value in setup.config.items() if key not in OWN}
@@ -120,7 +143,7 @@ def own_config(setup: Setup, *, allowed: Collection[str] | None, device: str, da
             raise ConfigError(f"method {name!r} is not allowed here (--allow-plugin: {given})")
         registry.resolve("plugin", name)
     registry.resolve("model", config.model)
-    _check_versions(setup.versions, versions_of(config))
+    _check_versions(setup.versions, versions_of(config), tell)
     return config
 
 
@@ -160,9 +183,13 @@ def run_folder(state: Path, run: str) -> Path:
     return state / "runs" / run
 
 
-def _check_versions(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+def _check_versions(theirs: Mapping[str, str], ours: Mapping[str, str], tell: Callable[[str], None]) -> None:
     for name, version in ours.items():
         expected = theirs.get(name)
-        if expected != version:
+        if expected == version:
+            continue
+        if name not in ("python", INSTRUCTIONS, *RECORDED):
             found = f"{name} {version} is installed here, the server has {expected or 'none'}"
             raise ConfigError(f"{found}; install the same: pip install {name}{'==' + expected if expected else ''}")
+        if expected:
+            tell(f"{name} is {version} here, {expected} at the server: results may differ in their last bits")

@@ -92,7 +92,9 @@ class Resident:
         _, _, header = wire.unpack(blobs, SETUP)
         setup = read_setup(header)
         self._run = None  # its memory is free for the next one's
-        config = own_config(setup, allowed=self._allowed, device=self._device, dataset=self._own.dataset.name)
+        config = own_config(
+            setup, allowed=self._allowed, device=self._device, dataset=self._own.dataset.name, tell=self._tell
+        )
         spec = self._own.spec(config, setup, run_folder(self._state, setup.run))
         self._run = _Run(setup, ClientRuntime(spec))
         methods = ", ".join(config.plugins) or "fedavg"
