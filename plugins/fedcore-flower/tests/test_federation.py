@@ -383,8 +383,8 @@ def setup_of(tmp_path, *plugins, public=None, **changes):
     return Setup.model_validate({**header["setup"], **changes})
 
 
-def accepted(setup, allowed=None, tell=print):
-    return own_config(setup, allowed=allowed, device="cpu", dataset="own", tell=tell)
+def accepted(setup, allowed=None, models=(), tell=print):
+    return own_config(setup, allowed=allowed, models=models, device="cpu", dataset="own", tell=tell)
 
 
 def test_a_client_uses_its_own_paths_and_device(tmp_path):
@@ -424,6 +424,19 @@ def test_methods_may_be_restricted(tmp_path):
     assert accepted(setup, {"moon"}).plugins == setup.config["plugins"]
     with pytest.raises(ConfigError, match=r"method 'moon' is not allowed here \(--allow-plugin: fedcme\)"):
         accepted(setup, {"fedcme"})
+
+
+@pytest.mark.parametrize("named", [{"model": "hf:/etc"}, {"client_models": ["mlp", "hf:/etc"]}])
+def test_a_model_reads_files_where_the_client_allows_it_alone(tmp_path, named):
+    setup = setup_of(tmp_path)
+    setup = setup.model_copy(update={"config": {**setup.config, **named}})
+    with pytest.raises(ConfigError, match=r"model 'hf:/etc' may read files here; --allow-model hf:/etc lets it"):
+        accepted(setup)
+    with pytest.raises(ConfigError, match="/etc"):  # it holds no model
+        accepted(setup, models=["hf:/etc"])
+    named = {"model": "torchvision:resnet18", "client_models": []}
+    versions = versions_of(RunConfig(model="torchvision:resnet18"))
+    accepted(setup.model_copy(update={"config": {**setup.config, **named}, "versions": versions}))
 
 
 def test_versions_have_to_be_the_server_s(tmp_path):

@@ -32,6 +32,9 @@ OWN = (
 )
 """Options that are no business of the other side's: they keep their defaults there."""
 
+READ_NOTHING = ("torchvision", "timm")
+"""Prefixes of models that are made by their name alone."""
+
 
 class Setup(BaseModel):
     """A run as its server describes it to one client.
@@ -117,6 +120,7 @@ def own_config(
     setup: Setup,
     *,
     allowed: Collection[str] | None,
+    models: Collection[str],
     device: str,
     dataset: str,
     tell: Callable[[str], None],
@@ -124,6 +128,7 @@ def own_config(
     """Return the run's configuration as this client uses it.
 
     :param allowed: methods that this client takes part in; None: all that are installed.
+    :param models: names of models that may read this machine's files.
     :param device: the client's own. ``dataset`` what its data is called in messages.
     :param tell: called with warnings for the user.
     :raises ConfigError: what this client does not do, by name, and what to do about it.
@@ -142,7 +147,11 @@ def own_config(
             given = ", ".join(sorted(allowed)) or "none"
             raise ConfigError(f"method {name!r} is not allowed here (--allow-plugin: {given})")
         registry.resolve("plugin", name)
-    registry.resolve("model", config.model)
+    for name in {config.model, *config.client_models}:
+        prefix, colon, _ = name.partition(":")
+        if colon and prefix not in READ_NOTHING and name not in models:
+            raise ConfigError(f"model {name!r} may read files here; --allow-model {name} lets it")
+        registry.resolve("model", name)
     _check_versions(setup.versions, versions_of(config), tell)
     return config
 

@@ -35,6 +35,7 @@ class Membership:
     :param data: a data set as ``--dataset`` names one; ``test_fraction``, ``seed`` how its hold-out is drawn.
     :param state: folder of this client's states, Flower's files and logs.
     :param allowed: methods that it takes part in; None: all that are installed.
+    :param models: names of models that may read this machine's files.
     :param patience: seconds that a server may refuse the key; one that has just started may not know its clients yet.
     """
 
@@ -47,6 +48,7 @@ class Membership:
     test_fraction: float | None = None
     seed: int = 0
     allowed: Collection[str] | None = None
+    models: Collection[str] = ()
     device: str = "auto"
     quiet: bool = False
     patience: float = 60.0
@@ -181,6 +183,7 @@ def _trainer_options(membership: Membership) -> dict[str, Any]:
         "seed": membership.seed,
         "state": str(membership.state.resolve()),
         "allowed": None if membership.allowed is None else sorted(membership.allowed),
+        "models": sorted(membership.models),
         "device": membership.device,
         "quiet": membership.quiet,
     }

@@ -215,6 +215,14 @@ def client(
             help="A method that this client takes part in; can be given again. Default all that are installed.",
         ),
     ] = None,
+    allow_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-model",
+            metavar="NAME",
+            help="A model that may read files of this machine, such as hf:FOLDER; can be given again.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
     patience: Annotated[
         float, typer.Option("--patience", min=0, help="Seconds that a server may refuse this client's key.")
@@ -243,6 +251,7 @@ def client(
         test_fraction=test_fraction,
         seed=seed,
         allowed=None if allow_plugin is None else frozenset(allow_plugin),
+        models=frozenset(allow_model or ()),
         device=device,
         quiet=quiet,
         patience=patience,

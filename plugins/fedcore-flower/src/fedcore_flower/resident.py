@@ -47,6 +47,7 @@ class Resident:
     Only what the run's methods declare goes up: a task's outcome, as ``ClientRuntime`` gives it.
 
     :param allowed: methods that this client takes part in; None: all that are installed.
+    :param models: names of models that may read this machine's files.
     :param tell: called with status messages for the user.
     """
 
@@ -56,10 +57,12 @@ class Resident:
         state: Path,
         *,
         allowed: Collection[str] | None = None,
+        models: Collection[str] = (),
         device: str = "auto",
         tell: Tell = lambda message: None,
     ) -> None:
-        self._own, self._state, self._allowed, self._device, self._tell = own, state, allowed, device, tell
+        self._own, self._state, self._tell = own, state, tell
+        self._conditions: dict[str, Any] = {"allowed": allowed, "models": models, "device": device, "tell": tell}
         self._run: _Run | None = None
         self._answers: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
@@ -92,9 +95,7 @@ class Resident:
         _, _, header = wire.unpack(blobs, SETUP)
         setup = read_setup(header)
         self._run = None  # its memory is free for the next one's
-        config = own_config(
-            setup, allowed=self._allowed, device=self._device, dataset=self._own.dataset.name, tell=self._tell
-        )
+        config = own_config(setup, dataset=self._own.dataset.name, **self._conditions)
         spec = self._own.spec(config, setup, run_folder(self._state, setup.run))
         self._run = _Run(setup, ClientRuntime(spec))
         methods = ", ".join(config.plugins) or "fedavg"

@@ -65,6 +65,7 @@ def _serve(connection: Connection, options: dict[str, Any]) -> None:
             own,
             Path(options["state"]),
             allowed=options["allowed"],
+            models=options["models"],
             device=options["device"],
             tell=(lambda message: None) if options["quiet"] else output.note,
         )
