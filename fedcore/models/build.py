@@ -213,10 +213,10 @@ def _last(network: nn.Module, layers: list[nn.Linear], name: str, input_shape: t
         with torch.no_grad(), evaluating(network):
             found: Tensor | Any = network(torch.zeros(1, *input_shape))
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        raise ConfigError(
-            f"model {name!r} does not take samples of shape {input_shape}: {error}. A network for other than "
-            f"floating-point tensors has to be split: {HINT}"
-        ) from error
+        hint = f"A network for other than floating-point tensors has to be split: {HINT}"
+        if len(input_shape) == 3:
+            hint = "A network of many layers may need larger images"
+        raise ConfigError(f"model {name!r} does not take samples of shape {input_shape}: {error}. {hint}") from error
     finally:
         for handle in handles:
             handle.remove()

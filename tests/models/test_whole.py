@@ -37,7 +37,8 @@ class Fixed(nn.Sequential):
 
 def build(factory, **options):
     with objects.lent({("model", "object:Net"): factory}):
-        return build_model("object:Net", num_classes=3, input_shape=(5,), seed=1, projection=False, **options)[0]
+        defaults = {"num_classes": 3, "input_shape": (5,), "seed": 1, "projection": False}
+        return build_model("object:Net", **(defaults | options))[0]
 
 
 def test_the_same_logits_from_features_and_classifier():
@@ -72,9 +73,17 @@ def test_weights_depend_on_the_seed_alone():
         (Doubled, "does not end with a linear layer"),
         (lambda num_classes: nn.Linear(5, num_classes), "single layer"),
         (lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 4)), "gives 4 logits, but the data set has 3 classes"),
-        (lambda: nn.Linear(8, 3), r"does not take samples of shape \(5,\)"),
+        (lambda: nn.Linear(8, 3), r"does not take samples of shape \(5,\): .* has to be split: return"),
     ],
 )
 def test_other_networks_are_refused(factory, message):
     with pytest.raises(ConfigError, match=message):
         build(factory)
+
+
+def test_images_that_are_too_small_are_told():
+    def pooled(num_classes):
+        return nn.Sequential(nn.Conv2d(1, 2, 9), nn.Flatten(), nn.Linear(2, num_classes))
+
+    with pytest.raises(ConfigError, match=r"shape \(1, 8, 8\): .*\. A network of many layers may need larger images$"):
+        build(pooled, input_shape=(1, 8, 8))
