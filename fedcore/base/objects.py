@@ -57,8 +57,8 @@ def find(kind: str, name: str) -> Any | None:
             )
         argument = f"{kind}s=[...]" if kind in ("plugin", "metric") else f"{kind}=..."
         raise ConfigError(
-            f"{kind} {name!r} is an object that a Python program gave to its run; only Python can give it again: "
-            f"fedcore.resume(path, {argument}), and the same for evaluate_run and load_run"
+            f"{kind} {name!r} is an object that a Python program gave to its run; give it again in Python: fedcore.run("
+            f"config, {argument}) or fedcore.resume(path, {argument}); evaluate_run and load_run take it, too"
         )
     return found
 

@@ -163,13 +163,16 @@ def _with_options(plugins: PluginObjects) -> list[tuple[Any, Mapping[str, Any]]]
 
 
 def _listed(objects: Any) -> list[Any]:
-    return [objects] if isinstance(objects, str) or callable(objects) else list(objects)
+    return [objects] if isinstance(objects, (str, Plugin)) or callable(objects) else list(objects)
 
 
 def _add(found: dict[Key, Any], kind: str, value: Any) -> str:
     """Return the name of an object, and add the object under this name unless the name alone finds it."""
     if isinstance(value, str):
         return value
+    if isinstance(value, Plugin):
+        own = type(value).__name__
+        raise ConfigError(f"plugins has an object of {own}; give the class and its options: plugins={{{own}: {{...}}}}")
     path = import_name(value)
     if path is not None:
         entry = path.removeprefix(objects.CODE)

@@ -43,7 +43,10 @@ class RunResult:
     summary: dict[str, Any]
     """The content of ``summary.json``."""
     config: RunConfig
-    """The options of the run without its directory and labels. ``fedcore.run(result.config)`` runs it again."""
+    """The options of the run without its directory and labels. ``fedcore.run(result.config)`` runs it again.
+
+    Objects that the program gave to the run have to be given again: ``fedcore.run(result.config, model=Net)``.
+    """
     further: Metrics
     """The run's metrics next to accuracy and loss, by name."""
 

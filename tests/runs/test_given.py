@@ -157,6 +157,20 @@ def test_a_factory_that_cannot_be_called_is_told_how_it_is(config, factory, miss
         fedcore.run(config, model=factory)
 
 
+@pytest.mark.parametrize("plugins", [Pull(fedcore.PluginOptions()), [Pull(fedcore.PluginOptions())]])
+def test_an_object_of_a_plugin_is_told_to_be_its_class(config, plugins):
+    with pytest.raises(ConfigError, match=r"an object of Pull; give the class and its options: plugins={Pull: {...}}"):
+        fedcore.run(config, plugins=plugins)
+
+
+def test_the_options_of_a_result_run_again_with_its_objects(config, tmp_path):
+    options = config.model_copy(update={"samples": None})
+    result = fedcore.run(options, dataset=arrays())
+    with pytest.raises(ConfigError, match=r"give it again in Python: fedcore\.run\(config, dataset=\.\.\.\) or"):
+        fedcore.run(result.config)
+    assert model_bytes(fedcore.run(result.config, dataset=arrays(), out=tmp_path / "again")) == model_bytes(result)
+
+
 @pytest.mark.parametrize("objects", [{}, {"model": Net}])
 def test_options_that_are_no_configuration_are_told_how_they_become_one(objects):
     with pytest.raises(ConfigError, match=r"^fedcore.run got a dict; write options by name: fedcore.run\(rounds=5\)"):
