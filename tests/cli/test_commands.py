@@ -98,6 +98,9 @@ def test_plugins_show_is_taken_from_the_code(cli) -> None:
     text = cli("plugins", "show", "moon").stdout
     for word in ("CVPR 2021", "moon.temperature", "> 0", "local_loss", "client", "global, previous", "mu=0.0"):
         assert word in text
+    code = cli("plugins", "show", "module:fedcore_moon.Moon").stdout
+    assert "Moon.temperature" in code
+    assert "module:fedcore_moon.Moon.temperature" not in code, "--set takes the short name"
     card = json.loads(cli("plugins", "show", "fedavg", "--json").stdout)
     assert {hook["name"]: hook["side"] for hook in card["hooks"]} == {
         "select_clients": "server",

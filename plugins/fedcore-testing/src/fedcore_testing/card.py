@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedcore import ConfigError, Exchange, Plugin
 from fedcore.base import registry
+from fedcore.base.identity import short_name
 from fedcore.base.output import clean, first_line, prose, text
 from fedcore.cli.options import base_type, bounds, choices
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
@@ -118,7 +119,7 @@ def draw(card: Mapping[str, Any]) -> Group:
                 "Options (--set)",
                 ("option", "type", "default", "bounds", "description"),
                 [
-                    (f"{card['name']}.{o['name']}", o["type"], o["default"], o["bounds"], o["description"])
+                    (f"{short_name(card['name'])}.{o['name']}", o["type"], o["default"], o["bounds"], o["description"])
                     for o in card["options"]
                 ],
             )
