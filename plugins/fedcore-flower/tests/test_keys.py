@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 
 def test_every_file_is_for_its_owner_alone(folder):
-    names = {"ca.crt", "ca.key", "server.crt", "server.key", "alder.key", "alder.pub", "birch.key", "birch.pub"}
+    names = {"ca.crt", "server.crt", "server.key", "alder.key", "alder.pub", "birch.key", "birch.pub"}
     assert {path.name for path in folder.iterdir()} == names
     assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {"0o600"}
 
@@ -137,7 +137,7 @@ def test_the_command_says_which_file_goes_to_whom(tmp_path):
     result = CliRunner().invoke(app, ["federate", "keys", str(tmp_path / "k"), "--host", "h", "--client", "alder"])
     assert result.exit_code == 0, result.output
     words = " ".join(result.output.split())
-    assert "to every client: ca.crt" in words
+    assert "to every client: ca.crt; another --host later is another folder" in words
     assert "to alder: alder.key" in words
     again = CliRunner().invoke(app, ["federate", "keys", str(tmp_path / "k"), "--host", "h"])
     assert again.exit_code == 2

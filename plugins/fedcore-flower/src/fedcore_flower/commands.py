@@ -73,16 +73,14 @@ def keys(
     debug: options.Debug = False,
 ) -> None:
     """Make a CA, the server's certificate and a key pair for each client."""
-    from fedcore_flower.keys import make_keys
+    from fedcore_flower.keys import SERVER_DAYS, make_keys
 
     files = make_keys(folder, host or [], client or [])
     names = {path.name for path in files}
     output.line(f"{len(files)} files in {folder}, each for its owner alone (0600)")
     if host:
-        output.line(
-            "stay with the server: server.crt, server.key; ca.key is needed only to make certificates, keep it offline"
-        )
-        output.line("to every client: ca.crt")
+        output.line(f"stay with the server: server.crt, good for {SERVER_DAYS} days, and server.key")
+        output.line("to every client: ca.crt; another --host later is another folder, with a ca.crt of its own")
     for name in client or []:
         if f"{name}.key" in names:
             output.line(f"to {name}: {name}.key, over a channel that you trust; {name}.pub stays with the server")

@@ -1,6 +1,7 @@
 """Keys and certificates of a federation: who the server is, and who each client is.
 
-A CA of the federation's own signs the server's certificate. Each client has an EC P-384 key pair, whose public half
+A CA of the federation's own signs the server's certificate; the CA's key is kept nowhere, so that it signs no other
+one. Each client has an EC P-384 key pair, whose public half
 the server knows. All files are for their owner alone (0600); none is ever overwritten.
 """
 
@@ -218,7 +219,6 @@ def _certificates(hosts: Sequence[str]) -> Mapping[str, bytes]:
     )
     return {
         "ca.crt": ca.public_bytes(Encoding.PEM),
-        "ca.key": _pem(ca_key),
         "server.crt": server.public_bytes(Encoding.PEM),
         "server.key": _pem(key),
     }
