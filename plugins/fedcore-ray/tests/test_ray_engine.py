@@ -7,12 +7,13 @@ import signal
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ray_faults import Away, Breaks, CannotSetUp, Hangs, Notes, look_elsewhere
 from typer.testing import CliRunner
 
-from fedcore import ConfigError, FedcoreError, PluginContractError
+from fedcore import ConfigError, FedcoreError, PluginContractError, RunConfig
 from fedcore.cli.app import app
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import started
@@ -40,6 +41,29 @@ class AllReady(module.RayEngine):
     def wait(self):
         while not all(worker.ready for worker in self._dispatcher.workers):
             self._collect()
+
+
+def test_a_start_without_a_shell_lets_go_of_the_cluster_and_raises_its_own_error(tmp_path, monkeypatch):
+    """LastWords starts /bin/sh."""
+
+    class Held:
+        released = False
+
+        def __init__(self, options, gpus):
+            pass
+
+        def release(self):
+            Held.released = True
+
+    def no_shell(line):
+        raise FileNotFoundError("/bin/sh")
+
+    monkeypatch.setattr("fedcore_ray.cluster.Cluster", Held)
+    monkeypatch.setattr(module, "LastWords", no_shell)
+    site = SimpleNamespace(config=RunConfig(engine="ray", device="cpu"), state_dir=tmp_path / "clients")
+    with pytest.raises(FileNotFoundError, match="/bin/sh"):
+        module.RayEngine(site)
+    assert Held.released
 
 
 def hosts():

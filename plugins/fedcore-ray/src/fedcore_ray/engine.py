@@ -51,6 +51,7 @@ class RayEngine:
         from fedcore_ray.cluster import Cluster  # here: the options alone need no ray
 
         self._shared: dict[str, Any] = {}
+        self._last_words: LastWords | None = None
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         self._cluster = Cluster(self.options, gpus)
         try:
@@ -92,7 +93,8 @@ class RayEngine:
         self._shared.clear()
         self._site = None
         self._cluster.release()
-        self._last_words.take_back()
+        if self._last_words is not None:
+            self._last_words.take_back()
 
     def _collect(self) -> None:
         """Wait until a worker has something to say, or until one's time is up."""
