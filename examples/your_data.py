@@ -33,7 +33,7 @@ def wine(data_dir: Path | None = None) -> Dataset:
     rows = ((values - mean) / std).float()
 
     def samples(positions: np.ndarray) -> TensorSamples:
-        return TensorSamples(rows[positions], labels[positions])
+        return TensorSamples(rows[positions], labels[positions], mean=mean, std=std)
 
     return Dataset(
         name="wine",

@@ -26,7 +26,10 @@ class Inputs:
     dtype: str
     """The samples' dtype as torch names it: ``uint8``, ``float32``, ``int64``. Empty for other kinds."""
     mean: tuple[float, ...] = ()
-    """One number per channel of images, in units of [0, 1] brightness for uint8."""
+    """One number per channel of images, in units of [0, 1] brightness for uint8, or per column of a table.
+
+    Empty where samples are not normalised.
+    """
     std: tuple[float, ...] = ()
 
     @classmethod
@@ -39,7 +42,8 @@ class Inputs:
             dtype = "uint8" if samples.from_bytes else "float32"
             return cls("images", tuple(shape), dtype, samples.mean, samples.std)
         if isinstance(samples, TensorSamples):
-            return cls("tensor", tuple(samples.inputs.shape[1:]), str(samples.inputs.dtype).removeprefix("torch."))
+            dtype = str(samples.inputs.dtype).removeprefix("torch.")
+            return cls("tensor", tuple(samples.inputs.shape[1:]), dtype, samples.mean, samples.std)
         return cls(samples.kind, tuple(shape), "")
 
     @classmethod
@@ -94,6 +98,10 @@ class Inputs:
         dtype: torch.dtype = getattr(torch, self.dtype)
         if x.is_floating_point() and not dtype.is_floating_point:
             raise DataError(f"x holds {_name(x.dtype)}; the run's samples are {self.dtype}")
+        if self.mean:  # in float64, as the loaders of tables normalise
+            x = (x.to(torch.float64) - torch.tensor(self.mean, dtype=torch.float64)) / torch.tensor(
+                self.std, dtype=torch.float64
+            )
         return x.to(dtype)
 
 

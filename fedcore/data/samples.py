@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
@@ -53,15 +54,33 @@ class TensorSamples:
 
     :param inputs: (n, ...), of any dtype; a batch is (B, ...).
     :param labels: (n,) int64.
-    :raises DataError: the labels do not fit the inputs.
+    :param mean: what was subtracted from each column of a table, if ``inputs`` are its normalised rows; ``std`` is by
+        what each column was then divided. A run's result normalises raw rows in the same way.
+    :param columns: the names of the columns in order, for the card of an exported model.
+    :raises DataError: labels, or mean and std, do not fit the inputs.
     """
 
     kind: ClassVar[str] = "tensor"
     fixed_shape: ClassVar[bool] = True
 
-    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
+    def __init__(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        mean: Iterable[float] = (),
+        std: Iterable[float] = (),
+        columns: Iterable[str] = (),
+    ) -> None:
         check_labels(labels, len(inputs) if inputs.ndim else 0)
         self.inputs, self.labels = inputs, labels
+        self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
+        self.columns = tuple(map(str, columns))
+        if (self.mean or self.std) and not (len(self.mean),) == (len(self.std),) == inputs.shape[1:]:
+            raise DataError(
+                f"mean has {len(self.mean)} numbers and std {len(self.std)}; each needs one for every column of inputs "
+                f"(n, columns), which are {tuple(inputs.shape)}"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,7 +91,9 @@ class TensorSamples:
 
     def to(self, device: torch.device, memory_format: torch.memory_format) -> Self:
         """Return the samples on a device."""
-        return type(self)(self.inputs.to(device), self.labels.to(device))
+        moved = copy.copy(self)
+        moved.inputs, moved.labels = self.inputs.to(device), self.labels.to(device)
+        return moved
 
     def tensors(self) -> dict[str, Tensor]:
         """Return inputs and labels by name."""

@@ -102,7 +102,8 @@ class RunResult:
 
         :param x: raw samples as the data set had them, in an array, a tensor or a list: images (n, H, W),
             (n, H, W, C) or (n, C, H, W), uint8 or floating point, or rows (n, ...). Other kinds of samples come as a
-            class with ``gather``, like the data set's own. The result normalises the images.
+            class with ``gather``, like the data set's own. The result normalises images, and rows of a table that the
+            data set normalised, as those of ``hf:FILE.csv``.
         :param model: the model of a client (:func:`fedcore.client_model`), or a network with logits as output, instead
             of the global model. It keeps its mode, of training or evaluation.
         :raises DataError: x has another shape or type than the samples of the run.

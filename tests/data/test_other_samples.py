@@ -62,3 +62,9 @@ def test_labels_that_do_not_belong_to_the_samples_are_refused(labels):
         TensorSamples(torch.zeros(5, 2), labels)
     with pytest.raises(DataError, match=r"labels must be int64 of shape \(5,\)"):
         SequenceSamples(torch.arange(9), sequences().offsets, labels)
+
+
+@pytest.mark.parametrize("stats", [{"mean": [0.0, 0.0]}, {"mean": [0.0], "std": [1.0]}])
+def test_mean_and_std_have_a_number_for_each_column(stats):
+    with pytest.raises(DataError, match=r"each needs one for every column of inputs .* are \(5, 2\)"):
+        TensorSamples(torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64), **stats)

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedcore
 from fedcore import ConfigError, DataError, RunConfig
-from fedcore.data import Dataset, SequenceBatch, SequenceSamples, load_dataset
+from fedcore.data import Dataset, SequenceBatch, SequenceSamples, TensorSamples, load_dataset
 
 
 class Net(nn.Module):
@@ -176,6 +176,19 @@ def test_rows_of_a_table_are_taken_as_they_are(tmp_path: Path) -> None:
     assert result.predict(x[80:].tolist()).tolist() == result.predict(x[80:]).tolist()
     with pytest.raises(DataError, match=r"x has the shape \(40, 3\); expected \(n, 4\)"):
         result.predict(x[80:, :3])
+
+
+def test_raw_rows_are_normalised_as_the_data_set_normalised_its_own(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(120, 2)) * (300, 0.01) + (5000, -0.2)
+    y = torch.from_numpy(x[:, 0] > 5000).long()
+    mean, std = x[:80].mean(axis=0), x[:80].std(axis=0)
+    rows = torch.from_numpy((x - mean) / std).float()
+    train, test = (TensorSamples(rows[part], y[part], mean=mean, std=std) for part in (slice(80), slice(80, None)))
+    dataset = Dataset("table", train, test, 2, (2,), model="mlp")
+    config = RunConfig(rounds=3, clients=2, lr=0.05, batch_size=10, workers=0, out=tmp_path / "run")
+    result = fedcore.run(config, dataset=dataset)
+    assert result.evaluate(x[80:], y[80:]) == result.evaluate(test) == result.metrics["global"]
+    assert fedcore.load_run(result.directory, dataset=dataset).inputs == result.inputs
 
 
 def test_without_a_global_model_a_clients_model_predicts(tmp_path: Path) -> None:

@@ -87,6 +87,15 @@ def test_the_card_says_how_samples_become_inputs(cli, tmp_path: Path, dtype, sca
     assert says in (tmp_path / "model" / "README.md").read_text()
 
 
+def test_the_card_says_how_rows_of_a_table_become_inputs(cli, tmp_path: Path) -> None:
+    trained = support.run(tmp_path, dataset="breast-cancer", rounds=1, clients=2)
+    assert cli("export", trained.directory, "--to", "safetensors", "--out", "model").exit_code == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert '- Columns in order: `["mean radius", "mean texture", ' in card
+    mean, std = (", ".join(map(str, stats)) for stats in (trained.inputs.mean, trained.inputs.std))
+    assert f"- Numbers as in the training data, minus mean [{mean}], divided by std [{std}], per column." in card
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", export.FORMATS)
 def test_a_full_disk_is_named_and_nothing_stays(cli, trained, tmp_path: Path, form: str) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from fedcore import ConfigError, RunConfig
 from fedcore.data import make_partition
+from fedcore.data.inputs import Inputs
 from fedcore_huggingface import dataset
 from fedcore_testing import check_dataset
 
@@ -81,7 +82,11 @@ def test_a_table_is_normalised_by_its_training_rows(tmp_path: Path, load) -> Non
     )
     ages = np.arange(30)
     expected = (ages - ages.mean()) / ages.std()
-    np.testing.assert_allclose(found.train.gather(torch.arange(30))[:, 0].numpy(), expected, atol=1e-6)
+    rows = found.train.gather(torch.arange(30))
+    np.testing.assert_allclose(rows[:, 0].numpy(), expected, atol=1e-6)
+    raw = np.column_stack([table["age"], table["dose"]])
+    assert torch.equal(Inputs.of(found.train, (2,)).prepare(raw), rows)
+    assert found.train.columns == found.test.columns == ("age", "dose")
     assert load(f"{folder}?source=site").input_shape == (2,)  # all numbers but the classes
 
 

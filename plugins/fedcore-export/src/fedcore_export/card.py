@@ -14,7 +14,7 @@ from torch import nn
 from fedcore import SplitModel, __version__
 from fedcore.base.identity import digest, method, settings
 from fedcore.base.protocols import PROTOCOLS, UNSEEN
-from fedcore.data import Dataset, ResidentSamples
+from fedcore.data import Dataset, ResidentSamples, TensorSamples
 from fedcore.models import build_model
 from fedcore.runs.run import Run
 
@@ -114,8 +114,15 @@ def _input(dataset: Dataset) -> Iterator[str]:
         yield f"- `x`: ({shape}), {dtype}."
     else:
         yield f"- Batches of kind `{dataset.kind}`, `input_shape` {tuple(dataset.input_shape)}."
-    if isinstance(dataset.train, ResidentSamples):
-        yield f"- {_normalisation(dataset.train)}."
+    train = dataset.train
+    if isinstance(train, ResidentSamples):
+        yield f"- {_normalisation(train)}."
+    elif isinstance(train, TensorSamples):
+        if train.columns:
+            yield f"- Columns in order: `{json.dumps(train.columns, ensure_ascii=False)}`"
+        if train.mean:
+            stats = f"minus mean {list(train.mean)}, divided by std {list(train.std)}, per column"
+            yield f"- Numbers as in the training data, {stats}."
     yield f"- Logits (B, {dataset.num_classes}); the class is that of the largest."
     if dataset.class_names:
         yield f"- Classes in order: `{json.dumps(list(dataset.class_names), ensure_ascii=False)}`"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from fedcore_zoo import fixed_split
 
 Table: TypeAlias = Any
 """A ``datasets.Dataset``, which has no types."""
+
+Array: TypeAlias = npt.NDArray[Any]
 
 LABELS = ("label", "labels", "target")
 TESTS = ("test", "validation", "valid", "dev")
@@ -93,7 +96,10 @@ def read(table: Table, options: Options, name: str) -> Dataset:
         texts = [SequenceSamples.of(part, of.tolist()) for part, of in zip(tokens, labels, strict=True)]
         found |= {"train": texts[0], "test": texts[1], "input_shape": (vocabulary,), "model": "embedding-bag"}
     else:
-        rows = [TensorSamples(part, of) for part, of in zip(_rows(tables, columns, name), labels, strict=True)]
+        parts, mean, std = _rows(tables, columns, name)
+        rows = [
+            TensorSamples(part, of, mean=mean, std=std, columns=columns) for part, of in zip(parts, labels, strict=True)
+        ]
         found |= {"train": rows[0], "test": rows[1], "input_shape": (len(columns),), "model": "mlp"}
     return Dataset(**found)
 
@@ -275,8 +281,8 @@ def _tokens(tables: Sequence[Table], column: str, options: Options, name: str) -
     return found, len(tokenizer)
 
 
-def _rows(tables: Sequence[Table], columns: Sequence[str], name: str) -> list[Tensor]:
-    """Return each table's numbers (n, columns), normalised by the mean and deviation of the first one's columns."""
+def _rows(tables: Sequence[Table], columns: Sequence[str], name: str) -> tuple[list[Tensor], Array, Array]:
+    """Return each table's numbers (n, columns), normalised by the mean and deviation of the first one's, and these."""
     tables_of_numbers = []
     for table in tables:
         try:
@@ -289,7 +295,7 @@ def _rows(tables: Sequence[Table], columns: Sequence[str], name: str) -> list[Te
         tables_of_numbers.append(rows)
     mean, std = tables_of_numbers[0].mean(axis=0), tables_of_numbers[0].std(axis=0)
     std[std == 0] = 1.0
-    return [torch.from_numpy((rows - mean) / std).to(torch.float32) for rows in tables_of_numbers]
+    return [torch.from_numpy((rows - mean) / std).to(torch.float32) for rows in tables_of_numbers], mean, std
 
 
 def _numbered(table: Table, column: str, name: str) -> Tensor:

@@ -27,10 +27,14 @@ def breast_cancer(data_dir: Path | None = None) -> Dataset:
     mean, std = bunch.data[train].mean(axis=0), bunch.data[train].std(axis=0)  # float64, in NumPy's fixed order
     rows = torch.from_numpy((bunch.data - mean) / std).to(torch.float32)
     labels = torch.from_numpy(bunch.target.astype(np.int64))
+
+    def samples(part: Array) -> TensorSamples:
+        return TensorSamples(rows[part], labels[part], mean=mean, std=std, columns=bunch.feature_names)
+
     return Dataset(
         name="breast-cancer",
-        train=TensorSamples(rows[train], labels[train]),
-        test=TensorSamples(rows[test], labels[test]),
+        train=samples(train),
+        test=samples(test),
         num_classes=2,
         input_shape=(30,),
         class_names=tuple(map(str, bunch.target_names)),
