@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ import fedcore
 from fedcore import ConfigError, UnknownNameError
 from fedcore_metrics import AUROC, BalancedAccuracy, CalibrationError, MacroF1
 from fedcore_testing import PersonalClassifier, model_bytes, small_config
-from fedcore_zoo import load_torchvision
 
 ALL = (MacroF1, BalancedAccuracy, AUROC, CalibrationError)
 NAMES = ["macro-f1", "balanced-accuracy", "auroc", "ece"]
@@ -122,8 +122,11 @@ def test_a_run(tmp_path):
 
 @pytest.fixture(scope="module")
 def torchmetrics():
-    load_torchvision()  # torchmetrics imports it, and cannot where it does not fit torch
-    return pytest.importorskip("torchmetrics")
+    if find_spec("torchmetrics") is None:
+        pytest.skip("torchmetrics is not installed")
+    from fedcore_metrics import of_torchmetrics  # first: alone, torchmetrics fails where torchvision does not fit torch
+
+    return of_torchmetrics.torchmetrics
 
 
 def test_metrics_of_torchmetrics(torchmetrics, tmp_path):

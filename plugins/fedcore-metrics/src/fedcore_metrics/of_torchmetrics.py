@@ -6,12 +6,15 @@ import copy
 from collections.abc import Callable
 
 import torch
-import torchmetrics
 from torch import Tensor
-from torchmetrics import classification
-from torchmetrics.utilities import dim_zero_sum
 
 from fedcore import ConfigError, Metric, UnknownNameError
+from fedcore_zoo import load_torchvision
+
+load_torchvision()  # torchmetrics imports it, and it may need help
+import torchmetrics  # noqa: E402
+from torchmetrics import classification  # noqa: E402
+from torchmetrics.utilities import dim_zero_sum  # noqa: E402
 
 PREFIX = "Multiclass"
 
