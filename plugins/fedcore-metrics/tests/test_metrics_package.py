@@ -147,11 +147,17 @@ def test_metrics_of_torchmetrics(torchmetrics, tmp_path):
     assert 0 < one.metrics["global"]["MulticlassCohenKappa"] < one.accuracy
 
 
-def test_what_torchmetrics_does_not_sum_is_refused(torchmetrics):
+def test_what_is_no_sum_or_no_number_is_refused(torchmetrics):
     from fedcore_metrics.of_torchmetrics import OfTorchmetrics, by_name
 
-    with pytest.raises(ConfigError, match="keeps 'preds', which is not a sum over samples"):
-        by_name("MulticlassAUROC")(10)
+    for name, says in (
+        ("AUROC", "keeps 'preds', which is not a sum over samples"),
+        ("ConfusionMatrix", "does not compute one number .*function of your own"),
+        ("StatScores", "does not compute one number"),
+        ("FBetaScore", "cannot be made without options .*'beta'.*function of your own"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            by_name(f"Multiclass{name}")(10)
     with pytest.raises(UnknownNameError, match="Did you mean 'MulticlassF1Score'"):
         by_name("MulticlassF1")
     logits, labels = drawn(10, 2000)

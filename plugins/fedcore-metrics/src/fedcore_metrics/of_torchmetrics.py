@@ -17,6 +17,7 @@ from torchmetrics import classification  # noqa: E402
 from torchmetrics.utilities import dim_zero_sum  # noqa: E402
 
 PREFIX = "Multiclass"
+OWN = "in a function of your own, as the README of fedcore-metrics shows"
 
 
 class OfTorchmetrics(Metric):
@@ -24,7 +25,7 @@ class OfTorchmetrics(Metric):
 
     It gets the softmax of the logits.
 
-    :raises ConfigError: it has other states, such as the list of all samples.
+    :raises ConfigError: it has other states, such as the list of all samples, or computes more than one number.
     """
 
     def __init__(self, metric: torchmetrics.Metric, num_classes: int) -> None:
@@ -36,8 +37,15 @@ class OfTorchmetrics(Metric):
         if other:
             raise ConfigError(
                 f"metric {type(metric).__name__} keeps {other[0]!r}, which is not a sum over samples; choose a binned "
-                "form, such as MulticlassAUROC(num_classes, thresholds=200), in a function of your own"
+                f"form, such as MulticlassAUROC(num_classes, thresholds=200), {OWN}"
             )
+        try:
+            self.value(self.count(torch.eye(num_classes), torch.arange(num_classes)))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"metric {type(metric).__name__} does not compute one number ({error}); choose another one, or give it "
+                f"options {OWN}"
+            ) from error
         self.lower_is_better = metric.higher_is_better is False  # type: ignore[misc]
 
     def count(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -60,8 +68,17 @@ def by_name(name: str) -> Callable[[int], Metric]:
     """Return a metric of several classes in torchmetrics with its default options, such as ``MulticlassCohenKappa``.
 
     :raises UnknownNameError: torchmetrics has no such metric.
+    :raises ConfigError: by what is returned, if the metric needs options, or :class:`OfTorchmetrics` refuses it.
     """
     known = [known for known in classification.__all__ if known.startswith(PREFIX)]
     if name not in known:
         raise UnknownNameError("metric of torchmetrics", name, known)
-    return lambda num_classes: OfTorchmetrics(getattr(classification, name)(num_classes=num_classes), num_classes)
+
+    def made(num_classes: int) -> Metric:
+        try:
+            metric = getattr(classification, name)(num_classes=num_classes)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"metric {name} cannot be made without options ({error}); give them {OWN}") from error
+        return OfTorchmetrics(metric, num_classes)
+
+    return made
