@@ -87,7 +87,40 @@ def test_a_table_is_normalised_by_its_training_rows(tmp_path: Path, load) -> Non
     raw = np.column_stack([table["age"], table["dose"]])
     assert torch.equal(Inputs.of(found.train, (2,)).prepare(raw), rows)
     assert found.train.columns == found.test.columns == ("age", "dose")
-    assert load(f"{folder}?source=site").input_shape == (2,)  # all numbers but the classes
+    found = load(f"{folder}?source=site")  # all numbers but the classes
+    assert found.train.columns == ("age", "dose")
+    assert found.notes == (f"hf:{folder}?source=site: columns used: 'age', 'dose'; not used: none",)
+    with pytest.raises(ConfigError, match="column 'target' holds the classes"):
+        load(f"{folder}?columns=age,target")
+
+
+@pytest.mark.parametrize("index", ["", "Unnamed: 0", "__index_level_0__"])
+def test_a_saved_row_index_is_no_input_unless_it_is_named(tmp_path: Path, load, index: str) -> None:
+    folder = save(tmp_path / "set", only={index: list(range(30)), "dose": [0.5, 1.5] * 15, "label": [0, 1] * 15})
+    found = load(folder)
+    assert found.train.columns == ("dose",)
+    assert found.notes == (f"hf:{folder}: columns used: 'dose'; not used: {index!r}",)
+    assert load(f"{folder}?columns={index},dose").train.columns == (index, "dose")
+
+
+def test_a_test_split_without_labels_is_left_out(tmp_path: Path, load) -> None:
+    from datasets import ClassLabel, DatasetDict, load_from_disk
+
+    given = {"train": (30, 0), "validation": (10, 0), "test": (20, -1), "extra": (12, 0)}
+    columns = {split: {"x": [0.5, 1.5] * (n // 2), "label": [label] * n} for split, (n, label) in given.items()}
+    plain = load_from_disk(str(save(tmp_path / "plain", **columns)))
+    classes = {split: of.cast_column("label", ClassLabel(names=["neg"])) for split, of in plain.items()}
+    DatasetDict(classes).save_to_disk(str(tmp_path / "set"))
+    found = load(f"{tmp_path / 'set'}?columns=x")
+    assert (len(found.test), found.notes) == (
+        10,
+        (f"hf:{tmp_path / 'set'}?columns=x: split 'test' has no labels and is not used",),
+    )
+    assert len(load(f"{tmp_path / 'set'}?test=extra").test) == 12
+    with pytest.raises(
+        ConfigError, match="no split 'tst' for testing; next to train there are: validation, test, extra"
+    ):
+        load(f"{tmp_path / 'set'}?test=tst")
 
 
 def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: str, tokenizer: Path, load) -> None:

@@ -28,7 +28,10 @@ Array: TypeAlias = npt.NDArray[Any]
 
 LABELS = ("label", "labels", "target")
 TESTS = ("test", "validation", "valid", "dev")
-"""Names of the split that is the test set, the first that is there."""
+"""Names of the split that is the test set, the first that is there and has labels."""
+
+ROW_INDEX = re.compile(r"(Unnamed: \d+|__index_level_\d+__)?")
+"""Names that pandas gives the column of a saved row index. On sorted data such numbers tell the class."""
 
 FILES = (".csv", ".parquet")
 """The suffixes of files that are tables."""
@@ -76,17 +79,20 @@ def read(table: Table, options: Options, name: str) -> Dataset:
 
     :raises ConfigError: its columns do not say what they are, or there are too few samples.
     """
-    train, test = _splits(table, name)
+    train, tests = _splits(table, options, name)
     label = _label_column(train, options, name)
+    unlabelled = tuple(split for split, of in tests.items() if options.test is None and _is_unlabelled(of, label))
+    test = next((of for split, of in tests.items() if split not in unlabelled), None)
     if test is None:
         (whole,), known = _labels([train], label, name)
         train, test = (train.select(part) for part in _parts(whole, known, name))
     tables = (train, test)
     labels, class_names = _labels(tables, label, name)
     found: dict[str, Any] = {"name": name, "num_classes": len(class_names), "class_names": class_names}
+    found["notes"] = tuple(f"{name}: split {split!r} has no labels and is not used" for split in unlabelled)
     if options.source is not None:
         found["sources"] = _numbered(train, options.source, name)
-    kind, columns = _inputs(train, options, {label, options.source}, name)
+    kind, columns = _inputs(train, options, label, name)
     if kind == "image":
         pixels = _images(tables, columns[0], options.size, name)
         images = assemble(name, *(Split(part, of) for part, of in zip(pixels, labels, strict=True)))
@@ -96,6 +102,9 @@ def read(table: Table, options: Options, name: str) -> Dataset:
         texts = [SequenceSamples.of(part, of.tolist()) for part, of in zip(tokens, labels, strict=True)]
         found |= {"train": texts[0], "test": texts[1], "input_shape": (vocabulary,), "model": "embedding-bag"}
     else:
+        if options.columns is None:
+            left = [column for column in train.features if column not in {*columns, label, options.source}]
+            found["notes"] += (f"{name}: columns used: {_listed(columns)}; not used: {_listed(left)}",)
         parts, mean, std = _rows(tables, columns, name)
         rows = [
             TensorSamples(part, of, mean=mean, std=std, columns=columns) for part, of in zip(parts, labels, strict=True)
@@ -141,19 +150,29 @@ def _of_the_hub(repository: str, options: Options, name: str) -> Table:
         ) from error
 
 
-def _splits(found: Table, name: str) -> tuple[Table, Table | None]:
-    """Return the training split, and that for testing where there is one."""
+def _splits(found: Table, options: Options, name: str) -> tuple[Table, dict[str, Table]]:
+    """Return the training split, and those that may be the test set, by name, the first choice first."""
     from datasets import DatasetDict
 
-    test = None
-    if isinstance(found, DatasetDict):
-        if "train" not in found:
-            raise ConfigError(f"{name}: none of its splits is named train; there are: {', '.join(found)}")
-        test = next((found[split] for split in TESTS if split in found), None)
-        found = found["train"]
-    if len(found) < FEWEST:
-        raise ConfigError(f"{name}: has {len(found)} training samples; at least {FEWEST} are needed")
-    return found, test
+    splits = dict(found) if isinstance(found, DatasetDict) else {"train": found}
+    if "train" not in splits:
+        raise ConfigError(f"{name}: none of its splits is named train; there are: {', '.join(splits)}")
+    train = splits.pop("train")
+    if options.test is not None and options.test not in splits:
+        raise ConfigError(
+            f"{name}: has no split {options.test!r} for testing; next to train there are: {', '.join(splits) or 'none'}"
+        )
+    if len(train) < FEWEST:
+        raise ConfigError(f"{name}: has {len(train)} training samples; at least {FEWEST} are needed")
+    chosen = TESTS if options.test is None else (options.test,)
+    return train, {split: splits[split] for split in chosen if split in splits}
+
+
+def _is_unlabelled(table: Table, label: str) -> bool:
+    """Return whether all labels are -1, as in the test splits of benchmarks that keep the labels to themselves."""
+    from datasets import ClassLabel
+
+    return isinstance(table.features.get(label), ClassLabel) and set(table[label]) == {-1}
 
 
 def _label_column(table: Table, options: Options, name: str) -> str:
@@ -200,11 +219,15 @@ def _parts(labels: Tensor, class_names: Sequence[str], name: str) -> Sequence[np
         ) from None
 
 
-def _inputs(table: Table, options: Options, used: set[str | None], name: str) -> tuple[str, list[str]]:
+def _inputs(table: Table, options: Options, label: str, name: str) -> tuple[str, list[str]]:
     """Return what the samples are, ``image``, ``text`` or ``table``, and the columns that hold them."""
     from datasets import Image, Value
 
-    features = {column: feature for column, feature in table.features.items() if column not in used}
+    features = {
+        column: feature
+        for column, feature in table.features.items()
+        if column not in (label, options.source) and not ROW_INDEX.fullmatch(column)
+    }
     given = {"image": options.image, "text": options.text, "table": options.columns}
     chosen = [(kind, value) for kind, value in given.items() if value is not None]
     if len(chosen) > 1:
@@ -214,6 +237,8 @@ def _inputs(table: Table, options: Options, used: set[str | None], name: str) ->
         columns = value.split(",") if kind == "table" else [value]
         for column in columns:
             _require(table, column, name)
+        if label in columns:
+            raise ConfigError(f"{name}: column {label!r} holds the classes, so it cannot be an input, too")
         return kind, columns
     of_kind = {
         "image": [column for column, feature in features.items() if isinstance(feature, Image)],
@@ -324,6 +349,11 @@ def _require(table: Table, column: str, name: str) -> None:
 
 def _known(table: Table) -> str:
     return f"there are: {', '.join(table.features)}"
+
+
+def _listed(columns: Sequence[str]) -> str:
+    more = f" and {len(columns) - 10} more" if len(columns) > 10 else ""
+    return f"{', '.join(map(repr, columns[:10]))}{more}" or "none"
 
 
 def _is(feature: Any, kind: type, dtypes: tuple[str, ...]) -> bool:

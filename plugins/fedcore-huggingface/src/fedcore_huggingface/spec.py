@@ -22,6 +22,7 @@ class Options(BaseModel):
     image: str | None = Field(default=None, description="Column of images.")
     text: str | None = Field(default=None, description="Column of texts.")
     columns: str | None = Field(default=None, description="Columns of a table, with commas; default all numbers.")
+    test: str | None = Field(default=None, description="Split that is the test set; default test or validation.")
     source: str | None = Field(
         default=None, description="Column of where a sample comes from, for --partition natural."
     )
