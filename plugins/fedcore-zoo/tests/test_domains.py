@@ -40,6 +40,13 @@ def test_folders_of_domains_and_classes(pacs):
     assert torch.equal(read_domains(pacs, size=8).test.labels, dataset.test.labels)  # the same draw each time
 
 
+def test_files_of_other_suffixes_are_counted(pacs):
+    write(pacs / "photo/dog/pic_5.gif", 5)
+    dataset = load_dataset(f"domains:{pacs}?size=4")
+    assert len(dataset.train) + len(dataset.test) == 30
+    assert dataset.notes[0].startswith(f"{pacs / 'photo'}: files left out: 1 .gif; images are .jpg, ")
+
+
 def test_lists_of_domainnet(pacs):
     for domain in ("art_painting", "photo", "sketch"):
         for part, numbers in (("train", (0, 1)), ("test", (4,))):

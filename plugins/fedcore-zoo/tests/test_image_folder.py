@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedcore import DataError
+from fedcore import ConfigError, DataError
 from fedcore.data import load_dataset
 
 RNG = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def test_wrong_imagefolders(tmp_path):
 
     refused("train is not a directory")
     (tmp_path / "train").mkdir()
-    refused("one folder of images per class")
+    refused(r"one folder of images \(\.jpg, .*\) per class")
     write_image(tmp_path / "train/cat/1.png")
     refused("neither test/ nor val/")
     write_image(tmp_path / "val/cow/1.png")
@@ -77,6 +77,31 @@ def test_wrong_imagefolders(tmp_path):
         refused("must hold lines")
     (tmp_path / "val/val_annotations.txt").write_text("gone.png\tcat")
     refused("cannot read")
+
+
+def test_images_are_resized_if_asked(tmp_path):
+    write_image(tmp_path / "train/cat/1.png", size=(9, 5))
+    write_image(tmp_path / "test/cat/1.png", size=(4, 4))
+    assert load_dataset(f"imagefolder:{tmp_path}?size=6").input_shape == (3, 6, 6)
+    for query, message in (("?size=0", "from 1 to 4096"), ("?classes=cat", "'classes' is unknown; there are: size")):
+        with pytest.raises(ConfigError, match=message):
+            load_dataset(f"imagefolder:{tmp_path}{query}")
+
+
+def test_hidden_names_are_left_out_and_files_of_other_suffixes_counted(tmp_path):
+    for part in ("train", "test"):
+        for name in ("1.png", "2.PNG", "3.gif"):
+            write_image(tmp_path / part / "cat" / name)
+    (tmp_path / "train/.ipynb_checkpoints").mkdir()
+    for name in ("._1.png", ".hidden/1.png"):
+        (tmp_path / "train/cat" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "train/cat" / name).write_bytes(b"no image")
+    (tmp_path / "train/cat/notes").write_text("")
+    dataset = load_dataset(f"imagefolder:{tmp_path}")
+    assert (dataset.class_names, len(dataset.train), len(dataset.test)) == (("cat",), 2, 2)
+    train, test = dataset.notes
+    assert train.startswith(f"{tmp_path / 'train'}: files left out: 1 without a suffix, 1 .gif; images are .jpg, ")
+    assert test.startswith(f"{tmp_path / 'test'}: files left out: 1 .gif; images are .jpg, ")
 
 
 def test_folders_that_are_not_used_are_named(tmp_path):

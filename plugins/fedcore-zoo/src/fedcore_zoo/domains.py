@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,7 @@ from fedcore.data import (
     dirichlet,
     iid,
 )
-from fedcore_zoo.image_folder import class_folders, decoded
+from fedcore_zoo.image_folder import class_folders, decoded, split_options
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -54,16 +53,10 @@ def domain_folders(name: str) -> Callable[[Path | None], Dataset]:
     ``domains:DIR?size=64&classes=dog,horse``: the side to which images are resized, and the classes that are read;
     ``classes=fedbn`` are FedBN's ten of DomainNet.
     """
-    folder, _, query = name.partition("?")
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    if unknown := sorted(set(options) - {"size", "classes"}):
-        raise ConfigError(f"domains:{name}: option {unknown[0]!r} is unknown; there are: size, classes")
-    size = options.get("size", "64")
-    if not size.isdecimal() or not 1 <= int(size) <= 4096:
-        raise ConfigError(f"domains:{name}: size is {size!r}, expected a number of pixels from 1 to 4096")
+    folder, size, options = split_options(f"domains:{name}", ("size", "classes"))
     given = options.get("classes")
     classes = FEDBN_CLASSES if given == "fedbn" else tuple(given.split(",")) if given else None
-    return lambda data_dir: read_domains(Path(folder).expanduser(), size=int(size), classes=classes)
+    return lambda data_dir: read_domains(Path(folder).expanduser(), size=size or 64, classes=classes)
 
 
 def read_domains(path: Path, *, size: int = 64, classes: Sequence[str] | None = None) -> Dataset:
@@ -81,8 +74,14 @@ def read_domains(path: Path, *, size: int = 64, classes: Sequence[str] | None = 
     folders = sorted(f for f in path.iterdir() if f.is_dir() and f.name[0] != "." and any(f.glob("*/*")))
     if len(folders) < 2:
         raise DataError(f"domains: {path} must hold at least two folders DOMAIN/CLASS/* of images")
-    listed = {folder.name: _listed(path, folder.name) for folder in folders}
-    found = {folder.name: listed[folder.name] or _drawn(class_folders(folder, "domains")[0]) for folder in folders}
+    found: dict[str, tuple[Files, Files]] = {}
+    notes: tuple[str, ...] = ()
+    for folder in folders:
+        parts_of = _listed(path, folder.name)
+        if parts_of is None:
+            files, _, more = class_folders(folder, "domains")
+            parts_of, notes = _drawn(files), notes + more
+        found[folder.name] = parts_of
     names = sorted({label for parts in found.values() for files in parts for _, label in files})
     if classes is not None:
         if missing := sorted(set(classes) - set(names)):
@@ -102,7 +101,9 @@ def read_domains(path: Path, *, size: int = 64, classes: Sequence[str] | None = 
         parts.append((Split(images, labels), domains))
     (train, of_train), (test, of_test) = parts
     half = (0.5, 0.5, 0.5)
-    dataset = assemble(f"domains:{path.resolve().name}", train, test, stats=(half, half), class_names=tuple(names))
+    dataset = assemble(
+        f"domains:{path.resolve().name}", train, test, stats=(half, half), class_names=tuple(names), notes=notes
+    )
     return _with_domains(dataset, [folder.name for folder in folders], of_train, of_test)
 
 

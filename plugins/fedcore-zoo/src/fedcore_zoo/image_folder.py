@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import parse_qsl
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcore import DataError
+from fedcore import ConfigError, DataError
 from fedcore.data import Dataset, Split, assemble
 from fedcore.engines import cores
 from fedcore_zoo.vision import load_torchvision
@@ -21,22 +23,42 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 def imagefolder(name: str) -> Callable[[Path | None], Dataset]:
-    """Images in a folder: ``imagefolder:DIR`` with train/CLASS/* and test/CLASS/* or val/CLASS/*."""
-    return lambda data_dir: read_folder(Path(name).expanduser())
+    """Images in a folder: ``imagefolder:DIR`` with train/CLASS/* and test/CLASS/* or val/CLASS/*.
+
+    ``imagefolder:DIR?size=64``: the side to which images are resized.
+    """
+    folder, size, _ = split_options(f"imagefolder:{name}", ("size",))
+    return lambda data_dir: read_folder(Path(folder).expanduser(), size=size)
 
 
-def read_folder(path: Path) -> Dataset:
+def split_options(name: str, known: Sequence[str]) -> tuple[str, int | None, dict[str, str]]:
+    """Return folder, ``size`` and the other options of a name such as ``domains:DIR?size=64&classes=dog,horse``.
+
+    :raises ConfigError: an option is unknown, or size is no number of pixels.
+    """
+    folder, _, query = name.partition(":")[2].partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if unknown := sorted(set(options) - set(known)):
+        raise ConfigError(f"{name}: option {unknown[0]!r} is unknown; there are: {', '.join(known)}")
+    size = options.pop("size", None)
+    if size is not None and not (size.isdecimal() and 1 <= int(size) <= 4096):
+        raise ConfigError(f"{name}: size is {size!r}, expected a number of pixels from 1 to 4096")
+    return folder, None if size is None else int(size), options
+
+
+def read_folder(path: Path, *, size: int | None = None) -> Dataset:
     """Return images in one folder per class: ``train/CLASS/*`` and ``test/CLASS/*``, or where there is
     no ``test``, ``val/CLASS/*``.
 
-    All images must have one size; they are read as RGB and normalised to -1..1, as MOON does for
+    The images are read as RGB and normalised to -1..1, as MOON does for
     Tiny-ImageNet, whose own layout (``val/images`` with ``val/val_annotations.txt``) is understood too.
 
+    :param size: the side to which images are resized; by default all must have one size.
     :raises DataError: folders or images are missing, damaged or of different sizes.
     """
     if not (path / "train").is_dir():
         raise DataError(f"imagefolder: {path / 'train'} is not a directory; expected train/ and test/ or val/ in it")
-    train_files, names = class_folders(path / "train")
+    train_files, names, notes = class_folders(path / "train")
     annotations = path / "val" / "val_annotations.txt"
     if annotations.is_file():
         held_out, test_files = annotations.parent, _annotated_files(annotations)
@@ -45,17 +67,20 @@ def read_folder(path: Path) -> Dataset:
         if not folders:
             raise DataError(f"imagefolder: {path} holds neither test/ nor val/, the folder of the test set")
         held_out = folders[0]
-        test_files, _ = class_folders(held_out)
+        test_files, _, more = class_folders(held_out)
+        notes += more
     strange = sorted({label for _, label in test_files} - set(names))
     if strange:
         raise DataError(f"imagefolder: {path}: class {strange[0]!r} of the test images has no folder in train/")
     number = {name: k for k, name in enumerate(names)}
     train, test = (
-        Split(decoded([file for file, _ in files]), torch.tensor([number[label] for _, label in files]))
+        Split(decoded([file for file, _ in files], size), torch.tensor([number[label] for _, label in files]))
         for files in (train_files, test_files)
     )
     used = ("train", held_out.name)
     others = [f"{f.name}/" for f in path.iterdir() if f.is_dir() and f.name[0] != "." and f.name not in used]
+    if others:
+        notes += (f"{path}: folders not used: {', '.join(map(repr, sorted(others)))}",)
     half = (0.5, 0.5, 0.5)
     return assemble(
         f"imagefolder:{path.resolve().name}",
@@ -64,21 +89,39 @@ def read_folder(path: Path) -> Dataset:
         stats=(half, half),
         num_classes=len(names),
         class_names=tuple(names),
-        notes=(f"{path}: folders not used: {', '.join(map(repr, sorted(others)))}",) if others else (),
+        notes=notes,
     )
 
 
-def class_folders(folder: Path, what: str = "imagefolder") -> tuple[list[tuple[Path, str]], list[str]]:
-    """Return torchvision's view of a folder: (file, class name) in order, and the sorted class names.
+def class_folders(folder: Path, what: str = "imagefolder") -> tuple[list[tuple[Path, str]], list[str], tuple[str, ...]]:
+    """Return a folder's images as (file, class name) in torchvision's order, the sorted class names, and notes.
+
+    Names that begin with a dot are left out. A note counts other files that torchvision does not take for images.
 
     :param what: what is read, for the message.
     :raises DataError: it does not hold a folder of images per class.
     """
+    of_torchvision = load_torchvision().datasets.folder
+    known = ", ".join(of_torchvision.IMG_EXTENSIONS)
+    others: Counter[str] = Counter()
+
+    def is_image(file: str) -> bool:
+        path = Path(file)
+        if any(part[0] == "." for part in path.relative_to(folder).parts):
+            return False
+        taken = path.suffix.lower() in of_torchvision.IMG_EXTENSIONS
+        others[path.suffix] += not taken
+        return taken
+
     try:
-        found = load_torchvision().datasets.ImageFolder(str(folder))
-    except OSError as error:
-        raise DataError(f"{what}: {folder} must hold one folder of images per class: {error}") from error
-    return [(Path(file), found.classes[label]) for file, label in found.samples], list(found.classes)
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
+        numbers = {name: number for number, name in enumerate(names)}
+        found = of_torchvision.make_dataset(str(folder), numbers, is_valid_file=is_image)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{what}: {folder} must hold one folder of images ({known}) per class: {error}") from error
+    left = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in sorted(others.items()) if count)
+    notes = (f"{folder}: files left out: {left}; images are {known}",) if left else ()
+    return [(Path(file), names[label]) for file, label in found], names, notes
 
 
 def _annotated_files(annotations: Path) -> list[tuple[Path, str]]:
@@ -122,7 +165,7 @@ def decoded(files: Sequence[Path], size: int | None = None, *, what: str = "imag
         if image.shape[1:] != (height, width):
             raise DataError(
                 f"{what}: {files[position]} is {image.shape[2]}x{image.shape[1]}, but {files[0]} is "
-                f"{width}x{height}: resize all images to one size first"
+                f"{width}x{height}: resize all images to one size, for example with ?size=64"
             )
         images[position] = image
 
