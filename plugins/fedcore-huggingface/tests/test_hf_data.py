@@ -125,6 +125,9 @@ def test_a_test_split_without_labels_is_left_out(tmp_path: Path, load) -> None:
 
 def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: str, tokenizer: Path, load) -> None:
     two = save(tmp_path / "two", train=texts() | {"title": ["x"] * 60})
+    mixed = save(
+        tmp_path / "mixed", only={"age": [1, 2] * 10, "sex": ["m"] * 20, "city": ["x"] * 20, "label": [0, 1] * 10}
+    )
     nothing = save(tmp_path / "nothing", train={"sentence": ["a"] * 20, "kind": ["x", "y"] * 10})
     holes = save(tmp_path / "holes", train={"age": [1.0, None] * 10, "label": [0, 1] * 10})
     odd = save(tmp_path / "odd", train=pictures(20), test={**pictures(2), "label": [0, 7]})
@@ -137,6 +140,7 @@ def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: st
         (tmp_path / "empty", "is no data set that datasets' save_to_disk wrote"),
         (tests, "none of its splits is named train; there are: test"),
         (two, r"which column\? Write \?text=COLUMN; there are: sentence, label, writer, title"),
+        (mixed, r"Write \?text=COLUMN, or \?columns=\.\.\. for a table of numbers; there are: age, sex, city"),
         (nothing, r"which column holds the classes\? Write \?label=COLUMN; there are: sentence, kind"),
         (f"{folder}?text=sentnce", "has no column 'sentnce'; there are: sentence, label, writer"),
         (f"{folder}?text=sentence", r"name a tokenizer that save_pretrained wrote: \?tokenizer=FOLDER"),
@@ -168,6 +172,21 @@ def test_classes_that_cannot_be_in_both_parts_are_named(tmp_path: Path, load, la
     folder = save(tmp_path / "set", train={"age": list(range(len(labels))), "label": labels})
     with pytest.raises(ConfigError, match=f"has no split for testing.*{says}"):
         load(folder)
+
+
+def test_whole_numbers_that_are_stored_as_floats_are_classes(tmp_path: Path, load) -> None:
+    given = {"x": [0.5, 1.5] * 10, "label": [0.0, 2.0] * 10}
+    found = load(save(tmp_path / "set", train=given, test=given))
+    assert (found.class_names, found.train.labels[:3].tolist()) == (("0", "2"), [0, 1, 0])
+    with pytest.raises(ConfigError, match="holds no classes: fractions"):
+        load(save(tmp_path / "other", only=given | {"label": [0.0, 0.5] * 10}))
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_another_separator_than_the_comma_is_named(tmp_path: Path, load, separator: str) -> None:
+    (tmp_path / "set.csv").write_text(separator.join(("x", "label")) + f"\n1{separator}0" * 20)
+    with pytest.raises(ConfigError, match=f"are separated by {separator!r}".replace("\\", "\\\\")):
+        load(tmp_path / "set.csv")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

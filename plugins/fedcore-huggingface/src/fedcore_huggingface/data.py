@@ -132,9 +132,13 @@ def _file(path: Path, name: str) -> Table:
 
     try:
         table = (csv.read_csv if path.suffix == ".csv" else parquet.read_table)(str(path))
-        return Dataset(InMemoryTable(table), fingerprint="file")
+        found = Dataset(InMemoryTable(table), fingerprint="file")
     except Exception as error:  # pyarrow's own: the advice is the same
         raise ConfigError(f"{name}: {path} cannot be read ({type(error).__name__}: {error})") from error
+    only = table.column_names[0] if table.num_columns == 1 else ""
+    if separator := next((mark for mark in ";\t|" if mark in only), ""):
+        raise ConfigError(f"{name}: the columns of {path} are separated by {separator!r}; save it with commas")
+    return found
 
 
 def _of_the_hub(repository: str, options: Options, name: str) -> Table:
@@ -192,7 +196,7 @@ def _labels(tables: Sequence[Table], column: str, name: str) -> tuple[list[Tenso
     """Return the classes of each table as 0..C-1, and their names: a ClassLabel's, or the first one's sorted values."""
     from datasets import ClassLabel
 
-    values = [_column(table, column, name) for table in tables]
+    values = [[_whole(value) for value in _column(table, column, name)] for table in tables]
     feature = tables[0].features[column]
     known = list(range(len(feature.names))) if isinstance(feature, ClassLabel) else sorted(set(values[0]), key=_order)
     if any(isinstance(value, float) for value in known) or None in known:
@@ -203,6 +207,11 @@ def _labels(tables: Sequence[Table], column: str, name: str) -> tuple[list[Tenso
     names = feature.names if isinstance(feature, ClassLabel) else known
     labels = [torch.tensor([numbers[value] for value in part], dtype=torch.int64) for part in values]
     return labels, tuple(map(str, names))
+
+
+def _whole(value: Any) -> Any:
+    """Return a float such as 2.0, as pandas writes whole numbers of a column with gaps, as an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _parts(labels: Tensor, class_names: Sequence[str], name: str) -> Sequence[np.ndarray]:
@@ -251,7 +260,8 @@ def _inputs(table: Table, options: Options, label: str, name: str) -> tuple[str,
         if len(of_kind[kind]) == 1:
             return kind, of_kind[kind]
         if of_kind[kind]:
-            raise ConfigError(f"{name}: which column? Write ?{kind}=COLUMN; {_known(table)}")
+            numbers = ", or ?columns=... for a table of numbers" * bool(of_kind["table"])
+            raise ConfigError(f"{name}: which column? Write ?{kind}=COLUMN{numbers}; {_known(table)}")
     if not of_kind["table"]:
         raise ConfigError(f"{name}: no column holds images, texts or numbers; {_known(table)}")
     return "table", of_kind["table"]
