@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fedcore import ConfigError, DataError, FedcoreError, RunConfig, RunDirectoryError
 from fedcore.cli.app import app
 from fedcore.client.store import ClientStore
-from fedcore.data import load_dataset
+from fedcore.data import Dataset, TensorSamples, load_dataset
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask
 from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
@@ -670,6 +670,27 @@ def test_images_are_normalised_by_the_server_s_statistics(tmp_path):
     assert [float(images[0, 0, 0, 0]) for images in found] == pytest.approx([expected, expected], abs=1e-6)
     digits = load_dataset("digits").test
     assert setup_of(tmp_path).normalisation == [list(digits.mean), list(digits.std)]
+
+
+def test_tables_are_normalised_by_the_server_s_statistics(tmp_path):
+    """A number of a column is the same to clients whose rows have other means."""
+    raw = torch.tensor([[1.0, 50.0], [3.0, 70.0]])
+    found = []
+    for mean, std in (([0.0, 0.0], [1.0, 1.0]), ([2.0, 60.0], [1.0, 10.0])):
+        rows = (raw - torch.tensor(mean)) / torch.tensor(std)
+        samples = TensorSamples(rows, torch.tensor([0, 1]), mean=mean, std=std, columns=("age", "weight"))
+        own = OwnData(Dataset("table", samples, samples, 2, (2,)), torch.tensor([0, 1]), torch.tensor([]), None)
+        setup = setup_of(
+            tmp_path, kind="tensor", input_shape=[2], num_classes=2, class_names=None, normalisation=[[1, 40], [2, 20]]
+        )
+        found.append(own.spec(helpers.small_config(tmp_path), setup, tmp_path).dataset.train)
+    for train in found:
+        torch.testing.assert_close(train.inputs, torch.tensor([[0.0, 0.5], [1.0, 1.5]]))
+        assert (train.mean, train.std, train.columns) == ((1.0, 40.0), (2.0, 20.0), ("age", "weight"))
+    table = load_dataset("breast-cancer")
+    described = describe_run(helpers.small_config(tmp_path), table, run="0" * 32, client=0, name="a", versions={})
+    setup = read_setup(wire.unpack({"setup": described}, "setup")[2])
+    assert setup.normalisation == [list(table.test.mean), list(table.test.std)]
 
 
 # States

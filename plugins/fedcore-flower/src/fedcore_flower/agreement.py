@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedcore import ConfigError, RunConfig
 from fedcore.base import registry
 from fedcore.base.identity import LABELS
-from fedcore.data import DECLARED, Dataset, ResidentSamples
+from fedcore.data import DECLARED, Dataset, ResidentSamples, TensorSamples
 from fedcore.runs.provenance import INSTRUCTIONS, RECORDED, installed_versions
 from fedcore.runs.saved import code_in
 from fedcore_flower import wire
@@ -56,7 +56,9 @@ class Setup(BaseModel):
     input_shape: list[int]
     class_names: list[str] | None
     normalisation: list[list[float]] | None
-    """Mean and standard deviation of each channel, by which the server normalises images; None if it has none."""
+    """Mean and standard deviation by which the server normalises each channel of images, or column of a table; None if
+    it has none.
+    """
     versions: dict[str, str]
 
 
@@ -65,6 +67,9 @@ def describe_run(
 ) -> bytes:
     """Return what a client is sent of a run, as a blob."""
     values, test = config.model_dump(mode="json", exclude=set(OWN)), dataset.test
+    normalisation = None
+    if isinstance(test, (ResidentSamples, TensorSamples)) and test.mean:
+        normalisation = [list(test.mean), list(test.std)]
     setup = Setup(
         run=run,
         client=client,
@@ -75,7 +80,7 @@ def describe_run(
         num_classes=dataset.num_classes,
         input_shape=list(dataset.input_shape),
         class_names=list(dataset.class_names) if dataset.class_names else None,
-        normalisation=[list(test.mean), list(test.std)] if isinstance(test, ResidentSamples) else None,
+        normalisation=normalisation,
         versions=dict(versions),
     )
     return wire.pack("setup", {}, setup=setup.model_dump(mode="json"))

@@ -130,7 +130,9 @@ def _joined(dataset: Dataset, spec: str) -> Samples:
             return ResidentSamples(images, torch.cat([train.labels, test.labels]), train.mean, train.std)
     if train.kind == test.kind == "tensor" and train.fixed_shape:
         inputs = torch.cat([part.gather(torch.arange(len(part))) for part in (train, test)])
-        return TensorSamples(inputs, torch.cat([train.labels, test.labels]))
+        known = {name: getattr(train, name, ()) for name in ("mean", "std", "columns")}
+        if known == {name: getattr(test, name, ()) for name in known}:
+            return TensorSamples(inputs, torch.cat([train.labels, test.labels]), **known)
     raise ConfigError(
         f"--data {spec}: its test samples cannot be put beside its training samples; hold out some of these with "
         "--test-fraction"
@@ -138,9 +140,18 @@ def _joined(dataset: Dataset, spec: str) -> Samples:
 
 
 def _normalised(samples: Samples, stats: list[list[float]] | None) -> Samples:
-    """Return images normalised by the run's mean and standard deviation, so that a pixel is the same to all."""
-    if stats is None or not isinstance(samples, ResidentSamples) or stats == [list(samples.mean), list(samples.std)]:
+    """Return samples normalised by the run's mean and standard deviation, so that a pixel or a number of a column is
+    the same to all.
+    """
+    if stats is None or not isinstance(samples, (ResidentSamples, TensorSamples)) or not samples.mean:
         return samples
+    if stats == [list(samples.mean), list(samples.std)]:
+        return samples
+    if isinstance(samples, TensorSamples):
+        own, common = (torch.tensor(pair, dtype=torch.float64) for pair in ((samples.mean, samples.std), stats))
+        raw = samples.inputs * own[1] + own[0]
+        inputs = ((raw - common[0]) / common[1]).to(samples.inputs.dtype)
+        return TensorSamples(inputs, samples.labels, mean=stats[0], std=stats[1], columns=samples.columns)
     images = samples.images
     if images.dtype == torch.float32:
         mean, std = (torch.tensor(own).view(-1, 1, 1) for own in (samples.mean, samples.std))
