@@ -68,8 +68,8 @@ class TensorSamples:
         inputs: Tensor,
         labels: Tensor,
         *,
-        mean: Iterable[float] = (),
-        std: Iterable[float] = (),
+        mean: Tensor | Iterable[float] = (),
+        std: Tensor | Iterable[float] = (),
         columns: Iterable[str] = (),
     ) -> None:
         check_labels(labels, len(inputs) if inputs.ndim else 0)
