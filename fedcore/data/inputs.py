@@ -99,9 +99,8 @@ class Inputs:
         if x.is_floating_point() and not dtype.is_floating_point:
             raise DataError(f"x holds {_name(x.dtype)}; the run's samples are {self.dtype}")
         if self.mean:  # in float64, as the loaders of tables normalise
-            x = (x.to(torch.float64) - torch.tensor(self.mean, dtype=torch.float64)) / torch.tensor(
-                self.std, dtype=torch.float64
-            )
+            mean, std = (torch.tensor(numbers, dtype=torch.float64) for numbers in (self.mean, self.std))
+            x = (x - mean) / std
         return x.to(dtype)
 
 

@@ -1,8 +1,8 @@
 """Keys and certificates of a federation: who the server is, and who each client is.
 
 A CA of the federation's own signs the server's certificate; the CA's key is kept nowhere, so that it signs no other
-one. Each client has an EC P-384 key pair, whose public half
-the server knows. All files are for their owner alone (0600); none is ever overwritten.
+one. Each client has an EC P-384 key pair, whose public half the server knows. All files are for their owner alone
+(0600); none is ever overwritten.
 """
 
 from __future__ import annotations

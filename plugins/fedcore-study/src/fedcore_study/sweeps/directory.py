@@ -171,7 +171,7 @@ class SweepDirectory:
 
 
 def _extend(plan: dict[str, RunConfig], runs: Iterable[tuple[str, RunConfig]]) -> list[str]:
-    """Add runs to a plan, as :meth:`SweepDirectory.add` says; returns their names."""
+    """Add runs to a plan, as :meth:`SweepDirectory.add` says; returns the name of each."""
     known = {digest(config): name for name, config in plan.items()}
     shorter = _by_all_but_rounds(plan)
     names: list[str] = []
@@ -189,7 +189,7 @@ def _extend(plan: dict[str, RunConfig], runs: Iterable[tuple[str, RunConfig]]) -
             taken.add(name)
         plan[known[identity]] = config
         names.append(known[identity])
-    return list(dict.fromkeys(names))
+    return names
 
 
 def _by_all_but_rounds(plan: Mapping[str, RunConfig]) -> dict[str, list[str]]:
