@@ -28,6 +28,11 @@ class _Loader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def construct_scalar(self, node: Any) -> Any:
+        """Join surrogate pairs: ``json.dumps`` writes a character beyond U+FFFF as two escapes."""
+        value = super().construct_scalar(node)
+        return value.encode("utf-16", "surrogatepass").decode("utf-16") if isinstance(value, str) else value
+
 
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's, where PyYAML was built with it
 

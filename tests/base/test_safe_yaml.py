@@ -37,6 +37,7 @@ def test_a_configuration_is_written_as_pyyaml_itself_writes_it():
 def test_yaml_holds_what_json_holds() -> None:
     assert read_yaml("{a: 2001-01-01, b: [1, 1.5, yes, null]}") == {"a": "2001-01-01", "b": [1, 1.5, True, None]}
     assert read_yaml("{a: &x {mu: 1}, b: *x}") == {"a": {"mu": 1}, "b": {"mu": 1}}
-    for text in ("!!set {a}", "!!python/name:os.system", "!!binary aaaa", "!!int x", "[" * 2000):
+    assert read_yaml(json.dumps({"note": "\N{DANGO} at night"})) == {"note": "\N{DANGO} at night"}  # two escapes
+    for text in ("!!set {a}", "!!python/name:os.system", "!!binary aaaa", "!!int x", "[" * 2000, r'"\ud83d"'):
         with pytest.raises(ValueError, match=r"\w"):
             read_yaml(text)
