@@ -164,6 +164,14 @@ def test_the_parts_of_a_round_are_timed_and_its_functions_put_back():
     assert [pkgutil.resolve_name(name) for name in names] == before
 
 
+def test_bare_steps_draw_nothing_from_the_generator_that_runs_watch():
+    with engine(measure.configured(TINY, {})) as ours:
+        federation, before = ours.experiment.federation, torch.get_rng_state()
+        steps = profile.BareSteps(Task.of(federation.config, federation.dataset, federation.partition))
+        assert steps.rounds(1) > 0
+        assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_command_lists_the_parts(monkeypatch):
     one = Spread(1, 1, 1)
 

@@ -58,7 +58,7 @@ class CudaReference:
             held = self.task.holds[client]
             trainer.begin()
             for _ in range(self.task.config.local_epochs):
-                order = held[torch.randperm(len(held)).to(held.device, non_blocking=True)]
+                order = held[torch.randperm(len(held), generator=trainer.stream).to(held.device, non_blocking=True)]
                 for rows in order.split(self.task.config.batch_size):
                     graph, own = self._graph(len(rows))
                     own.copy_(rows)

@@ -193,7 +193,7 @@ class BareSteps:
     def _batches(self, client: int) -> Iterator[Tensor]:
         config, held = self.task.config, self.task.holds[client]
         for _ in range(config.local_epochs):
-            yield from held[torch.randperm(len(held))].split(config.batch_size)
+            yield from held[torch.randperm(len(held), generator=self.trainer.stream)].split(config.batch_size)
 
 
 def _processor(ours: EngineRounds, count: int) -> float:

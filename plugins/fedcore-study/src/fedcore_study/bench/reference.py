@@ -84,7 +84,7 @@ class Trainer:
 
     def __init__(self, task: Task, device: torch.device, memory_format: torch.memory_format) -> None:
         self.task, self.device, config = task, device, task.config
-        torch.manual_seed(config.seed)
+        self.stream = torch.Generator().manual_seed(config.seed)  # fedcore notes draws from torch's own
         shape = (task.images.shape[3], task.images.shape[1], task.images.shape[2])
         model = make_model(config, int(task.labels.max()) + 1, shape)
         self.model = model.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
@@ -126,7 +126,7 @@ class Trainer:
         self.model.train()
         held = self.task.holds[client]
         for _ in range(self.task.config.local_epochs):
-            for rows in held[torch.randperm(len(held))].split(self.task.config.batch_size):
+            for rows in held[torch.randperm(len(held), generator=self.stream)].split(self.task.config.batch_size):
                 self.step(rows)
 
     @torch.no_grad()
