@@ -121,7 +121,7 @@ _SET = "Set an option, such as moon.mu=5. It belongs to a plugin, a tracker or t
 _PRESET = (
     "Start from a known setting, such as cifar10-moon. fedcore data list names all; --config and flags override it."
 )
-_FAST = "Only try whether everything runs: one round of one client on two batches, in this process. Keeps nothing."
+_FAST = "Only try whether everything runs: two rounds of one client on two batches, in this process. Keeps nothing."
 _FILE = "YAML file of options, such as a run's config.yaml. Flags override it."
 _CODE_OF_FILE = "Import code that the --config file names as module:...; inspect that code first."
 

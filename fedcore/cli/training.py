@@ -55,9 +55,9 @@ def train(
 
 def _what_ran(config: RunConfig) -> str:
     """Return the line that says what a fast dev run has tried."""
-    clients = "1 client" if config.clients == 1 else f"{config.clients} clients"
+    work = f"{config.rounds} rounds of {config.clients} client{'s' * (config.clients > 1)}"
     what = f"{method(config.plugins)} on {config.dataset} ({config.model})"
-    return f"everything ran: {what}, 1 round of {clients} with a few batches of {config.batch_size}. Nothing is kept."
+    return f"everything ran: {what}, {work} with a few batches of {config.batch_size}. Nothing is kept."
 
 
 @options.config_flags(only=CHANGEABLE, with_defaults=False)

@@ -24,7 +24,7 @@ BATCHES = 2
 """How many batches the client trains on."""
 
 _SMALL: dict[str, Any] = {
-    "rounds": 1,
+    "rounds": 2,  # the second has states, payloads and previous models
     "samples": None,
     "warmup_rounds": 0,
     "participation": 1.0,
@@ -48,7 +48,7 @@ def fast_dev_run(
     notify: Notify | None = None,
     on_round: OnRound | None = None,
 ) -> RunResult:
-    """Train one round of one client on two batches, in this process, and evaluate it. Nothing of it stays on the disk.
+    """Train two rounds of one client on two batches, in this process, and evaluate them. Nothing stays on the disk.
 
     The whole configuration is checked, loaded and partitioned first. Anomaly detection of autograd is on: an operation
     whose gradient is NaN raises. Trackers are checked, but not started. The two batches are of two local epochs if the
@@ -76,7 +76,7 @@ def fast_dev_run(
 
 
 def _small(config: RunConfig, dataset: Dataset) -> RunConfig:
-    """Return the smallest configuration of one round that the run's methods accept."""
+    """Return the smallest configuration that the run's methods accept."""
     whole = Setup.build(config, dataset)
     small: dict[str, Any] = {**_SMALL, "local_epochs": min(config.local_epochs, BATCHES)}
     small["clients"] = min(len(config.client_models) or 1, config.clients)

@@ -1,4 +1,4 @@
-"""``train --fast-dev-run``: one small round with every method, and nothing that stays."""
+"""``train --fast-dev-run``: two small rounds with every method, and nothing that stays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEEDS = {
 
 
 def tried(plugin=None, **options):
-    """Return the result of a fast dev run, and the uploads of its round."""
+    """Return the result of a fast dev run, and what its second round notified."""
     rounds = []
 
     def notify(event, details):
@@ -34,8 +34,8 @@ def tried(plugin=None, **options):
             rounds.append(details)
 
     result = fedcore.run(plugins=plugin, fast_dev_run=True, notify=notify, **{**SMALL, **options})
-    (only,) = rounds
-    return result, only
+    _, second = rounds
+    return result, second
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +63,9 @@ QUICK = {"fedcd", "fedeccr", "fedproc", "fdcl", "fedcme", "moon", "scaffold", "d
 def test_every_installed_method(name):
     private = name in ("dp", "local-dp", "dp-sgd")  # which refuse figures of clients' held-out samples
     patience = {} if private else {"patience": 2}
-    result, only = tried({name: CORRECTED.get(name, {})}, **patience, **NEEDS.get(name, {}))
+    result, second = tried({name: CORRECTED.get(name, {})}, **patience, **NEEDS.get(name, {}))
     assert result.config.clients == (2 if name == "fedcme" else 1)
-    assert len(only["cohort"]) == result.config.clients
+    assert len(second["cohort"]) == result.config.clients
     assert result.metrics
     assert not result.directory.exists()
 
@@ -79,13 +79,13 @@ def test_two_batches_of_one_client():
             seen.append((step.epoch, len(step.y)))
 
     tried(Counting)
-    assert seen == [(0, 16), (1, 16)]
+    assert seen == [(0, 16), (1, 16)] * 2
     seen.clear()
     tried(Counting, local_epochs=1)
-    assert seen == [(0, 16), (0, 16)]
+    assert seen == [(0, 16), (0, 16)] * 2
     seen.clear()
     tried(Counting, local_steps=30)
-    assert len(seen) == 2
+    assert len(seen) == 2 * 2
 
 
 def test_clients_that_exchange_are_two_and_reach_the_exchange():
@@ -151,10 +151,26 @@ class Broken(Plugin):
         raise ZeroDivisionError("of my own")
 
 
+class Late(Plugin):
+    """Its term begins in the second round."""
+
+    reads = ("previous",)
+
+    @hookimpl
+    def local_loss(self, step):
+        if step.frozen("previous") is not None:
+            raise ZeroDivisionError("of my own")
+
+
+def test_a_term_on_the_previous_model_is_tried():
+    with pytest.raises(fedcore.RoundFailedError, match=r"round 2: .* of my own"):
+        tried(Late)
+
+
 def test_the_command_prints_that_everything_ran(cli):
     result = cli("train", "--plugin", "moon", "--fast-dev-run", "--quiet")
     assert result.exit_code == 0
-    told = "everything ran: moon on digits (mlp), 1 round of 1 client with a few batches of 16. Nothing is kept.\n"
+    told = "everything ran: moon on digits (mlp), 2 rounds of 1 client with a few batches of 16. Nothing is kept.\n"
     assert result.stdout == told
 
 
