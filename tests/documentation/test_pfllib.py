@@ -1,12 +1,18 @@
-"""The table of PFLlib's methods: complete, and true to what is installed."""
+"""The table of PFLlib's methods, and the page for users of Flower and PFLlib: true to what is installed."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from fedcore.base.config import RunConfig
 from fedcore.base.registry import available
+from fedcore.data import load_dataset
 from fedcore.hooks.checks import HOOKS
+from fedcore.runs.resolve import usual_model
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "lab" / "pfllib.md").read_text(encoding="utf-8")
@@ -46,3 +52,24 @@ def test_methods_whose_clients_start_from_models_of_their_own_evaluate_these():
     assert {"FedPAC", "FedCross", "FedFomo"} <= set(own)
     without = [name for name in own if not hooks_of(name) & {"personal_model", "personal_parameters"}]
     assert without == ["FedCross"]
+
+
+COMING = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+
+
+def test_the_page_for_newcomers_names_options_and_hooks_that_exist():
+    options = {name.replace("_", "-") for name in RunConfig.model_fields}
+    known = options | {"plugin", "metric", "set", "preset", "seeds"}
+    assert set(re.findall(r"`--([a-z-]+)", COMING)) <= known
+    third = [line.split(" | ")[2] for line in COMING.splitlines() if line.count(" | ") == 2]
+    words = {name for cell in third for name in re.findall(r"`([a-z_]+)`", cell)}
+    assert words - set(HOOKS) <= {"global", "global_local", "personal", "self"}
+    assert len(words & set(HOOKS)) > 15
+
+
+@pytest.mark.parametrize(
+    ("shape", "row"), [((3, 15, 15), "images lower than 16"), ((1, 16, 16), "grey"), ((3, 16, 16), "colour")]
+)
+def test_the_page_for_newcomers_names_the_usual_network(shape, row):
+    model = usual_model(replace(load_dataset("digits"), input_shape=shape))
+    assert re.search(rf"^\| {row} .*`{model}` \|$", COMING, re.MULTILINE)
