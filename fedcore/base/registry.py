@@ -164,7 +164,7 @@ def package_of(kind: str, name: str) -> str | None:
 def how_to_install(package: str) -> str:
     """Return the command that installs one of fedcore's own packages, from the checkout if fedcore runs from one."""
     folder = Path(__file__).parents[2] / "plugins" / package
-    return f"pip install {shlex.quote(str(folder)) if folder.is_dir() else package}"
+    return f"pip install {f'-e {shlex.quote(str(folder))}' if folder.is_dir() else package}"
 
 
 def summary(point: EntryPoint) -> str:

@@ -44,14 +44,14 @@ def test_the_cards_are_found() -> None:
     assert len(OURS) >= 24
 
 
-INSTALLED = re.compile(r"^    pip install \. (.+?)  # in a checkout$", re.MULTILINE)
+INSTALLED = re.compile(r"^    pip install -e \. -e (.+?)  # in a checkout$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("card", sorted((ROOT / "plugins").glob("*/README.md")), ids=lambda card: card.parent.name)
 def test_the_card_installs_every_package_of_ours_that_is_needed(card: Path) -> None:
     """No index has them yet, so that pip finds a package of ours only where the command names its folder."""
     for line in INSTALLED.findall(card.read_text(encoding="utf-8")):
-        named = {Path(word.partition("[")[0]).name for word in line.split()}
+        named = {Path(word.partition("[")[0]).name for word in line.split(" -e ")}
         assert card.parent.name in named
         for name in named:
             project = tomllib.loads((ROOT / "plugins" / name / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -82,7 +82,7 @@ def test_unknown_options_and_values():
 def test_an_unknown_plugin_names_its_package(monkeypatch, name, package):
     installed = {"fedavg": None, "moon": None}
     monkeypatch.setattr("fedcore.base.registry.available", lambda kind: installed)
-    with pytest.raises(UnknownNameError, match=f"pip install .*/plugins/{package}$"):
+    with pytest.raises(UnknownNameError, match=f"pip install -e .*/plugins/{package}$"):
         create_plugin(name, {})
 
 
