@@ -98,6 +98,7 @@ def test_plugins_show_is_taken_from_the_code(cli) -> None:
     text = cli("plugins", "show", "moon").stdout
     for word in ("CVPR 2021", "moon.temperature", "> 0", "local_loss", "client", "global, previous", "mu=0.0"):
         assert word in text
+    assert "--plugin moon --plugin OTHER --fast-dev-run" in " ".join(text.split())
     code = cli("plugins", "show", "module:fedcore_moon.Moon").stdout
     assert "Moon.temperature" in code
     assert "module:fedcore_moon.Moon.temperature" not in code, "--set takes the short name"

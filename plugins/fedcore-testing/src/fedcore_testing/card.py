@@ -146,6 +146,9 @@ def draw(card: Mapping[str, Any]) -> Group:
     if card["excludes"]:
         parts.append(Text("Cannot be combined with", style="bold"))
         parts += [text(f"  - {line}") for line in card["excludes"]]
+    if card["name"] != BUILTIN:
+        pair = f"fedcore train --plugin {card['name']} --plugin OTHER --fast-dev-run"
+        parts.append(text(f"Some pairs are refused by their options or by the model. This tries one: {pair}"))
     return Group(*parts)
 
 
