@@ -102,7 +102,7 @@ def test_without_fedcore_study_its_commands_say_what_brings_them(monkeypatch, co
     outcome = CliRunner().invoke(app, [*command.split(), "somewhere"], env={"COLUMNS": "80"})
     assert outcome.exit_code == 2
     folder = Path(__file__).parents[2] / "plugins" / "fedcore-study"
-    assert outcome.output == f"error: '{command}' needs the package fedcore-study: pip install {folder}\n"
+    assert outcome.output == f"error: '{command}' needs the package fedcore-study: pip install -e {folder}\n"
     assert "Traceback" not in outcome.output
 
 
