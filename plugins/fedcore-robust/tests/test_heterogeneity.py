@@ -13,6 +13,7 @@ import torch
 
 import fedcore_robust
 from fedcore_robust import (
+    GeometricMedianOptions,
     bucket_weights,
     bulyan_selection,
     centred_clipping,
@@ -84,10 +85,34 @@ def test_centred_clipping_is_byzfls_over_rounds(byzfl, seed, radius):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_geometric_median_is_byzfls(byzfl, seed):
-    """byzfl starts from 0 and this from the mean; both are the one minimum after many steps."""
+    """byzfl starts from 0 and this from the coordinate median; both are the one minimum after many steps."""
     vectors = drawn(seed)
     expected = byzfl.GeometricMedian(nu=1e-9, T=2000)(vectors.numpy())
-    np.testing.assert_allclose(geometric_median(vectors, 1e-9, 2000), expected, atol=1e-7)
+    np.testing.assert_allclose(geometric_median(vectors, 1e-9, 2000), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "d"), [(3, 10), (9, 6), (10, 50), (21, 6), (51, 10)])
+@pytest.mark.parametrize("length", [100.0, 1e8])
+def test_the_default_steps_find_the_geometric_median_of_all_minorities(n, d, length):
+    """The reference is NumPy's, 20,000 steps from the mean of the honest vectors, which no attacker moves."""
+    vectors, attackers = drawn(n, n, d), (n - 1) // 2
+    vectors[:attackers] *= length / vectors[0].norm()
+    vectors[:attackers] = vectors[0]
+    values, expected = vectors.numpy(), vectors[attackers:].mean(dim=0).numpy()
+    for _ in range(20_000):
+        weights = 1 / np.linalg.norm(values - expected, axis=1)
+        expected = weights @ values / weights.sum()
+    options = GeometricMedianOptions()
+    found = geometric_median(vectors, options.smoothing, options.iterations)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.linalg.norm(values - expected, axis=1).min())
+
+
+def test_the_geometric_median_leaves_a_vector_at_which_it_starts():
+    """The coordinate median is the vector (0, 0), whose pull of 1 is less than the other two's."""
+    vectors = torch.tensor([[-10.0, -1.0], [0.0, 0.0], [1.0, 10.0]], dtype=torch.float64)
+    found = geometric_median(vectors, 1e-6, 500)
+    towards = (vectors - found) / (vectors - found).norm(dim=1, keepdim=True)
+    assert towards.sum(dim=0).norm() < 1e-4
 
 
 @pytest.mark.parametrize("seed", range(5))

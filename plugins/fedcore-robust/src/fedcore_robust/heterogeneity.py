@@ -64,19 +64,23 @@ def centred_clipping(vectors: Tensor, centre: Tensor, radius: float, iterations:
 def geometric_median(vectors: Tensor, smoothing: float, iterations: int) -> Tensor:
     r"""Return the point of least summed distance to the vectors, by the smoothed Weiszfeld algorithm, (d,).
 
-    From their mean, each step takes the mean with the weights 1 / max(nu, ||z - x_i||).
+    Each step takes the mean with the weights 1 / max(nu, ||z - x_i||). The start z is the coordinate-wise median, since
+    one vector moves the mean without bound.
 
     :param smoothing: nu.
+    :param iterations: most steps; a step of at most 1e-6 times the least max(nu, ||z - x_i||) is the last one.
     :source: Pillutla, Kakade, Harchaoui, IEEE TSP 2022, arXiv 1912.13445, Algorithm 2, every client counted once.
 
     >>> geometric_median(torch.tensor([[0.0], [1.0], [900.0]]), 1e-6, 50)
     tensor([1.])
     """
     values = vectors.double()
-    found = values.mean(dim=0)
+    found = coordinate_median(values)
     for _ in range(iterations):
-        weights = 1 / (values - found).norm(dim=1).clamp(min=smoothing)
-        found = (weights / weights.sum()) @ values
+        apart = (values - found).norm(dim=1).clamp(min=smoothing)
+        last, found = found, (apart.reciprocal() / apart.reciprocal().sum()) @ values
+        if (found - last).norm() <= 1e-6 * apart.min():
+            break
     return found.to(vectors.dtype)
 
 
