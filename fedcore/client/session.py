@@ -25,6 +25,7 @@ from fedcore.data import PublicSamples
 from fedcore.data.client_data import ClientData
 from fedcore.hooks.contexts import ClientContext
 from fedcore.hooks.plugins import PluginSet
+from fedcore.models import frozen_modules
 
 
 @dataclass(frozen=True)
@@ -239,8 +240,9 @@ class LocalSession:
         changed = self._exclude(self.requests.excluded(epoch, self.work.epochs))
         if changed or not self.working.module.training:
             self.working.switch(training=True)
-            for module in self.working.excluded_modules(self.excluded):
-                module.eval()  # otherwise BatchNorm's statistics would change
+            if self.excluded or self.working.layout.fixed:  # the loop takes time in each epoch
+                for module in frozen_modules(self.working.module):
+                    module.eval()  # otherwise BatchNorm's statistics would change
 
     def end_epochs(self) -> None:
         """Switch the model to eval mode. Parameters that no epoch trains stay excluded."""

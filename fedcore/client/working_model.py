@@ -156,7 +156,7 @@ class WorkingModel:
         """The initial values of the parameters and buffers that stay on the clients."""
         fixed_buffers = self.layout.fixed & self.layout.buffers
         self._fixed_buffers = clone({name: self.state[name] for name in fixed_buffers})
-        self.smallest_batch = 2 if has_batch_norm(self.module, self.excluded_modules(())) else 1
+        self.smallest_batch = 2 if has_batch_norm(self.module) else 1
         """The number of samples that a training batch needs. BatchNorm needs two: one sample has no variance."""
 
     def bind(self, parameters: Mapping[str, Tensor]) -> None:
@@ -199,18 +199,6 @@ class WorkingModel:
         for name, tensors in (("global", start), ("previous", previous or None)):
             if name in self.frozen:
                 self.frozen[name].load(tensors)
-
-    def excluded_modules(self, excluded: Collection[str]) -> list[nn.Module]:
-        """Return the modules whose parameters are all excluded from training, in this round or always."""
-        found: list[nn.Module] = []
-        excluded = self.layout.fixed.union(excluded)
-        if not excluded:  # nearly every run; the loop below takes time in each epoch
-            return found
-        for prefix, module in self.module.named_modules(remove_duplicate=False):
-            names = {f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()}
-            if names and names.issubset(excluded):
-                found.append(module)
-        return found
 
     def snapshot(self) -> Tensors:
         """Return a copy of all parameters and buffers, without the fixed ones."""

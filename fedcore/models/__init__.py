@@ -10,7 +10,7 @@ from fedcore.models.build import build_model, require_takes
 from fedcore.models.mlp import mlp
 from fedcore.models.placement import Placement, forward_chunk, resolve_device
 from fedcore.models.split import ModelTask as ModelTask
-from fedcore.models.split import Outputs, has_batch_norm
+from fedcore.models.split import Outputs, frozen_modules, has_batch_norm
 from fedcore.models.split import SplitModel as SplitModel
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Placement",
     "build_model",
     "forward_chunk",
+    "frozen_modules",
     "has_batch_norm",
     "mlp",
     "require_takes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -149,13 +149,15 @@ class ModelTask:
             model.renew_classifier(width)
 
 
-def has_batch_norm(model: nn.Module, frozen: Iterable[nn.Module] = ()) -> bool:
-    """Return whether any module is a BatchNorm: of 1 to 3 dimensions, synchronised or lazy.
+def frozen_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the modules with parameters of which none requires gradients. Training leaves them in eval mode."""
+    return [module for module in model.modules() if {p.requires_grad for p in module.parameters()} == {False}]
 
-    :param frozen: modules that are always in eval mode. They do not count, nor do their parts.
-    """
-    left_out = {part for module in frozen for part in module.modules()}
-    return any(isinstance(module, _BatchNorm) for module in model.modules() if module not in left_out)
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Return whether a module that is not frozen is a BatchNorm: of 1 to 3 dimensions, synchronised or lazy."""
+    frozen = {part for module in frozen_modules(model) for part in module.modules()}
+    return any(isinstance(module, _BatchNorm) for module in model.modules() if module not in frozen)
 
 
 @contextmanager

@@ -102,4 +102,5 @@ def test_unknown_model_names_the_nearest() -> None:
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.SyncBatchNorm(3), nn.LazyBatchNorm2d()])
 def test_has_batch_norm(layer: nn.Module) -> None:
     assert has_batch_norm(nn.Sequential(nn.Linear(2, 3), layer))
+    assert not has_batch_norm(nn.Sequential(nn.BatchNorm1d(3).requires_grad_(False), nn.Linear(3, 3)))
     assert not has_batch_norm(nn.Sequential(nn.GroupNorm(1, 3), nn.LayerNorm(3), nn.InstanceNorm1d(3)))

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import fedcore_robust
+from fedcore import DivergedError
 from fedcore_robust import (
+    FLTrust,
     GeometricMedianOptions,
     bucket_weights,
     bulyan_selection,
@@ -24,7 +26,16 @@ from fedcore_robust import (
     squared_distances,
     trusted_mean,
 )
-from fedcore_testing import federations, initial_weights, interrupted, model_bytes, records, weights, with_batch_norm
+from fedcore_testing import (
+    federations,
+    initial_weights,
+    interrupted,
+    model_bytes,
+    records,
+    weights,
+    with_batch_norm,
+)
+from fedcore_testing.problems import with_fixed_layers
 
 go = federations(clients=8, rounds=2, participation=1.0, local_epochs=1, batch_size=64)
 NEW = ["centred-clip", "geometric-median", "bulyan", "fltrust"]
@@ -194,6 +205,27 @@ def test_fltrusts_root_training_leaves_out_a_batch_on_which_batch_norm_cannot_tr
     """Of 65 public samples one is left for the second batch."""
     result = go({"fltrust": {}}, model=with_batch_norm, public="0.045", batch_size=64)
     assert records(result)[-1]["accepted"] == 8
+
+
+def test_fltrusts_root_training_leaves_frozen_batch_norm_in_eval_mode(go, monkeypatch):
+    trained, seen = FLTrust.trained, []
+    monkeypatch.setattr(FLTrust, "trained", lambda self, server: seen.append(trained(self, server)) or seen[-1])
+    go({"fltrust": {}}, model=with_fixed_layers, rounds=1, **PUBLIC)
+    assert seen[0]["encoder.base.backbone.2.num_batches_tracked"] == 0
+
+
+def test_fltrust_says_that_its_root_training_diverged(go, monkeypatch):
+    diverged = lambda self, server: {name: tensor * torch.nan for name, tensor in server.model.items()}  # noqa: E731
+    monkeypatch.setattr(FLTrust, "trained", diverged)
+    with pytest.raises(DivergedError, match="the server's own training on --public diverged"):
+        go({"fltrust": {}}, rounds=1, **PUBLIC)
+
+
+def test_fltrust_says_that_it_trusts_nobody(go):
+    pytest.importorskip("fedcore_attacks")
+    attack = {"kind": "sign-flip", "clients": list(range(8))}
+    with pytest.warns(fedcore_robust.RobustnessWarning, match="no update has a positive cosine"):
+        go({"attack": attack, "fltrust": {}}, rounds=1, partition="iid", **PUBLIC)
 
 
 def test_every_public_name_is_there():

@@ -130,7 +130,7 @@ def trusted_mean(updates: Tensor, trusted: Tensor) -> Tensor:
     lengths, length = rows.norm(dim=1), own.norm()
     scores = (rows @ own / (lengths * length).clamp(min=1e-300)).clamp(min=0)  # trust scores, (n,)
     total = scores.sum()
-    if not total > 0:
+    if total == 0:
         return torch.zeros_like(trusted)
     weights: Tensor = scores / total * length / lengths.clamp(min=1e-300)
     return (weights @ rows).to(updates.dtype)

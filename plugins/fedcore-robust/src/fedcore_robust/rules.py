@@ -18,7 +18,7 @@ from fedcore_robust.heterogeneity import bucket_weights, neighbour_weights
 
 
 class RobustnessWarning(UserWarning):
-    """A round had fewer updates than it takes to outvote the attackers that were assumed."""
+    """A round had fewer updates than it takes to outvote the attackers that were assumed, or none that is trusted."""
 
 
 class RuleOptions(PluginOptions):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import islice
 
@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcore import ClientUpdate, ServerContext, hookimpl
-from fedcore.models import has_batch_norm
+from fedcore import ClientUpdate, DivergedError, ServerContext, hookimpl
+from fedcore.models import frozen_modules, has_batch_norm
 from fedcore_functional import moved_model, update_vector
 from fedcore_robust.heterogeneity import (
     bulyan_selection,
@@ -21,7 +21,7 @@ from fedcore_robust.heterogeneity import (
     mean_around_median,
     trusted_mean,
 )
-from fedcore_robust.rules import Rule, RuleOptions, distances_of, medians
+from fedcore_robust.rules import RobustnessWarning, Rule, RuleOptions, distances_of, medians
 
 
 class VectorRule(Rule):
@@ -109,14 +109,27 @@ class FLTrust(VectorRule):
     reads = ("public",)
 
     def combined(self, server: ServerContext, vectors: Tensor) -> Tensor:
-        """Return the trusted mean of the updates."""
-        return trusted_mean(vectors, update_vector(self.trained(server), server.model, server.trainable))
+        """Return the trusted mean of the updates; warn where none is trusted."""
+        where = f"{self.name}, round {server.round + 1}"
+        own = update_vector(self.trained(server), server.model, server.trainable)
+        if not own.isfinite().all():
+            raise DivergedError(f"{where}: the server's own training on --public diverged; lower --lr")
+        step = trusted_mean(vectors, own)
+        if not step.any():
+            warnings.warn(
+                f"{where}: no update has a positive cosine to the server's own, so the model stays as it is",
+                RobustnessWarning,
+                stacklevel=1,
+            )
+        return step
 
     def trained(self, server: ServerContext) -> dict[str, Tensor]:
         """Return the model that the server trains on the public samples, by name, on the CPU."""
         config, public, stream = server.config, server.public, server.generator("fltrust/root")
         assert public is not None
-        model = copy.deepcopy(server.network()).train()
+        model = server.network().train()
+        for module in frozen_modules(model):
+            module.eval()
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.SGD(parameters, server.lr, momentum=config.momentum, weight_decay=config.weight_decay)
         unit, work = config.local_work
