@@ -201,6 +201,22 @@ def test_the_training_is_the_same_to_the_bit_next_to(go, method):
     assert [r["losses"] for r in records(beside)] == [r["losses"] for r in records(alone)]
 
 
+def test_an_update_is_measured_before_another_plugin_clips_it(go):
+    pytest.importorskip("fedcore_robust")
+
+    def drift(*others):
+        result = go(*others, {"diagnostics": {"measures": ["drift"]}}, rounds=1)
+        return result.summary["reports"]["diagnostics"]["drift_of_clients"]
+
+    assert drift({"norm-clip": {"bound": 0.01}}) == drift()
+
+
+def test_several_global_models_are_refused(go):
+    pytest.importorskip("fedcore_ifca")
+    with pytest.raises(PluginConflictError, match="compares clients with one global model, but 'ifca' has several"):
+        go("ifca", "diagnostics")
+
+
 def test_every_few_rounds_and_the_last_one_are_measured(go):
     result = go({"diagnostics": {"every": 2, "measures": ["drift"]}}, rounds=5)
     assert [("reports" in record) for record in records(result)] == [False, True, False, True, True]

@@ -69,8 +69,12 @@ class Diagnostics(Plugin[DiagnosticsOptions]):
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:
-        """Refuse measures of parts that stay on the clients, and public labels that are no classes of the run."""
+        """Refuse several models, parts that stay on the clients, and public labels that are no classes of the run."""
         refuse_changed_counts(setup, self.name)
+        for other in setup.plugins:
+            if set(setup.claimed(other, "starts")) & set(setup.claimed(other, "owns")):
+                reason = f"{self.name!r} compares clients with one global model, but {other.name!r} has several"
+                raise PluginConflictError.of(self.name, other.name, reason)
         if setup.public and "public" in self.reads and int(setup.public.labels.max()) >= setup.task.num_classes:
             raise ConfigError(f"plugin {self.name!r}: --public {setup.config.public} has other classes than the run")
         chosen, personal = self.options.measures, setup.layout.personal
@@ -94,9 +98,9 @@ class Diagnostics(Plugin[DiagnosticsOptions]):
 
     # --- server --------------------------------------------------------------------------------------------
 
-    @hookimpl
-    def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
-        """Keep the client's features and its update until the round's end; measure its classifier."""
+    @hookimpl(tryfirst=True)
+    def pre_aggregate(self, server: ServerContext, update: ClientUpdate) -> None:
+        """Keep the client's features and its update, as it arrived, until the round's end; measure its classifier."""
         if not self._due(server.round, server.rounds):
             return
         check_tensors(update.payload, {"counts": ((server.num_classes,), torch.int64)})
