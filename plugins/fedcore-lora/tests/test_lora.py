@@ -26,6 +26,11 @@ go = federations()
 ADAPTED = "parametrizations.weight"
 
 
+def convolutional(num_classes, input_shape):
+    base = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8))
+    return SplitModel(base, 8, num_classes)
+
+
 class FrozenEncoder(Plugin):
     """The encoder frozen, without adapters."""
 
@@ -106,10 +111,6 @@ def test_layers_by_pattern(go):
 
 
 def test_convolutions_and_batch_norm(go):
-    def convolutional(num_classes, input_shape):
-        base = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8))
-        return SplitModel(base, 8, num_classes)
-
     result = go({"lora": {"rank": 2}}, model=convolutional, rounds=1)
     assert all(line["failures"] == [] for line in records(result))
     final = weights(result)
@@ -120,6 +121,18 @@ def test_convolutions_and_batch_norm(go):
 @pytest.mark.parametrize("plugins", [{"moon": {}}, {"scaffold": {}}, {"fedper": {}}, {"median": {}}])
 def test_beside_other_methods(go, plugins):
     assert all(line["failures"] == [] for line in records(go({"lora": {}, **plugins})))
+
+
+@pytest.mark.parametrize("model", ["mlp", convolutional])
+def test_an_export_holds_the_adapted_weights_and_the_plain_network_starts_from_it(go, tmp_path, model):
+    export = pytest.importorskip("fedcore_export")
+    tuned = go({"lora": {}}, rounds=1, model=model)
+    export.export_run(Path(tuned.directory), "safetensors", tmp_path / "out", allow_code=True)
+    again = go(FrozenEncoder, weights=str(tmp_path / "out" / "model.safetensors"), model=model, rounds=1, lr=1e-9)
+    x = torch.rand(5, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(again.model.eval()(x).logits, tuned.model.eval()(x).logits)
+    assert not any(ADAPTED in name for name in weights(again))
 
 
 def test_an_interrupted_run_goes_on(go, tmp_path):

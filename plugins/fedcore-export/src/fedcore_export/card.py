@@ -47,7 +47,7 @@ def model_card(
         none where it is missing.
     """
     config, dataset = run.config, run.dataset
-    name, network = method(config.plugins), config.model if client is None else config.model_of(client)
+    name, network = method(config.plugins), network_of(run, client)
     front = {
         "library_name": "fedcore",
         "tags": ["federated-learning", *config.plugins],
@@ -64,7 +64,7 @@ def model_card(
         "## Input and output",
         "\n".join(_input(dataset)),
         "## Use",
-        "\n\n".join(_use(run, model, network, {file.name for file in files})),
+        "\n\n".join(_use(run, model, client, {file.name for file in files})),
         "## Training",
         f"Every option that can change the result (digest {digest(config)}):",
         f"```yaml\n{yaml.safe_dump(settings(config), sort_keys=False)}```",
@@ -72,6 +72,22 @@ def model_card(
         "\n".join(_table(["file", "bytes", "SHA-256"], [[f.name, f"{f.size:,}", f"`{f.sha256}`"] for f in files])),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def network_of(run: Run, client: int | None) -> str:
+    """Return the name of the global model's network, or of a client's."""
+    return run.config.model if client is None else run.config.model_of(client)
+
+
+def plain_model(run: Run, client: int | None) -> SplitModel:
+    """Return the network as it is before plugins configure it, with fresh weights."""
+    config = run.config
+    model, _ = build_model(network_of(run, client), **_task(run), seed=config.seed, projection=config.projection)
+    return model
+
+
+def _task(run: Run) -> dict[str, Any]:
+    return {"num_classes": run.dataset.num_classes, "input_shape": tuple(run.dataset.input_shape)}
 
 
 def _origin(summary: Mapping[str, Any], session: Mapping[str, Any]) -> str:
@@ -146,7 +162,7 @@ def _normalisation(samples: ResidentSamples) -> str:
     return f"Numbers as in the training data, which are from {smallest:.4g} to {largest:.4g}, {then}"
 
 
-def _use(run: Run, model: nn.Module, name: str, files: set[str]) -> Iterator[str]:
+def _use(run: Run, model: nn.Module, client: int | None, files: set[str]) -> Iterator[str]:
     if "model.pt2" in files:
         yield _code("import torch", 'program = torch.export.load("model.pt2").module()', "logits = program(x)")
     if "model.onnx" in files:
@@ -154,7 +170,7 @@ def _use(run: Run, model: nn.Module, name: str, files: set[str]) -> Iterator[str
         yield _code("import onnxruntime", load, '(logits,) = session.run(None, {"x": x.numpy()})')
     if not files & {"model.pt", "model.safetensors"}:
         return
-    config, dataset = run.config, run.dataset
+    config, name = run.config, network_of(run, client)
     weights = ("import torch", 'weights = torch.load("model.pt", weights_only=True)')
     if "model.safetensors" in files:
         weights = ("from safetensors.torch import load_file", 'weights = load_file("model.safetensors")')
@@ -162,14 +178,12 @@ def _use(run: Run, model: nn.Module, name: str, files: set[str]) -> Iterator[str
         yield _code(*weights, "network.load_state_dict(weights)", "logits = network.eval()(x)")
         yield f"`network` is a `{type(model.network()).__name__}`, the class behind the run's model `{name}`."
         return
-    task: dict[str, Any] = {"num_classes": dataset.num_classes, "input_shape": tuple(dataset.input_shape)}
-    plain, _ = build_model(name, **task, seed=config.seed, projection=config.projection)
-    found, expected = ({n: t.shape for n, t in each.state_dict().items()} for each in (model, plain))
+    found, expected = ({n: t.shape for n, t in each.state_dict().items()} for each in (model, plain_model(run, client)))
     if found != expected:
         yield _code(*weights)
         yield f"The names are those of the network as {method(config.plugins)} configures it."
         return
-    given = ", ".join(f"{name}={value!r}" for name, value in task.items())
+    given = ", ".join(f"{name}={value!r}" for name, value in _task(run).items())
     built = f"build_model({name!r}, {given}, seed={config.seed}, projection={config.projection})"
     yield _code(
         *weights,

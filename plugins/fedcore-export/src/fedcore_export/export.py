@@ -18,6 +18,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from fedcore import ConfigError, RunDirectoryError, SplitModel, UnknownNameError
 from fedcore.base.files import storing, write_text
@@ -26,7 +27,7 @@ from fedcore.data import Dataset
 from fedcore.models import Placement
 from fedcore.runs.experiment import own_model
 from fedcore.runs.run import Run
-from fedcore_export.card import ExportedFile, model_card
+from fedcore_export.card import ExportedFile, model_card, plain_model
 
 FORMATS = ("safetensors", "torch", "onnx")
 
@@ -91,6 +92,7 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
         else:
             model, took_part = own_model(run, client)
             notes += [] if took_part else [f"client {client} never took part: this is the global model"]
+        merge_adapters(run, model, client)
         with storing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -124,6 +126,21 @@ def trained_model(run: Run) -> SplitModel:
     model = Placement.plain().model(setup.model)
     run.directory.load_model(model)
     return model.eval()
+
+
+def merge_adapters(run: Run, model: nn.Module, client: int | None) -> None:
+    """Turn weights that plugins parametrized (LoRA's W + (alpha / r) B A) into plain ones, in place.
+
+    Parametrizations of the network itself, such as a weight norm, stay: its weights go by their names.
+    """
+    adapted = {name: module for name, module in model.named_modules() if is_parametrized(module)}
+    if not adapted:
+        return
+    plain = dict(plain_model(run, client).named_modules())
+    for name, module in adapted.items():
+        if name in plain and not is_parametrized(plain[name]):
+            for tensor in list(module.parametrizations):
+                remove_parametrizations(module, tensor)
 
 
 def require_onnx() -> None:
