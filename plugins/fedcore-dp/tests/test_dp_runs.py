@@ -324,6 +324,13 @@ def test_poisson_needs_rounds_that_stop_without_an_update(tmp_path):
         federate(tmp_path, ("dp", {"sampling": "poisson"}), **RUN, min_clients=0)
 
 
+def test_poisson_is_refused_where_a_round_without_an_update_is_likely(tmp_path):
+    chosen = ("dp", {"sampling": "poisson"})
+    with pytest.raises(ConfigError, match="1 updates arrive in a round on average"):
+        federate(tmp_path, chosen, **{**RUN, "clients": 4, "participation": 0.5}, system={"dropout": 0.5})
+    federate(tmp_path, chosen, **{**RUN, "clients": 40, "participation": 0.5}, system={"dropout": 0.5})
+
+
 # --- local: what leaves ------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from fedcore import (
     Setup,
     hookimpl,
 )
+from fedcore.base.system_options import SystemOptions
 from fedcore_dp.accountant import privacy_report, spent_by
 from fedcore_dp.adaptive import next_clip, noised_share, update_multiplier
 from fedcore_dp.clipping import clip_factor, joint_norm
@@ -88,11 +89,8 @@ class CentralDP(Plugin[CentralDPOptions]):
         refuse_hooks(setup, self.name, LEAVES_CLIENTS | SEEN_ON_THE_SERVER)
         refuse_questions(setup, self.name)
         refuse_earlier_step(setup, self.name)
-        if self.options.sampling == "poisson" and setup.config.min_clients < 1:
-            raise ConfigError(
-                f"plugin {self.name!r}: with sampling=poisson a round without an accepted update must stop the run, "
-                "since no noise would be added; use --min-clients 1"
-            )
+        if self.options.sampling == "poisson":
+            self._refuse_empty_rounds(setup.config)
         noise = self._count_noise(setup.config)
         if self.options.quantile is not None and 2 * noise <= self.options.noise_multiplier:
             raise ConfigError(
@@ -181,6 +179,20 @@ class CentralDP(Plugin[CentralDPOptions]):
         options, rounds = self.options, server.round + 1
         spent = spent_by(options.accountant, options.noise_multiplier, rate, rounds, delta) if self.private else {}
         return {**privacy_report(spent, delta, seeded=options.seed_noise), **server.state.get("last", {})}
+
+    def _refuse_empty_rounds(self, config: RunConfig) -> None:
+        """Refuse to go on after a round without an update, and a run that such a round is likely to stop."""
+        why = f"plugin {self.name!r}: with sampling=poisson a round without an accepted update must stop the run"
+        if config.min_clients < 1:
+            raise ConfigError(f"{why}, since no noise would be added; use --min-clients 1")
+        system = config.system or SystemOptions()
+        arrive = system.availability * (1 - system.no_show) * (1 - system.dropout)
+        updates = self._expected(config) * arrive
+        if arrive < 1 and config.rounds * math.exp(-updates) > 0.01:
+            raise ConfigError(
+                f"{why}. With this --system {updates:.2g} updates arrive in a round on average, so one of the "
+                f"{config.rounds} rounds may well have none; use more --clients or --participation"
+            )
 
     def _bound(self, server: ServerContext) -> float:
         """Return S of this round."""
