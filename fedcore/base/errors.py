@@ -169,7 +169,8 @@ def describe(error: ValidationError, prefix: str = "", *, flags: bool = True, ty
             name = " ".join([name, *path[1:]])
         message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         if problem["type"] in ("tuple_type", "list_type"):
-            message = "input should be a list, such as [1, 2]"
+            value = problem["input"]
+            message = f"input should be a list, such as {f'[{value}]' if isinstance(value, (str, int)) else '[1, 2]'}"
         says_what = problem["type"] == "value_error" and message  # with the value, where that helps
         message = lower_first(message) or "a validator refuses it and gives no reason"
         given = "" if says_what or isinstance(problem["input"], dict) else f" (given: {_short(problem['input'])})"

@@ -76,7 +76,8 @@ BAD_INPUT = [
     ("train --set moon.mu=1", "To use it, add --plugin moon"),
     ("train --plugin moon --set mon.mu=1", "there is no plugin 'mon'. Did you mean 'moon'?"),
     ("train --set wibble.x=1", "there is no plugin 'wibble'. Known: attack, "),
-    ("train --plugin fedala --set fedala.layers=1,4", "layers: input should be a list, such as [1, 2] (given: '1,4')"),
+    ("train --plugin fedala --set fedala.layers=1,4", "layers: input should be a list, such as [1,4] (given: '1,4')"),
+    ("train --plugin lora --set lora.layers=base.*", "layers: input should be a list, such as [base.*] (given"),
     ("train --plugin moon --plugin moon", "plugin 'moon' is listed 2 times"),
     # train: numbers
     ("train --alpha -1", "--alpha: input should be greater than 0 (given: -1.0)"),
