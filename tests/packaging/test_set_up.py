@@ -53,12 +53,16 @@ def test_every_package_is_installed_flower_without_its_requirements(install):
     assert "fedcore-flower" in alone[-1]
 
 
-def test_profile_core_leaves_out_tools_and_packages_that_need_more_than_fedcore(install):
+def test_profile_core_and_the_extra_all_leave_out_the_packages_that_docs_install_names(install):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    packages = {path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")}
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    expected = packages - {"fedcore-dp", "fedcore-flower", "fedcore-graph", "fedcore-huggingface", "fedcore-ray"}
     _, everything = install.requirements("core")
-    names = {Path(word).name for word in everything}
-    assert {"fedcore-moon", "fedcore-study", "fedcore-fedcd"} <= names
-    assert not {"fedcore-ray", "mlflow-skinny", "wandb", "fedcore-flower", "fedcore-dp"} & names
-    assert not any("[dev]" in word for word in everything)
+    assert everything[:2] == ["-e", str(ROOT)]  # no development tools
+    assert {Path(word).name for word in everything[2:] if word != "-e"} == expected
+    assert set(project["optional-dependencies"]["all"]) == expected
+    assert all(f"`{left_out}`" in page for left_out in packages - expected)
 
 
 def test_extras_are_those_of_fedcore(install):
