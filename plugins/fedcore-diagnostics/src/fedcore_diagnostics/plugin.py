@@ -57,7 +57,7 @@ class Diagnostics(Plugin[DiagnosticsOptions]):
     """Records figures of the models in each round, next to any method. The training is the same, bit by bit.
 
     The server runs the clients' models and the new global model on public samples, and looks at their classifiers and
-    at their distance from the model that they received.
+    at their distance from the global model at the start of the round.
     """
 
     neutral = {}
