@@ -156,6 +156,7 @@ class WorkingModel:
         """The initial values of the parameters and buffers that stay on the clients."""
         fixed_buffers = self.layout.fixed & self.layout.buffers
         self._fixed_buffers = clone({name: self.state[name] for name in fixed_buffers})
+        self.set_trainable(())  # a copy of another working model has its client's frozen parameters
         self.smallest_batch = 2 if has_batch_norm(self.module) else 1
         """The number of samples that a training batch needs. BatchNorm needs two: one sample has no variance."""
 
