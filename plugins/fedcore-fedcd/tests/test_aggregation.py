@@ -53,7 +53,7 @@ def commit(updates, state=None, **options):
 
 
 def first():
-    return [update(0, [[4, 1], [0, 3], [0, 0]]), update(1, [[6, 0], [0, 2], [0, 0]])]
+    return [update(0, [[4, 1], [0, 3], [0, 0]]), update(1, [[9, 0], [0, 2], [0, 0]])]
 
 
 def payloads(updates):
@@ -71,7 +71,7 @@ def test_equation_1_is_the_count_weighted_mean_of_each_fine_class():
     updates = first()
     counts, prototypes = payloads(updates)
     _, state = commit(updates)
-    assert state["counts"].tolist() == [[10, 1], [0, 5], [0, 0]]
+    assert state["counts"].tolist() == [[13, 1], [0, 5], [0, 0]]
     for c in range(C):
         for m in range(M):
             n = counts[:, c, m]
@@ -87,7 +87,7 @@ def test_what_nobody_in_the_cohort_holds_keeps_its_previous_prototype_and_count(
     _, state = commit(first())
     before = {name: tensor.clone() for name, tensor in state.items()}
     _, state = commit([update(2, [[0, 0], [2, 0], [0, 7]])], state)
-    assert state["counts"].tolist() == [[10, 1], [2, 5], [0, 7]]
+    assert state["counts"].tolist() == [[13, 1], [2, 5], [0, 7]]
     assert torch.equal(state["prototypes"][0], before["prototypes"][0])
     assert torch.equal(state["prototypes"][1, 1], before["prototypes"][1, 1])
     new = update(2, [[0, 0], [2, 0], [0, 7]]).payload["prototypes"]
@@ -145,7 +145,7 @@ def test_aggregation_by_counts_takes_each_fine_class_from_its_holders():
     updates = first()
     part, _ = commit(updates, aggregation="count")
     zero, one = (u.model[WEIGHT].double().numpy() for u in updates)
-    np.testing.assert_allclose(part[WEIGHT][0], (4 * zero[0] + 6 * one[0]) / 10, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(part[WEIGHT][0], (4 * zero[0] + 9 * one[0]) / 13, rtol=1e-6, atol=1e-7)
     assert torch.equal(part[WEIGHT][1], updates[0].model[WEIGHT][1])  # held by client 0 only
     np.testing.assert_allclose(part[WEIGHT][3], (3 * zero[3] + 2 * one[3]) / 5, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(part[WEIGHT][4], fedavg(updates, WEIGHT)[4], rtol=1e-6, atol=1e-7)
@@ -157,7 +157,7 @@ def test_without_adaptive_aggregation_nothing_is_owned_but_prototypes_are_still_
     assert plugin.owns == ()
     part, state = commit(first(), **options)
     assert part is None
-    assert state["counts"].sum() == 16
+    assert state["counts"].sum() == 19
     assert FedCD(FedCDOptions()).owns == ("classifier.*",)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore import PluginConflictError
+from fedcore import Plugin, PluginConflictError, RejectUpdate, hookimpl
 from fedcore_feddyn import FedDyn, FedDynOptions, client_alpha
 from fedcore_functional import shifted_target
 from fedcore_testing import (
@@ -112,6 +112,20 @@ def test_the_hand_case(toy):
     near(-plugin_state(two, NAME)[W], [-0.25, -0.5])
     near(gradients(two, 0), [-1.0, 1.0])
     near(gradients(two, 1), [0.5, -2.0])
+
+
+class RefusesTheSecond(Plugin):
+    @hookimpl
+    def pre_aggregate(self, update):
+        if update.client == 1:
+            raise RejectUpdate("not this one")
+
+
+def test_the_share_is_that_of_the_accepted_clients(toy):
+    """Client 0's model is (1, 0), and client 1's is refused: h = -1/2 (1, 0)."""
+    result = toy({NAME: {"alpha": 1.0, **UNIFORM}, RefusesTheSecond: {}})
+    near(-plugin_state(result, NAME)[W], [-0.5, 0.0])
+    near(weights(result)[W], [1.5, 0.0])
 
 
 @pytest.mark.sampled(2)
@@ -263,6 +277,19 @@ def test_frozen_parameters_keep_their_lambda(go):
     for name, before in plugin_state(one, NAME, 0).items():
         assert torch.equal(plugin_state(two, NAME, 0)[name], before) == name.startswith("encoder")
         assert torch.equal(weights(two)[name], weights(one)[name]) == name.startswith("encoder")
+
+
+class FirstFreezesTheEncoder(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        if client.id == 0:
+            client.freeze(["encoder.*"])
+
+
+def test_what_some_clients_freeze_is_corrected(go):
+    """Only what all of them freeze is left out."""
+    result = go({NAME: {}, FirstFreezesTheEncoder: {}}, rounds=1)
+    assert set(plugin_state(result, NAME)) == set(weights(result))
 
 
 def test_what_is_trained_but_does_not_move_is_corrected_all_the_same(toy):
