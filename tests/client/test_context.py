@@ -98,18 +98,22 @@ class FreezesTheEncoder(Plugin):
 
 
 class Looks(Plugin):
-    """Looks at the model in every step and changes nothing."""
+    """Looks at the model in every step, in eval mode, and changes nothing."""
 
     @hookimpl
     def local_loss(self, step):
         before = {name: module.training for name, module in step.model.named_modules()}
+        assert not any(module.training for module in step.client.network().modules())
         step.client.forward(step.indices)
         step.client.gradients(step.indices)
         assert {name: module.training for name, module in step.model.named_modules()} == before
 
 
-@pytest.mark.parametrize(("others", "model"), [((), with_fixed_layers), ((FreezesTheEncoder,), with_batch_norm)])
-def test_who_looks_at_a_model_with_a_frozen_part_changes_nothing(tmp_path, others, model):
+@pytest.mark.parametrize(
+    ("others", "model"),
+    [((), with_batch_norm), ((), with_fixed_layers), ((FreezesTheEncoder,), with_batch_norm)],
+)
+def test_who_looks_at_a_model_in_training_changes_nothing(tmp_path, others, model):
     plain = weights(federate(tmp_path, *others, model=model, **FEW))
     looked = weights(federate(tmp_path, *others, Looks, model=model, **FEW))
     assert all(torch.equal(tensor, looked[name]) for name, tensor in plain.items())

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
+from fedcore.data import Dataset, ResidentSamples
 from fedcore_testing import same_tensors
 from tests.support import lines, model_bytes
 
@@ -60,6 +61,41 @@ def test_frozen_outputs_are_those_of_a_plain_forward(go, model):
     assert all(SEEN["global"])
     assert {True, False} == set(SEEN["previous"]), "None on the first participation, the model afterwards"
     assert model_bytes(result) == model_bytes(go(**options)), "looking changes nothing"
+
+
+class Brighter:
+    """Adds a drawn number to each image."""
+
+    def draw(self, n, generator):
+        return torch.rand(n, 1, generator=generator)
+
+    def apply(self, x, drawn, mean, std):
+        return x + drawn[:, :, None, None]
+
+
+BRIGHTER = Brighter()
+
+
+def black(data_dir=None):
+    samples = ResidentSamples(torch.zeros(40, 1, 8, 8), torch.arange(40) % 2, [0.0], [1.0])
+    return Dataset("black", samples, samples, 2, (1, 8, 8), augmentation=f"module:{__name__}.BRIGHTER")
+
+
+class Augmented(Plugin):
+    reads = ("global",)
+
+    @hookimpl
+    def local_loss(self, step):
+        for found, expected in zip(step.frozen("global"), step.global_model(step.x)):
+            torch.testing.assert_close(found, expected)
+        SEEN.setdefault("drawn", []).extend(step.x[:, 0, 0, 0].tolist())
+
+
+def test_frozen_outputs_are_those_of_augmented_samples_and_each_epoch_augments_anew(go):
+    SEEN.clear()
+    result = go(Augmented, **DROPOUT, dataset=f"module:{__name__}.black", augment=True, local_epochs=2)
+    assert lines(result)[0]["failures"] == []
+    assert len(SEEN["drawn"]) == len(set(SEEN["drawn"])) == 2 * 40
 
 
 class CountForwards(Plugin):

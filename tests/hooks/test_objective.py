@@ -34,7 +34,7 @@ def test_task_scale(toy):
 
         @hookimpl
         def local_loss(self, step):
-            return Loss(step.logits.mean(dim=0).sum(), weight=0.0, task_scale=0.25)
+            return [Loss(step.logits.mean(dim=0).sum(), weight=0.0, task_scale=0.5, name=name) for name in "ab"]
 
     result = toy(Scaler, clients=1, dataset="module:tests.toy.one_centre", local_epochs=1)
     assert weights(result)[W].tolist() == [0.25, 0.0]
@@ -133,17 +133,19 @@ class Drawing(Plugin):
         client.state["drawn"] = client.scratch["drawn"]
 
 
-class DrawingOutside(Plugin):
+class DrawingOutside(Drawing):
     @hookimpl
     def local_loss(self, step):
-        torch.rand(())
+        step.client.scratch.setdefault("drawn", []).append(torch.rand(()).item())
 
 
 def test_step_random_leaves_the_models_dropout_untouched(go):
-    plain = model_bytes(go(**DROPOUT, rounds=2))
-    result = go(Drawing, **DROPOUT, rounds=2)
+    options = {**DROPOUT, "rounds": 2, "local_epochs": 2}
+    plain, result = model_bytes(go(**options)), go(Drawing, **options)
     assert model_bytes(result) == plain
-    assert model_bytes(go(DrawingOutside, **DROPOUT, rounds=2)) != plain
-    drawn = [client_state(result, client)["drawing"]["drawn"] for client in range(4)]
-    flat = [value for values in drawn for value in values]
-    assert len(set(flat)) == len(flat), "every client and batch has its own stream"
+    outside = go(DrawingOutside, **options)
+    assert model_bytes(outside) != plain
+    for run, name in ((result, "drawing"), (outside, "drawingoutside")):
+        drawn = [client_state(run, client)[name]["drawn"] for client in range(4)]
+        flat = [value for values in drawn for value in values]
+        assert len(set(flat)) == len(flat), "every client and batch has its own stream, dropout one in every epoch"
