@@ -185,6 +185,7 @@ def random_step(**where):
     ("options", "round", "alpha"),
     [
         ({}, 0, 1.0), ({}, 1, 0.75), ({}, 3, 0.25), ({"alpha": 0.5}, 0, 0.5), ({"two_stage": True}, 1, 1.0),
+        ({"two_stage": True}, 2, 0.0),
         ({"schedule_rounds": 100}, 3, 0.97), ({"schedule_rounds": 4}, 3, 0.25), ({"schedule_rounds": 2}, 1, 0.5),
     ],
 )  # fmt: skip

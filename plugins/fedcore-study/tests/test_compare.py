@@ -120,6 +120,11 @@ class TestComparison:
         (row,) = found.blocks[0].rows
         assert (row.summary.mean, row.rounds.mean, row.bytes.mean) == (0.9, 2, 650)
 
+    def test_a_run_that_ended_early_counts_the_rounds_it_took(self, make):
+        """As with --patience; the target is reached in the last evaluation alone."""
+        found, _ = join([make([], 0, [0.2, 0.3], final=0.9, rounds=9)], target=0.8)
+        assert found.blocks[0].rows[0].rounds.mean == 2
+
     @pytest.mark.parametrize(
         "other", [{"dataset": "mnist"}, {"alpha": 0.1}, {"rounds": 9}, {"labels": "M", "dealt": "x"}, {"lr": 0.1}]
     )
