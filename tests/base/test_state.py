@@ -137,6 +137,8 @@ def change(state, kind):
         state["list"].append(3)
     elif kind == "delete":
         del state["base"]
+    elif kind == "delete unread":
+        del state["unread"]
     elif kind == "pop":
         state.pop("own")
     elif kind == "add":
@@ -147,20 +149,22 @@ def change(state, kind):
         state.add("new", torch.ones(2))
 
 
-CHANGES = ["set", "in place", "base in place", "list", "delete", "pop", "add", "add to base", "new"]
+CHANGES = ["set", "in place", "base in place", "list", "delete", "delete unread", "pop", "add", "add to base", "new"]
 
 
 @settings(deadline=None, max_examples=60)
 @given(kinds=st.lists(st.sampled_from(CHANGES), max_size=6), earlier=st.lists(st.sampled_from(CHANGES), max_size=2))
 def test_what_an_update_wrote_is_undone_whatever_it_was(kinds, earlier):
-    base = {"base": torch.zeros(2), "base sum": torch.zeros(2, dtype=torch.float64), "list": [1, 2]}
+    base = {"base": torch.zeros(2), "base sum": torch.zeros(2, dtype=torch.float64), "list": [1, 2], "unread": [3]}
     states = States({"p": base})
     state = states.of("p")
     state["own"], state["list"] = torch.zeros(2), [1]
     state.add("sum", torch.ones(2))
 
     def held():
-        return {name: value.tolist() if hasattr(value, "tolist") else list(value) for name, value in state.items()}
+        """Return the values, without the one that nobody reads."""
+        read = {name: state[name] for name in state if name != "unread"}
+        return {name: value.tolist() if hasattr(value, "tolist") else list(value) for name, value in read.items()}
 
     def tried(kinds):
         for kind in kinds:
@@ -176,7 +180,7 @@ def test_what_an_update_wrote_is_undone_whatever_it_was(kinds, earlier):
     assert held() == before
     assert sorted(state) == order
     assert {name: value.tolist() if hasattr(value, "tolist") else value for name, value in base.items()} == {
-        "base": [0, 0], "base sum": [0, 0], "list": [1, 2]
+        "base": [0, 0], "base sum": [0, 0], "list": [1, 2], "unread": [3]
     }  # fmt: skip
 
 

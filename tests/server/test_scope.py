@@ -50,7 +50,8 @@ class Silent:
 
 @pytest.fixture
 def federation(tmp_path):
-    config, dataset = resolve(small_config(tmp_path, Someone, clients=4, system={"availability": 0.5}))
+    options = {"rounds": 2, "lr_schedule": "cosine", "clients": 4, "system": {"availability": 0.5}}
+    config, dataset = resolve(small_config(tmp_path, Someone, **options))
     setup, partition = Setup.build(config, dataset), resolve_partition(config, dataset)
     return Federation(setup, dataset, partition, Silent(), RemoteClientStore(tmp_path / "clients"))
 
@@ -90,6 +91,15 @@ def test_a_scope_has_no_cohort_and_leaves_the_committed_state_alone(federation, 
     seen.state["x"] = 1
     assert committed.plugins == {}
     assert scope.states.snapshot() == {"someone": {"x": 1}}
+
+
+@pytest.mark.parametrize(
+    ("phase", "shares"), [("round", [1, 0.5, 0]), ("evaluation", [1, 1, 0.5]), ("post_train", [1, 1, 0.5])]
+)
+def test_the_learning_rate_is_the_rounds_and_after_it_still_the_last_rounds(federation, committed, phase, shares):
+    """A cosine over two rounds; before round 0 the model is evaluated, too."""
+    rates = [ServerScope(federation, committed, number, phase).lr for number in range(3)]
+    assert rates == pytest.approx([share * federation.config.lr for share in shares])
 
 
 TASKS = [ClientTask(f"t{number}", "fit_begin", client=number, round=0) for number in range(3)]

@@ -179,6 +179,12 @@ def test_stragglers_complete_fewer_epochs_in_the_same_time():
     assert all(simulated.seconds == pytest.approx(100) and simulated.failure is None for simulated in simulated)
 
 
+def test_stragglers_are_not_the_lost_clients():
+    slow, lossy = simulator(stragglers=0.5), simulator(dropout=0.5)
+    both = [slow.simulated(0, c).completed < 10 and lossy.simulated(0, c).failure is not None for c in range(200)]
+    assert 30 < sum(both) < 70, "a quarter"
+
+
 def test_a_straggler_whose_work_is_dropped_costs_the_time_of_its_whole_work():
     simulated = simulator(stragglers=1.0, partial="drop").simulated(0, 0)
     assert simulated.failure[0] == "deadline"
@@ -348,6 +354,15 @@ def test_questions_reach_who_is_there_and_everyone_after_training(tmp_path):
 
 # --- rounds that nothing comes of ------------------------------------------------------------------------------
 
+
+class CountsRounds(Plugin):
+    """Counts the rounds, from 1."""
+
+    @hookimpl
+    def begin_round(self, server):
+        server.state["rounds"] = server.state.get("rounds", 0) + 1
+
+
 NOBODY = {"availability": 0.05}  # of three clients, in some rounds
 
 
@@ -361,9 +376,10 @@ def test_a_round_without_anybody_stops_the_run_and_says_what_would_go_on(tmp_pat
 def test_without_a_least_number_of_clients_such_a_round_changes_nothing(tmp_path, method):
     system = {"availability": 0.35, "dropout": 0.5, "deadline": 40.0}
     options = {"clients": 3, "rounds": 6, "local_epochs": 2, "min_clients": 0, "seed": 18}
-    result = federate(tmp_path, method, **options, system=system)
+    result = federate(tmp_path, method, CountsRounds, **options, system=system)
     found = [record for record in records(result) if "cohort" in record]
     assert len(found) == 6
+    assert committed(result).plugins["countsrounds"]["rounds"] == sum(record["accepted"] > 0 for record in found)
     assert {len(record["cohort"]) for record in found} >= {0, 1}
     assert [] in [record["system"]["took_part"] for record in found if record["cohort"]], "all were lost, too"
     assert any(record["accepted"] for record in found)
