@@ -30,6 +30,13 @@ def test_as_many_samples_as_asked_for(dataset, samples):
     assert len(partition.train.positions) == samples
 
 
+@pytest.mark.parametrize("samples", [590, 600])
+def test_fewer_samples_are_still_of_all_classes(samples):
+    """The small classes give less than their share, so that more are drawn from the large one; each keeps a sample."""
+    partition = partitioned(with_labels(RARE), partition="iid", samples=samples, client_test_fraction=0.0)
+    assert RARE[partition.train.positions].unique().tolist() == list(range(51))
+
+
 def overlapping(labels, num_clients, **_):
     return [np.array([0, 1])] * num_clients
 
