@@ -75,6 +75,27 @@ def test_an_answer_that_is_no_statistics_is_refused():
         METHOD.post_train(server)
 
 
+class NotesBatches(nn.Linear):
+    """Notes the rows of each batch, and whether it is in training mode."""
+
+    def forward(self, x):
+        self.noted = [*getattr(self, "noted", []), (self.training, x.flatten())]
+        return super().forward(x)
+
+
+def test_every_epoch_of_the_retraining_takes_all_rows_in_an_order_of_its_own():
+    classifier = NotesBatches(1, 3)
+    server = Server(network=lambda: SimpleNamespace(classifier=classifier.eval()))
+    plugin = ClassifierCalibration(CalibrationOptions(epochs=2, batch_size=3))
+    plugin.retrained(server, torch.arange(8.0).unsqueeze(1), torch.arange(8) % 3)
+    training, batches = zip(*classifier.noted)
+    assert all(training), "for dropout"
+    assert [len(rows) for rows in batches] == [3, 3, 2] * 2
+    one, two = torch.cat(batches[:3]).tolist(), torch.cat(batches[3:]).tolist()
+    assert sorted(one) == sorted(two) == list(range(8))
+    assert one != two
+
+
 class Retrains(ClassifierCalibration):
     """Retrains the classifier of digits on one feature for each class."""
 
