@@ -170,7 +170,7 @@ def compare(
         for group in groups
     ]
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
-    ranks = _ranks(made, common, confidence)
+    ranks = _ranks(made, confidence)
     return Comparison(protocol, rows_by, round, target, confidence, common, made, by_client, reported, ranks)
 
 
@@ -191,11 +191,11 @@ def check_reported(runs: Sequence[RunRecord], names: Sequence[str], round: int |
         )
 
 
-def _ranks(blocks: Sequence[Block], common: Mapping[str, Json], confidence: float) -> Ranks | None:
+def _ranks(blocks: Sequence[Block], confidence: float) -> Ranks | None:
     """Rank the rows that all blocks have, unless two blocks have the same data, which would count twice, or the rows
     of a block have different seeds.
     """
-    data = [key([{**common, **block.settings}.get(name) for name in DATA]) for block in blocks]
+    data = [key([block.settings.get(name) for name in DATA]) for block in blocks]
     if len(set(data)) < len(data):
         return None
     everywhere = set.intersection(*({row.label for row in block.rows} for block in blocks))
