@@ -139,7 +139,7 @@ class FedCD(Plugin[FedCDOptions]):
         if client.received:
             start, counts = client.received["prototypes"].clone(), client.received["counts"]
         known = counts > 0
-        client.scratch.update(start=start, known=known, points=self._points(client, start.clone(), counts))
+        client.scratch.update(start=start, known=known, points=self._points(client, start, counts))
         if self.options.kmeans == "before" and (new := self._without_prototype(client)):
             features, _, labels = client.forward()
             self._start_from_centres(client, new, features, labels)
