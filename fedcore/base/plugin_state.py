@@ -22,7 +22,7 @@ _ABSENT: Any = object()
 
 
 class State(MutableMapping[str, Any]):
-    """One plugin's named tensors and JSON values.
+    """One plugin's named tensors and JSON values. Mappings in it have texts as keys: ``str(client)`` for a client.
 
     Reading a tensor gives this state's own copy. An edit in place reaches the next version only, never the committed
     one.
@@ -58,15 +58,7 @@ class State(MutableMapping[str, Any]):
         self._check_writable(key)
         if not isinstance(key, str):
             raise PluginContractError.of(self._plugin, f"sets state[{key!r}]", expected="a text as name")
-        if not isinstance(value, Tensor):
-            try:
-                json.dumps(value)
-                _check_keys(value)
-            except (TypeError, ValueError) as error:
-                found = f"sets state[{key!r}] to a {type(value).__name__} ({error})"
-                hint = f"give each tensor a name: state[f'{key}/{{i}}'] = tensor" if "type Tensor" in str(error) else ""
-                expected = "a tensor or a JSON value"
-                raise PluginContractError.of(self._plugin, found, expected=expected, hint=hint) from None
+        self._check_value(key, value)
         self._note(key)
         self._own[key] = value.detach().clone() if isinstance(value, Tensor) else value
 
@@ -116,6 +108,17 @@ class State(MutableMapping[str, Any]):
             found = f"changes state[{key!r}], but state is read-only in {self._read_only}"
             raise PluginContractError.of(self._plugin, found)
 
+    def _check_value(self, key: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            return
+        try:
+            json.dumps(value)
+            _check_keys(value)
+        except (TypeError, ValueError) as error:
+            found = f"sets state[{key!r}] to a {type(value).__name__} ({error})"
+            hint = f"give each tensor a name: state[f'{key}/{{i}}'] = tensor" if "type Tensor" in str(error) else ""
+            raise PluginContractError.of(self._plugin, found, expected="a tensor or a JSON value", hint=hint) from None
+
     def _note(self, key: str, own: Any = _ABSENT) -> None:
         """Note the value of a name before its first change, or its first reading, since :meth:`begin`."""
         if self._before is not None and key not in self._before:
@@ -140,8 +143,14 @@ class State(MutableMapping[str, Any]):
         self._before = None
 
     def values_to_keep(self) -> dict[str, Any]:
-        """Return the values of the next version."""
-        return {**self._base, **({} if self._read_only else self._own)}
+        """Return the values of the next version.
+
+        :raises PluginContractError: an edit in place left a value that is neither a tensor nor JSON.
+        """
+        own = {} if self._read_only else self._own
+        for key, value in own.items():
+            self._check_value(key, value)
+        return {**self._base, **own}
 
 
 def _check_keys(value: Any) -> None:

@@ -75,6 +75,20 @@ def test_numbers_are_no_names(name, value):
         State()[name] = value
 
 
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda seen: seen.update({3: 1}), "its key 3 would be the text '3'"),
+        (lambda seen: seen.update(a=[torch.zeros(1)]), "Hint: give each tensor a name"),
+    ],
+)
+def test_an_edit_in_place_is_checked_when_the_state_is_kept(edit, words):
+    states = States()
+    edit(states.of("p").setdefault("seen", {}))
+    with pytest.raises(PluginContractError, match=rf"^plugin 'p' sets state\['seen'\] to a dict .*{words}"):
+        states.snapshot()
+
+
 def test_namespaces_and_snapshot():
     states = States({"one": {"n": 1}, "two": {"t": torch.ones(1)}})
     states.of("one")["n"] = 2
