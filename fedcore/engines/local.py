@@ -143,10 +143,11 @@ class WorkerEngine:
         """Run tasks side by side and yield each as it finishes. A paused client's task waits for its worker.
 
         If a worker dies during a bundle, each task of the bundle runs again alone. Then only the task that ends its
-        worker fails.
+        worker fails. The tasks of a stack fail together: alone they would give other bits.
         """
         tasks = list(tasks)
-        if self._stack > 1 and all(task.kind == "fit_begin" for task in tasks):
+        stacks = self._stack > 1 and all(task.kind == "fit_begin" for task in tasks)
+        if stacks:
             tasks = list(stacked(tasks, self._stack))
         elif window is None and self._timeout is None:  # both limits concern single tasks
             tasks = list(bundled(tasks, self.workers, self._seconds))
@@ -154,10 +155,12 @@ class WorkerEngine:
         for task, outcome in self._dispatcher.run(tasks, self._collect, window=window):
             if not isinstance(task, Bundle):
                 yield task, outcome
-            elif isinstance(outcome, ClientFailure):
-                again += task.tasks
-            else:
+            elif not isinstance(outcome, ClientFailure):
                 yield from zip(task.tasks, outcome, strict=True)
+            elif stacks:
+                yield from zip(task.tasks, itertools.repeat(outcome))
+            else:
+                again += task.tasks
         yield from self._dispatcher.run(again, self._collect, window=None)
 
     def close(self) -> None:
