@@ -46,11 +46,11 @@ A plugin implements a hook as a method marked with ``@hookimpl``. The method tak
 name. Plugins are called in the order in which the user lists them; ``@hookimpl(tryfirst=True)`` and ``trylast`` change
 this order as in pytest. ``RejectUpdate`` in ``pre_aggregate``, ``weight`` or ``accumulate`` rejects the client: the
 round's record names it, its state stays as it was, and the core rolls back what plugins wrote for its update. Any other
-exception in these hooks rejects the client, too, and the record names the plugin. If it rejects every client of a
-round, the run ends with its traceback. The server and the clients have separate objects of a plugin. These are
-read-only after ``__init__``: values for later rounds go into the context's ``state``. ``server.ask`` puts a question
-to clients. A question is a method of the plugin that is marked with ``@question``. Only one plugin of a run can
-implement an exclusive hook; the core refuses two at start-up.
+exception in these hooks rejects the client, too, and the record names the plugin. If plugins raise for every update of
+a round, the run ends with this error. The server and the clients have separate objects of a plugin. These are read-only
+after ``__init__``: values for later rounds go into the context's ``state``. ``server.ask`` puts a question to clients.
+A question is a method of the plugin that is marked with ``@question``. Only one plugin of a run can implement an
+exclusive hook; the core refuses two at start-up.
 """
 
 from __future__ import annotations

@@ -70,11 +70,10 @@ def require_enough(current: Round) -> None:
 
     :raises RoundFailedError: with the failures of the first clients.
     :raises DivergedError: updates are missing because they were not finite.
-    :raises PluginCallError: plugins raised for every client that the simulated system did not lose.
+    :raises PluginCallError: plugins raised for every update that arrived.
     """
     needed = current.federation.config.min_clients
-    trained = sum(simulated.failure is None for simulated in current.simulated.values())
-    if current.raised and len(current.raised) == trained:
+    if current.raised and len(current.raised) == current.arrived:
         raise current.raised[0]
     if len(current.accepted) >= needed:
         return

@@ -59,6 +59,7 @@ class Collector:
         if isinstance(outcome, ClientFailure):
             self._current.fail(task.client, outcome.kind, outcome.message)
         else:
+            self._current.arrived += 1
             try:
                 with self._current.states.undone_on_error(self._touching):
                     self._accept(task, outcome)

@@ -209,6 +209,8 @@ class Round(ServerScope):
     phase: Phase = "round"
     simulated: dict[int, SimulatedOutcome] = field(default_factory=dict)
     """Client -> its outcome in the simulated system."""
+    arrived: int = 0
+    """The number of outcomes that are not failures of their clients."""
     raised: list[PluginCallError] = field(default_factory=list)
     """The errors of plugins for which updates are left out."""
     epochs: dict[int, int] = field(default_factory=dict)

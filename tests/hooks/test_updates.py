@@ -246,7 +246,7 @@ def test_any_hook_that_sees_an_update_can_reject_it(toy, hook, error, words):
 
 @pytest.mark.parametrize("hook", ["pre_aggregate", "weight", "accumulate"])
 @pytest.mark.parametrize("least", [0, 1])
-def test_a_plugin_that_raises_for_every_client_ends_the_run_with_its_traceback(toy, hook, least):
+def test_a_plugin_that_raises_for_every_client_ends_the_run_with_its_error(toy, hook, least):
     def fault(self, update):
         raise KeyError("x")
 

@@ -93,14 +93,22 @@ def _raising(error):
     return fault
 
 
-def test_a_fault_with_every_update_that_arrives_ends_the_run(toy):
+class FailsOnce(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        if client.id == 1:
+            raise ValueError("a client of its own")
+
+
+@pytest.mark.parametrize(("others", "options"), [([], {"system": {"dropout": 0.5}}), ([FailsOnce], {})])
+def test_a_fault_with_every_update_that_arrives_ends_the_run(toy, others, options):
     class Faulty(Plugin):
         @hookimpl
         def accumulate(self, server, update):
             raise KeyError("typo")
 
     with pytest.raises(PluginCallError, match=r"'faulty' hook accumulate .*KeyError: 'typo'"):
-        toy(Faulty, seed=0, system={"dropout": 0.5}, min_clients=0)
+        toy(Faulty, *others, seed=0, min_clients=0, **options)
 
 
 class OwnClassifier(Plugin):
