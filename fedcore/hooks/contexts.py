@@ -347,6 +347,7 @@ class ServerContext(Protocol):
         :param question: a method of the plugin that is marked with ``@question``, such as ``self.statistics``.
         :param tensors: tensors for a question that takes the argument ``tensors``.
         :param check: called with each answer. If it raises, the answer is rejected, and the record has the message.
+        :raises PluginCallError: the question's method raised on every client that was asked.
         """
 
     @property

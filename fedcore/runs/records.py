@@ -74,10 +74,15 @@ def history_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def failed_trainings(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the failures of a round's cohort, without answers to questions that failed."""
+    cohort = set(record["cohort"])
+    return [failure for failure in record["failures"] if failure["client"] in cohort and "question" not in failure]
+
+
 def lost(record: Mapping[str, Any]) -> Counter[str]:
     """Return the number of selected clients without an update in a round, by kind. Each client counts once."""
-    cohort = set(record["cohort"])
-    kinds = {failure["client"]: failure["kind"] for failure in record["failures"] if failure["client"] in cohort}
+    kinds = {failure["client"]: failure["kind"] for failure in failed_trainings(record)}
     return Counter(sorted(kinds.values()))
 
 
@@ -88,17 +93,17 @@ def errors(losses: Mapping[str, int]) -> int:
 
 def first_reason(record: Mapping[str, Any]) -> str:
     """Return why the first client of a round's cohort failed; empty if only the simulated system lost clients."""
-    found = (failure for failure in record["failures"] if failure["client"] in record["cohort"])
-    return next((str(failure["message"]) for failure in found if failure["kind"] not in SIMULATED), "")
+    found = (failure["message"] for failure in failed_trainings(record) if failure["kind"] not in SIMULATED)
+    return str(next(found, ""))
 
 
 class Failures:
-    """The trainings of clients that failed in the rounds that this process ran, without simulated losses."""
+    """The failed trainings and answers of the rounds that this process ran, without simulated losses."""
 
     def __init__(self) -> None:
         self._rounds: list[int] = []  # the first and the last
-        self._selected = self._failed = 0
-        self._first = ""
+        self._selected = self._failed = self._unanswered = 0
+        self._first = self._first_answer = ""
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a round."""
@@ -106,15 +111,22 @@ class Failures:
         self._selected += len(record["cohort"])
         self._failed += errors(lost(record))
         self._first = self._first or first_reason(record)
+        for failure in record["failures"]:
+            if "question" in failure:
+                self._unanswered += 1
+                self._first_answer = self._first_answer or failure["message"]
 
     def in_words(self) -> str:
-        """Return how many failed, with the first reason; empty if none failed."""
-        if not self._failed:
-            return ""
-        return (
-            f"{self._failed} of {self._selected} trainings of clients failed in rounds {self._rounds[0]} to "
-            f"{self._rounds[-1]}, so the figures come from the others. The first: {self._first}"
-        )
+        """Return how many failed, with the first reasons; empty if none failed."""
+        said = []
+        if self._failed:
+            said.append(
+                f"{self._failed} of {self._selected} trainings of clients failed in rounds {self._rounds[0]} to "
+                f"{self._rounds[-1]}, so the figures come from the others. The first: {self._first}"
+            )
+        if self._unanswered:
+            said.append(f"{self._unanswered} answers to questions failed. The first: {self._first_answer}")
+        return "\n".join(said)
 
 
 def totals(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

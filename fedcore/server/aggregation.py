@@ -82,12 +82,13 @@ def require_enough(current: Round) -> None:
             f"round {current.number + 1}: no client is available, --min-clients asks for {needed}. With "
             "--min-clients 0 such a round changes nothing and the run goes on."
         )
+    failures = [failure for failure in current.failures if "question" not in failure]
     what = (
         f"round {current.number + 1}: {len(current.accepted)} of {len(current.cohort)} clients gave a usable update, "
-        f"--min-clients asks for {needed}. {_reasons(current.failures)}."
+        f"--min-clients asks for {needed}. {_reasons(failures) or 'No other client was selected'}."
     )
 
-    kinds = Counter(failure["kind"] for failure in current.failures)
+    kinds = Counter(failure["kind"] for failure in failures)
     lacking = needed - len(current.accepted)
     if lacking <= kinds["diverged"]:  # there would be enough if they had not diverged
         raise DivergedError(f"{what} {_against_divergence(current)}")
@@ -98,8 +99,9 @@ def _reasons(failures: Iterable[Mapping[str, Any]]) -> str:
     """Return why clients failed: the first five reasons, each with its clients."""
     clients: dict[str, list[int]] = {}
     for failure in failures:
-        client, message = failure["client"], str(failure["message"])
-        reason = f"{failure['kind']}, {message.replace(f', client {client})', ')')}"
+        client = failure["client"]
+        message = str(failure["message"]).removeprefix(f"client {client}: ").replace(f", client {client})", ")")
+        reason = f"{failure['kind']}, {message}"
         clients.setdefault(reason, []).append(client)
     said = []
     for reason, failed in [*clients.items()][:5]:

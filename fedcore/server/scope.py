@@ -146,9 +146,9 @@ class ServerScope:
             before = self.committed.plugins.get(plugin, {})
             changed = {n: v for n, v in values.items() if isinstance(v, Tensor) and v is not before.get(n)}
             if broken := first_nonfinite(changed):
+                when = "post_train" if self.phase == "post_train" else f"round {self.number + 1}"
                 raise DivergedError(
-                    f"round {self.number + 1}: server.state[{broken!r}] of plugin {plugin!r} is not finite. "
-                    "The state before the round is kept."
+                    f"{when}: server.state[{broken!r}] of plugin {plugin!r} is not finite. The state before it is kept."
                 )
         return replace(self.committed, **{"model": self.model, "plugins": plugins, "ledger": ledger, **more})
 
@@ -181,21 +181,32 @@ class ServerScope:
         """Run tasks; yield each with the result of ``parse``, or with None if the client is recorded as failed.
 
         :param parse: takes a task and its outcome; raises RejectUpdate for an outcome that is not usable.
+        :raises PluginCallError: a question raised on every client.
         """
+        raised: list[str] = []
         for task, outcome in self.outcomes(tasks, window=window):
             answer = None
+            asked = {"question": f"{task.meta['plugin']}.{task.meta['question']}"} if task.kind == "ask" else {}
             if isinstance(outcome, ClientFailure):
-                self.fail(task.client, outcome.kind, outcome.message)
+                self.fail(task.client, outcome.kind, outcome.message, **asked)
+                if asked and outcome.kind == "raised":
+                    raised.append(outcome.message)
             else:
                 try:
                     answer = parse(task, outcome)
                 except RejectUpdate as error:
-                    self.fail(task.client, error.kind, str(error))
+                    self.fail(task.client, error.kind, str(error), **asked)
             yield task, answer
+        if raised and len(raised) == len(tasks):
+            plugin, question = tasks[0].meta["plugin"], tasks[0].meta["question"]
+            raise PluginCallError(raised[0], plugin=plugin, hook=f"question {question}")
 
-    def fail(self, client: int, kind: str, message: str) -> None:
-        """Record a client without a usable outcome. The message is cut to MESSAGE_LENGTH characters."""
-        self.failures.append(_entry(client, kind, message))
+    def fail(self, client: int, kind: str, message: str, **more: str) -> None:
+        """Record a client without a usable outcome. The message is cut to MESSAGE_LENGTH characters.
+
+        :param more: the ``question`` that the client did not answer.
+        """
+        self.failures.append(_entry(client, kind, message) | more)
 
     def ignore(self, client: int, kind: str, message: str) -> None:
         """Record an outcome that changed nothing."""

@@ -65,7 +65,7 @@ class SendsNan(Plugin):
     ("plugin", "words"),
     [
         (Numb, "values that are not finite, after pre_aggregate of plugin 'numb' changed the update"),
-        (SendsNan, "client 0: 'spread' of plugin 'sendsnan' has values that are not finite"),
+        (SendsNan, "clients 1, 0: rejected, 'spread' of plugin 'sendsnan' has values that are not finite"),
     ],
 )
 def test_what_a_plugin_spoils_is_not_called_a_divergence(toy, plugin, words):

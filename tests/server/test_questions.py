@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl, question
-from fedcore.base.errors import PluginContractError
+from fedcore.base.errors import PluginCallError, PluginContractError, RoundFailedError
 from fedcore.hooks.plugins import PluginSet
-from fedcore_testing import committed, federate, name_of
+from fedcore.runs.records import lost
+from fedcore_testing import committed, federate, name_of, records
 
 
 class Asks(Plugin):
@@ -103,3 +104,54 @@ def test_questions_that_clients_could_not_be_asked_are_refused(method, words):
     globals()["Odd"] = cls
     with pytest.raises(PluginContractError, match=words):
         PluginSet.create({name_of(cls): {}})
+
+
+class Broken(Asks):
+    """Its question raises on the clients up to some id."""
+
+    up_to = 0
+
+    @question
+    def mood(self, client):
+        if client.id <= self.up_to:
+            raise NotImplementedError("to do")
+
+
+class BrokenOnAll(Broken):
+    up_to = 9
+
+
+class Unbelieving(Asks):
+    @hookimpl
+    def begin_round(self, server):
+        list(server.ask("cohort", self.mood, check=self.believe))
+
+    def believe(self, answer):
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(("plugin", "kinds"), [(Broken, ["raised"]), (Unbelieving, ["rejected"] * 3)])
+def test_an_answer_that_fails_is_no_training_that_fails(tmp_path, plugin, kinds):
+    notes = []
+    result = federate(
+        tmp_path, plugin, clients=3, participation=1.0, rounds=1, notify=lambda event, said: notes.append((event, said))
+    )
+    (record,) = records(result)
+    name = f"{plugin.__name__.lower()}.mood"
+    assert [(failure["kind"], failure["question"]) for failure in record["failures"]] == [
+        (kind, name) for kind in kinds
+    ]
+    assert (record["accepted"], lost(record).total(), result.history[0]["failed"]) == (3, 0, 0)
+    (said,) = [said["message"] for event, said in notes if event == "note" and "failed" in said["message"]]
+    assert said.startswith(f"{len(kinds)} answers to questions failed. The first: ")
+
+
+def test_answers_that_fail_are_not_the_reason_that_a_round_fails(tmp_path):
+    with pytest.raises(RoundFailedError, match=r"--min-clients asks for 4\. No other client was selected\.$"):
+        federate(tmp_path, Unbelieving, clients=4, system={"availability": 0.4}, min_clients=4)
+
+
+def test_a_question_that_raises_on_every_client_ends_the_run(tmp_path):
+    words = r"^plugin 'brokenonall' question mood \(round 1, client 0\) raised NotImplementedError: to do"
+    with pytest.raises(PluginCallError, match=words):
+        federate(tmp_path, BrokenOnAll, clients=3)
