@@ -267,9 +267,7 @@ class ServerContext(Protocol):
     num_clients: int
     """The number of clients that can take part, N. Their ids are 0 to N - 1; unseen clients have the ids from N on."""
     cohort: Sequence[int]
-    """The clients selected in this round; empty outside of a round."""
-    accepted: Sequence[int]
-    """The clients of this round whose updates were accepted so far; empty outside of a round."""
+    """The clients selected in this round; empty outside of a round. It is a copy, and so is ``accepted``."""
     lr: float
     """The local learning rate of this round; in ``post_train``, that of the last round."""
     num_classes: int
@@ -280,6 +278,10 @@ class ServerContext(Protocol):
     @property
     def available(self) -> Sequence[int]:
         """The clients that can be selected in this round, in ascending order: all, unless ``--system`` limits them."""
+
+    @property
+    def accepted(self) -> Sequence[int]:
+        """The clients of this round whose updates were accepted so far; empty outside of a round."""
 
     @property
     def model(self) -> Mapping[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import torch
@@ -46,7 +47,7 @@ class ScopeContext(View, ServerContext):
         self.num_clients, self.lr = self.config.training_clients, scope.lr
         self.num_classes = scope.federation.dataset.num_classes
         self.feature_dim = scope.federation.setup.model.feature_dim
-        self.cohort, self.accepted = scope.cohort, scope.accepted
+        self.cohort = list(scope.cohort)
         self._sealed = True
 
     def scoped(self, plugin: str) -> Self:
@@ -62,8 +63,13 @@ class ScopeContext(View, ServerContext):
 
     @property
     @override
+    def accepted(self) -> Sequence[int]:
+        return list(self._scope.accepted)
+
+    @property
+    @override
     def model(self) -> Mapping[str, Tensor]:
-        return self._scope.model
+        return MappingProxyType(self._scope.model)
 
     @property
     @override
@@ -89,12 +95,12 @@ class ScopeContext(View, ServerContext):
     @property
     @override
     def buffers(self) -> Mapping[str, Tensor]:
-        return self._scope.buffers
+        return MappingProxyType(self._scope.buffers)
 
     @property
     @override
     def staleness(self) -> Mapping[int, int]:
-        return self._scope.staleness
+        return MappingProxyType(self._scope.staleness)
 
     @property
     @override

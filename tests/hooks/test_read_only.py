@@ -7,6 +7,7 @@ import torch
 
 from fedcore import Loss, Plugin, hookimpl
 from fedcore.base.errors import PluginContractError
+from fedcore_testing import records
 
 
 def plugin(hook, body):
@@ -56,6 +57,25 @@ def sets_the_model_on_the_server(self, server):
 def test_an_attribute_cannot_be_set(toy, hook, body, words):
     with pytest.raises(PluginContractError, match=rf"^plugin 'pushy' hook {hook} \(round 1.*\) {words}"):
         toy(plugin(hook, body))
+
+
+@pytest.mark.parametrize("hook", ["begin_round", "server_step", "end_round", "post_train"])
+def test_the_server_s_model_takes_no_other_tensor(toy, hook):
+    def sets_a_tensor(self, server):
+        server.model["encoder.w"] = torch.zeros(2)
+
+    with pytest.raises(PluginContractError, match=rf"^plugin 'pushy' hook {hook} .* does not support item assignment"):
+        toy(plugin(hook, sets_a_tensor))
+
+
+def test_the_server_s_lists_of_clients_are_copies(toy):
+    def drops_clients(self, server):
+        server.cohort.clear()
+        server.accepted.clear()
+
+    for hook in ("begin_round", "end_round"):
+        (record,) = records(toy(plugin(hook, drops_clients)))
+        assert (record["cohort"], record["accepted"]) == ([0, 1], 2)
 
 
 def flips_the_labels(self, step):

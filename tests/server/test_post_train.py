@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from fedcore import Plugin, hookimpl, question
+from fedcore import DivergedError, Plugin, hookimpl, question
 from fedcore_testing import W
 from tests.support import committed, weights
 
@@ -51,3 +52,13 @@ def test_post_train_asks_with_the_final_model(toy):
     result = toy(Final, rounds=2)
     kept = committed(result).plugins["final"]
     assert kept["0"].tolist() == kept["1"].tolist() == weights(result)[W].tolist()
+
+
+def test_a_state_that_is_not_finite_is_named_by_post_train(toy):
+    class Infinite(Plugin):
+        @hookimpl
+        def post_train(self, server):
+            server.state["sum"] = torch.tensor(torch.inf)
+
+    with pytest.raises(DivergedError, match=r"^post_train: server\.state\['sum'\] of plugin 'infinite' is not finite"):
+        toy(Infinite)
