@@ -14,7 +14,7 @@ from fedcore.base.protocols import FIGURES
 from fedcore.base.tensors import digest_of
 from fedcore.data import Dataset, PublicSamples
 from fedcore.hooks.checks import whole_numbers
-from fedcore.hooks.declarations import KEEPS, TABLE
+from fedcore.hooks.declarations import KEEPS, TABLE, require_hooks
 from fedcore.hooks.plugin import Plugin, patterns_of
 from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
@@ -230,19 +230,13 @@ def _check_untied(config: RunConfig, model: SplitModel) -> None:
 
 
 def _check_needs(setup: Setup, plugin: Plugin) -> None:
-    """Refuse a plugin that the run does not have what it needs for. If ``__init__`` sets ``owns``, it may be empty."""
+    """Refuse a plugin that the run does not have what it needs for."""
     if "sgd" in plugin.assumes and setup.config.optimizer != "sgd":
         raise ConfigError(
             f"plugin {plugin.name!r} derives gradients from the length of SGD's steps (assumes sgd), but "
             f"steps of {setup.config.optimizer} have another length; leave out --optimizer"
         )
-    if plugin in setup.plugins.implementers("aggregate") and not plugin.owns and "owns" not in vars(plugin):
-        raise PluginContractError.of(
-            plugin.name,
-            "owns no parameters, so it has nothing to aggregate and would never be called",
-            hook="aggregate",
-            hint="declare what it aggregates, such as owns = ('classifier.*',), or write end_round",
-        )
+    require_hooks(plugin)
     if plugin.server_optimizer or "displacement" in plugin.assumes:
         require_shared(setup.plugins, setup.layout, plugin.name)
     if "public" in plugin.reads and not setup.public:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedcore.base.errors import PluginConflictError
+from fedcore.base.errors import PluginConflictError, PluginContractError
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS
 from fedcore.hooks.plugin import Plugin, patterns_of
 
@@ -29,6 +29,10 @@ class Declaration:
     """Whether the value is patterns over the model's names. Two plugins can then declare different names."""
     shared: bool = False
     """Whether the names must be shared: no other plugin can keep them on the clients."""
+    hooks: tuple[str, ...] = ()
+    """The hooks that a plugin with the declaration implements: they do what it declares."""
+    needed: bool = False
+    """Whether these hooks are called only for a plugin with the declaration."""
     excludes: Mapping[str, str] = field(default_factory=dict)
     """Other declaration -> why plugins with the two declarations cannot be combined.
 
@@ -49,10 +53,25 @@ class Declaration:
 
 
 ATTRIBUTES = (
-    Declaration("owns", "plugin that owns parameters (owns)", patterns=True, shared=True),
-    Declaration("starts", "plugin that chooses what clients start from (starts)", patterns=True, shared=True),
-    Declaration("exchanges", "plugin that exchanges parameters in mid-epoch (exchanges)", patterns=True, shared=True),
-    Declaration("corrects", patterns=True, shared=True),
+    Declaration(
+        "owns", "plugin that owns parameters (owns)", patterns=True, shared=True, hooks=("aggregate",), needed=True
+    ),
+    Declaration(
+        "starts",
+        "plugin that chooses what clients start from (starts)",
+        patterns=True,
+        shared=True,
+        hooks=("begin_local",),
+    ),
+    Declaration(
+        "exchanges",
+        "plugin that exchanges parameters in mid-epoch (exchanges)",
+        patterns=True,
+        shared=True,
+        hooks=("mid_local_epoch",),
+        needed=True,
+    ),
+    Declaration("corrects", patterns=True, shared=True, hooks=("post_train",)),
     Declaration("reads"),
     Declaration(
         "scales_task",
@@ -82,6 +101,7 @@ ATTRIBUTES = (
         "encodes",
         "plugin that encodes uploads (encodes)",
         patterns=True,
+        hooks=("pre_upload", "pre_aggregate"),
         excludes={
             "guard_upload": "{one!r} sends parameters in another form (encodes), but {other!r} guards what goes up "
             "in its plain form",
@@ -110,6 +130,24 @@ TABLE = {
 
 KEEPS = "personal_parameters"
 """The hook that keeps parameters on the clients. No other plugin can own, exchange or correct these parameters."""
+
+
+def require_hooks(plugin: Plugin) -> None:
+    """Refuse a declaration without its hooks, and hooks that would never be called without their declaration.
+
+    A declaration that ``__init__`` sets may be empty.
+
+    :raises PluginContractError: with the declaration and the hook.
+    """
+    for declaration in TABLE.values():
+        name, declared = declaration.name, declaration.made_by(plugin)
+        for hook in declaration.hooks:
+            if declared and not plugin.implements(hook):
+                found, hint = f"declares {name}, but does not implement {hook}", f"write {hook}, or leave {name} out"
+                raise PluginContractError.of(plugin.name, found, hint=hint)
+            if declaration.needed and plugin.implements(hook) and not declared and name not in vars(plugin):
+                found, hint = f"would never be called: the plugin declares no {name}", f"set {name} on the class"
+                raise PluginContractError.of(plugin.name, found, hook=hook, hint=hint)
 
 
 def refuse_together(one: Plugin, other: Plugin) -> None:

@@ -454,8 +454,6 @@ def test_ask_outside_its_hooks(go):
 
 def test_update_model_outside_post_train(go):
     class Meddler(Plugin):
-        corrects = ("*",)
-
         @hookimpl
         def begin_round(self, server):
             server.update_model(dict(server.model))

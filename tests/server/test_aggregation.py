@@ -131,10 +131,23 @@ def averages(self, updates):
     return {name: sum(update.model[name] for update in updates) / len(updates) for name in updates[0].model}
 
 
-def test_an_aggregation_of_updates_that_hold_nothing_is_refused_at_once(toy, tmp_path):
-    cls = type("Forgot", (Plugin,), {"aggregate": hookimpl(averages)})
-    with pytest.raises(PluginContractError, match=r"'forgot' hook aggregate owns no .*owns = .*or write end_round"):
-        toy(cls)
+def idle(self):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        ({"aggregate": hookimpl(averages)}, r"hook aggregate would never be called: .*declares no owns.*set owns on"),
+        ({"mid_local_epoch": hookimpl(idle)}, r"hook mid_local_epoch would never be called: .*declares no exchanges"),
+        ({"owns": ("*",)}, r"declares owns, but does not implement aggregate"),
+        ({"corrects": ("*",)}, r"declares corrects, but does not implement post_train"),
+        ({"encodes": ("*",), "pre_upload": hookimpl(idle)}, r"declares encodes, but does not implement pre_aggregate"),
+    ],
+)
+def test_a_declaration_without_its_hook_and_a_hook_without_its_declaration_are_refused(toy, tmp_path, contents, words):
+    with pytest.raises(PluginContractError, match=rf"^plugin 'forgot' {words}"):
+        toy(type("Forgot", (Plugin,), contents))
     assert not list(tmp_path.rglob("config.yaml"))
 
 

@@ -16,6 +16,10 @@ class Pausing(Plugin):
     exchanges = Exchange(("classifier.*",), lambda epochs: {1, 2})
 
     @hookimpl
+    def mid_local_epoch(self):
+        return None
+
+    @hookimpl
     def begin_local(self, client):
         client.scratch["noted"] = [client.id]
         client.add_parameters({"extra": torch.zeros(1)})

@@ -17,6 +17,7 @@ from torch import nn
 from fedcore import (
     ClientUpdate,
     ConfigError,
+    Exchange,
     FedcoreError,
     Plugin,
     PluginConflictError,
@@ -574,8 +575,8 @@ def implementing(hook):
         return None
 
     mark = question if hook == "question" else hookimpl
-    extra = {"owns": ("*",)} if hook == "aggregate" else {}
-    return type(f"Has{hook.title().replace('_', '')}", (Plugin,), {hook: mark(body), **extra})
+    declared = {"aggregate": {"owns": ("*",)}, "mid_local_epoch": {"exchanges": Exchange(("*",), lambda epochs: ())}}
+    return type(f"Has{hook.title().replace('_', '')}", (Plugin,), {hook: mark(body), **declared.get(hook, {})})
 
 
 def seen(hook):

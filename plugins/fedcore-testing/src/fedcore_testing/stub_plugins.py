@@ -69,6 +69,10 @@ class ExchangesClassifier(Plugin):
 
     exchanges = Exchange(("classifier.*",), lambda epochs: ())
 
+    @hookimpl
+    def mid_local_epoch(self) -> None:
+        """Patch no client."""
+
 
 class OwnsClassifier(Plugin):
     """Declares that it aggregates the classifier, and returns the mean."""
@@ -93,6 +97,10 @@ class CorrectsClassifier(Plugin):
     """Declares that it corrects the classifier after the last round."""
 
     corrects = ("classifier.*",)
+
+    @hookimpl
+    def post_train(self) -> None:
+        """Correct nothing."""
 
 
 class PrefersClass0(Plugin):

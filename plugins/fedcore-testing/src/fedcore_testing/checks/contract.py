@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from fedcore import FedcoreError, Plugin, PluginOptions
 from fedcore.base import registry
 from fedcore.hooks.checks import check_class, create_plugin
+from fedcore.hooks.declarations import require_hooks
 from fedcore.hooks.plugin import option_names
 from fedcore_testing.checks.base import NotApplicable, check
 from fedcore_testing.federation import entry_point_of, initial_weights
@@ -82,19 +83,7 @@ def check_is_documented(trial: Trial) -> None:
 def check_declarations_fit_the_hooks(trial: Trial) -> None:
     """Declarations match the implemented hooks, and the neutral options exist."""
     plugin = trial.plugin
-    pairs = (
-        ("owns", "aggregate"),
-        ("starts", "begin_local"),
-        ("exchanges", "mid_local_epoch"),
-        ("corrects", "post_train"),
-        ("encodes", "pre_upload"),
-        ("encodes", "pre_aggregate"),
-    )
-    for declaration, hook in pairs:
-        declared, has = bool(getattr(plugin, declaration)), plugin.implements(hook)
-        assert has or not declared, f"declares {declaration} = {getattr(plugin, declaration)}, but has no hook {hook}"
-    if plugin.implements("mid_local_epoch"):
-        assert plugin.exchanges, "mid_local_epoch is never called without exchanges"
+    require_hooks(plugin)
     if plugin.neutral is not None:
         unknown = sorted(set(plugin.neutral) - set(option_names(trial.target)))
         assert not unknown, f"neutral names {unknown[0]!r}, which is no option"
