@@ -6,7 +6,7 @@ import inspect
 import json
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,9 +80,9 @@ def _created(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
     plugin._made_parts = tuple(_part(name, part, options) for part in plugin.parts)
     for part in plugin._made_parts:
         _declare_too(plugin, part)
-    for hook in EXCLUSIVE:
-        if sum(hasattr(type(member), hook) for member in plugin.members) > 1:
-            raise PluginContractError.of(name, "is in two of the plugin's parts, but only one can have it", hook=hook)
+    for method in (*EXCLUSIVE, *plugin.questions):
+        if sum(hasattr(type(member), method) for member in plugin.members) > 1:
+            raise PluginContractError.of(name, f"has {method} in two of its parts, but only one can have it")
     plugin._sealed = True
     return plugin
 
@@ -187,8 +187,8 @@ def _check_function(name: str, hook: str, function: Any, expected: list[str]) ->
                 hook=hook,
                 expected=f"any of ({', '.join(expected)}), without default values",
             )
-    generates = inspect.isgeneratorfunction(function) and hook != "select_clients"
-    if generates or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if generates or inspect.iscoroutinefunction(function):
         raise PluginContractError.of(
             name, "is a generator or asynchronous, so its body would never run", hook=hook, hint="return the result"
         )
@@ -241,7 +241,7 @@ def _samples(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _cohort(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -33,14 +34,14 @@ def aggregate(
     :param server: the round as hooks see it.
     :param running: the mean of the accepted updates.
     :param kept: by plugin, the updates that the plugin aggregates itself.
-    :raises RoundFailedError: all weights are 0.
+    :raises RoundFailedError: the weights add up to 0 or to infinity.
     :raises DivergedError: the new model is not finite.
     """
     setup = current.federation.setup
     plugins = setup.plugins
     try:
         mean = setup.uploads.split(on_cpu(running.mean()))
-    except ZeroDivisionError as error:
+    except ArithmeticError as error:
         given = "".join(f", given by plugin {plugin.name!r} hook weight" for plugin in plugins.implementers("weight"))
         raise RoundFailedError(f"round {current.number + 1}: {error}{given}") from None
     model = {name: mean.get(name, tensor) for name, tensor in current.model.items()}
@@ -178,13 +179,13 @@ class RunningMean:
     def mean(self) -> Tensors:
         """Return the mean of the added models.
 
-        :raises ZeroDivisionError: all weights are 0.
+        :raises ArithmeticError: the weights add up to 0 or to infinity.
         """
         means = dict(self._largest)
         for name, total in self._sums.items():
             divisor = self._samples if name in self._layout.buffers else self._weight
-            if divisor == 0:
-                raise ZeroDivisionError("the weights of all accepted updates are 0")
+            if not 0 < divisor < math.inf:
+                raise ArithmeticError(f"the weights of all accepted updates add up to {divisor}")
             shape, dtype = self._layout.shapes[name]
             means[name] = (total / divisor).to(dtype).view(shape)
         return {name: means[name] for name in self._names if name in means}

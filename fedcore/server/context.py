@@ -216,7 +216,7 @@ class ScopeContext(View, ServerContext):
             total.add(update.model, weight=self._scope.weights[update.client], samples=update.samples)
         try:
             return on_cpu(total.mean())
-        except ZeroDivisionError:
+        except ArithmeticError:
             return {}
 
     @override

@@ -140,12 +140,12 @@ def _checked_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[in
         found, hint = "gives clients local epochs, but the run has --local-steps", "leave out --local-steps"
         raise PluginContractError.of(plugin, found, hook="select_clients", hint=hint)
     most, fewest = setup.config.local_epochs, max(setup.breaks, default=0) + 1
-    given = dict(zip(ids, cohort.values(), strict=True))
+    given = dict(zip(ids, whole_numbers(cohort.values(), plugin, "select_clients"), strict=True))
     for client, epochs in given.items():
-        if type(epochs) is not int or not fewest <= epochs <= most:
+        if not fewest <= epochs <= most:
             after = f", after the exchange at epoch {fewest - 1}" if fewest > 1 else ""
             expected = f"a whole number from {fewest} to {most} (--local-epochs){after}"
-            found = f"gives client {client} {epochs!r} local epochs"
+            found = f"gives client {client} {epochs} local epochs"
             raise PluginContractError.of(plugin, found, hook="select_clients", expected=expected)
     return {client: given[client] for client in sorted(ids)}
 

@@ -89,15 +89,6 @@ def test_a_function_whose_body_would_not_run(hook, words):
     refused(type("Odd", (Plugin,), {"observe": hookimpl(hook)}), "hook observe", words)
 
 
-def test_a_generator_can_give_the_cohort():
-    class Selects(Plugin):
-        @hookimpl
-        def select_clients(self, server):
-            yield 0
-
-    create(Selects)
-
-
 def test_a_result_that_nothing_would_use():
     assert {"observe", "accumulate", "begin_round", "check_run"} <= SILENT
     assert not SILENT & {"local_loss", "task_loss", "configure_model", *RESULTS}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import Field
 
-from fedcore import ClientUpdate, Plugin, PluginContractError, PluginOptions, hookimpl
+from fedcore import ClientUpdate, Plugin, PluginContractError, PluginOptions, hookimpl, question
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugins import PluginSet
 from fedcore_testing import federate, name_of, plugin_state
@@ -107,7 +107,9 @@ def test_parts_that_do_not_fit_are_refused():
             return 1.0
 
     both = {"parts": (Weighs,), "weight": hookimpl(lambda self: 2.0)}
-    assert "hook weight is in two of the plugin's parts, but only one can have it" in refused(**both)
+    assert "has weight in two of its parts, but only one can have it" in refused(**both)
+    asks = [type("Asks", (Plugin,), {"size": question(lambda self: None)}) for _ in range(2)]
+    assert "has size in two of its parts, but only one can have it" in refused(parts=tuple(asks))
 
 
 def test_two_parts_cannot_send_the_same_name():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,11 +17,12 @@ from tests.support import committed, lines, model_bytes, weights
 BATCH_NORM = {"model": "module:tests.toy.batch_norm_mlp"}
 
 
-def test_weight(toy):
+@pytest.mark.parametrize("kind", [float, np.float32, Fraction])
+def test_weight(toy, kind):
     class Weigh(Plugin):
         @hookimpl
         def weight(self, update):
-            return {0: 3.0, 1: None}[update.client]  # None: the default, its three samples
+            return {0: kind(3), 1: None}[update.client]  # None: the default, its three samples
 
     assert weights(toy(Weigh))[W].tolist() == [0.75, 1.5]
 
@@ -37,13 +40,15 @@ def test_a_weight_that_is_none_rejects_that_update(toy, bad):
     assert failure["message"].startswith("client 1: plugin 'weigh' hook weight returned ")
 
 
-def test_weights_that_are_all_zero_stop_the_run(toy):
+@pytest.mark.parametrize(("weight", "total"), [(0.0, "0.0"), (1e308, "inf")])
+def test_weights_without_a_mean_stop_the_run(toy, weight, total):
     class Weigh(Plugin):
         @hookimpl
         def weight(self):
-            return 0.0
+            return weight
 
-    with pytest.raises(RoundFailedError, match="weights of all accepted updates are 0"):
+    words = rf"the weights of all accepted updates add up to {total}, given by plugin 'weigh' hook weight$"
+    with pytest.raises(RoundFailedError, match=words):
         toy(Weigh)
 
 
