@@ -148,6 +148,7 @@ def broadcast(server: ServerContext) -> Mapping[str, Tensor] | None:
     """Send tensors to all clients, next to the model; the clients find them in ``client.received``.
 
     When: once after ``begin_round`` of each round, and again for every evaluation.
+    :param server: ``server.state`` is read-only.
     :returns: Named tensors in the plugin's own namespace, or None to send nothing. The result is a pure function of
         ``server.state``.
     Combining: each plugin has its own namespace.
@@ -177,9 +178,9 @@ def mid_local_epoch(
     :param epoch: The epoch that starts now.
     :param snapshots: By client id, the tensors under the patterns of this plugin's ``exchanges``. Clients that failed
         before are absent.
-    :returns: Patches by client id, each with all names of a snapshot. Patched parameters get fresh optimizer state;
-        everything else of a client survives the pause. Clients you leave out are not patched. Return None to patch
-        no client.
+    :returns: Patches by client id, each with some or all names of a snapshot. Patched parameters get fresh optimizer
+        state; everything else of a client survives the pause. Clients you leave out are not patched. Return None to
+        patch no client.
     Combining: plugins exchange disjoint names.
     """
 
@@ -244,7 +245,8 @@ def aggregate(server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping
     :param updates: The accepted updates in dispatch order. ``model`` holds the owned names only. ``payload`` holds the
         entries of this plugin that ``accumulate`` left. ``server.mean_of(updates)`` is the weighted mean of some
         updates, such as a cluster's.
-    :returns: Values by owned names. Names you leave out get the weighted mean. Return None for the mean of all names.
+    :returns: Values by owned names. They are not copied: do not edit them later. Names you leave out get the weighted
+        mean. Return None for the mean of all names.
     Combining: plugins own disjoint names.
     """
 
@@ -255,8 +257,9 @@ def server_step(server: ServerContext, mean: Mapping[str, Tensor]) -> Mapping[st
 
     When: once per round, after ``aggregate``.
     :param mean: The trainable shared parameters of the next model. Its buffers are in ``server.buffers``.
-    :returns: New values for some of these names, never for buffers. Return the given tensor itself where nothing
-        changes, so that neutral options are bit-equal to FedAvg. Return None to change nothing.
+    :returns: New values for some of these names, never for buffers. They are not copied: do not edit them later. Return
+        the given tensor itself where nothing changes, so that neutral options are bit-equal to FedAvg. Return None to
+        change nothing.
     Combining: in user order, each on the result of the plugin before. A ``server_optimizer`` excludes owners.
     """
 

@@ -25,16 +25,13 @@ class Broadcasts:
 
     def __init__(self, scope: ServerScope, key: str) -> None:
         plugins = scope.federation.setup.plugins
-        self._scope, self._plugins = scope, plugins
+        self._scope, self._plugins, self._seen = scope, plugins, scope.as_of_now()
         self._own = [plugin.name for plugin in plugins.implementers("broadcast_to")]
-        sent = {
-            plugin.name: dict(found or {}) for plugin, found in plugins.each("broadcast", server=ScopeContext(scope))
-        }
+        found = plugins.each("broadcast", server=self._server("broadcast"))
+        sent = {plugin.name: dict(tensors or {}) for plugin, tensors in found}
         self._to_all = {plugin: tensors for plugin, tensors in sent.items() if tensors}
         scope.share(key, self._to_all)
         self._sizes: dict[int, dict[str, int]] = {}
-        if self._own:
-            self._seen = scope.as_of_now()
 
     def to(self, client: int) -> Callable[[], Tensors] | None:
         """Return a function that makes the tensors of a client's task, named ``plugin/name``.
@@ -51,10 +48,13 @@ class Broadcasts:
             for plugin, size in self._sizes[client].items():
                 self._scope.ledger.down(plugin, size)
 
-    def _message(self, client: int) -> Tensors:
+    def _server(self, hook: str) -> ScopeContext:
         # New states for each call: an edit in place must not reach the next call.
-        self._seen.states = States(self._seen.committed.plugins, read_only="broadcast_to")
-        found = self._plugins.each("broadcast_to", server=ScopeContext(self._seen), client=client)
+        self._seen.states = States(self._seen.committed.plugins, read_only=hook)
+        return ScopeContext(self._seen)
+
+    def _message(self, client: int) -> Tensors:
+        found = self._plugins.each("broadcast_to", server=self._server("broadcast_to"), client=client)
         sent = {plugin.name: tensors or {} for plugin, tensors in found}
         for plugin, tensors in sent.items():
             if twice := sorted(set(tensors).intersection(self._to_all.get(plugin, {}))):

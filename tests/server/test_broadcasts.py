@@ -122,14 +122,13 @@ def test_no_cohorts_messages_are_in_memory_at_once(go):
     assert 1 <= most <= 2
 
 
-def test_the_state_cannot_be_written_for_one_client(go):
-    class Writes(Plugin):
-        @hookimpl
-        def broadcast_to(self, server, client):
-            server.state["last"] = client
+@pytest.mark.parametrize("hook", ["broadcast", "broadcast_to"])
+def test_the_state_cannot_be_written_in_a_broadcast(go, hook):
+    def writes(self, server):
+        server.state["last"] = server.round
 
-    with pytest.raises(PluginContractError, match=r"'writes'.*state\['last'\].*read-only in broadcast"):
-        go(Writes)
+    with pytest.raises(PluginContractError, match=rf"'writes'.*state\['last'\].*read-only in {hook}$"):
+        go(type("Writes", (Plugin,), {hook: hookimpl(writes)}))
 
 
 def test_an_error_in_it_ends_the_run_as_in_every_broadcast(go):
