@@ -120,8 +120,7 @@ class UpdateValidator:
         :param lr: the learning rate that the server set.
         """
         what, update = f"client {task.client}", _expected(ClientUpdate, outcome, task)
-        for tensors in (update.model, *update.payload.values()):
-            _check_plain(tensors, what, self._updates_on)
+        _check_plain(update.model, what, self._updates_on)
         claims = _parsed(_Claims, update, what)
         self._check_claims(claims, task, lr)
         self._check_metrics(update.metrics, claims.metrics.losses, what)
@@ -146,6 +145,7 @@ class UpdateValidator:
         for plugin, tensors in update.payload.items():
             if plugin not in self._plugins:
                 raise RejectUpdate(f"{what}: sent tensors for {plugin!r}, which is not a plugin of this run")
+            _check_plain(tensors, what, self._updates_on)
             self._check_extra(tensors, what, f"plugin {plugin!r}")
 
     def snapshot(self, task: ClientTask, outcome: Outcome, names: Collection[str], epoch: int) -> Tensors:

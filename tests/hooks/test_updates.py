@@ -265,7 +265,7 @@ def test_pre_aggregate_replaces(toy):
     assert weights(toy(Replace))[W].tolist() == [0.75, 0.75]
 
 
-@pytest.mark.parametrize("fault", ["nan", "missing", "client", "samples"])
+@pytest.mark.parametrize("fault", ["nan", "missing", "client", "samples", "payload"])
 def test_a_replaced_update_is_checked_again(toy, fault):
     class Damage(Plugin):
         @hookimpl
@@ -276,6 +276,7 @@ def test_a_replaced_update_is_checked_again(toy, fault):
                     "missing": replace(update, model={}),
                     "client": replace(update, client=0),
                     "samples": replace(update, samples=0),
+                    "payload": replace(update, payload={"x": 1.0}),
                 }[fault]
             return None
 
