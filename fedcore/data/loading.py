@@ -263,17 +263,9 @@ def _checked(dataset: Dataset) -> Dataset:
 
     :raises DataError: names the part, and what it should be.
     """
-    classes = dataset.num_classes
-    for part, samples in (("training", dataset.train), ("test", dataset.test)):
+    classes, domains = dataset.num_classes, dataset.domains
+    for samples in (dataset.train, dataset.test):
         check_labels(samples.labels, len(samples))
-        outside = samples.labels[(samples.labels < 0) | (samples.labels >= classes)]
-        if len(outside):
-            raise DataError(
-                f"dataset: {len(outside)} of {len(samples)} {part} samples have labels outside of 0..{classes - 1}, "
-                f"such as {int(outside[0])}; num_classes is {classes}. Leave out samples without a class, and number "
-                "the classes from 0"
-            )
-    domains = dataset.domains
     for name, values, count in (
         ("class_names", dataset.class_names, classes),
         ("sources", dataset.sources, len(dataset.train)),
@@ -282,6 +274,18 @@ def _checked(dataset: Dataset) -> Dataset:
     ):
         if values is not None and len(values) != count:
             raise DataError(f"dataset: {name} has {len(values)} entries, expected {count}")
+    numbered = [("classes", f"num_classes is {classes}", dataset.train.labels, dataset.test.labels, classes)]
+    if domains:
+        names = len(domains.names)
+        numbered.append(("domains", f"domains.names has {names}", domains.train, domains.test, names))
+    for what, known, *parts, count in numbered:
+        for part, numbers in zip(("training", "test"), parts, strict=True):
+            outside = numbers[(numbers < 0) | (numbers >= count)]
+            if len(outside):
+                raise DataError(
+                    f"dataset: {len(outside)} of {len(numbers)} {part} samples have {what} outside of 0..{count - 1}, "
+                    f"such as {int(outside[0])}; {known}. Leave out samples without one, and number the {what} from 0"
+                )
     return dataset
 
 

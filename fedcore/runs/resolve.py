@@ -57,8 +57,16 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfi
     if dataset is None:
         dataset = load_dataset(config.dataset, config.data_dir)
         dataset = with_public(dataset, config.public, config.seed, config.data_dir)
+    if not len(dataset.test):
+        raise ConfigError(f"data set {config.dataset!r} has no test samples, but every run is evaluated on some")
     if config.unseen_domain is not None:
         domain_rows(dataset, config.unseen_domain)
+        if (domains := dataset.domains) and (domains.test == domains.number(config.unseen_domain)).all():
+            raise ConfigError(
+                f"--unseen-domain {config.unseen_domain}: all test samples are of this domain; add test samples of "
+                "another one. Or leave the option out, and the domain's training samples, too: `global` then measures "
+                "the unseen domain"
+            )
         if public_share(config.public) is not None:
             raise ConfigError(
                 f"--public {config.public}: a share of the training set has samples of the unseen domain "

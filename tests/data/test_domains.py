@@ -10,6 +10,7 @@ import torch
 from fedcore import ConfigError, RunConfig, UnknownNameError, run
 from fedcore.data import Domains, TensorSamples, load_dataset, make_partition
 from fedcore.data.dataset import data_digest
+from fedcore.runs.resolve import resolve
 from fedcore_testing import records
 
 NAMES = ("plain", "inverted", "noisy")
@@ -112,6 +113,17 @@ def test_wrong_domains_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="a share of the training set has samples of the unseen domain"):
         trained(tmp_path, unseen_domain="inverted", public="0.1")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"), [(2, "all test samples are of this domain"), (None, "has no test samples")]
+)
+def test_test_samples_of_other_domains_are_needed(kept, message):
+    rows = (DATASET.domains.test == kept).nonzero().flatten() if kept else torch.empty(0, dtype=torch.int64)
+    test = TensorSamples(DATASET.test.gather(rows), DATASET.test.labels[rows])
+    domains = replace(DATASET.domains, test=DATASET.domains.test[rows])
+    with pytest.raises(ConfigError, match=message):
+        resolve(RunConfig(unseen_domain="noisy"), replace(DATASET, test=test, domains=domains))
 
 
 def test_the_digest_covers_domains():
