@@ -145,7 +145,7 @@ _WRITTEN = {"client_models": "A,B,C", "stack": "N|auto"}
 
 HelpAll = Annotated[bool, typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_print_all)]
 Json = Annotated[bool, option("--json", "Print only the result as JSON on stdout.")]
-Quiet = Annotated[bool, option("--quiet", "Print the result in one line, without progress.")]
+Quiet = Annotated[bool, option("--quiet", "Print the result in one line, without progress. Notes go to stderr.")]
 Debug = Annotated[bool, option("--debug", "Print the traceback of an error.", callback=debug)]
 AllowCode = Annotated[
     bool, option("--allow-code", "Import code that a file names as module:...; inspect that code first.")

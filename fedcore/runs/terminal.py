@@ -49,6 +49,11 @@ class Display(Progress):
         super().__init__(clock=clock)
         self.console = console
 
+    def started(self, details: Mapping[str, Any]) -> None:
+        """Print the notes of the start."""
+        for message in details.get("notes", ()):
+            self.noted(message)
+
     def noted(self, message: str) -> None:
         """Print the note."""
         note(message, self.console)
@@ -60,8 +65,7 @@ class PlainDisplay(Display):
     def started(self, details: Mapping[str, Any]) -> None:
         """Print the run's headline and notes."""
         self._print(text(headline(details)))
-        for message in details.get("notes", ()):
-            self.noted(message)
+        super().started(details)
 
     def round_done(self, record: Record) -> None:
         """Print one line for the round and one per kind of failure."""
@@ -89,8 +93,7 @@ class MinuteDisplay(PlainDisplay):
     def started(self, details: Mapping[str, Any]) -> None:
         """Remember the headline: a run of less than a minute prints nothing."""
         self._headline, self._printed = headline(details), self.clock()
-        for message in details.get("notes", ()):
-            self.noted(message)
+        Display.started(self, details)
 
     def round_done(self, record: Record) -> None:
         """Print the round if the last line is a minute old."""
@@ -124,8 +127,7 @@ class LiveDisplay(Display):
     def started(self, details: Mapping[str, Any]) -> None:
         """Print the run's headline and start drawing."""
         self.console.print(text(headline(details), style="bold"), soft_wrap=True)
-        for message in details.get("notes", ()):
-            self.noted(message)
+        super().started(details)
         self._showing = True
         self._live.start(refresh=True)
 

@@ -12,7 +12,6 @@ from fedcore.cli.summary import metrics_tables, profile_table, summary_tables
 from fedcore.runs import terminal
 from fedcore.runs.progress import Progress
 from fedcore.runs.terminal import (
-    Display,
     LiveDisplay,
     MinuteDisplay,
     PlainDisplay,
@@ -144,7 +143,8 @@ def test_live_display_draws_progress_and_the_last_rounds() -> None:
         display("round", events.record(0, failures=(events.failure(0, "error", "oh"),)))
         picture = drawn(display.render())
         assert "1/3 rounds  round 2: 0/4 clients  1:05 elapsed\n" in picture.replace(" \n", "\n")
-        assert [word for word in ("round", "global %", "task", "moon.contrast", "failed", "s/round") if word in picture]
+        for word in ("round", "global %", "task", "moon.contrast", "failed", "s/round"):
+            assert word in picture
         clock.now += 30
         display("round", events.record(1))
         assert "1:35 elapsed, 0:30 left" in drawn(display.render())
@@ -182,8 +182,19 @@ def test_rounds_fit_into_a_narrow_terminal() -> None:
     assert "…" not in picture
 
 
+def test_a_quiet_display_prints_the_notes_alone() -> None:
+    target = console(terminal=True)
+    with make_display(target, quiet=True) as display:
+        display("start", events.start(notes=("--alpha 0.1 has no effect with --partition p.json",)))
+        display("round", events.record(0))
+        display("note", {"message": "stopped after round 1"})
+    assert output(target).splitlines() == [
+        "note: --alpha 0.1 has no effect with --partition p.json",
+        "note: stopped after round 1",
+    ]
+
+
 def test_the_display_that_fits() -> None:
-    assert type(make_display(console(terminal=True), quiet=True)) is Display
     assert isinstance(make_display(console()), PlainDisplay)
     assert isinstance(make_display(console(terminal=True)), PlainDisplay)  # colours forced into a file
 
