@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcore.base.config import RunConfig, public_share
-from fedcore.base.errors import ConfigError, PluginContractError
+from fedcore.base.errors import ConfigError, DataError, PluginContractError
 from fedcore.base.registry import call, resolve
 from fedcore.base.seeding import numpy_generator
 from fedcore.data.dataset import Dataset, PublicSamples
@@ -93,9 +93,12 @@ def make_partition(dataset: Dataset, config: RunConfig) -> Partition:
     if isinstance(parts, Mapping) or not hasattr(parts, "__len__"):
         found, expected = f"returned {type(parts).__name__}", "a list with one array of positions per client"
         raise PluginContractError.of(config.partition, found, kind="partitioner", expected=expected)
-    train, test = IndexLists.of(parts), IndexLists.empty(len(parts))
     shared = getattr(partitioner, "shares_samples", False) is True
-    problem = problem_with(train, test, len(assigned), shared=shared)
+    try:
+        train, test = IndexLists.of(parts), IndexLists.empty(len(parts))
+        problem = problem_with(train, test, len(assigned), shared=shared)
+    except DataError as error:
+        problem = str(error)
     if problem or len(parts) != config.clients:
         problem = problem or f"{len(parts)} parts for {config.clients} clients"
         raise PluginContractError.of(config.partition, f"returned an invalid partition: {problem}", kind="partitioner")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -63,10 +64,13 @@ class IndexLists:
 
     @classmethod
     def of(cls, lists: Sequence[Any] | IndexLists) -> IndexLists:
-        """Concatenate one tensor or array of integers per client; an :class:`IndexLists` is returned unchanged."""
+        """Concatenate one tensor or array of integers per client; an :class:`IndexLists` is returned unchanged.
+
+        :raises DataError: a part does not hold integers of shape (n,).
+        """
         if isinstance(lists, IndexLists):
             return lists
-        arrays = [np.asarray(part, dtype=np.int64) for part in lists]
+        arrays = [_positions(part, client) for client, part in enumerate(lists)]
         positions = torch.from_numpy(np.concatenate(arrays) if arrays else np.empty(0, np.int64))
         offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
         if len(positions) == 0 or (_INT32.min <= positions.min() and positions.max() <= _INT32.max):
@@ -102,6 +106,18 @@ class IndexLists:
     def tolists(self) -> list[list[int]]:
         """Return the positions as lists of Python's integers."""
         return [part.tolist() for part in self]
+
+
+def _positions(part: Any, client: int) -> npt.NDArray[np.int64]:
+    """Return a client's positions as an array."""
+    found = np.asarray(part)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        hint = ". A mask becomes positions by numpy.flatnonzero(mask)" if found.dtype.kind == "b" else ""
+        raise DataError(
+            f"client {client} has {found.dtype} of shape {found.shape} instead of positions of samples, whole numbers "
+            f"of shape (n,){hint}"
+        )
+    return found.astype(np.int64, copy=False)
 
 
 class Partition:
