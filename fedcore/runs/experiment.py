@@ -86,8 +86,9 @@ def run(
     :param dataset: a :class:`~fedcore.data.Dataset` or its loader, arrays or tensors (x_train, y_train, x_test,
         y_test), or a pair (train, test) of torch's data sets.
     :param partition: a name, a partitioner, a list with one array of positions in the training set per client, or a
-        :class:`Partition`. Lists and a :class:`Partition` give the number of clients, which need not be given. In a
-        :meth:`Partition.declared` partition the clients hold their own data; ``engine`` has to reach them.
+        :class:`Partition`. Lists and a :class:`Partition` give the number of clients, also next to another number in
+        ``config`` or ``preset``. In a :meth:`Partition.declared` partition the clients hold their own data; ``engine``
+        has to reach them.
     :param engine: a name, or a function that makes an engine.
     :param metrics: names or classes (:class:`fedcore.Metric`) of what an evaluation measures next to accuracy and loss.
     :param progress: show the progress: in a notebook below the cell, in a terminal as the command does, elsewhere as a
@@ -111,7 +112,7 @@ def run(
     if isinstance(engine, str):
         options["engine"], engine = engine, None
     config = RunConfig() if config is None else config
-    known = {**count_of(partition), **({} if preset is None else preset_options(preset))}
+    known, options = ({} if preset is None else preset_options(preset)), {**count_of(partition), **options}
     if known or options:
         config = RunConfig.create({**known, **config.model_dump(exclude_unset=True), **options})
     config, given = name_objects(config, model, plugins, dataset, metrics, partition)

@@ -323,6 +323,9 @@ def test_a_partition_of_the_program(tmp_path, as_what):
     parts = [part.tolist() for part in partition_of(result).train]
     assert parts == ([part.tolist() for part in made.train] if as_what == "partition" else [*map(list, lists)])
     assert result.config.partition.startswith("module:" if as_what == "function" else "object:")
+    if as_what != "function":
+        others = {"config": RunConfig(**options, clients=3, client_test_fraction=0), "preset": "digits-quick"}
+        assert fedcore.run(**others, partition=given, fast_dev_run=True).config.partition == result.config.partition
     longer = fedcore.resume(result.directory, changes={"rounds": 2}, allow_code=True)
     assert model_bytes(longer) == model_bytes(
         fedcore.run(partition=given, **options | {"rounds": 2}, out=tmp_path / "longer")
@@ -342,6 +345,10 @@ def test_a_partition_of_the_program(tmp_path, as_what):
         ([[0, 1], [2, 0]], {}, "list per client, but sample 0 is used more than once, by client 0 and 1$"),
         ([[0, 1], [2, 1437]], {}, "list per client, but there are indices outside 0..1436"),
         ([[0, 1], []], {}, "list per client, but client 1 has no training samples"),
+        ([[0, 1], np.array([0.5, 2.7])], {}, r"client 1 has float64 of shape \(2,\) instead of positions .* \(n,\)$"),
+        ([np.arange(1437) < 9, [9]], {}, r"client 0 has bool of shape .* becomes positions by numpy.flatnonzero"),
+        ([[[1, 2]], [[3, 4]]], {}, r"client 0 has int64 of shape \(1, 2\)"),
+        (lambda labels, clients, **_: [["a"], ["b"]], {}, "returned an invalid partition: client 0 has <U1 of shape"),
     ],
 )
 def test_what_is_no_partition(given, options, reason):
