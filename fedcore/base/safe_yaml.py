@@ -28,6 +28,15 @@ class _Loader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Refuse a key that stands twice. PyYAML would take its last value."""
+        node, seen = super().compose_mapping_node(anchor), set()
+        for key, _ in node.value:
+            if (written := (key.tag, str(key.value))) in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
+            seen.add(written)
+        return node
+
     def construct_scalar(self, node: Any) -> Any:
         """Join surrogate pairs: ``json.dumps`` writes a character beyond U+FFFF as two escapes."""
         value = super().construct_scalar(node)
@@ -45,7 +54,7 @@ def write_yaml(value: Any) -> str:
 def read_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 
-    :raises ValueError: the text is not YAML, or has a type that JSON lacks.
+    :raises ValueError: the text is not YAML, has a type that JSON lacks, or a mapping has a key twice.
     """
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader

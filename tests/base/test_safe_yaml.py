@@ -41,3 +41,11 @@ def test_yaml_holds_what_json_holds() -> None:
     for text in ("!!set {a}", "!!python/name:os.system", "!!binary aaaa", "!!int x", "[" * 2000, r'"\ud83d"'):
         with pytest.raises(ValueError, match=r"\w"):
             read_yaml(text)
+
+
+def test_a_key_that_stands_twice_is_refused_with_its_line() -> None:
+    with pytest.raises(ValueError, match=r"'rounds' stands twice in .* line 3"):
+        read_yaml("rounds: 1\nlr: 0.1\n'rounds': 2\n")
+    assert read_yaml('{1: a, "1": b}') == {1: "a", "1": "b"}
+    merged = "a: {b: &b {<<: &c {mu: 1, nu: 1}, mu: 2}}\nd: {<<: *b, nu: 3}\ne: {<<: *b}"
+    assert read_yaml(merged) == {"a": {"b": {"mu": 2, "nu": 1}}, "d": {"mu": 2, "nu": 3}, "e": {"mu": 2, "nu": 1}}
