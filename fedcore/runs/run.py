@@ -238,7 +238,12 @@ class Run:
             if self.directory.read_summary() is not None and not self.directory.checkpoints.any():
                 return self._finished_for_good(note)
             state = self.recover(note) or self.initial()
-            if "rounds" in self.changed:
+            if "rounds" in self.changes and state.phase != "train" and state.round < self.config.rounds:
+                note(
+                    f"no round is trained: --patience {self.config.patience} ended the run after round {state.round}; "
+                    "to go on, add a larger --patience"
+                )
+            elif "rounds" in self.changed:
                 before, _ = self.changed["rounds"]
                 for caution in schedule_cautions(before, self.setup, state.round):
                     note(caution)
