@@ -7,6 +7,7 @@ Imports no torch, so that ``fedcore --help`` is quick.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -289,6 +290,12 @@ class RunConfig(BaseModel):
         value = [value] if isinstance(value, str) else [] if value is None else value
         is_list = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
         return list(dict.fromkeys(value)) if is_list else value
+
+    @field_validator("data_dir", "out")
+    @classmethod
+    def _expand_home(cls, value: Path | None) -> Path | None:
+        """Read ``~`` as the home: a shell leaves it in ``--out=~/run``, and a file or a program has no shell."""
+        return None if value is None else Path(os.path.expanduser(value))
 
     @field_validator("public", mode="before")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping or is empty. Errors are as for :func:`read_config_file`."""
     try:
-        values = read_yaml(path.read_text(encoding="utf-8"))
+        values = read_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist") from None
     except (OSError, ValueError) as error:

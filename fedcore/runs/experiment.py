@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,7 +186,7 @@ def resume(
     how: dict[str, Any] = {
         "allow_outside": allow_outside,
         "changes": changes,
-        "out": None if out is None else Path(out),
+        "out": None if out is None else Path(os.path.expanduser(out)),
     }
     with (
         _reopened(path, model, plugins, dataset, allow_code, metrics, **how) as reopened,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -136,7 +137,7 @@ def resolve_partition(config: RunConfig, dataset: Dataset, given: Partition | No
         where, found = "the partition", given
         check_partition(found, dataset, where)
     elif config.partition.endswith(".json"):
-        where, found = config.partition, load_partition(Path(config.partition), dataset)
+        where, found = config.partition, load_partition(Path(os.path.expanduser(config.partition)), dataset)
     else:
         return make_partition(dataset, config)
     _require_fits(found, config, dataset, where)

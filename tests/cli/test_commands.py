@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import fedcore
+from fedcore.base.safe_yaml import read_config_file
 
 SMALL = ("--workers", 0, "--rounds", 1, "--clients", 2, "--local-epochs", 1)
 
@@ -56,6 +57,20 @@ def test_quiet_prints_the_result_in_one_line(cli, tmp_path: Path) -> None:
 def test_epochs_beside_steps_get_a_note(cli) -> None:
     result = cli("train", *SMALL, "--local-steps", 2)
     assert "note: --local-epochs 1 has no effect next to --local-steps 2" in result.stderr
+
+
+def test_paths_begin_at_the_home_where_no_shell_says_so(cli, tmp_path: Path, monkeypatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    cli("data", "split", "--clients", 2, "--out", home / "split.json")
+    (home / "file.yaml").write_text("data_dir: ~/data\nout: ~/one\n")
+    for flags in ([], ["--partition=~/split.json", "--out=~/two"]):
+        assert cli("train", *SMALL, "--config=~/file.yaml", *flags).exit_code == 0
+    assert cli("resume", home / "one", "--rounds", 2, "--out=~/three").exit_code == 0
+    for name in ("one", "two", "three"):
+        assert read_config_file(home / name / "config.yaml")["data_dir"] == str(home / "data")
+    assert not (tmp_path / "~").exists()
 
 
 def test_a_config_of_a_run_makes_another_one(cli, tmp_path: Path) -> None:
