@@ -177,30 +177,46 @@ class RunDirectory:
                 with storing(self.metrics.path):
                     sync_path(self.metrics.path)
             self.checkpoints.save(state, touched)
+            self._keep_best(state)
 
         return save
 
-    def restore(self, length: int) -> None:
+    def restore(self, state: ServerState | None) -> None:
         """Bring the directory back to the checkpoint that was loaded. What was written later will be written again.
 
-        :param length: the bytes of metrics.jsonl that belong to the checkpoint.
+        :param state: the state of the checkpoint; None if there is none.
         """
-        self.metrics.restore(length)
+        self.metrics.restore(0 if state is None else state.metrics_bytes)
+        if state is not None:
+            self._keep_best(state)
         self.sessions.restore()
         self.checkpoints.tidy()
         for path in self.path.glob(f".*{TEMPORARY}"):
             path.unlink(missing_ok=True)
+
+    def _keep_best(self, state: ServerState) -> None:
+        """Make the model of the best round ``model-best.safetensors``, now that a checkpoint names this round."""
+        for file in self.path.glob(f".model-best-*{TEMPORARY}") if state.best else ():
+            number = int(file.stem.rpartition("-")[2])
+            with storing(file):
+                if number == state.best["round"] + 1:
+                    file.replace(self.path / "model-best.safetensors")
+                elif number <= state.best["round"]:
+                    file.unlink()
 
     def write_model(
         self, model: Mapping[str, Tensor], names: Mapping[str, str], inputs: Inputs, *, best: int | None = None
     ) -> None:
         """Write the final global model, or that of the best round, and the form of its inputs.
 
+        The model of the best round takes the place of the one before only with the checkpoint that names its round: a
+        run that is killed before goes on from a checkpoint with the earlier best round.
+
         :param names: the tensors' names in the file, see :meth:`SplitModel.file_names`.
         :param best: the best round so far, from 1, if it is the model of this round.
         """
         tensors = {names[name]: tensor for name, tensor in model.items()}
-        file = self.path / ("model.safetensors" if best is None else "model-best.safetensors")
+        file = self.path / ("model.safetensors" if best is None else f".model-best-{best}{TEMPORARY}")
         write_tensors(file, tensors, {"inputs": inputs.to_json(), "best_round": best})
 
     def load_model(self, model: SplitModel, *, best: int | None = None) -> Inputs:
@@ -218,7 +234,8 @@ class RunDirectory:
             inputs = Inputs.from_json(meta["inputs"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-            raise RunDirectoryError(f"{file} {what}. {self.how_to_resume} writes it again") from error
+            again = f"{self.how_to_resume} writes it again" if best is None else "A resume does not write it again"
+            raise RunDirectoryError(f"{file} {what}. {again}") from error
         own, names = model.state_dict(), model.file_names()
         expected = {names[name]: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
         if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} != expected:

@@ -329,7 +329,7 @@ class Run:
         """
         state = self._whole_state(note)
         if state is None:
-            self.directory.restore(0)
+            self.directory.restore(None)
             return None
         self._require_rounds(state)
         trains_on = state.phase != "train" and self._trains_on(state)
@@ -340,7 +340,7 @@ class Run:
                     f"--rounds {self.config.rounds}: {self.directory.path} is finished, but the checkpoint at the end "
                     "of its training, from which more rounds could go on, is missing"
                 )
-        self.directory.restore(state.metrics_bytes)
+        self.directory.restore(state)
         if trains_on:
             return replace(state, phase="train", stopped=False)
         ended = state.phase == "train" and state.round >= self.config.rounds
