@@ -138,7 +138,6 @@ def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume)
 
     :param how_to_resume: returns the command that resumes the run in a directory.
     """
-    from fedcore.runs.experiment import Interrupted
     from fedcore.runs.terminal import make_display
 
     display = make_display(output.stderr(), quiet=quiet)
@@ -146,7 +145,7 @@ def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume)
     try:
         with display:
             yield display
-    except (Interrupted, KeyboardInterrupt):
+    except KeyboardInterrupt:
         if display.directory is None:
             raise  # there is no run yet
         go_on = "interrupted before a round was finished; nothing is kept"

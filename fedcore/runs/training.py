@@ -42,8 +42,11 @@ class CallbackError(FedcoreError):
     """A function that the caller gave raised; its exception is the cause."""
 
 
-class Interrupted(FedcoreError):
-    """Ctrl-C: the run stopped with a checkpoint from which it can go on."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C: the run stopped with a checkpoint from which it can go on.
+
+    As every KeyboardInterrupt, it passes an ``except Exception`` and thus ends a loop over runs.
+    """
 
 
 class Experiment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import traceback
 
@@ -65,6 +66,16 @@ def test_a_run_that_was_ended_and_killed_after_its_training_trains_no_more(confi
     with pytest.raises(Interrupted):
         fedcore.run(config, plugins=StoppedOnce, on_round=lambda row: row["round"] == 2)
     assert fedcore.resume(config.out, plugins=StoppedOnce, allow_code=True).summary["rounds"] == 2
+
+
+def test_ctrl_c_ends_a_loop_over_runs(config):
+    """Such a loop often passes over the errors of its runs."""
+
+    def stop(row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match=r"^interrupted\. Go on with: fedcore resume"), contextlib.suppress(Exception):
+        fedcore.run(config, on_round=stop)
 
 
 def test_an_exception_names_the_callback_and_the_round_is_saved(config, tmp_path):

@@ -80,10 +80,6 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return STOPPED
     except FedcoreError as error:
-        from fedcore import Interrupted
-
-        if isinstance(error, Interrupted):
-            return STOPPED
         tell("error", message=str(error))
         print(f"error: {error}", file=sys.stderr)
         return FAILED
