@@ -77,7 +77,7 @@ def installed_versions() -> dict[str, str]:
     """Return the versions of fedcore, its plugins and the packages on which its numbers depend."""
     found = {}
     for distribution in distributions():
-        name = distribution.name
+        name = distribution.name or ""  # an installation that was interrupted leaves a folder without metadata
         if (
             name in RECORDED
             or name.startswith("fedcore")

@@ -53,3 +53,10 @@ def test_the_commit_is_that_of_fedcores_own_checkout(tmp_path, monkeypatch):
     provenance.commit.cache_clear()
     assert provenance.commit() is None
     provenance.commit.cache_clear()
+
+
+def test_a_package_without_metadata_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "broken-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = provenance.installed_versions.__wrapped__()
+    assert found == provenance.installed_versions()
