@@ -146,6 +146,8 @@ class RunResult:
         if is_samples(x):
             samples: Samples = x
             return samples
+        if y is None:
+            raise DataError("x is raw samples, so their classes have to come with them: result.evaluate(x, y)")
         inputs = self.inputs.prepare(x)
         return TensorSamples(inputs, labels_of(np.asarray(y), len(inputs), "y"))
 

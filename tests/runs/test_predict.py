@@ -112,6 +112,8 @@ def test_labels_outside_of_the_classes_are_refused(trained: fedcore.RunResult) -
         trained.evaluate(TEST[0], TEST[1] + 1)
     with pytest.raises(DataError, match="y: labels must be integers"):
         trained.evaluate(TEST[0], TEST[1][:5])
+    with pytest.raises(DataError, match=r"result.evaluate\(x, y\)"):
+        trained.evaluate(TEST[0])
 
 
 def test_no_samples_give_no_predictions_and_no_figures(trained: fedcore.RunResult) -> None:
