@@ -28,6 +28,7 @@ def main() -> None:
 
     :raises SystemExit: always, with an exit code of ``fedcore.cli.guard``.
     """
+    import io
     import os
     import sys
 
@@ -35,6 +36,8 @@ def main() -> None:
 
     end_without_collecting()
     keep_freed_memory()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of 8 bits has no "…", and not every letter of a path
     try:
         from fedcore.cli.app import app
 

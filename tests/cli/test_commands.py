@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,6 +163,14 @@ def test_data_split_writes_what_train_reads(cli, tmp_path: Path) -> None:
 
     assert cli(*split, *out, "--force").exit_code == 0
     assert json.loads((tmp_path / "partition.json").read_text())["sha256"] != digest
+
+
+def test_letters_that_a_terminal_does_not_have_are_replaced() -> None:
+    command = [sys.executable, "-c", "from fedcore.cli import main; main()", "data", "split", "--clients", "50"]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"| ? " in done.stdout
 
 
 def test_help_and_lists_need_no_torch(python) -> None:
