@@ -151,7 +151,7 @@ def test_a_local_engine_is_refused_what_it_cannot_reach(tmp_path):
 
 def test_clients_and_partition_have_to_be_as_many(tmp_path):
     with pytest.raises(ConfigError, match="clients is 4, but the partition has 3 clients"):
-        experiment.run(small_config(tmp_path, clients=4), partition=declared(dealt()))
+        experiment.run(small_config(tmp_path), clients=4, partition=declared(dealt()))
 
 
 def test_a_declared_partition_is_written_and_read(tmp_path):
