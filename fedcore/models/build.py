@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.registry import available, call, resolve
@@ -66,7 +67,8 @@ def build_model(
     ``factory(num_classes, input_shape) -> SplitModel``, or a function or class that gives another module: its last
     linear layer becomes the classifier, see :func:`split_network`. Base, projection and classifier are drawn from
     (seed, "model"), (seed, "projection") and (seed, "classifier"), so the base's weights do not depend on the other
-    parts. torch's global generator is not changed.
+    parts. A classifier that the factory of a SplitModel replaced, changed or froze is kept. torch's global generator is
+    not changed.
 
     :param weights: a safetensors file to start from, see :func:`load_weights`.
     :raises UnknownNameError: no installed package provides the name.
@@ -93,7 +95,7 @@ def build_model(
         )
     if projection:
         task.ensure_projection(model)
-    else:
+    elif model.has_fresh_classifier:
         with task.random("classifier"):
             model.renew_classifier(model.feature_dim)
     if weights is not None:
@@ -178,8 +180,11 @@ class SplitNetwork(SplitModel):
 def split_network(network: nn.Module, name: str, num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
     """Return a network with logits as encoder and classifier; the last linear layer is replaced by the identity.
 
+    The classifier is a fresh linear layer.
+
     :param name: for error messages.
-    :raises ConfigError: the output does not come from the last linear layer, or its width is not ``num_classes``.
+    :raises ConfigError: the output does not come from the last linear layer, its width is not ``num_classes``, or it is
+        frozen or more than a linear layer, which a fresh one would not be.
     """
     linear = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     layer = _last(network, [module for _, module in linear], name, input_shape)
@@ -191,8 +196,24 @@ def split_network(network: nn.Module, name: str, num_classes: int, input_shape: 
     paths = [path for path, module in linear if module is layer]
     if len(paths) != 1 or paths[0] == "":
         raise ConfigError(f"model {name!r} is a single layer; put it into a Sequential behind nn.Flatten()")
+    frozen = any(not parameter.requires_grad for parameter in layer.parameters())
+    if frozen or not _is_plain(layer):
+        raise ConfigError(
+            f"model {name!r}: its last layer {paths[0]!r}, a {type(layer).__name__}, "
+            f"{'is frozen' if frozen else 'computes more than a linear layer'}, but the classifier of a network starts "
+            "as a fresh linear layer. To keep yours, return a SplitModel and set its classifier: model = "
+            f"fedcore.SplitModel(base, {layer.in_features}, {num_classes}); model.classifier = layer"
+        )
     _replace(network, paths[0], nn.Identity())
     return SplitNetwork(network, layer.in_features, num_classes, last=paths[0], bias=layer.bias is not None)
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    """Return whether a layer has a weight and a bias only, and computes what nn.Linear computes. Subclasses may."""
+    x = layer.weight.new_ones(1, layer.in_features)
+    with torch.no_grad():
+        same = torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+    return same and layer.state_dict().keys() <= {"weight", "bias"}
 
 
 def _replace(network: nn.Module, path: str, module: nn.Module) -> None:
@@ -278,10 +299,13 @@ def load_weights(model: SplitModel, weights: str) -> None:
                 f"--weights {path}: {name.removeprefix(_BASE)!r}, of shape {tuple(state[name].shape)} in the model, "
                 f"{given}. Weights and --model have to be of the same network"
             )
+    fresh = model.has_fresh_classifier
     with torch.no_grad():
         for name, tensor in state.items():
             if _fits(name, state, named):
                 tensor.copy_(named[name])
+    if fresh:
+        model.mark_fresh()  # a projection may still discard a classifier of the file
 
 
 def _fits(name: str, state: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> bool:

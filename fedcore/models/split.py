@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcore.base.errors import PluginConflictError
 from fedcore.base.seeding import derive_seed, random_stream
+from fedcore.base.tensors import digest_of
 
 PROJECTION_WIDTH = 256
 
@@ -30,7 +31,8 @@ class Outputs(NamedTuple):
 class SplitModel(nn.Module):
     """An encoder and a classifier; all methods read features and logits through this split.
 
-    Override :meth:`make_classifier` for a model with another head.
+    Override :meth:`make_classifier` for a model with another head, or set ``classifier``: a run then starts from that
+    head, with its weights.
 
     :param base: maps a batch of inputs to features of shape (B, feature_dim).
     :param feature_dim: d, the width of the features.
@@ -65,11 +67,25 @@ class SplitModel(nn.Module):
         self.classifier = self.make_classifier(feature_dim)
         # nn.Module does not register a tuple's content as a submodule, and deepcopy keeps it the same object.
         self._made = (self.classifier,)
+        self.mark_fresh()
 
     @property
     def has_own_classifier(self) -> bool:
-        """Whether the classifier is still the original one, so that renewing it discards nothing."""
+        """Whether the classifier is the module that :meth:`renew_classifier` made."""
         return self.classifier is self._made[0]
+
+    def mark_fresh(self) -> None:
+        """Note that the classifier may be renewed as long as it has its present values."""
+        self._fresh = self._classifier_digest()
+
+    @property
+    def has_fresh_classifier(self) -> bool:
+        """Whether nobody replaced, changed or froze the classifier, so that renewing it discards nothing."""
+        return self.has_own_classifier and self._fresh == self._classifier_digest()
+
+    def _classifier_digest(self) -> str:
+        trained = [parameter.requires_grad for parameter in self.classifier.parameters()]
+        return digest_of(self.classifier.state_dict(), str(trained))
 
     def network(self) -> nn.Module:
         """Return a copy of the network that the model was made of, with the present weights.
@@ -123,8 +139,8 @@ class ModelTask:
 
         Linear(d, d), ReLU, Linear(d, width), without a final ReLU: the features are then z, (B, width).
 
-        :raises PluginConflictError: the model already has a head of another width, or a plugin has replaced
-            the classifier, which would be discarded.
+        :raises PluginConflictError: the model already has a head of another width, or the model's factory or a plugin
+            has changed the classifier, which would be discarded.
         :source: MOON (Li, He, Song, CVPR 2021, arXiv 2103.16257), ``l1`` and ``l2`` of its code.
         """
         if model.projection_width == width:
@@ -134,11 +150,11 @@ class ModelTask:
                 f"a projection head of width {width} is requested, but the model already has one of width "
                 f"{model.projection_width}. Hint: give every plugin that projects the same width."
             )
-        if not model.has_own_classifier:
+        if not model.has_fresh_classifier:
             raise PluginConflictError(
-                f"a projection head of width {width} is requested, but a plugin has already replaced the "
-                f"classifier by a {type(model.classifier).__name__}. "
-                "Hint: list the plugin that projects first, or use --projection."
+                f"a projection head of width {width} is requested, but the model's factory or a plugin has already "
+                f"changed the classifier, a {type(model.classifier).__name__}, which would be discarded. Hint: list "
+                "the plugin that projects first, or use --projection; in a factory's model override make_classifier."
             )
         d = model.feature_dim
         with self.random("projection"):

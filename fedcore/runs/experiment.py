@@ -82,7 +82,7 @@ def run(
 
     :param config: the options to start from; default the options' defaults.
     :param model: an object instead of a name: a class of networks, a factory ``(num_classes, input_shape)``, or a
-        network. If the network is not a ``SplitModel``, its last linear layer becomes the classifier.
+        network. If the network is not a ``SplitModel``, its last linear layer becomes the classifier, drawn anew.
     :param plugins: a plugin's class or name, several in a list, or a mapping to their options.
     :param dataset: a :class:`~fedcore.data.Dataset` or its loader, arrays or tensors (x_train, y_train, x_test,
         y_test), or a pair (train, test) of torch's data sets.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import types
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore.base.errors import PluginContractError, UnknownNameError
+from fedcore.base import objects
+from fedcore.base.errors import PluginConflictError, PluginContractError, UnknownNameError
 from fedcore.models import SplitModel, has_batch_norm
 from tests.models.built import FEATURE_DIMS, build, check_outputs, equal_states
 
@@ -85,6 +87,34 @@ def test_own_factory(own_module: str) -> None:
     task.ensure_projection(deeper)
     check_outputs(deeper, torch.rand(2, 1, 8, 8), 256, 4)
     assert isinstance(deeper.classifier, nn.Sequential)
+
+
+HEADS = {
+    "replaced": lambda model: setattr(model, "classifier", nn.Sequential(nn.Linear(64, 6), nn.Linear(6, 10))),
+    "frozen": lambda model: model.classifier.requires_grad_(False),
+    "initialised": lambda model: nn.init.zeros_(model.classifier.weight),
+    "loaded": lambda model: model.classifier.weight.data.fill_(0.5),
+}
+
+
+@pytest.mark.parametrize("change", HEADS.values(), ids=HEADS)
+def test_a_classifier_that_the_factory_set_is_kept(change) -> None:
+    heads = []
+
+    def factory(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+        model = SplitModel(nn.Flatten(), 64, num_classes)
+        change(model)
+        heads.append((model.classifier, copy.deepcopy(model.classifier)))
+        return model
+
+    with objects.lent({("model", "object:own"): factory}):
+        model, _ = build("object:own")
+        with pytest.raises(PluginConflictError, match="factory or a plugin has already changed the classifier"):
+            build("object:own", projection=True)
+    (head, before), _ = heads
+    assert model.classifier is head
+    assert equal_states(head, before)
+    assert [p.requires_grad for p in head.parameters()] == [p.requires_grad for p in before.parameters()]
 
 
 def test_own_factory_that_returns_no_split_model(own_module: str) -> None:

@@ -46,8 +46,11 @@ class TestWeights:
     def test_a_model_of_fedcore_comes_back_whole(self, tmp_path):
         other, _ = build_model("mlp", num_classes=4, input_shape=(1, 8, 8), seed=5, projection=False)
         save_file(other.state_dict(), tmp_path / "own.safetensors")
-        model = built("mlp", (1, 8, 8), weights=str(tmp_path / "own.safetensors"))
+        options = {"input_shape": (1, 8, 8), "projection": False, "weights": str(tmp_path / "own.safetensors")}
+        model, task = build_model("mlp", num_classes=4, seed=1, **options)
         assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
+        task.ensure_projection(model)  # of a plugin; the file's classifier is for other features
+        assert model.classifier.in_features == 256
 
     def test_files_that_do_not_fit_are_refused(self, file, tmp_path):
         torch.save(plain().state_dict(), tmp_path / "pickled.pt")

@@ -81,6 +81,38 @@ def test_other_networks_are_refused(factory, message):
         build(factory)
 
 
+class Cosine(nn.Linear):
+    def forward(self, x):
+        return nn.functional.linear(nn.functional.normalize(x), nn.functional.normalize(self.weight))
+
+
+class SameAsLinear(nn.Linear):
+    """As timm's and others' subclasses."""
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (Cosine(7, 3), "a Cosine, computes more than a linear layer"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(7, 3)), "a ParametrizedLinear, computes more than"),
+        (nn.Linear(7, 3).requires_grad_(False), "a Linear, is frozen"),
+        (SameAsLinear(7, 3), ""),
+    ],
+)
+def test_a_head_that_a_fresh_layer_would_lose_is_refused(layer, says):
+    def network():
+        return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), layer)
+
+    if not says:
+        assert type(build(network).classifier) is nn.Linear
+        return
+    with pytest.raises(ConfigError, match=f"its last layer '2', {says}.*model.classifier = layer"):
+        build(network)
+
+
 def test_images_that_are_too_small_are_told():
     def pooled(num_classes):
         return nn.Sequential(nn.Conv2d(1, 2, 9), nn.Flatten(), nn.Linear(2, num_classes))
