@@ -77,7 +77,8 @@ class LossTotals:
         if name in self.sums:
             self.sums[name].add_(value.detach())
         else:
-            self.sums[name] = value.detach().clone()
+            # A sum in bfloat16 stops growing at 256 times its terms.
+            self.sums[name] = value.detach().to(torch.promote_types(value.dtype, torch.float32), copy=True)
         self.count([name])
 
     def count(self, names: Iterable[str]) -> None:

@@ -157,6 +157,7 @@ def test_dropout_and_batch_norm_are_captured(both, model):
         {"clip_norm": 1.0},
         {"lr_decay": 0.5},
         {"momentum": 0.0},
+        {"precision": "bf16"},
         {"client_test_fraction": 0.2},
         ADAMW,
     ],

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedcore import Loss, Plugin, RunConfig, hookimpl, question
-from fedcore.client.session import LocalWork
+from fedcore.client.session import LocalWork, LossTotals
 from fedcore.runs.experiment import Interrupted, resume
 from fedcore_testing import W, same_tensors
 from tests import support
@@ -161,6 +161,15 @@ def test_clipping_takes_no_notice_of_gradients_of_another_round(tmp_path, go):
     finally:
         FreezeOdd.stop = False
     assert model_bytes(resume(tmp_path / "stopped", allow_code=True)) == plain
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_losses_are_summed_in_float32_at_least(dtype):
+    totals = LossTotals({})
+    for _ in range(600):  # in bfloat16 256 + 1 is 256
+        totals.add("one", torch.ones((), dtype=dtype))
+    assert totals.means() == {"one": 1.0}
+    assert totals.sums["one"].dtype == torch.promote_types(dtype, torch.float32)
 
 
 # --- the length of a client's training, counted by hand ---------------------------------------------------------
