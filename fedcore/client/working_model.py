@@ -156,6 +156,13 @@ class WorkingModel:
         """The initial values of the parameters and buffers that stay on the clients."""
         fixed_buffers = self.layout.fixed & self.layout.buffers
         self._fixed_buffers = clone({name: self.state[name] for name in fixed_buffers})
+        self._unsaved = [
+            (part, name, buffer, buffer.clone())
+            for part in self._parts
+            for name, buffer in part.named_buffers(recurse=False)
+            if name in part._non_persistent_buffers_set
+        ]
+        """The buffers that ``state`` lacks, with their first values: each client starts with these."""
         self.set_trainable(())  # a copy of another working model has its client's frozen parameters
         self.smallest_batch = 2 if has_batch_norm(self.module) else 1
         """The number of samples that a training batch needs. BatchNorm needs two: one sample has no variance."""
@@ -173,6 +180,9 @@ class WorkingModel:
         """
         copy_into(self.state, self._fixed_buffers)
         copy_into(self.state, tensors)
+        for part, name, buffer, first in self._unsaved:
+            if getattr(part, name).shape == first.shape:  # else a cache, which the model made longer
+                part._buffers[name] = buffer.copy_(first)
         if self.module.training:
             self.switch(training=False)
         self.set_trainable(excluded)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from fedcore import Loss, Plugin, RunConfig, hookimpl, question
+from fedcore import Loss, Plugin, RunConfig, SplitModel, hookimpl, question
 from fedcore.client.session import LocalWork, LossTotals
 from fedcore.runs.experiment import Interrupted, resume
 from fedcore_testing import W, same_tensors
@@ -110,6 +111,34 @@ def test_the_working_model_is_handed_over_in_the_same_condition_to_every_client(
     notes = [note for client in range(4) for note in client_state(result, client)["surroundings"]["notes"]]
     assert {tuple(note[1:]) for note in notes} == {(notes[0][1], True)}
     assert len(set(committed(result).plugins["surroundings"]["notes"])) == 1
+
+
+class Remembering(nn.Module):
+    """Subtracts a moving mean, which no file of weights holds, and grows a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 8)
+        self.register_buffer("mean", torch.zeros(8), persistent=False)
+        self.register_buffer("rebound", torch.zeros(8), persistent=False)
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        features = self.layer(x.flatten(1))
+        self.cache = torch.zeros(len(x))
+        if self.training:
+            self.mean.lerp_(features.detach().mean(0), 0.1)
+            self.rebound = self.rebound.lerp(features.detach().mean(0), 0.1)
+        return features - self.mean - self.rebound
+
+
+def remembering(num_classes, input_shape):
+    return SplitModel(Remembering(), 8, num_classes)
+
+
+def test_buffers_that_are_not_saved_start_anew_for_every_client(go):
+    options = {"model": f"module:{__name__}.remembering", "rounds": 2, "local_epochs": 1}
+    assert model_bytes(go(**options, workers=0)) == model_bytes(go(**options, workers=2))
 
 
 class FreezeEven(Plugin):
