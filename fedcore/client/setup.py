@@ -11,7 +11,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
 from fedcore.base.metrics import Metric, make_metrics
 from fedcore.base.protocols import FIGURES
-from fedcore.base.tensors import digest_of
+from fedcore.base.tensors import digest_of, largest_values, out_of_range
 from fedcore.data import Dataset, PublicSamples
 from fedcore.hooks.checks import whole_numbers
 from fedcore.hooks.declarations import KEEPS, TABLE, require_hooks
@@ -78,6 +78,7 @@ class Setup:
         if config.buffers == "local":
             personal.update(Layout.of(model).buffers)
         layout, breaks = Layout.of(model, personal), _breaks(config, plugins)
+        _check_values(config, model, layout)
         setup = cls(config, plugins, model, task, layout, breaks, dataset.public)
         _check_fixed(setup)
         for plugin in plugins:
@@ -227,6 +228,19 @@ def _check_untied(config: RunConfig, model: SplitModel) -> None:
                 f"model {config.model!r}: {first[id(parameter)]!r} and {name!r} are one tensor (tied weights), which "
                 "cannot be averaged under two names; give the model one module that is called twice, or two tensors"
             )
+
+
+def _check_values(config: RunConfig, model: SplitModel, layout: Layout) -> None:
+    """Refuse tensors that no client can train and send: complex ones, and values that no update may have."""
+    state = model.state_dict()
+    sent = {name: state[name] for name in layout.shapes if name in layout.trainable or name in layout.shared}
+    faults = ((name, "is complex, which is not averaged") for name, tensor in sent.items() if tensor.is_complex())
+    if found := next(faults, None) or out_of_range(largest_values(sent)):
+        name, fault = found
+        hint = "parameters have to be finite real numbers"
+        if name in layout.buffers:
+            hint = "a buffer that is the same everywhere need not travel: register_buffer(..., persistent=False)"
+        raise ConfigError(f"model {config.model!r}: {name!r} {fault}; {hint}")
 
 
 def _check_needs(setup: Setup, plugin: Plugin) -> None:

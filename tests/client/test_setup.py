@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from fedcore import Loss, Plugin, hookimpl
@@ -51,6 +52,47 @@ def test_a_width_that_feature_dim_does_not_tell(go):
 def test_an_encoder_that_the_classifier_does_not_fit_names_the_plugin(go):
     with pytest.raises(ConfigError, match="as configured by plugin 'forgets', does not take samples"):
         go(Forgets, rounds=1)
+
+
+def with_tensor(add, value):
+    class Configures(Plugin):
+        @hookimpl
+        def configure_model(self, model, task):
+            add(model.encoder.base, value)
+
+    return Configures
+
+
+def buffer(module, value, persistent=True):
+    module.register_buffer("own", value, persistent=persistent)
+
+
+def unsaved_buffer(module, value):
+    buffer(module, value, persistent=False)
+
+
+def parameter(module, value):
+    module.own = nn.Parameter(value)
+
+
+@pytest.mark.parametrize(
+    ("add", "value", "says"),
+    [
+        (buffer, torch.full((3, 3), -torch.inf).triu(1), r"not finite; a buffer .*persistent=False"),
+        (buffer, torch.full((3,), torch.finfo(torch.float32).min), r"values up to 3.4e\+38.*persistent=False"),
+        (buffer, torch.ones(3, dtype=torch.complex64), r"is complex.*persistent=False"),
+        (parameter, torch.ones(3, dtype=torch.complex64), r"is complex.* parameters have to be finite real numbers"),
+        (parameter, torch.full((3,), torch.nan), r"not finite; parameters have to be"),
+        (unsaved_buffer, torch.full((3,), -torch.inf), ""),
+    ],
+)
+def test_tensors_that_no_client_could_send_are_refused_by_name(go, add, value, says):
+    plugin = with_tensor(add, value)
+    if not says:
+        go(plugin, rounds=1)
+        return
+    with pytest.raises(ConfigError, match=rf"'encoder\.base\.own' .*{says}"):
+        go(plugin, rounds=1)
 
 
 class Ties(Plugin):
