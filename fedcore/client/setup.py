@@ -192,7 +192,7 @@ def _check_forward(
     model.eval()
     first = dataset.train.gather(torch.zeros(1, dtype=torch.int64)).to(torch.device("cpu"))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), task.random("lazy"):  # lazy modules draw their weights
             features, logits = model(first)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         hint = ""

@@ -84,7 +84,8 @@ def build_model(
         positional, named = _arguments(name, factory, num_classes, task.input_shape)
         model = call("model", name, factory, *positional, **named)
     if isinstance(model, nn.Module) and not isinstance(model, SplitModel):
-        model = split_network(model, name, num_classes, task.input_shape)
+        with task.random("lazy"):
+            model = split_network(model, name, num_classes, task.input_shape)
     if not isinstance(model, SplitModel):
         raise PluginContractError.of(
             name,

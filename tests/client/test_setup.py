@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore import Loss, Plugin, hookimpl
+from fedcore import Loss, Plugin, SplitModel, hookimpl
 from fedcore.base.errors import ConfigError, PluginContractError
+from tests.support import model_bytes
 
 
 class Critic(Plugin):
@@ -93,6 +94,15 @@ def test_tensors_that_no_client_could_send_are_refused_by_name(go, add, value, s
         return
     with pytest.raises(ConfigError, match=rf"'encoder\.base\.own' .*{says}"):
         go(plugin, rounds=1)
+
+
+def lazy(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.LazyLinear(8)), 8, num_classes)
+
+
+def test_lazy_modules_draw_their_weights_from_the_seed(go):
+    one, other = (go(model=f"module:{__name__}.lazy", rounds=1) for _ in range(2))
+    assert model_bytes(one) == model_bytes(other)
 
 
 class Ties(Plugin):

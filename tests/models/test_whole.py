@@ -60,11 +60,18 @@ def test_factories_with_and_without_arguments(factory):
     assert build(factory)(torch.randn(2, 5)).features.shape == (2, 7)
 
 
-def test_weights_depend_on_the_seed_alone():
+def lazy():
+    return nn.Sequential(nn.LazyLinear(7), nn.ReLU(), nn.LazyLinear(3))
+
+
+@pytest.mark.parametrize("factory", [Fixed, lazy])
+def test_weights_depend_on_the_seed_alone(factory):
     torch.manual_seed(5)
-    one = build(Fixed).state_dict()
+    one = build(factory).state_dict()
     torch.manual_seed(6)
-    assert all(torch.equal(tensor, one[name]) for name, tensor in build(Fixed).state_dict().items())
+    before = torch.get_rng_state()
+    assert all(torch.equal(tensor, one[name]) for name, tensor in build(factory).state_dict().items())
+    assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize(
