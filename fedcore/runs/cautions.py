@@ -43,6 +43,7 @@ def option_cautions(setup: Setup) -> list[str]:
             config.lr_schedule != "step",
             f"with --lr-schedule {config.lr_schedule}",
         ),
+        (("lanes",), _lacks_lanes(setup), "on the CPU, with worker processes or with --no-capture"),
         (("buffers",), not setup.layout.buffers, f"with --model {config.model}, which has no buffers"),
         (("alpha",), not _partitioner_takes("alpha", config.partition), with_partition),
         (("classes_per_client",), not _partitioner_takes("classes_per_client", config.partition), with_partition),
@@ -56,6 +57,12 @@ def option_cautions(setup: Setup) -> list[str]:
     if config.stack_size > 1 and (reason := why_unstacked(setup)):
         found.append(f"--stack {config.stack} has no effect: {reason}")
     return found
+
+
+def _lacks_lanes(setup: Setup) -> bool:
+    config = setup.config
+    captured = setup.placement.device.type == "cuda" and config.capture
+    return config.engine == "local" and (bool(config.workers) or not captured)
 
 
 def _partitioner_takes(option: str, name: str) -> bool:
