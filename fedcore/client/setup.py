@@ -71,9 +71,15 @@ class Setup:
         _check_forward(config, model, task, dataset, [p.name for p in plugins.implementers("configure_model")])
         _check_untied(config, model)
         names = list(model.state_dict())
-        personal: set[str] = set()
+        personal, fixed = set[str](), Layout.of(model).fixed
         for plugin, patterns in plugins.each("personal_parameters", model=model):
-            personal.update(match(patterns or (), names, plugin, "personal_parameters"))
+            kept = match(patterns or (), names, plugin, "personal_parameters")
+            if kept and fixed.issuperset(kept):
+                raise ConfigError(
+                    f"plugin {plugin.name!r} keeps {kept[0]!r} on each client, but no part of what it keeps is trained "
+                    "(requires_grad=False), so it would have no effect"
+                )
+            personal.update(kept)
         plugins.check_names(names, personal)
         if config.buffers == "local":
             personal.update(Layout.of(model).buffers)

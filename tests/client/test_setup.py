@@ -105,6 +105,17 @@ def test_lazy_modules_draw_their_weights_from_the_seed(go):
     assert model_bytes(one) == model_bytes(other)
 
 
+def with_frozen_head(num_classes, input_shape):
+    model = SplitModel(nn.Flatten(), 64, num_classes)
+    model.classifier.requires_grad_(False)
+    return model
+
+
+def test_a_plugin_that_keeps_only_what_is_not_trained_is_refused(go):
+    with pytest.raises(ConfigError, match=r"'fedper' keeps 'classifier.weight' .* no part of what it keeps is trained"):
+        go("fedper", model=f"module:{__name__}.with_frozen_head", rounds=1)
+
+
 class Ties(Plugin):
     """Gives two layers one weight."""
 
