@@ -286,11 +286,11 @@ def load_weights(model: SplitModel, weights: str) -> None:
             f"--weights {path}: is not a whole safetensors file ({error}); pickled files are not read"
         ) from error
     own = {name: of_model for of_model, name in model.file_names().items()}
-    named = {
-        own.get(name, name if name.startswith(("encoder.", _HEAD)) else _BASE + name): tensor
-        for name, tensor in found.items()
-    }
     state = model.state_dict()
+    named: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        of_base = _BASE + name in state or not name.startswith(("encoder.", _HEAD))
+        named[own.get(name, _BASE + name if of_base else name)] = tensor
     for name in state:
         # Files of early versions of PyTorch lack BatchNorm's number of batches.
         optional = name.endswith("num_batches_tracked")

@@ -28,6 +28,16 @@ def plain(name="shufflenet_v2_x0_5", **options):
         return load_torchvision().models.get_model(name, weights=None, **options).eval()
 
 
+class Named(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = torch.nn.Linear(5, 6)
+        self.classifier = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Linear(7, 4))
+
+    def forward(self, x):
+        return self.classifier(self.encoder(x))
+
+
 class TestWeights:
     @pytest.fixture
     def file(self, tmp_path):
@@ -51,6 +61,16 @@ class TestWeights:
         assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
         task.ensure_projection(model)  # of a plugin; the file's classifier is for other features
         assert model.classifier.in_features == 256
+
+    @pytest.mark.parametrize("projection", [False, True])
+    def test_a_network_may_have_modules_of_fedcores_names(self, tmp_path, projection):
+        network = Named()
+        save_file(network.state_dict(), tmp_path / "named.safetensors")
+        options = {"input_shape": (5,), "projection": projection, "weights": str(tmp_path / "named.safetensors")}
+        model, _ = build_model(f"module:{__name__}.Named", num_classes=4, seed=1, **options)
+        for name in ("encoder.weight", "classifier.0.weight"):
+            found = model.get_parameter(f"encoder.base.{name}")
+            assert torch.equal(found, network.get_parameter(name))
 
     def test_files_that_do_not_fit_are_refused(self, file, tmp_path):
         torch.save(plain().state_dict(), tmp_path / "pickled.pt")
