@@ -232,7 +232,7 @@ def _check_untied(config: RunConfig, model: SplitModel) -> None:
         if parameter.requires_grad and first[id(parameter)] != name:
             raise ConfigError(
                 f"model {config.model!r}: {first[id(parameter)]!r} and {name!r} are one tensor (tied weights), which "
-                "cannot be averaged under two names; give the model one module that is called twice, or two tensors"
+                "cannot be averaged under two names; register one module under one name, or give the model two tensors"
             )
 
 

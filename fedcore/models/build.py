@@ -206,6 +206,8 @@ def split_network(network: nn.Module, name: str, num_classes: int, input_shape: 
             f"fedcore.SplitModel(base, {layer.in_features}, {num_classes}); model.classifier = layer"
         )
     _replace(network, paths[0], nn.Identity())
+    if other := next((path for path, module in network.named_modules() if module is layer), ""):
+        raise ConfigError(f"model {name!r}: {paths[0]!r} and {other!r} are one layer; register it under one name")
     return SplitNetwork(network, layer.in_features, num_classes, last=paths[0], bias=layer.bias is not None)
 
 
@@ -238,6 +240,8 @@ def _last(network: nn.Module, layers: list[nn.Linear], name: str, input_shape: t
         hint = f"A network for other than floating-point tensors has to be split: {HINT}"
         if len(input_shape) == 3:
             hint = "A network of many layers may need larger images"
+        if "more than 1 value per channel" in str(error):  # in eval mode
+            hint = "BatchNorm without running statistics cannot take a single sample: set track_running_stats=True"
         raise ConfigError(f"model {name!r} does not take samples of shape {input_shape}: {error}. {hint}") from error
     finally:
         for handle in handles:

@@ -74,9 +74,28 @@ def test_weights_depend_on_the_seed_alone(factory):
     assert torch.equal(before, torch.get_rng_state())
 
 
+class Alias(nn.Module):
+    """Lists the last layer a second time."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.fc = nn.Linear(5, num_classes)
+        self.layers = nn.ModuleList([nn.Linear(5, 5), self.fc])
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x))
+
+
+def static(num_classes):
+    norm = nn.BatchNorm1d(7, track_running_stats=False)
+    return nn.Sequential(nn.Linear(5, 7), norm, nn.Linear(7, num_classes))
+
+
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
+        (Alias, "'fc' and 'layers.1' are one layer; register it under one name"),
+        (static, "BatchNorm without running statistics cannot take a single sample"),
         (Doubled, "does not end with a linear layer"),
         (lambda num_classes: nn.Linear(5, num_classes), "single layer"),
         (lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 4)), "gives 4 logits, but the data set has 3 classes"),
