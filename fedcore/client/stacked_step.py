@@ -142,6 +142,8 @@ class Reads:
             require_same([value.shape for value in values])
             return self._slot(torch.stack([value.detach() for value in values]))
         if isinstance(first, float) and any(value != first for value in values):
+            if 0 in values:  # a weight of 0 leaves its term out, which one step cannot do for some clients only
+                require_same(sorted(values))
             return self._slot(torch.tensor(values, dtype=torch.float32, device=self._sessions[0].working.device))
         require_same(values)
         return first

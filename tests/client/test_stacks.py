@@ -188,6 +188,16 @@ class HasNotesOfOtherLengths(Plugin):
         return Loss(step.features.mean() * step.client.scratch["own"].sum())
 
 
+class HasNoWeightForSome(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["weight"] = 0.1 * (client.id % 3)
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.features.square().mean(), weight=step.client.scratch["weight"])
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("plugin", "reason"),
@@ -198,6 +208,7 @@ class HasNotesOfOtherLengths(Plugin):
         (Draws, "random"),
         (Writes, r"writes client.scratch\['seen'\]"),
         (HasNotesOfOtherLengths, "different values"),
+        (HasNoWeightForSome, r"different values: 0\.0, 0\.[12]"),
     ],
 )
 def test_a_hook_that_cannot_be_stacked_is_named_once(tmp_path, steps, plugin, reason):
@@ -205,6 +216,7 @@ def test_a_hook_that_cannot_be_stacked_is_named_once(tmp_path, steps, plugin, re
         stacked = support.run(tmp_path, plugin, **{**UNEQUAL, "rounds": 2}, stack=STACK)
     assert len([each for each in caught if each.category is StackWarning]) == 1
     plain = support.run(tmp_path, plugin, **{**UNEQUAL, "rounds": 2})
+    assert_close(stacked, plain)
     if not steps["stacked"]:
         assert support.model_bytes(stacked) == support.model_bytes(plain)
 
