@@ -128,7 +128,10 @@ class SessionContext(View, ClientContext):
 
     @override
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
-        own, weights = copy.deepcopy(self.model), tensors or {}
+        # Layers that compute their weights, such as pruned ones, hold tensors of a graph, which deepcopy refuses.
+        held = (value for part in self.model.modules() for value in vars(part).values() if isinstance(value, Tensor))
+        own = copy.deepcopy(self.model, {id(value): value.detach() for value in held if not value.is_leaf})
+        weights = tensors or {}
         state = own.state_dict()
         unknown = sorted(set(weights) - set(state))
         if unknown:

@@ -7,9 +7,11 @@ import copy
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
-from fedcore import Plugin, PluginContractError, PluginOptions, hookimpl
+from fedcore import Plugin, PluginContractError, PluginOptions, SplitModel, hookimpl
 from fedcore.hooks.contexts import ClientContext
 from fedcore_testing import PersonalClassifier, federate, linear, weights, with_batch_norm
 from fedcore_testing.problems import with_fixed_layers
@@ -148,6 +150,19 @@ def test_a_network_is_a_copy_with_other_weights(tmp_path):
             client.network({"missing": torch.zeros(1)})
 
     federate(tmp_path, looking(check, check), PersonalClassifier, model=with_batch_norm, **FEW)
+
+
+def test_a_pruned_network_can_be_copied_after_training(tmp_path):
+    def pruned(num_classes, input_shape):
+        layer = nn.Linear(64, 8)
+        prune.random_unstructured(layer, "weight", 0.5)
+        return SplitModel(nn.Sequential(nn.Flatten(), layer), 8, num_classes)
+
+    def check(client: ClientContext) -> None:
+        x = torch.ones(3, 1, 8, 8)
+        assert torch.equal(client.network()(x).logits, client.model(x).logits)
+
+    federate(tmp_path, looking(end=check), model=pruned, **FEW)
 
 
 def test_parameters_are_the_trainable_shared_ones(tmp_path):
