@@ -246,7 +246,14 @@ class LocalSession:
                     module.eval()  # otherwise BatchNorm's statistics would change
 
     def end_epochs(self) -> None:
-        """Switch the model to eval mode. Parameters that no epoch trains stay excluded."""
+        """Switch the model to eval mode. Parameters that no epoch trains stay excluded.
+
+        :raises PluginContractError: the model assigned a buffer.
+        """
+        if assigned := self.working.assigned_buffer():
+            found = f"assigns the buffer {assigned}, and the new tensor would be neither sent nor reset"
+            hint = f"write into it: self.{assigned.rpartition('.')[2]}.copy_(value)"
+            raise PluginContractError.of(self.config.model, found, kind="model", hint=hint)
         self._exclude(self._throughout)
         self.working.switch(training=False)
 

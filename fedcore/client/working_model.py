@@ -156,13 +156,16 @@ class WorkingModel:
         """The initial values of the parameters and buffers that stay on the clients."""
         fixed_buffers = self.layout.fixed & self.layout.buffers
         self._fixed_buffers = clone({name: self.state[name] for name in fixed_buffers})
-        self._unsaved = [
-            (part, name, buffer, buffer.clone())
-            for part in self._parts
-            for name, buffer in part.named_buffers(recurse=False)
-            if name in part._non_persistent_buffers_set
-        ]
+        self._saved: list[tuple[nn.Module, str, Tensor]] = []
+        """The buffers in ``state``."""
+        self._unsaved: list[tuple[nn.Module, str, Tensor, Tensor]] = []
         """The buffers that ``state`` lacks, with their first values: each client starts with these."""
+        for part in self._parts:
+            for name, buffer in part.named_buffers(recurse=False):
+                if name in part._non_persistent_buffers_set:
+                    self._unsaved.append((part, name, buffer, buffer.clone()))
+                else:
+                    self._saved.append((part, name, buffer))
         self.set_trainable(())  # a copy of another working model has its client's frozen parameters
         self.smallest_batch = 2 if has_batch_norm(self.module) else 1
         """The number of samples that a training batch needs. BatchNorm needs two: one sample has no variance."""
@@ -210,6 +213,11 @@ class WorkingModel:
         for name, tensors in (("global", start), ("previous", previous or None)):
             if name in self.frozen:
                 self.frozen[name].load(tensors)
+
+    def assigned_buffer(self) -> str:
+        """Return a buffer of ``state`` that the model replaced by another tensor; empty if there is none."""
+        found = (f"{type(part).__name__}.{name}" for part, name, own in self._saved if getattr(part, name) is not own)
+        return next(found, "")
 
     def snapshot(self) -> Tensors:
         """Return a copy of all parameters and buffers, without the fixed ones."""

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedcore import Loss, Plugin, RunConfig, SplitModel, hookimpl, question
+from fedcore.base.errors import PluginContractError
 from fedcore.client.session import LocalWork, LossTotals
 from fedcore.runs.experiment import Interrupted, resume
 from fedcore_testing import W, same_tensors
@@ -139,6 +140,28 @@ def remembering(num_classes, input_shape):
 def test_buffers_that_are_not_saved_start_anew_for_every_client(go):
     options = {"model": f"module:{__name__}.remembering", "rounds": 2, "local_epochs": 1}
     assert model_bytes(go(**options, workers=0)) == model_bytes(go(**options, workers=2))
+
+
+class Assigning(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        features = self.layer(x.flatten(1))
+        if self.training:
+            self.mean = self.mean.lerp(features.detach().mean(0), 0.1)
+        return features - self.mean
+
+
+def assigning(num_classes, input_shape):
+    return SplitModel(Assigning(), 8, num_classes)
+
+
+def test_a_model_that_assigns_a_buffer_is_refused(go):
+    with pytest.raises(PluginContractError, match=r"assigns the buffer Assigning.mean, .* self.mean.copy_\(value\)"):
+        go(model=f"module:{__name__}.assigning")
 
 
 class FreezeEven(Plugin):
