@@ -107,7 +107,7 @@ class Group:
         one = sessions[0]
         if changes := one.plugins.implementers("gradients"):
             raise NotStackable(f"plugin {changes[0].name!r} changes gradients")
-        if one.working.layout.buffers - one.working.layout.fixed:
+        if one.working.layout.buffers - one.working.layout.fixed or one.working.unsaved:
             raise NotStackable("the model has buffers, such as BatchNorm's statistics")
         self._sessions, self._stack, self._where = sessions, stack, slice(first, first + len(sessions))
         self._trained = {name: nn.Parameter(stack.weights[name][self._where]) for name in one.working.trained}

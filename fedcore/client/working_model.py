@@ -158,12 +158,12 @@ class WorkingModel:
         self._fixed_buffers = clone({name: self.state[name] for name in fixed_buffers})
         self._saved: list[tuple[nn.Module, str, Tensor]] = []
         """The buffers in ``state``."""
-        self._unsaved: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        self.unsaved: list[tuple[nn.Module, str, Tensor, Tensor]] = []
         """The buffers that ``state`` lacks, with their first values: each client starts with these."""
         for part in self._parts:
             for name, buffer in part.named_buffers(recurse=False):
                 if name in part._non_persistent_buffers_set:
-                    self._unsaved.append((part, name, buffer, buffer.clone()))
+                    self.unsaved.append((part, name, buffer, buffer.clone()))
                 else:
                     self._saved.append((part, name, buffer))
         self.set_trainable(())  # a copy of another working model has its client's frozen parameters
@@ -183,7 +183,7 @@ class WorkingModel:
         """
         copy_into(self.state, self._fixed_buffers)
         copy_into(self.state, tensors)
-        for part, name, buffer, first in self._unsaved:
+        for part, name, buffer, first in self.unsaved:
             if getattr(part, name).shape == first.shape:  # else a cache, which the model made longer
                 part._buffers[name] = buffer.copy_(first)
         if self.module.training:

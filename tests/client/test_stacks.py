@@ -230,7 +230,26 @@ def with_batch_norm(num_classes, input_shape):
     return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16)), 16, num_classes)
 
 
-@pytest.mark.parametrize(("model", "reason"), [("with_dropout", "random"), ("with_batch_norm", "buffers")])
+class Centred(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 16)
+        self.register_buffer("mean", torch.zeros(16), persistent=False)
+
+    def forward(self, x):
+        features = super().forward(x.flatten(1))
+        if self.training:
+            self.mean.mul_(0.5).add_(0.5 * features.detach().mean(0))
+        return features - self.mean
+
+
+def with_unsaved_buffer(num_classes, input_shape):
+    return SplitModel(Centred(), 16, num_classes)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [("with_dropout", "random"), ("with_batch_norm", "buffers"), ("with_unsaved_buffer", "buffers")],
+)
 def test_a_model_that_cannot_be_stacked_trains_plainly(tmp_path, model, reason):
     run = partial(support.run, tmp_path, **{**UNEQUAL, "rounds": 1, "model": f"module:{__name__}.{model}"})
     with pytest.warns(StackWarning, match=reason):
