@@ -202,8 +202,8 @@ def split_network(network: nn.Module, name: str, num_classes: int, input_shape: 
         raise ConfigError(
             f"model {name!r}: its last layer {paths[0]!r}, a {type(layer).__name__}, "
             f"{'is frozen' if frozen else 'computes more than a linear layer'}, but the classifier of a network starts "
-            "as a fresh linear layer. To keep yours, return a SplitModel and set its classifier: model = "
-            f"fedcore.SplitModel(base, {layer.in_features}, {num_classes}); model.classifier = layer"
+            f"as a fresh linear layer that is trained. Hint: {'unfreeze it, or ' if frozen else ''}return a SplitModel "
+            f"with it: model = fedcore.SplitModel(base, {layer.in_features}, {num_classes}); model.classifier = layer"
         )
     _replace(network, paths[0], nn.Identity())
     if other := next((path for path, module in network.named_modules() if module is layer), ""):

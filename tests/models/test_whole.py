@@ -124,7 +124,7 @@ class SameAsLinear(nn.Linear):
     [
         (Cosine(7, 3), "a Cosine, computes more than a linear layer"),
         (nn.utils.parametrizations.spectral_norm(nn.Linear(7, 3)), "a ParametrizedLinear, computes more than"),
-        (nn.Linear(7, 3).requires_grad_(False), "a Linear, is frozen"),
+        (nn.Linear(7, 3).requires_grad_(False), "a Linear, is frozen, .* unfreeze it, or"),
         (SameAsLinear(7, 3), ""),
     ],
 )
