@@ -28,8 +28,8 @@ MARK = "fedcore: "
 INTRODUCTION = """# Methods
 
 Each method is a plugin; some share a package. `make setup` installs all of them, `pip install 'fedcore[all]'` all but
-those of `fedcore-dp`. `fedavg` (McMahan et al., AISTATS 2017) is built in. `fedcore plugins show moon` prints a method's
-options and hooks. Methods combine: `--plugin moon --plugin uscc`.
+those of `fedcore-dp`. `fedavg` (McMahan et al., AISTATS 2017) is built in. `fedcore plugins show moon` prints options
+and hooks. Methods combine: `--plugin moon --plugin uscc`.
 [Combine methods](combine.md#what-is-refused) says how to try a pair.
 [Personal models](personal.md) helps to choose among those that give each client a model of its own.
 """
