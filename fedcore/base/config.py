@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -25,7 +26,7 @@ from pydantic import (
 )
 
 from fedcore.base.errors import ConfigError, UnknownNameError, describe
-from fedcore.base.system_options import Options, SystemOptions, read_system
+from fedcore.base.system_options import SystemOptions, read_system
 
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
 
@@ -40,13 +41,13 @@ def _split(value: Any) -> Any:
     return value.split(",") if isinstance(value, str) else [] if value is None else value
 
 
-class RunConfig(Options):
+class RunConfig(BaseModel):
     """One federated run. Flags override a config file, and the file overrides these defaults.
 
     The help shows the fields in this order, in the panels of :data:`fedcore.cli.options.PANELS`.
     """
 
-    model_config = ConfigDict(protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     plugins: dict[str, dict[str, Json]] = Field(
         default_factory=dict,

@@ -1,37 +1,24 @@
-"""The base of all options, and the options of the simulated system (``--system``). Imports no torch."""
+"""Options of the simulated system (``--system``): unavailable, lost, late and slow clients. Imports no torch."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.base.safe_yaml import read_yaml
 
 
-class Options(BaseModel):
-    """Base of all models of options. Unknown names are refused; values are immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _refuse_truth_for_a_number(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        """Refuse ``clip_norm: yes``, which pydantic reads as 1."""
-        found = handler(value)
-        if isinstance(value, bool) and isinstance(found, (int, float)) and not isinstance(found, bool):
-            raise ValueError(f"expected a number, not {str(value).lower()} (YAML's yes, no, on and off are such, too)")
-        return found
-
-
-class SystemOptions(Options):
+class SystemOptions(BaseModel):
     """Simulated faults of clients and connections. The defaults are ideal clients.
 
     The faults have four axes: availability (``availability``, ``day``), connectivity (``no_show``, ``dropout``),
     completeness (``stragglers``, ``partial``) and responsiveness (``slow``, ``slow_factor``, ``step_seconds``,
     ``latency``, ``deadline``, ``concurrency``).
     """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     availability: float = Field(default=1.0, gt=0, le=1, description="Chance that a client can be selected in a round.")
     day: int | None = Field(

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import TypeVar, get_original_bases
 
 from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError, describe
-from fedcore.base.system_options import Options
 
 BUILTIN = "fedavg"
 
 
-class PluginOptions(Options):
+class PluginOptions(BaseModel):
     """Base of every plugin's options. Unknown names are refused; values are immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 PLACE: Any = {"place": True}

@@ -54,16 +54,6 @@ def test_a_warm_up_is_shorter_than_the_run():
         RunConfig.create({"rounds": 3, "warmup_rounds": 3})
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{"rounds": True}, {"clip_norm": True}, {"workers": False}, {"stack": True}, {"system": {"dropout": True}}],
-)
-def test_a_truth_value_is_no_number(values):
-    with pytest.raises(ConfigError, match=r"expected a number, not (true|false) \(YAML's yes"):
-        RunConfig.create(values)
-    assert RunConfig.create({"augment": True, "rounds": "3", "lr": 1}).augment
-
-
 def test_an_unknown_option_names_the_one_that_was_meant():
     for make in (lambda: RunConfig(round=3), lambda: RunConfig.create({"round": 3})):
         with pytest.raises(UnknownNameError, match=r"unknown option 'round'\. Did you mean 'rounds'\?"):
