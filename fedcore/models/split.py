@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from fedcore.base.errors import PluginConflictError
 from fedcore.base.seeding import derive_seed, random_stream
@@ -85,7 +86,9 @@ class SplitModel(nn.Module):
 
     def _classifier_digest(self) -> str:
         trained = [parameter.requires_grad for parameter in self.classifier.parameters()]
-        return digest_of(self.classifier.state_dict(), str(trained))
+        state = self.classifier.state_dict()
+        values = {name: tensor for name, tensor in state.items() if not (tensor.is_meta or is_lazy(tensor))}
+        return digest_of(values, str(trained))
 
     def network(self) -> nn.Module:
         """Return a copy of the network that the model was made of, with the present weights.

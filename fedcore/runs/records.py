@@ -125,7 +125,7 @@ class Failures:
                 f"{self._rounds[-1]}, so the figures come from the others. The first: {self._first}"
             )
         if self._unanswered:
-            said.append(f"{self._unanswered} answers to questions failed. The first: {self._first_answer}")
+            said.append(f"Answers to questions that failed: {self._unanswered}. The first: {self._first_answer}")
         return "\n".join(said)
 
 

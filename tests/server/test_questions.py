@@ -143,7 +143,7 @@ def test_an_answer_that_fails_is_no_training_that_fails(tmp_path, plugin, kinds)
     ]
     assert (record["accepted"], lost(record).total(), result.history[0]["failed"]) == (3, 0, 0)
     (said,) = [said["message"] for event, said in notes if event == "note" and "failed" in said["message"]]
-    assert said.startswith(f"{len(kinds)} answers to questions failed. The first: ")
+    assert said.startswith(f"Answers to questions that failed: {len(kinds)}. The first: ")
 
 
 def test_answers_that_fail_are_not_the_reason_that_a_round_fails(tmp_path):

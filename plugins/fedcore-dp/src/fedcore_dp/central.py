@@ -20,7 +20,6 @@ from fedcore import (
     Setup,
     hookimpl,
 )
-from fedcore.base.system_options import SystemOptions
 from fedcore_dp.accountant import privacy_report, spent_by
 from fedcore_dp.adaptive import next_clip, noised_share, update_multiplier
 from fedcore_dp.clipping import clip_factor, joint_norm
@@ -185,7 +184,8 @@ class CentralDP(Plugin[CentralDPOptions]):
         why = f"plugin {self.name!r}: with sampling=poisson a round without an accepted update must stop the run"
         if config.min_clients < 1:
             raise ConfigError(f"{why}, since no noise would be added; use --min-clients 1")
-        system = config.system or SystemOptions()
+        if (system := config.system) is None:
+            return
         arrive = system.availability * (1 - system.no_show) * (1 - system.dropout)
         updates = self._expected(config) * arrive
         if arrive < 1 and config.rounds * math.exp(-updates) > 0.01:
