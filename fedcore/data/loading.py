@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedcore.base.errors import DataError
 from fedcore.base.identity import short_name
-from fedcore.base.registry import available, call, resolve
+from fedcore.base.registry import call, resolve
 from fedcore.data.dataset import Dataset
 from fedcore.data.images import ResidentSamples, Split, assemble
 from fedcore.data.samples import TensorSamples, check_labels
@@ -47,22 +47,6 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
         return as_dataset(found, short_name(spec))
     except DataError as error:
         raise DataError(f"dataset {spec!r} is not usable: {error}") from error
-
-
-def placed(spec: str, data_dir: Path | None = None) -> str:
-    """Return the name of a data set with the absolute place of its file or folder: ``npz:/home/me/x.npz``.
-
-    A place that was absolute already and is missing here is looked for in the directory of the data sets' files, by its
-    last part: a run's folder may have come from another machine. Names without a place are returned unchanged.
-    """
-    prefix, _, rest = spec.partition(":")
-    written, mark, options = rest.partition("?")
-    if not written or prefix not in ("npz", *available("dataset prefix")):
-        return spec
-    place = Path(os.path.expanduser(written))
-    if place.is_absolute() and not os.path.exists(place):
-        place = (data_dir or default_data_dir()) / place.name
-    return f"{prefix}:{place.absolute()}{mark}{options}" if os.path.exists(place) else spec
 
 
 def default_data_dir() -> Path:

@@ -24,7 +24,6 @@ from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset, load_partition, make_partition
 from fedcore.data.assign import domain_rows, public_rows, with_public, with_unseen
 from fedcore.data.dataset import data_digest
-from fedcore.data.loading import placed
 from fedcore.data.partition import check_partition
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
@@ -43,9 +42,8 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfi
     """Replace every ``auto`` and load the data. Names are checked before any long work.
 
     :param dataset: the configured data set, if it is loaded already.
-    :returns: the configuration, and the data set. The configuration has all options of its plugins and engine. Its
-        places are absolute, so that a run can be read from any folder. Only the memory format stays ``auto``, with
-        ``autotune``, and the stack, which depends on the model.
+    :returns: the configuration with all options of its plugins and engine, and the data set. Only the memory format
+        stays ``auto``, with ``autotune``, and the stack, which depends on the model.
     :raises ConfigError: or a subclass. A name or option is unknown, or options cannot be combined.
     """
     plugins = PluginSet.create(config.plugins)
@@ -57,10 +55,6 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfi
         raise ConfigError(f"--client-models stands instead of --model; leave out --model {config.model}")
     for name in {config.model, *config.client_models} - {"auto"}:
         registry.resolve("model", name)
-    data_dir = config.data_dir and config.data_dir.absolute()
-    public = config.public and placed(config.public, data_dir)
-    places = {"dataset": placed(config.dataset, data_dir), "public": public, "data_dir": data_dir}
-    config = config.model_copy(update=places)
     if dataset is None:
         dataset = load_dataset(config.dataset, config.data_dir)
         dataset = with_public(dataset, config.public, config.seed, config.data_dir)

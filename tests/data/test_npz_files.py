@@ -6,7 +6,7 @@ import torch
 
 from fedcore.base.errors import DataError
 from fedcore.data import load_dataset
-from fedcore.data.loading import RENUMBER, placed
+from fedcore.data.loading import RENUMBER
 
 RNG = np.random.default_rng(0)
 
@@ -114,11 +114,3 @@ def test_what_is_there_and_not_used_is_named(tmp_path):
     (note,) = load_dataset(f"npz:{tmp_path / 'b.npz'}").notes
     assert note.startswith(f"{tmp_path / 'b.npz'}: arrays not used: 'x_val', 'z\\x1b00', ")
     assert note.endswith("'z\\x1b08' and 1 more")
-
-
-@pytest.mark.parametrize("name", ["digits", "npz:", "npz:gone.npz", "module:x.npz", "object:x.npz", "hf:owner/name"])
-def test_a_name_without_a_place_keeps_its_form(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    write_npz(tmp_path / "x.npz")
-    assert placed(name) == name
-    assert placed("imagefolder:x.npz?size=8") == f"imagefolder:{tmp_path}/x.npz?size=8"

@@ -10,16 +10,14 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 import fedcore
-from fedcore.base.errors import ConfigError, DataError, RunDirectoryError, StorageError
-from fedcore.base.safe_yaml import read_config_file
+from fedcore.base.errors import ConfigError, RunDirectoryError, StorageError
 from fedcore.base.serial import read_tensors
 from fedcore.client.setup import Setup
-from fedcore.runs import directory, resolve
+from fedcore.runs import directory
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import started
 from fedcore.runs.run import Run
@@ -39,38 +37,6 @@ def test_an_opened_run_has_the_configuration_that_the_new_one_was_trained_with(t
         assert first.config.out == first.directory.path
         assert first.config.memory_format != "auto"
     assert Run.open(first.directory.path, allow_code=False).config == first.config
-
-
-def npz_run(folder, monkeypatch):
-    """Train on ``npz:x.npz`` in a folder; the places that config.yaml has."""
-    labels = np.arange(30) % 3
-    images = np.random.default_rng(0).integers(0, 256, (30, 6, 6), dtype=np.uint8)
-    np.savez(folder / "x.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    monkeypatch.chdir(folder)
-    fedcore.run(dataset="npz:x.npz", data_dir="data", rounds=1, clients=2, workers=0, progress=False, out="run")
-    return [read_config_file(folder / "run" / "config.yaml")[name] for name in ("dataset", "data_dir")]
-
-
-def test_a_run_is_read_from_any_folder(tmp_path, monkeypatch):
-    assert npz_run(tmp_path, monkeypatch) == [f"npz:{tmp_path / 'x.npz'}", str(tmp_path / "data")]
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    trained = fedcore.load_run("../run")
-    assert fedcore.evaluate_run("../run")["global"] == trained.metrics["global"]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "x.npz").rename(tmp_path / "data" / "x.npz")
-    assert fedcore.resume("../run", changes={"rounds": 2}).summary["rounds"] == 2
-    (tmp_path / "data" / "x.npz").unlink()
-    with pytest.raises(DataError, match=r"x\.npz does not exist"):
-        fedcore.load_run("../run")
-
-
-def test_a_run_with_relative_places_goes_on_where_it_was_begun(tmp_path, monkeypatch):
-    """fedcore wrote such files before it kept absolute places."""
-    with monkeypatch.context() as before:
-        before.setattr(resolve, "placed", lambda spec, data_dir: spec)
-        assert npz_run(tmp_path, monkeypatch)[0] == "npz:x.npz"
-    assert fedcore.resume("run", changes={"rounds": 2}).summary["rounds"] == 2
 
 
 def test_a_run_of_a_device_that_is_not_there_is_read_on_the_cpu(tmp_path, monkeypatch):
