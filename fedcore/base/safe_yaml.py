@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):
         """Refuse a key that stands twice. PyYAML would take its last value."""
         node, seen = super().compose_mapping_node(anchor), set()
         for key, _ in node.value:
-            if (written := (key.tag, str(key.value))) in seen:
+            if (written := (key.tag, str(key.value))) in seen and written[1] != "<<":
                 raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
             seen.add(written)
         return node

@@ -108,7 +108,7 @@ class Group:
         if changes := one.plugins.implementers("gradients"):
             raise NotStackable(f"plugin {changes[0].name!r} changes gradients")
         if one.working.layout.buffers - one.working.layout.fixed or one.working.unsaved:
-            raise NotStackable("the model has buffers, such as BatchNorm's statistics")
+            raise NotStackable("the model has buffers, such as BatchNorm's statistics or a mask")
         self._sessions, self._stack, self._where = sessions, stack, slice(first, first + len(sessions))
         self._trained = {name: nn.Parameter(stack.weights[name][self._where]) for name in one.working.trained}
         self._added = {name: nn.Parameter(tensor[self._where]) for name, tensor in stack.added.items()}

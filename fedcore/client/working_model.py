@@ -163,7 +163,8 @@ class WorkingModel:
         for part in self._parts:
             for name, buffer in part.named_buffers(recurse=False):
                 if name in part._non_persistent_buffers_set:
-                    self.unsaved.append((part, name, buffer, buffer.clone()))
+                    own = part._buffers[name] = buffer.contiguous()  # an expanded one cannot be written
+                    self.unsaved.append((part, name, own, own.clone()))
                 else:
                     self._saved.append((part, name, buffer))
         self.set_trainable(())  # a copy of another working model has its client's frozen parameters
@@ -184,7 +185,8 @@ class WorkingModel:
         copy_into(self.state, self._fixed_buffers)
         copy_into(self.state, tensors)
         for part, name, buffer, first in self.unsaved:
-            if getattr(part, name).shape == first.shape:  # else a cache, which the model made longer
+            held = getattr(part, name)
+            if held is None or held.shape == first.shape:  # else a cache, which the model made longer
                 part._buffers[name] = buffer.copy_(first)
         if self.module.training:
             self.switch(training=False)

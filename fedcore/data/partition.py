@@ -111,7 +111,10 @@ class IndexLists:
 def _positions(part: Any, client: int) -> npt.NDArray[np.int64]:
     """Return a client's positions as an array."""
     found = np.asarray(part)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+    if found.dtype == object:  # a row of an array of lists
+        found = np.asarray(found.tolist())
+    whole = found.dtype.kind in "iu" or (found.dtype.kind == "f" and np.array_equal(found, np.trunc(found)))
+    if found.ndim != 1 or (found.size and not whole):
         hint = ". A mask becomes positions by numpy.flatnonzero(mask)" if found.dtype.kind == "b" else ""
         raise DataError(
             f"client {client} has {found.dtype} of shape {found.shape} instead of positions of samples, whole numbers "

@@ -190,7 +190,7 @@ def _check_function(name: str, hook: str, function: Any, expected: list[str]) ->
     generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if generates or inspect.iscoroutinefunction(function):
         raise PluginContractError.of(
-            name, "is a generator or asynchronous, so its body would never run", hook=hook, hint="return the result"
+            name, "is a generator or asynchronous, but hooks are plain functions", hook=hook, hint="return the result"
         )
 
 

@@ -304,13 +304,10 @@ def load_weights(model: SplitModel, weights: str) -> None:
                 f"--weights {path}: {name.removeprefix(_BASE)!r}, of shape {tuple(state[name].shape)} in the model, "
                 f"{given}. Weights and --model have to be of the same network"
             )
-    fresh = model.has_fresh_classifier
     with torch.no_grad():
         for name, tensor in state.items():
             if _fits(name, state, named):
                 tensor.copy_(named[name])
-    if fresh:
-        model.mark_fresh()  # a projection may still discard a classifier of the file
 
 
 def _fits(name: str, state: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> bool:

@@ -67,17 +67,12 @@ class SplitModel(nn.Module):
         self.feature_dim = feature_dim
         self.classifier = self.make_classifier(feature_dim)
         # nn.Module does not register a tuple's content as a submodule, and deepcopy keeps it the same object.
-        self._made = (self.classifier,)
-        self.mark_fresh()
+        self._made, self._fresh = (self.classifier,), self._classifier_digest()
 
     @property
     def has_own_classifier(self) -> bool:
         """Whether the classifier is the module that :meth:`renew_classifier` made."""
         return self.classifier is self._made[0]
-
-    def mark_fresh(self) -> None:
-        """Note that the classifier may be renewed as long as it has its present values."""
-        self._fresh = self._classifier_digest()
 
     @property
     def has_fresh_classifier(self) -> bool:
@@ -143,7 +138,7 @@ class ModelTask:
         Linear(d, d), ReLU, Linear(d, width), without a final ReLU: the features are then z, (B, width).
 
         :raises PluginConflictError: the model already has a head of another width, or the model's factory or a plugin
-            has changed the classifier, which would be discarded.
+            has replaced or frozen the classifier, which would be discarded.
         :source: MOON (Li, He, Song, CVPR 2021, arXiv 2103.16257), ``l1`` and ``l2`` of its code.
         """
         if model.projection_width == width:
@@ -153,11 +148,12 @@ class ModelTask:
                 f"a projection head of width {width} is requested, but the model already has one of width "
                 f"{model.projection_width}. Hint: give every plugin that projects the same width."
             )
-        if not model.has_fresh_classifier:
+        if not (model.has_own_classifier and all(p.requires_grad for p in model.classifier.parameters())):
             raise PluginConflictError(
                 f"a projection head of width {width} is requested, but the model's factory or a plugin has already "
-                f"changed the classifier, a {type(model.classifier).__name__}, which would be discarded. Hint: list "
-                "the plugin that projects first, or use --projection; in a factory's model override make_classifier."
+                f"replaced or frozen the classifier, a {type(model.classifier).__name__}, which would be discarded. "
+                "Hint: list the plugin that projects first, or use --projection; in a factory's model override "
+                "make_classifier."
             )
         d = model.feature_dim
         with self.random("projection"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import torch
@@ -27,6 +26,18 @@ from fedcore.server.validation import check_partial
 
 ASKING: tuple[Phase, ...] = ("select_clients", "begin_round", "aggregate", "end_round", "post_train")
 """The phases in which ``server.ask`` works."""
+
+
+class ReadOnly(dict[Any, Any]):
+    """A mapping that takes no other value. An entry that a hook sets would be lost. Copies and pickles are plain."""
+
+    @override
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError("what a hook reads of the server does not support item assignment")
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
 
 
 class ScopeContext(View, ServerContext):
@@ -69,7 +80,7 @@ class ScopeContext(View, ServerContext):
     @property
     @override
     def model(self) -> Mapping[str, Tensor]:
-        return MappingProxyType(self._scope.model)
+        return ReadOnly(self._scope.model)
 
     @property
     @override
@@ -95,12 +106,12 @@ class ScopeContext(View, ServerContext):
     @property
     @override
     def buffers(self) -> Mapping[str, Tensor]:
-        return MappingProxyType(self._scope.buffers)
+        return ReadOnly(self._scope.buffers)
 
     @property
     @override
     def staleness(self) -> Mapping[int, int]:
-        return MappingProxyType(self._scope.staleness)
+        return ReadOnly(self._scope.staleness)
 
     @property
     @override

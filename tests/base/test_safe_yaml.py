@@ -49,3 +49,4 @@ def test_a_key_that_stands_twice_is_refused_with_its_line() -> None:
     assert read_yaml('{1: a, "1": b}') == {1: "a", "1": "b"}
     merged = "a: {b: &b {<<: &c {mu: 1, nu: 1}, mu: 2}}\nd: {<<: *b, nu: 3}\ne: {<<: *b}"
     assert read_yaml(merged) == {"a": {"b": {"mu": 2, "nu": 1}}, "d": {"mu": 2, "nu": 3}, "e": {"mu": 2, "nu": 1}}
+    assert read_yaml("a: &a {mu: 1}\nb: {<<: *a, <<: *a}") == {"a": {"mu": 1}, "b": {"mu": 1}}

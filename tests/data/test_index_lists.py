@@ -40,6 +40,8 @@ def test_parts_are_as_a_list_of_tensors(lists, kind):
     assert parts.sizes.tolist() == [len(part) for part in lists] == [parts.size(k) for k in range(len(lists))]
     assert parts.offsets.tolist() == [0, *accumulate(map(len, lists))]
     assert IndexLists.of(parts) is parts
+    assert IndexLists.of(np.array([[0, 1], [2, 3]], dtype=object)).tolists() == [[0, 1], [2, 3]]
+    assert IndexLists.of([np.array([4.0, 5.0])]).tolists() == [[4, 5]]
 
 
 def test_positions_take_four_bytes_where_they_fit():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+
 import pytest
 import torch
 
@@ -66,6 +69,17 @@ def test_the_server_s_model_takes_no_other_tensor(toy, hook):
 
     with pytest.raises(PluginContractError, match=rf"^plugin 'pushy' hook {hook} .* does not support item assignment"):
         toy(plugin(hook, sets_a_tensor))
+
+
+def test_the_server_s_model_is_copied_as_a_dict(toy):
+    def copies(self, server):
+        own = copy.deepcopy(server.model)
+        own["extra"] = torch.ones(1)
+        torch.save(server.model, io.BytesIO())
+        assert type(own) is dict
+        assert "extra" not in server.model
+
+    toy(plugin("end_round", copies))
 
 
 def test_the_server_s_lists_of_clients_are_copies(toy):

@@ -34,11 +34,11 @@ def test_projection_does_not_overwrite_a_replaced_classifier() -> None:
     copied = copy.deepcopy(model)
     task.ensure_projection(copied)  # a copy still knows its classifier for its own
     model.classifier = nn.Sequential(nn.Linear(64, 20), nn.Linear(20, 10))
-    with pytest.raises(PluginConflictError, match="changed the classifier, a Sequential"):
+    with pytest.raises(PluginConflictError, match="replaced or frozen the classifier, a Sequential"):
         task.ensure_projection(model)
     frozen, task = build()
     frozen.classifier.requires_grad_(False)
-    with pytest.raises(PluginConflictError, match="changed the classifier, a Linear"):
+    with pytest.raises(PluginConflictError, match="replaced or frozen the classifier, a Linear"):
         task.ensure_projection(frozen)
     copied.classifier = nn.Sequential(nn.Linear(256, 20), nn.Linear(20, 10))
     task.ensure_projection(copied)  # nothing to do, so nothing to lose

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedcore.base import objects
-from fedcore.base.errors import PluginConflictError, PluginContractError, UnknownNameError
+from fedcore.base.errors import PluginContractError, UnknownNameError
 from fedcore.models import SplitModel, has_batch_norm
 from tests.models.built import FEATURE_DIMS, build, check_outputs, equal_states
 
@@ -80,6 +80,19 @@ def own_module(monkeypatch: pytest.MonkeyPatch) -> str:
     return module.__name__
 
 
+def initialised(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+    model = SplitModel(nn.Flatten(), 64, num_classes)
+    nn.init.zeros_(model.classifier.weight)
+    return model
+
+
+def test_a_projection_renews_a_classifier_that_the_factory_only_initialised() -> None:
+    with objects.lent({("model", "object:own"): initialised}):
+        model, _ = build("object:own", projection=True)
+    assert model.classifier.in_features == 256
+    assert model.classifier.weight.any()
+
+
 def test_own_factory(own_module: str) -> None:
     model, _ = build(f"module:{own_module}.good", num_classes=4)
     check_outputs(model, torch.rand(2, 1, 8, 8), 64, 4)
@@ -109,9 +122,7 @@ def test_a_classifier_that_the_factory_set_is_kept(change) -> None:
 
     with objects.lent({("model", "object:own"): factory}):
         model, _ = build("object:own")
-        with pytest.raises(PluginConflictError, match="factory or a plugin has already changed the classifier"):
-            build("object:own", projection=True)
-    (head, before), _ = heads
+    ((head, before),) = heads
     assert model.classifier is head
     assert equal_states(head, before)
     assert [p.requires_grad for p in head.parameters()] == [p.requires_grad for p in before.parameters()]
