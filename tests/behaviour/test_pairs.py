@@ -26,6 +26,7 @@ EXAMPLES = [
     ("fedavgm", "moon"),
     ("fedcme", "fednova"),
     ("fednova", "fedprox"),
+    ("fedproc", "fedsam"),  # a second pass, next to a note that is a received tensor
     ("fedproc", "moon"),
 ]
 # Where a last bit may not grow: feddecorr's other form divides by deviations near 0 at 60 times this strength.
