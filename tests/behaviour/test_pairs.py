@@ -29,8 +29,14 @@ EXAMPLES = [
     ("fedproc", "fedsam"),  # a second pass, next to a note that is a received tensor
     ("fedproc", "moon"),
 ]
-# Where a last bit may not grow: feddecorr's other form divides by deviations near 0 at 60 times this strength.
-REPEATABLE = {"dp": {"seed_noise": True}, "feddecorr": {"form": "paper"}}
+# Where a last bit may not grow: feddecorr's other form divides by deviations near 0 at 60 times this strength, and
+# 100 steps of Adam amplify it.
+REPEATABLE = {
+    "dp": {"seed_noise": True},
+    "dp-sgd": {"seed_noise": True},
+    "feddecorr": {"form": "paper"},
+    "feddf": {"steps": 10},
+}
 # Two local epochs: one has no middle, in which FedCME would exchange.
 RUN = {
     "public": "0.1",
