@@ -140,19 +140,20 @@ class SecondPass:
         session = self._session
         notes = {plugin: dict(values) for plugin, values in session.scratch.items()}
         replaced = [trained[name] for name in weights]
-        own, others = [*replaced, *session.working.module.buffers()], [*_tensors_in(notes)]
+        own = [*replaced, *session.working.module.buffers()]
         with torch.no_grad():
-            values = [(tensor.clone(), tensor._version) for tensor in (*own, *others)]
+            values = [tensor.clone() for tensor in own]
+            others = [(tensor, tensor.clone(), tensor._version) for tensor in _tensors_in(notes)]
             for parameter, value in zip(replaced, weights.values()):
                 parameter.copy_(value)
         try:
             yield
         finally:
             with torch.no_grad():
-                for tensor, (value, _) in zip(own, values):  # torch counts no edits of BatchNorm's statistics
+                for tensor, value in zip(own, values):  # torch counts no edits of BatchNorm's statistics
                     tensor.copy_(value)
                 # Only edited ones: a note may be a received tensor, and a capture would see each copy as a change.
-                for tensor, (value, version) in zip(others, values[len(own) :]):
+                for tensor, value, version in others:
                     if tensor._version != version:
                         tensor.copy_(value)
             for plugin, noted in session.scratch.items():

@@ -71,10 +71,10 @@ class Setup:
         _check_forward(config, model, task, dataset, [p.name for p in plugins.implementers("configure_model")])
         _check_untied(config, model)
         names = list(model.state_dict())
-        personal, fixed = set[str](), Layout.of(model).fixed
+        personal, whole = set[str](), Layout.of(model)
         for plugin, patterns in plugins.each("personal_parameters", model=model):
             kept = match(patterns or (), names, plugin, "personal_parameters")
-            if kept and fixed.issuperset(kept):
+            if kept and whole.fixed.issuperset(kept):
                 raise ConfigError(
                     f"plugin {plugin.name!r} keeps {kept[0]!r} on each client, but no part of what it keeps is trained "
                     "(requires_grad=False), so it would have no effect"
@@ -82,7 +82,7 @@ class Setup:
             personal.update(kept)
         plugins.check_names(names, personal)
         if config.buffers == "local":
-            personal.update(Layout.of(model).buffers)
+            personal.update(whole.buffers)
         layout, breaks = Layout.of(model, personal), _breaks(config, plugins)
         _check_values(config, model, layout)
         setup = cls(config, plugins, model, task, layout, breaks, dataset.public)

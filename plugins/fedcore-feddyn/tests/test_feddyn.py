@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore import Plugin, PluginConflictError, RejectUpdate, hookimpl
+from fedcore import Plugin, PluginConflictError, hookimpl
 from fedcore_feddyn import FedDyn, FedDynOptions, client_alpha
 from fedcore_functional import shifted_target
 from fedcore_testing import (
@@ -18,6 +18,7 @@ from fedcore_testing import (
     OwnsClassifier,
     PersonalClassifier,
     Quadratic,
+    RejectsClient1,
     StepsOnServer,
     W,
     analytic_federation,
@@ -114,16 +115,9 @@ def test_the_hand_case(toy):
     near(gradients(two, 1), [0.5, -2.0])
 
 
-class RefusesTheSecond(Plugin):
-    @hookimpl
-    def pre_aggregate(self, update):
-        if update.client == 1:
-            raise RejectUpdate("not this one")
-
-
 def test_the_share_is_that_of_the_accepted_clients(toy):
     """Client 0's model is (1, 0), and client 1's is refused: h = -1/2 (1, 0)."""
-    result = toy({NAME: {"alpha": 1.0, **UNIFORM}, RefusesTheSecond: {}})
+    result = toy({NAME: {"alpha": 1.0, **UNIFORM}, RejectsClient1: {}})
     near(-plugin_state(result, NAME)[W], [-0.5, 0.0])
     near(weights(result)[W], [1.5, 0.0])
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         PersonalClassifier,
         PersonalModel,
         PrefersClass0,
+        RejectsClient1,
         StepsOnServer,
     )
     from fedcore_testing.sync import HostSync, forbid_host_sync, steps_without_host_sync
@@ -79,6 +80,7 @@ _HOMES = {
     "PersonalModel": "fedcore_testing.stub_plugins",
     "PrefersClass0": "fedcore_testing.stub_plugins",
     "Quadratic": "fedcore_testing.analytic",
+    "RejectsClient1": "fedcore_testing.stub_plugins",
     "RunDirectory": "fedcore.runs.directory",
     "SMALL": "fedcore_testing.federation",
     "StepsOnServer": "fedcore_testing.stub_plugins",
@@ -146,6 +148,7 @@ __all__ = [
     "PersonalModel",
     "PrefersClass0",
     "Quadratic",
+    "RejectsClient1",
     "RunDirectory",
     "StepsOnServer",
     "Verdict",

@@ -9,7 +9,18 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedcore import ClientContext, ClientUpdate, Exchange, Plugin, PluginOptions, ServerContext, Step, Tensors, hookimpl
+from fedcore import (
+    ClientContext,
+    ClientUpdate,
+    Exchange,
+    Plugin,
+    PluginOptions,
+    RejectUpdate,
+    ServerContext,
+    Step,
+    Tensors,
+    hookimpl,
+)
 
 
 class CohortsOptions(PluginOptions):
@@ -34,6 +45,16 @@ class EqualWeights(Plugin):
     def weight(self) -> float:
         """Return 1."""
         return 1.0
+
+
+class RejectsClient1(Plugin):
+    """Rejects the update of client 1 in every round."""
+
+    @hookimpl
+    def pre_aggregate(self, update: ClientUpdate) -> None:
+        """Reject the update if it is of client 1."""
+        if update.client == 1:
+            raise RejectUpdate("not this one")
 
 
 class PersonalClassifier(Plugin):
