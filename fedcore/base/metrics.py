@@ -82,21 +82,29 @@ def make_metrics(names: Sequence[str], num_classes: int, taken: Collection[str] 
 def count(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> Tensor:
     """Return the counts of samples.
 
-    :raises PluginContractError: the metric raised, or it returned something other than counts of its shape.
+    :raises PluginContractError: the metric raised, or it returned other than integers or float64 of its shape.
     """
     found: Any = registry.call("metric", name, metric.count, logits, labels)
     if not isinstance(found, Tensor) or found.shape != metric.shape:
         what = f"counts of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         expected = f"a tensor of shape {tuple(metric.shape)} for any number of samples"
         raise PluginContractError.of(name, f"returned {what}", kind="metric", expected=expected)
+    if found.is_floating_point() and found.dtype != torch.float64:
+        what, hint = f"returned counts of {found.dtype}", "return sums over the samples, and divide them in value"
+        raise PluginContractError.of(name, what, kind="metric", expected="integers or float64", hint=hint)
     return found
 
 
 def figure(name: str, metric: Metric, counts: Sequence[float]) -> float | None:
     """Return the figure of summed counts; None if it is not finite.
 
-    :raises PluginContractError: the metric raised.
+    :raises PluginContractError: the metric raised, or it returned something other than a number.
     """
     summed = torch.tensor(counts, dtype=torch.float64).view(metric.shape)
-    value = float(registry.call("metric", name, metric.value, summed))
+    found = registry.call("metric", name, metric.value, summed)
+    try:
+        value = float(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        what, hint = f"returned a {type(found).__name__}", "give figures per class by the hook report of a plugin"
+        raise PluginContractError.of(name, what, kind="metric", expected="a number", hint=hint) from error
     return value if math.isfinite(value) else None

@@ -46,6 +46,16 @@ class Grows(Error):
         return float(counts.sum())
 
 
+class Mean(Error):
+    def count(self, logits, labels):
+        return (logits.argmax(dim=1) != labels).float().mean()
+
+
+class PerClass(Error):
+    def value(self, counts):
+        return counts.tolist()
+
+
 class Fails(Error):
     def count(self, logits, labels):
         raise RuntimeError("no such layer")
@@ -158,6 +168,8 @@ def test_code_of_a_saved_run_needs_permission(measured):
         ("macro-f1,ece", UnknownNameError, "Write --metric macro-f1 --metric ece"),
         ("torchmetrix:Accuracy", UnknownNameError, "unknown metric 'torchmetrix:Accuracy'"),
         (f"{HERE}.number", PluginContractError, "makes a int, expected a fedcore.Metric"),
+        (f"{HERE}.Mean", PluginContractError, "of torch.float32, expected integers or float64. Hint: return sums"),
+        (f"{HERE}.PerClass", PluginContractError, "returned a list, expected a number. Hint: .* the hook report"),
         (f"{HERE}.Fails", PluginContractError, "RuntimeError: no such layer"),
         (f"{HERE}.accuracy", ConfigError, "the name 'accuracy' belongs to another figure"),
     ],
