@@ -35,7 +35,10 @@ class RunResult:
     """A finished run."""
 
     model: SplitModel
-    """The global model as encoder and classifier, on the CPU, in eval mode. It takes normalised inputs."""
+    """The global model as encoder and classifier, on the CPU, in eval mode. It takes normalised inputs.
+
+    Parameters that stay on the clients have their initial values in it.
+    """
     inputs: Inputs
     """How raw samples become inputs of the model."""
     directory: Path
@@ -79,8 +82,10 @@ class RunResult:
     def network(self) -> nn.Module:
         """A copy of the trained network, of the class that was given as model. It takes normalised inputs.
 
-        :raises ConfigError: a plugin or ``--projection`` gave the model layers that the network does not have.
+        :raises ConfigError: the run has no global model, or a plugin or ``--projection`` gave the model layers that the
+            network does not have.
         """
+        self._require_global()
         return self.model.network()
 
     @property
@@ -152,12 +157,17 @@ class RunResult:
         return TensorSamples(inputs, labels_of(np.asarray(y), len(inputs), "y"))
 
     def _chosen(self, model: nn.Module | None) -> nn.Module:
-        if model is None and self.metrics.get("global") is None:
+        if model is not None:
+            return _Pair(model)
+        self._require_global()
+        return self.model
+
+    def _require_global(self) -> None:
+        if self.metrics.get("global") is None:
             raise ConfigError(
-                "this run has no global model, because parameters stay on the clients; give the model of a client: "
+                "this run has no global model, because parameters stay on the clients; take the model of a client: "
                 "model=fedcore.client_model(result.directory, 0)"
             )
-        return self.model if model is None else _Pair(model)
 
     def __repr__(self) -> str:
         """Return one line: method, data set, rounds, final accuracy, directory."""

@@ -201,6 +201,8 @@ def test_without_a_global_model_a_clients_model_predicts(tmp_path: Path) -> None
     test = load_dataset("digits").test
     with pytest.raises(ConfigError, match="no global model"):
         result.predict(test)
+    with pytest.raises(ConfigError, match="no global model"):
+        _ = result.network
     own = [result.evaluate(test, model=fedcore.client_model(result.directory, k))["accuracy"] for k in range(3)]
     assert np.mean(own) == pytest.approx(result.metrics["personal_global"]["accuracy"])
     assert result.accuracy == result.metrics["personal"]["accuracy"]
