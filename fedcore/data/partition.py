@@ -34,6 +34,7 @@ DECLARED = "declared"
 MAX_IN_JSON = 2_000_000
 """Maximum number of positions in the JSON file (about 15 MB). More go into a safetensors file next to it."""
 
+_PAIRS = ". Clients with test sets of their own: fedcore.data.Partition(train, test), one array per client in each"
 
 _INT32 = torch.iinfo(torch.int32)
 
@@ -110,12 +111,17 @@ class IndexLists:
 
 def _positions(part: Any, client: int) -> npt.NDArray[np.int64]:
     """Return a client's positions as an array."""
-    found = np.asarray(part)
-    if found.dtype == object:  # a row of an array of lists
-        found = np.asarray(found.tolist())
+    try:
+        found = np.asarray(part)
+        if found.dtype == object:  # a row of an array of lists
+            found = np.asarray(found.tolist())
+    except ValueError as error:
+        raise DataError(f"client {client} has arrays of different lengths instead of positions{_PAIRS}") from error
     whole = found.dtype.kind in "iu" or (found.dtype.kind == "f" and np.array_equal(found, np.trunc(found)))
     if found.ndim != 1 or (found.size and not whole):
-        hint = ". A mask becomes positions by numpy.flatnonzero(mask)" if found.dtype.kind == "b" else ""
+        hint = _PAIRS if found.ndim > 1 else ""
+        if found.dtype.kind == "b":
+            hint = ". A mask becomes positions by numpy.flatnonzero(mask)"
         raise DataError(
             f"client {client} has {found.dtype} of shape {found.shape} instead of positions of samples, whole numbers "
             f"of shape (n,){hint}"
@@ -128,16 +134,17 @@ class Partition:
 
     :param train: one (n_k,) int64 tensor per client: positions in the *training* set of the data set.
     :param test: positions of each client's hold-out, also in the training set; may be empty.
-    :param info: origin of the partition: dataset, labels_sha256, partitioner, alpha, classes_per_client,
+    :param info: origin of the partition, as :func:`make_partition` writes it. Without it the run fills it in, with
+        ``"python"`` as partitioner. Its keys: dataset, labels_sha256, partitioner, alpha, classes_per_client,
         client_test_fraction, seed, notes. ``shares_samples`` is present if clients may hold the same sample.
         ``samples``, the number of assigned samples, is present if not all were assigned; ``unseen_clients``, the share
         of the clients that never train, if there are some.
     """
 
     def __init__(
-        self, train: Sequence[Tensor] | IndexLists, test: Sequence[Tensor] | IndexLists, info: dict[str, JSON]
+        self, train: Sequence[Any] | IndexLists, test: Sequence[Any] | IndexLists, info: dict[str, JSON] | None = None
     ) -> None:
-        self.train, self.test, self.info = IndexLists.of(train), IndexLists.of(test), info
+        self.train, self.test, self.info = IndexLists.of(train), IndexLists.of(test), info or {}
 
     @classmethod
     def declared(cls, train: Sequence[int], test: Sequence[int], dataset: str) -> Partition:
@@ -151,17 +158,7 @@ class Partition:
         """
         sizes = torch.tensor([train, test], dtype=torch.int64).T.flatten().tolist()
         parts = torch.arange(sum(sizes)).split(sizes)
-        info: dict[str, JSON] = {
-            "dataset": dataset,
-            "labels_sha256": "",
-            "partitioner": DECLARED,
-            "alpha": 0.0,
-            "classes_per_client": 0,
-            "client_test_fraction": 0.0,
-            "seed": 0,
-            "notes": [],
-        }
-        return cls(parts[0::2], parts[1::2], info)
+        return cls(parts[0::2], parts[1::2], plain_info(dataset, "", DECLARED))
 
     @property
     def is_declared(self) -> bool:
@@ -218,6 +215,20 @@ class Partition:
             write_text(path, json.dumps(content) + "\n")
         except (OSError, StorageError) as error:
             raise DataError(f"cannot write the partition file {path}: {error}") from error
+
+
+def plain_info(dataset: str, labels: str, partitioner: str) -> dict[str, JSON]:
+    """Return the ``info`` of a partition that was made without options; ``labels`` is the hash of the labels."""
+    return {
+        "dataset": dataset,
+        "labels_sha256": labels,
+        "partitioner": partitioner,
+        "alpha": 0.0,
+        "classes_per_client": 0,
+        "client_test_fraction": 0.0,
+        "seed": 0,
+        "notes": [],
+    }
 
 
 def problem_with(train: IndexLists, test: IndexLists, size: int, *, shared: bool = False) -> str | None:

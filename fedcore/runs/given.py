@@ -67,7 +67,7 @@ def name_objects(
     if isinstance(partition, Partition):
         values["partition"] = f"{objects.OBJECT}{partition.sha256[:12]}"
     elif isinstance(partition, (list, tuple)):
-        lists = Partition(partition, IndexLists.empty(len(partition)), {})
+        lists = Partition(partition, IndexLists.empty(len(partition)))
         values["partition"] = f"{objects.OBJECT}{lists.sha256[:12]}"
         found["partitioner", values["partition"]] = functools.partial(_given, partition)
     elif partition is not None and not isinstance(partition, str) and not callable(partition):

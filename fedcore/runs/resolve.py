@@ -24,7 +24,7 @@ from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset, load_partition, make_partition
 from fedcore.data.assign import domain_rows, public_rows, with_public, with_unseen
 from fedcore.data.dataset import data_digest
-from fedcore.data.partition import check_partition
+from fedcore.data.partition import check_partition, labels_sha256, plain_info
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
 from fedcore.models import SplitModel
@@ -135,6 +135,8 @@ def resolve_partition(config: RunConfig, dataset: Dataset, given: Partition | No
     """
     if given is not None:
         where, found = "the partition", given
+        if not given.info:
+            found = Partition(given.train, given.test, plain_info(dataset.name, labels_sha256(dataset), "python"))
         check_partition(found, dataset, where)
     elif config.partition.endswith(".json"):
         where, found = config.partition, load_partition(Path(os.path.expanduser(config.partition)), dataset)

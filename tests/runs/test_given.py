@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -310,12 +311,13 @@ def in_halves(labels, num_clients, **_):
     return np.array_split(np.arange(len(labels)), num_clients)
 
 
-@pytest.mark.parametrize("as_what", ["function", "lists", "partition"])
+@pytest.mark.parametrize("as_what", ["function", "lists", "partition", "partition without info"])
 def test_a_partition_of_the_program(tmp_path, as_what):
     lists = in_halves(range(1437), 2)
     dataset = load_dataset("digits")
     made = make_partition(dataset, RunConfig(partition="iid", clients=2, seed=3))
-    given = {"function": in_halves, "lists": lists, "partition": made}[as_what]
+    own = Partition(lists, [[], []])
+    given = {"function": in_halves, "lists": lists, "partition": made, "partition without info": own}[as_what]
     options = {**SMALL, "samples": None, "workers": 0}
     if as_what != "function":
         del options["clients"]
@@ -347,7 +349,10 @@ def test_a_partition_of_the_program(tmp_path, as_what):
         ([[0, 1], []], {}, "list per client, but client 1 has no training samples"),
         ([[0, 1], np.array([0.5, 2.7])], {}, r"client 1 has float64 of shape \(2,\) instead of positions .* \(n,\)$"),
         ([np.arange(1437) < 9, [9]], {}, r"client 0 has bool of shape .* becomes positions by numpy.flatnonzero"),
-        ([[[1, 2]], [[3, 4]]], {}, r"client 0 has int64 of shape \(1, 2\)"),
+        ([[[1, 2]], [[3, 4]]], {}, r"client 0 has int64 of shape \(1, 2\) .* fedcore.data.Partition\(train, test\)"),
+        ([([1, 2], [3]), ([4], [5])], {}, r"arrays of different lengths .* fedcore.data.Partition\(train, test\)"),
+        ([(torch.arange(2), torch.arange(3)), ([4], [5])], {}, "client 0 has arrays of different lengths"),
+        (lambda labels, clients, **_: [([1, 2], [3]), ([4], [5])], {}, "invalid partition: client 0 has arrays of"),
         (lambda labels, clients, **_: [["a"], ["b"]], {}, "returned an invalid partition: client 0 has <U1 of shape"),
     ],
 )
@@ -380,12 +385,27 @@ IID = make_partition(DIGITS, RunConfig(partition="iid", clients=2))
         (IID, {"clients": 3}, "--clients is 3, but the partition has 2 clients; write --clients 2"),
         (IID, {"dataset": arrays()}, "the partition splits 'digits', whose labels differ"),
         (Partition(list(IID.train), list(IID.train), IID.info), {}, "is used more than once"),
-        (Partition(list(IID.train), list(IID.test), {}), {}, "\"info\" needs 'dataset', a name, as .*make_partition"),
+        (Partition([[0]], [[]], {"seed": 1}), {"clients": 1}, "\"info\" needs 'dataset', a name, as .*make_partition"),
     ],
 )
 def test_a_given_partition_that_does_not_fit(partition, options, reason):
     with pytest.raises(fedcore.FedcoreError, match=reason):
         fedcore.run(partition=partition, **{**SMALL, "samples": None, "workers": 0, **options})
+
+
+def test_clients_with_test_sets_of_their_own(tmp_path):
+    x_train, y_train, x_test, y_test = arrays()
+    train, test = [range(30), range(30, 40)], [range(40, 45), range(45, 48)]
+    result = fedcore.run(
+        dataset=(x_train, y_train, x_test, y_test),
+        partition=Partition(train, test),
+        **{**SMALL, "samples": None, "workers": 0, "out": tmp_path / "run"},
+    )
+    saved = json.loads((result.directory / "partition.json").read_text())
+    assert saved["test"] == [list(part) for part in test]
+    assert (saved["info"]["partitioner"], saved["info"]["alpha"]) == ("python", 0.0)
+    own = [result.evaluate(x_train[part], y_train[part])["accuracy"] for part in test]
+    assert result.metrics["global_local"]["per_client"] == pytest.approx({"0": own[0], "1": own[1]})
 
 
 def test_options_that_contradict_a_given_partition():
