@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from fedcore.hooks.declarations import KEEPS, TABLE, require_hooks
 from fedcore.hooks.plugin import Plugin, patterns_of
 from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
+from fedcore.models.build import whole_numbers_hint
 from fedcore.models.layout import FlatLayout, Layout
 from fedcore.models.placement import Placement
 
@@ -55,12 +57,14 @@ class Setup:
         """
         plugins = PluginSet.create(config.plugins) if plugins is None else plugins
         require_takes(config.model, dataset.kind, config.dataset)
+        sample = dataset.train.gather(torch.zeros(1, dtype=torch.int64)).to(torch.device("cpu"))
         model, task = build_model(
             config.model,
             num_classes=dataset.num_classes,
             input_shape=dataset.input_shape,
             seed=config.seed,
             projection=config.projection,
+            sample=sample,
             weights=config.weights,
         )
         for plugin, changed in plugins.each("configure_model", model=model, task=task):
@@ -68,7 +72,7 @@ class Setup:
                 found, expected = f"returned {type(changed).__name__}", "a SplitModel or None"
                 raise PluginContractError.of(plugin.name, found, hook="configure_model", expected=expected)
             model = changed or model
-        _check_forward(config, model, task, dataset, [p.name for p in plugins.implementers("configure_model")])
+        _check_forward(config, model, task, sample, [p.name for p in plugins.implementers("configure_model")])
         _check_untied(config, model)
         names = list(model.state_dict())
         personal, whole = set[str](), Layout.of(model)
@@ -187,27 +191,21 @@ def with_model(config: RunConfig, name: str) -> RunConfig:
     return config.model_copy(update={"model": name, "client_models": []})
 
 
-def _check_forward(
-    config: RunConfig, model: SplitModel, task: ModelTask, dataset: Dataset, configured: list[str]
-) -> None:
-    """Try the first sample: a model that does not fit the data fails before the run starts.
+def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, sample: Any, configured: list[str]) -> None:
+    """Try a sample: a model that does not fit the data fails before the run starts.
 
+    :param sample: a batch with one sample.
     :param configured: the plugins that configured the model.
     """
     by = f", as configured by plugin {', '.join(map(repr, configured))}," if configured else ""
     model.eval()
-    first = dataset.train.gather(torch.zeros(1, dtype=torch.int64)).to(torch.device("cpu"))
     try:
         with torch.no_grad(), task.random("lazy"):  # lazy modules draw their weights
-            features, logits = model(first)
+            features, logits = model(sample)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        hint = ""
-        if isinstance(first, torch.Tensor) and not first.is_floating_point():
-            dtype = str(first.dtype).removeprefix("torch.")
-            hint = f". The samples are {dtype}: convert x by x.astype('float32'), or give a model that takes {dtype}"
         raise ConfigError(
             f"model {config.model!r}{by} does not take samples of shape {tuple(task.input_shape)} "
-            f"(data set {config.dataset!r}): {error}{hint}"
+            f"(data set {config.dataset!r}): {error}{whole_numbers_hint(sample)}"
         ) from error
     if features.ndim != 2 or logits.shape != (1, task.num_classes):
         raise PluginContractError.of(

@@ -59,6 +59,7 @@ def build_model(
     input_shape: tuple[int, ...],
     seed: int,
     projection: bool,
+    sample: Any = None,
     weights: str | None = None,
 ) -> tuple[SplitModel, ModelTask]:
     """Build a model by name, and the task with which plugins configure it.
@@ -70,6 +71,7 @@ def build_model(
     parts. A classifier that the factory of a SplitModel replaced, changed or froze is kept. torch's global generator is
     not changed.
 
+    :param sample: a batch with one sample; default zeros of ``input_shape``. Other networks than a SplitModel get it.
     :param weights: a safetensors file to start from, see :func:`load_weights`.
     :raises UnknownNameError: no installed package provides the name.
     :raises PluginContractError: the name is not a factory's, or the factory returns no SplitModel.
@@ -85,7 +87,8 @@ def build_model(
         model = call("model", name, factory, *positional, **named)
     if isinstance(model, nn.Module) and not isinstance(model, SplitModel):
         with task.random("lazy"):
-            model = split_network(model, name, num_classes, task.input_shape)
+            sample = torch.zeros(1, *input_shape) if sample is None else sample
+            model = split_network(model, name, num_classes, task.input_shape, sample)
     if not isinstance(model, SplitModel):
         raise PluginContractError.of(
             name,
@@ -178,17 +181,20 @@ class SplitNetwork(SplitModel):
         return self.has_own_classifier and self.projection_width is None and len(self.encoder) == 1
 
 
-def split_network(network: nn.Module, name: str, num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+def split_network(
+    network: nn.Module, name: str, num_classes: int, input_shape: tuple[int, ...], sample: Any
+) -> SplitModel:
     """Return a network with logits as encoder and classifier; the last linear layer is replaced by the identity.
 
     The classifier is a fresh linear layer.
 
     :param name: for error messages.
+    :param sample: a batch with one sample.
     :raises ConfigError: the output does not come from the last linear layer, its width is not ``num_classes``, or it is
         frozen or more than a linear layer, which a fresh one would not be.
     """
     linear = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
-    layer = _last(network, [module for _, module in linear], name, input_shape)
+    layer = _last(network, [module for _, module in linear], name, input_shape, sample)
     if layer.out_features != num_classes:
         raise ConfigError(
             f"model {name!r} gives {layer.out_features} logits, but the data set has {num_classes} classes; take "
@@ -224,7 +230,9 @@ def _replace(network: nn.Module, path: str, module: nn.Module) -> None:
     setattr(network.get_submodule(parent), attribute, module)
 
 
-def _last(network: nn.Module, layers: list[nn.Linear], name: str, input_shape: tuple[int, ...]) -> nn.Linear:
+def _last(
+    network: nn.Module, layers: list[nn.Linear], name: str, input_shape: tuple[int, ...], sample: Any
+) -> nn.Linear:
     """Return the layer whose output is the network's, found by one forward pass."""
     outputs: list[tuple[nn.Linear, Any]] = []
 
@@ -235,20 +243,31 @@ def _last(network: nn.Module, layers: list[nn.Linear], name: str, input_shape: t
     handles = [layer.register_forward_hook(keep) for layer in layers]
     try:
         with torch.no_grad(), evaluating(network):
-            found: Tensor | Any = network(torch.zeros(1, *input_shape))
+            found: Tensor | Any = network(sample)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        hint = f"A network for other than floating-point tensors has to be split: {HINT}"
+        hint = whole_numbers_hint(sample)
         if len(input_shape) == 3:
-            hint = "A network of many layers may need larger images"
+            hint = ". A network of many layers may need larger images"
         if "more than 1 value per channel" in str(error):  # in eval mode
-            hint = "BatchNorm without running statistics cannot take a single sample: set track_running_stats=True"
-        raise ConfigError(f"model {name!r} does not take samples of shape {input_shape}: {error}. {hint}") from error
+            hint = ". BatchNorm without running statistics cannot take a single sample: set track_running_stats=True"
+        raise ConfigError(f"model {name!r} does not take samples of shape {input_shape}: {error}{hint}") from error
     finally:
         for handle in handles:
             handle.remove()
     if not outputs or outputs[-1][1] is not found:
         raise ConfigError(f"model {name!r} does not end with a linear layer that gives the logits; {HINT}")
     return outputs[-1][0]
+
+
+def whole_numbers_hint(sample: Any) -> str:
+    """Return the remedy if a model fails on a tensor of whole numbers; an empty text for other samples."""
+    if not isinstance(sample, Tensor) or sample.is_floating_point():
+        return ""
+    dtype = str(sample.dtype).removeprefix("torch.")
+    return (
+        f". The samples are {dtype}, for whole numbers in rows are taken for token ids: convert x by "
+        f"x.astype('float32'), or give a model that takes {dtype}"
+    )
 
 
 def with_digest(weights: str) -> str:

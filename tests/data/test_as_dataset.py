@@ -80,7 +80,9 @@ def test_bytes_of_torch_data_sets_are_pixels(shape):
 def test_a_model_for_numbers_does_not_take_whole_ones(dtype):
     rows = images(5, dtype=dtype)
     dataset = as_dataset((rows, LABELS, rows, LABELS))
-    with pytest.raises(ConfigError, match=r"samples are int64: convert x by x.astype\('float32'\), or give a model"):
+    with pytest.raises(
+        ConfigError, match=r"samples are int64, for whole .* x by x.astype\('float32'\), or give a model"
+    ):
         Setup.build(RunConfig(model="mlp"), dataset)
 
 

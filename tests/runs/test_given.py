@@ -14,7 +14,7 @@ from torch import nn
 
 import fedcore
 from fedcore import ConfigError, Plugin, RunConfig
-from fedcore.data import Partition, TensorSamples, load_dataset, make_partition
+from fedcore.data import Dataset, Partition, SequenceSamples, TensorSamples, load_dataset, make_partition
 from fedcore.models import mlp
 from fedcore_functional import proximal_term
 from fedcore_moon import Moon
@@ -156,6 +156,29 @@ class Wide(Net):
 def test_a_factory_that_cannot_be_called_is_told_how_it_is(config, factory, missing):
     with pytest.raises(fedcore.PluginContractError, match=rf"{missing}.*\. Hint: name its parameters num_classes"):
         fedcore.run(config, model=factory)
+
+
+class Tokens(nn.Module):
+    """Classes by the mean of a text's tokens."""
+
+    takes = ("tensor", "sequences")
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(9, 4), nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        return self.head(self.bag(x) if isinstance(x, torch.Tensor) else self.bag(x.values, x.offsets[:-1]))
+
+
+@pytest.mark.parametrize("of_one_length", [True, False])
+def test_a_network_of_tokens_gives_logits_as_others_do(config, of_one_length):
+    tokens, labels = np.arange(360).reshape(120, 3) * 7 % 9, np.arange(120) % 2
+    samples = SequenceSamples.of([row[: 1 + k % 3] for k, row in enumerate(tokens)], labels)
+    dataset = (tokens, labels, tokens, labels) if of_one_length else Dataset("texts", samples, samples, 2, (9,))
+    result = fedcore.run(config, model=Tokens, dataset=dataset)
+    assert type(result.network) is Tokens
+    assert result.evaluate(samples if not of_one_length else tokens, labels) == result.metrics["global"]
 
 
 @pytest.mark.parametrize("plugins", [Pull(fedcore.PluginOptions()), [Pull(fedcore.PluginOptions())]])

@@ -81,8 +81,9 @@ def network_of(run: Run, client: int | None) -> str:
 
 def plain_model(run: Run, client: int | None) -> SplitModel:
     """Return the network as it is before plugins configure it, with fresh weights."""
-    config = run.config
-    model, _ = build_model(network_of(run, client), **_task(run), seed=config.seed, projection=config.projection)
+    config, sample = run.config, run.dataset.train.gather(torch.zeros(1, dtype=torch.int64))
+    task = {**_task(run), "seed": config.seed, "projection": config.projection, "sample": sample}
+    model, _ = build_model(network_of(run, client), **task)
     return model
 
 
