@@ -95,11 +95,11 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
         missing = [key for key in KEYS if key not in given]
         if missing:
             raise DataError(f"dataset has no {missing[0]!r}; expected the keys {', '.join(KEYS)}")
-        dataset = _of_arrays([_array(given[key]) for key in KEYS], name)
+        dataset = _of_arrays([given[key] for key in KEYS], name)
         unused = _unused("dataset: keys", (key for key in given if key not in KEYS))
         return replace(dataset, notes=(*dataset.notes, *unused))
     if isinstance(given, Sequence) and len(given) == len(KEYS):
-        return _of_arrays([_array(value) for value in given], name)
+        return _of_arrays(given, name)
     if isinstance(given, Sequence) and len(given) == 2 and all(hasattr(part, "__getitem__") for part in given):
         if all(hasattr(part, "__array__") for part in given):
             raise DataError(f"dataset is two arrays; expected four, ({', '.join(KEYS)}): docs/your-data.md")
@@ -134,8 +134,14 @@ def _read_npz(path: Path) -> tuple[Split, Split, list[str]]:
     return _images(x_train, y_train, "train", f"{path}: "), _images(x_test, y_test, "test", f"{path}: "), others
 
 
-def _of_arrays(arrays: Sequence[Array], name: str) -> Dataset:
-    x_train, y_train, x_test, y_test = arrays
+def _of_arrays(given: Sequence[Any], name: str) -> Dataset:
+    try:
+        x_train, y_train, x_test, y_test = map(_array, given)
+    except ValueError as error:
+        raise DataError(
+            f"dataset: a list does not become one array: {error}. Sequences of different lengths: a Dataset of "
+            "SequenceSamples, docs/your-data.md"
+        ) from error
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
         swapped = x_train.ndim > 1 and x_train.shape[1:] == y_train.shape[1:]
         order = f". The order is {', '.join(KEYS)}; train_test_split returns another one" if swapped else ""
