@@ -62,6 +62,7 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
 def _created(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
     """Make the objects of a plugin and of its parts."""
     plugin: Plugin = registry.call("plugin", name, cls, options)
+    vars(plugin).setdefault("options", options)  # an __init__ may lack super().__init__(options)
     plugin.name = name
     for attribute in DECLARED:
         _check_declaration(name, attribute, getattr(plugin, attribute))

@@ -107,6 +107,14 @@ def test_an_init_that_raises_is_named_with_its_place():
     assert error.plugin == "broken"
 
 
+def test_an_init_that_does_not_call_the_base_class():
+    class Alone(Plugin):
+        def __init__(self, options):
+            self.strength = 3
+
+    assert create(Alone).options == Alone.Options()
+
+
 def test_an_extra_argument():
     class Extra(Plugin):
         @hookimpl
