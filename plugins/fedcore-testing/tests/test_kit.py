@@ -905,7 +905,7 @@ def test_expected_failures_are_strict():
     reasons = {"check_options_have_defaults": "it has"}
     (verdict,) = run_checks(Undocumented, only=[*reasons], expected_failed_checks=reasons)
     assert verdict.status == "failed"
-    assert "remove it from expected_failed_checks" in verdict.message
+    assert "expect it no longer (expected_failed_checks" in verdict.message
 
 
 def test_unknown_checks_and_plugins():
@@ -921,8 +921,9 @@ def test_without_a_plugin_class_nothing_else_is_tried():
     assert {v.message for v in verdicts[1:]} == {"check_is_a_plugin_class failed"}
 
 
-def test_parametrize_with_checks():
-    mark = parametrize_with_checks([Undocumented], expected_failed_checks=lambda plugin: {"check_trains": "why"}).mark
+@pytest.mark.parametrize("expected", [{"check_trains": "why"}, lambda plugin: {"check_trains": "why"}])
+def test_parametrize_with_checks(expected):
+    mark = parametrize_with_checks([Undocumented], expected_failed_checks=expected).mark
     cases = {case.id: case for case in mark.args[1]}
     assert set(cases) == {f"undocumented-{name}" for name in CHECKS}
     marks = {id_: {m.name for m in case.marks} for id_, case in cases.items()}
@@ -965,6 +966,11 @@ def test_the_command_fails_with_what_to_do():
     assert re.search(r"FAILED +check_is_documented", result.output)
     assert "What to do: write a docstring" in result.output
     assert "breaks the contract: 1 failed" in result.output
+    assert "--expect CHECK=REASON" in result.output
+    result = cli(name_of(Undocumented), "--only", "check_is_documented", "--expect", "check_is_documented=a=b")
+    assert result.exit_code == 0
+    assert re.search(r"known +check_is_documented .*\n +a=b\n", result.output)
+    assert "keeps the contract: 1 failed as expected" in result.output
 
 
 def test_the_command_in_json():
@@ -987,7 +993,11 @@ def test_the_command_starts_processes_only_if_it_is_asked_to(monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["fedprx"], "Did you mean 'fedprox'?"), (["fedprox", "--only", "check_train"], "Did you mean 'check_trains'?")],
+    [
+        (["fedprx"], "Did you mean 'fedprox'?"),
+        (["fedprox", "--only", "check_train"], "Did you mean 'check_trains'?"),
+        (["fedprox", "--expect", "check_train=it cannot"], "Did you mean 'check_trains'?"),
+    ],
 )
 def test_the_command_refuses_unknown_names(arguments, words):
     result = cli(*arguments)

@@ -59,6 +59,10 @@ def check(
     only: Annotated[
         list[str] | None, typer.Option(metavar="CHECK", help="Run only this check; can be repeated.")
     ] = None,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHECK=REASON", help="A check that the method cannot pass, and why; can be repeated."),
+    ] = None,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Run also in worker processes and on every installed engine.")
     ] = False,
@@ -77,7 +81,8 @@ def check(
         from fedcore_testing import run_checks
 
     own = _own_options(name, settings or [])
-    verdicts = run_checks(name, slow=thorough, only=only or (), options=own, run=given)
+    reasons = dict(text.partition("=")[::2] for text in expect or ())
+    verdicts = run_checks(name, slow=thorough, only=only or (), expected_failed_checks=reasons, options=own, run=given)
     if as_json:
         found = list(verdicts)
         output.print_json(
@@ -138,6 +143,8 @@ def _show(name: str, verdicts: Iterable[Verdict], console: Console) -> list[Verd
     said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     seconds = output.duration(sum(v.seconds for v in found))
     console.print(Text(f"\n{output.clean(name)} {outcome}: {said} in {seconds}", style="bold"), soft_wrap=True)
+    if counts["failed"]:
+        output.line("A check that the method cannot pass by its definition: --expect CHECK=REASON")
     return found
 
 
