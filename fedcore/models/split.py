@@ -152,8 +152,8 @@ class ModelTask:
             raise PluginConflictError(
                 f"a projection head of width {width} is requested, but the model's factory or a plugin has already "
                 f"replaced or frozen the classifier, a {type(model.classifier).__name__}, which would be discarded. "
-                "Hint: list the plugin that projects first, or use --projection; in a factory's model override "
-                "make_classifier."
+                "Hint: if a plugin did, list the plugin that projects first, or use --projection; if the factory did, "
+                "override make_classifier(feature_dim) in its SplitModel instead of setting classifier."
             )
         d = model.feature_dim
         with self.random("projection"):
