@@ -223,6 +223,8 @@ def evaluate_run(
 
     :param notify: called with ``note`` and its message if a damaged checkpoint was skipped, or if the CPU takes the
         place of a CUDA device that this machine does not have.
+    :returns: ``metrics`` as in ``summary.json``: the figures by protocol. Other entries are ``global_reason``, if there
+        is no global model, and the clients that failed.
     :raises RunDirectoryError: there is no checkpoint.
     """
     with _reopened(path, model, plugins, dataset, allow_code, metrics, reads=True) as reopened:
