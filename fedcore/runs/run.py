@@ -382,8 +382,8 @@ class Run:
         wrong = [name for name in sorted({*own, *found}) if own.get(name) != found.get(name)]
         if wrong:
             raise RunDirectoryError(
-                f"the checkpoint in {self.directory.path} is not of the model that config.yaml describes, or that was given: "
-                f"they differ in {', '.join(wrong[:3])}{' and others' * (len(wrong) > 3)}"
+                f"the checkpoint in {self.directory.path} is not of the model that config.yaml describes, or that was "
+                f"given: they differ in {', '.join(wrong[:3])}{' and others' * (len(wrong) > 3)}"
             )
 
 

@@ -91,7 +91,7 @@ class OwnData:
         test: list[Sequence[int]] = [[] for _ in range(setup.clients)]
         train[setup.client], test[setup.client] = self.train.tolist(), self.test.tolist()
         info = Partition.declared([1], [0], self.dataset.name).info
-        return ClientSite(config, dataset, Partition(train, test, info), state)  # type: ignore[arg-type]
+        return ClientSite(config, dataset, Partition(train, test, info), state)
 
 
 def _npz(path: Path) -> Dataset:
