@@ -139,8 +139,8 @@ def _of_arrays(given: Sequence[Any], name: str) -> Dataset:
         x_train, y_train, x_test, y_test = map(_array, given)
     except ValueError as error:
         raise DataError(
-            f"dataset: a list does not become one array: {error}. Sequences of different lengths: a Dataset of "
-            "SequenceSamples, docs/your-data.md"
+            "dataset: a list does not become one array, for its entries have different shapes. Sequences of different "
+            "lengths: a Dataset of SequenceSamples, docs/your-data.md"
         ) from error
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
         swapped = x_train.ndim > 1 and x_train.shape[1:] == y_train.shape[1:]

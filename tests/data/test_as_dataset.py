@@ -120,7 +120,7 @@ def named(*names):
         ((ROWS, LABELS.astype(str), ROWS, LABELS), "not <U.* Names become labels by names = numpy.unique"),
         ((ROWS, np.eye(3)[LABELS], ROWS, LABELS), r"of shape \(12, 3\). Rows with one 1 become labels"),
         ((images(6, 6), LABELS / 1, images(6, 6), LABELS), "y_train: labels must be integers .* by y.astype"),
-        (([[1, 2], [3]], [0, 1], [[1]], [0]), "does not become one array: .* a Dataset of SequenceSamples"),
+        (([[1, 2], [3]], [0, 1], [[1]], [0]), "entries have different shapes.* a Dataset of SequenceSamples"),
         (([torch.ones(2), torch.ones(1)], [0, 1], [[1]], [0]), "does not become one array"),
         ((pairs("cat"), pairs("cat")), "not <U3 .* Names become labels"),
         ((pairs(0.5), pairs(0.5)), "not float64 of shape"),
