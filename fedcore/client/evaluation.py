@@ -190,6 +190,8 @@ def evaluate_client(
         }
 
     found = counts(working.module, own_model=False)
+    if not any(PROTOCOLS[name].own_model for name in meta["protocols"]):
+        return Evaluation(found, "")
     model: nn.Module = working.module
     try:
         model = own_model(session, took_part=meta["took_part"])
@@ -217,11 +219,14 @@ def evaluate_client(
 
 
 def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
-    """Return a client's own model: the result of ``personal_model`` if it trained before, else the loaded model.
+    """Return a client's own model: the result of ``personal_model``, else the loaded model.
+
+    A client that never took part is not asked if it is to keep parameters: they have their initial values.
 
     :raises PluginCallError: the hook raised.
     """
-    model = session.plugins.first("personal_model", client=context_of(session, "")) if took_part else None
+    asked = took_part or not session.working.layout.personal
+    model = session.plugins.first("personal_model", client=context_of(session, "")) if asked else None
     return session.working.module if model is None else model
 
 
@@ -233,7 +238,7 @@ def summarise_clients(
     """Join the clients' counts into the metrics of each protocol.
 
     :param results: client -> counts by protocol. A metric has the client's figure instead of counts.
-    :param untrained: clients that never took part and were evaluated with the global model.
+    :param untrained: clients that never took part.
     :param pooled: protocol -> the metrics' figures of all clients' counts together.
     """
     untrained, summary = set(untrained), {}

@@ -436,9 +436,9 @@ def pre_answer(client: ClientContext, answer: Mapping[str, Tensor]) -> Mapping[s
 def personal_model(client: ClientContext) -> nn.Module | None:
     """Return the model that personalised evaluation uses for this client (Ditto, FDCL).
 
-    When: in an evaluation, once per client that has trained in some round or adapts (``--adapt-epochs``), after it
-        received ``broadcast``. Any other client uses the global model. ``client.state`` is from the client's last
-        training, and read-only.
+    When: in an evaluation, once per client, after it received ``broadcast``. An unseen client is asked only after it
+        adapted (``--adapt-epochs``). A run in which clients keep parameters does not ask those that never trained.
+        ``client.state`` is from the client's last training, empty if there was none, and read-only.
     :returns: A module on the client's device that takes the model's batches and returns
         :class:`~fedcore.models.Outputs`, or None for the global model with the client's personal parameters. If the
         module fails or its logits are nan, the protocols of own models leave the client out, and the run says why.

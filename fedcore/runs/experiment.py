@@ -262,7 +262,7 @@ def client_model(
     """Return a client's own model after a run's last checkpoint, on the CPU, in eval mode. It writes nothing.
 
     It is the model of the protocol ``personal``, and returns (features, logits). A client that never trained has the
-    global model. The other arguments are as for :func:`resume`.
+    global model, or what the method makes of that on its data (FedBABU). The other arguments are as for :func:`resume`.
 
     :param client: the client's number, from 0.
     :raises ConfigError: the clients of the run have no models of their own, or the run has no such client.
@@ -302,7 +302,7 @@ def _reopened(
 def own_model(run: Run, client: int) -> tuple[nn.Module, bool]:
     """Return a client's model of a run, see :func:`fedcore.client_model`, and whether the client has trained.
 
-    If it has not, the model is the global one with initial personal parameters.
+    If it has not, personal parameters are initial ones.
     """
     setup, path = run.setup, run.directory.path
     if not setup.has_own_models:

@@ -65,6 +65,20 @@ class Narrow(ConstantModel):
         return x.flatten(1), torch.zeros(len(x), 5)
 
 
+class Fails(Plugin):
+    @hookimpl
+    def personal_model(self, client):
+        raise ValueError
+
+
+@pytest.mark.parametrize("others", [(), (PersonalClassifier,)])
+def test_clients_that_never_took_part_are_asked_unless_they_keep_parameters(go, others):
+    options = {"clients": 5, "participation": 0.25, "rounds": 1, "unseen_clients": 0.2, "client_test_fraction": 0.2}
+    result = go(Fails, *others, **options, notify=lambda event, said: None)
+    asked = {failure["client"] for failure in result.summary["metrics"]["failures"]}
+    assert asked == ({*lines(result)[0]["cohort"]} if others else {0, 1, 2, 3})
+
+
 class FailsInShape(Plugin):
     @hookimpl
     def personal_model(self, client):

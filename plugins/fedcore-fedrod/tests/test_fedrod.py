@@ -166,6 +166,8 @@ def test_a_client_keeps_its_head_over_rounds_of_absence(go):
     found = {r: go("fedrod", (Cohorts, cohorts), rounds=r) for r in (1, 3)}
     assert same_tensors(plugin_state(found[3], "fedrod", 0), plugin_state(found[1], "fedrod", 0))
     assert 2 not in committed(found[3]).manifest
+    without_head = fedcore.client_model(found[3].directory, 2, allow_code=True)
+    assert same_tensors(without_head.state_dict(), weights(found[3])), "it predicts by g"
 
 
 def test_both_predictors_are_evaluated(go):

@@ -142,8 +142,12 @@ def test_hf_of_a_vanishing_second_derivative_is_fo(go):
 
 
 def test_the_evaluated_model_is_one_step_further(go):
-    """Softmax regression in NumPy: w - alpha grad f_i(w) over client i's training part, on its held-out part."""
-    result = go({"per-fedavg": {"alpha": 2.0}}, model=linear, clients=2, client_test_fraction=0.3)
+    """Softmax regression in NumPy: w - alpha grad f_i(w) over client i's training part, on its held-out part.
+
+    One client never took part.
+    """
+    options = {"model": linear, "clients": 2, "client_test_fraction": 0.3, "rounds": 1, "participation": 0.5}
+    result = go({"per-fedavg": {"alpha": 2.0}}, **options)
     w = {n: t.double().numpy() for n, t in weights(result).items()}
     for client, (trained, held) in enumerate(zip(client_arrays(result), client_arrays(result, held_out=True))):
         own, (x, y) = step(w, gradient(w, *trained), -2.0), held

@@ -91,7 +91,7 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
             model: nn.Module = trained_model(run)
         else:
             model, took_part = own_model(run, client)
-            notes += [] if took_part else [f"client {client} never took part: this is the global model"]
+            notes += [] if took_part else [f"client {client} took part in no round"]
         merge_adapters(run, model, client)
         with storing(out):
             out.parent.mkdir(parents=True, exist_ok=True)

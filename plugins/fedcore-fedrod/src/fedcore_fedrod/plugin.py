@@ -72,7 +72,9 @@ class FedRoD(Plugin[FedRoDOptions]):
         client.state.update(client.added)
 
     @hookimpl
-    def personal_model(self, client: ClientContext) -> TwoHeads:
-        """Predict by g + h_m, on the averaged features."""
+    def personal_model(self, client: ClientContext) -> TwoHeads | None:
+        """Predict by g + h_m, on the averaged features; by g before the client's first participation."""
+        if not client.state:
+            return None
         own = client.network({f"classifier.{name}": tensor for name, tensor in client.state.items()})
         return TwoHeads(client.model, own.classifier)
