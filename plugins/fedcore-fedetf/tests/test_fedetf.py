@@ -93,10 +93,11 @@ def step_by_hand(w, v, x, y, logs):
     return {"encoder.etf.0.weight": dg.T @ x, "encoder.etf.0.bias": dg.sum(0), "classifier.beta": beta_gradient}
 
 
-def test_a_run_is_the_method_in_numpy(go, tmp_path):
+@pytest.mark.parametrize("least", [0, 1])
+def test_a_run_is_the_method_in_numpy(go, tmp_path, least):
     """Two rounds of full batches with momentum and weight decay; clients lack classes."""
     options = {**SKEWED, "model": flat, "local_epochs": 2, "batch_size": 5000, "lr": 0.1, "weight_decay": 1e-2}
-    result = go("fedetf", **options)
+    result = go({"fedetf": {"least": least}}, **options)
     start = initial_weights(small_config(tmp_path, "fedetf", **options))
     v = start["classifier.vectors"].double().numpy()
     w = {name: tensor.double().numpy() for name, tensor in start.items() if name != "classifier.vectors"}
@@ -105,7 +106,7 @@ def test_a_run_is_the_method_in_numpy(go, tmp_path):
         local = []
         for x, y in clients:
             own, speed = dict(w), dict.fromkeys(w, 0.0)
-            logs = np.where(y.sum(0) > 0, np.log(np.maximum(y.sum(0), 1)), -np.inf)
+            logs = np.where((y.sum(0) > 0) | (least > 0), np.log(np.maximum(y.sum(0), 1)), -np.inf)
             for _ in range(2):
                 for name, gradient in step_by_hand(own, v, x, y, logs).items():
                     speed[name] = 0.9 * speed[name] + gradient + 1e-2 * own[name]
@@ -135,7 +136,7 @@ def test_features_have_unit_length_and_the_chosen_width(go):
 
 @pytest.mark.slow
 def test_every_option_changes_the_trajectory(go):
-    changes = [{}, {"width": 12}, {"beta": 1.0}, {"gamma": 0.0}, {"gamma": 0.5}]
+    changes = [{}, {"width": 12}, {"beta": 1.0}, {"gamma": 0.0}, {"gamma": 0.5}, {"least": 0}]
     assert len({model_bytes(go({"fedetf": change}, **SKEWED)) for change in changes}) == len(changes)
 
 

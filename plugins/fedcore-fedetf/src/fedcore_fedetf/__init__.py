@@ -39,6 +39,12 @@ class FedETFOptions(PluginOptions):
     gamma: float = Field(
         default=1.0, ge=0, le=100, description="Exponent gamma of the client's class counts; 0 is cross-entropy."
     )
+    least: int = Field(
+        default=1,
+        ge=0,
+        le=10**9,
+        description="Samples that a class counts at least; 0: classes without any leave the softmax.",
+    )
 
 
 class FedETF(Plugin[FedETFOptions]):
@@ -78,7 +84,7 @@ class FedETF(Plugin[FedETFOptions]):
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
         """Fix gamma log n_c from the labels of the client's whole training part."""
-        client.scratch["prior"] = log_prior(client.class_counts, self.options.gamma)
+        client.scratch["prior"] = log_prior(client.class_counts.clamp(min=self.options.least), self.options.gamma)
 
     @hookimpl
     def task_loss(self, step: Step) -> Tensor:
