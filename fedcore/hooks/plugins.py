@@ -22,7 +22,7 @@ from fedcore.base.errors import (
 )
 from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
-from fedcore.hooks.checks import ARGUMENTS, HOOKS, QUESTION, create_plugin, problem_with
+from fedcore.hooks.checks import HOOKS, QUESTION, create_plugin, problem_with
 from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
 from fedcore.hooks.plugin import BUILTIN, Plugin, patterns_of
 
@@ -50,12 +50,10 @@ class _Call(NamedTuple):
     """One plugin's implementation of a hook.
 
     :param methods: the methods of its parts, then its own.
-    :param own_view: the arguments of which the plugin gets its own view if they have views (``scoped``).
     """
 
     plugin: Plugin
     methods: list[_Method]
-    own_view: frozenset[str]
 
 
 class PluginSet:
@@ -65,7 +63,13 @@ class PluginSet:
         self.plugins = tuple(plugins)
         self._by_name = {plugin.name: plugin for plugin in self.plugins}
         self._calls = _calls(self.plugins)
-        self._questions = {plugin.name: _questions(plugin) for plugin in self.plugins}
+        self._questions = {
+            plugin.name: {
+                name: _Call(plugin, [_Method(method, tuple(inspect.signature(method).parameters))])
+                for name, method in plugin.questions.items()
+            }
+            for plugin in self.plugins
+        }
         self.seconds = dict.fromkeys((plugin.name for plugin in self), 0.0)
         """Time spent in each of the user's plugins since this set was made."""
 
@@ -78,15 +82,13 @@ class PluginSet:
         :raises PluginConflictError: two plugins whose declarations conflict, see :mod:`fedcore.hooks.declarations`.
         """
         plugins = [create_plugin(name, options) for name, options in choices.items() if name != BUILTIN]
-        if choices.get(BUILTIN):
-            raise ConfigError(f"plugin {BUILTIN!r} has no options; it got {dict(choices[BUILTIN])}")
         names = [plugin.name for plugin in plugins]
         if BUILTIN in names:
             raise ConfigError(f"a plugin cannot be called {BUILTIN!r}: that is the built-in one. Rename its class.")
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"plugin {name!r} is listed twice; list it once")
-        made = cls([*plugins, create_plugin(BUILTIN, {})])
+        made = cls([*plugins, create_plugin(BUILTIN, choices.get(BUILTIN, {}))])
         for one, other in combinations(made, 2):
             refuse_together(one, other)
         return made
@@ -181,32 +183,29 @@ class PluginSet:
         name, given = call.plugin.name, []
         for argument in method.arguments:
             value = arguments[argument]
-            viewed = argument in call.own_view and hasattr(value, "scoped")
-            given.append(value.scoped(name) if viewed else value)
+            # guard_upload changes the payloads of all plugins.
+            whole = name == BUILTIN or (hook == "guard_upload" and argument == "update")
+            given.append(value if whole or not hasattr(value, "scoped") else value.scoped(name))
         began = time.perf_counter()
         try:
             result = method.function(*given)
         except RejectUpdate as error:
             if hook in REJECTING:
                 raise
-            round_, client = _where(arguments)
             raised = f"raised RejectUpdate, which only {', '.join(REJECTING)} can: {error}"
-            raise PluginContractError.of(name, raised, hook=hook, round=round_, client=client) from error
+            raise PluginContractError.of(name, raised, hook=hook, **_where(arguments)) from error
         except Exception as error:
             if isinstance(error, PluginContractError) and error.plugin == name and error.hook is None:
-                round_, client = _where(arguments)
                 found = str(error).removeprefix(f"plugin {name!r} ")  # told by what the hook used, such as its state
-                raise PluginContractError.of(name, found, hook=hook, round=round_, client=client) from error
+                raise PluginContractError.of(name, found, hook=hook, **_where(arguments)) from error
             if isinstance(error, PluginContractError if hook in REJECTING else FedcoreError):
                 raise
             raised = f"raised {type(error).__name__}: {error}{place_of(error, method.function.__module__)}"
-            round_, client = _where(arguments)
-            raise PluginCallError.of(name, raised, hook=hook, round=round_, client=client) from error
+            raise PluginCallError.of(name, raised, hook=hook, **_where(arguments)) from error
         if name in self.seconds:
             self.seconds[name] += time.perf_counter() - began
         if result is not None and (problem := problem_with(hook, result)):
-            round_, client = _where(arguments)
-            raise PluginContractError.of(name, problem, hook=hook, round=round_, client=client)
+            raise PluginContractError.of(name, problem, hook=hook, **_where(arguments))
         return result
 
     def check_names(self, names: Iterable[str], personal: Iterable[str]) -> None:
@@ -226,15 +225,14 @@ class PluginSet:
                     if other is not plugin:
                         reason = f"both declare {declaration.name} = {name!r}"
                         raise PluginConflictError.of(other.name, plugin.name, reason)
-                    if declaration.shared and name in personal and keeper not in (plugin, None):
-                        assert keeper is not None
+                    if declaration.shared and name in personal and keeper is not None and keeper is not plugin:
                         kept = f"which {keeper.name!r} keeps on each client"
                         reason = f"{plugin.name!r} {declaration.name} {name!r}, {kept}"
                         raise PluginConflictError.of(plugin.name, keeper.name, reason)
 
-    def reads(self, model: str, plugin_name: str | None = None) -> bool:
-        """Return whether any plugin, or the one of a name, declares that it reads the frozen ``model``."""
-        return any(model in plugin.reads for plugin in self if plugin_name in (None, plugin.name))
+    def reads(self, model: str) -> bool:
+        """Return whether any plugin declares that it reads the frozen ``model``."""
+        return any(model in plugin.reads for plugin in self)
 
     def require_unfrozen_steps(self, plugin_name: str) -> None:
         """Refuse methods that count steps next to a plugin that freezes parameters in some local epochs.
@@ -252,7 +250,7 @@ class PluginSet:
 
         :raises PluginContractError: with the declaration to write.
         """
-        if not self.reads(model, plugin_name):
+        if model not in self[plugin_name].reads:
             raise PluginContractError.of(
                 plugin_name,
                 f"reads the {model!r} model without declaring it",
@@ -293,22 +291,10 @@ def _calls(plugins: tuple[Plugin, ...]) -> dict[str, list[_Call]]:
         found: dict[str, _Call] = {}
         for method in reversed(getattr(manager.hook, hook).get_hookimpls()):
             plugin = owners[id(method.plugin)]
-            own_view = frozenset(() if plugin.name == BUILTIN else ARGUMENTS[hook])
-            if hook == "guard_upload":
-                own_view -= {"update"}
-            call = found.setdefault(plugin.name, _Call(plugin, [], own_view))
+            call = found.setdefault(plugin.name, _Call(plugin, []))
             call.methods.append(_Method(method.function, method.argnames))
         calls[hook] = list(found.values())
     return calls
-
-
-def _questions(plugin: Plugin) -> dict[str, _Call]:
-    """Return the questions of a plugin by name, as calls."""
-    arguments = {name: tuple(inspect.signature(method).parameters) for name, method in plugin.questions.items()}
-    return {
-        name: _Call(plugin, [_Method(method, arguments[name])], frozenset(arguments[name]))
-        for name, method in plugin.questions.items()
-    }
 
 
 def _joined(one: Any, other: Any, plugin: str, hook: str) -> Any:
@@ -323,12 +309,9 @@ def _joined(one: Any, other: Any, plugin: str, hook: str) -> Any:
     return {**one, **other}
 
 
-def _where(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the round and the client of a call; None if its arguments do not tell."""
+def _where(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the round and the client of a call, for an error; None if its arguments do not tell."""
     step, server, update = arguments.get("step"), arguments.get("server"), arguments.get("update")
-    client = step.client if step is not None else arguments.get("client")
-    if isinstance(client, int):  # ``broadcast_to`` has an id, on the server
-        return getattr(server, "round", None), client
-    round_ = getattr(client or server, "round", None)
-    number = getattr(client, "id", None) if client is not None else getattr(update, "client", None)
-    return round_, number
+    client = arguments.get("client") if step is None else step.client
+    number = client if isinstance(client, int) else getattr(client, "id", getattr(update, "client", None))
+    return {"round": getattr(server or client, "round", None), "client": number}
