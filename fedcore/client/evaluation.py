@@ -226,7 +226,7 @@ def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
     :raises PluginCallError: the hook raised.
     """
     asked = took_part or not session.working.layout.personal
-    model = session.plugins.first("personal_model", client=context_of(session, "")) if asked else None
+    model = session.plugins.first("personal_model", client=context_of(session, ""))[1] if asked else None
     return session.working.module if model is None else model
 
 

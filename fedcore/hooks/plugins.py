@@ -127,12 +127,13 @@ class PluginSet:
         for _ in self.each(hook, **arguments):
             pass
 
-    def first(self, hook: str, **arguments: Any) -> Any:
-        """Return the first result that is not None; the built-in plugin is called last."""
-        for _, result in self.each(hook, **arguments):
-            if result is not None:
-                return result
-        return None
+    def first(self, hook: str, **arguments: Any) -> tuple[Plugin, Any]:
+        """Return the first result that is not None, with its plugin; the built-in plugin is called last.
+
+        If all results are None, the pair is the built-in plugin and None.
+        """
+        found = (pair for pair in self.each(hook, **arguments) if pair[1] is not None)
+        return next(found, (self.plugins[-1], None))
 
     def call(self, plugin_name: str, hook: str, **arguments: Any) -> Any:
         """Call a hook on one plugin only; return None if the plugin does not implement it."""

@@ -130,17 +130,14 @@ class Collector:
 
         :raises RejectUpdate: the weight is negative or not finite; with the name of the plugin.
         """
-        for plugin, found in self._federation.setup.plugins.each("weight", server=self.server, update=update):
-            if found is None:
-                continue
-            weight = float(found)
-            if not (math.isfinite(weight) and weight >= 0):
-                raise RejectUpdate(
-                    f"client {update.client}: plugin {plugin.name!r} hook weight returned {weight}, expected a finite "
-                    "number >= 0"
-                )
-            return weight
-        raise AssertionError("the built-in plugin weights every update")
+        plugin, found = self._federation.setup.plugins.first("weight", server=self.server, update=update)
+        weight = float(found)
+        if not (math.isfinite(weight) and weight >= 0):
+            raise RejectUpdate(
+                f"client {update.client}: plugin {plugin.name!r} hook weight returned {weight}, expected a finite "
+                "number >= 0"
+            )
+        return weight
 
     def _seen(self, plugin: Plugin, update: ClientUpdate) -> ClientUpdate | None:
         call = self._federation.setup.plugins.call

@@ -92,10 +92,8 @@ def _select(current: Round) -> None:
     if not current.available:
         return
     current.phase = "select_clients"
-    for plugin, cohort in setup.plugins.each("select_clients", server=ScopeContext(current)):
-        if cohort is not None:
-            current.select(_checked_cohort(cohort, setup, plugin.name))
-            break
+    plugin, cohort = setup.plugins.first("select_clients", server=ScopeContext(current))
+    current.select(_checked_cohort(cohort, setup, plugin.name))
     current.phase = "round"
 
 
