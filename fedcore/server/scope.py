@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from fedcore.base.errors import DivergedError, PluginCallError, RejectUpdate
 from fedcore.base.plugin_state import States
 from fedcore.base.tensors import bytes_of, first_nonfinite
 from fedcore.base.types import Tensors
-from fedcore.client.messages import ClientFailure, ClientTask, Engine, FailureKind, Outcome, SharedPayload
+from fedcore.client.messages import ClientFailure, ClientTask, Engine, Outcome, SharedPayload
 from fedcore.client.setup import Setup
 from fedcore.client.store import ClientStore
 from fedcore.data import Dataset, Partition
@@ -25,7 +25,6 @@ from fedcore.server.state import Ledger, ServerState
 from fedcore.server.system import UNREACHED, SimulatedOutcome, Simulator
 from fedcore.server.validation import UpdateValidator
 
-IGNORED = ("repeated", "unasked")
 MESSAGE_LENGTH = 1000
 Phase = Literal[
     "select_clients", "begin_round", "round", "aggregate", "end_round", "post_train", "evaluation", "report"
@@ -252,9 +251,8 @@ class Round(ServerScope):
 
 
 def _entry(client: int, kind: str, message: str) -> dict[str, Any]:
-    message = str(message)
     cut = f"{message[:MESSAGE_LENGTH]} ..." if len(message) > MESSAGE_LENGTH else message
-    return {"client": client, "kind": kind if kind in get_args(FailureKind) + IGNORED else "rejected", "message": cut}
+    return {"client": client, "kind": kind, "message": cut}
 
 
 def in_order(

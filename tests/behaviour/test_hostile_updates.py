@@ -313,8 +313,8 @@ def test_when_everybody_is_hostile_the_round_fails_with_their_names(tmp_path):
 
 
 def test_a_failure_in_words_of_its_own(tmp_path, absent):
-    """Kinds are ours, and messages have a length for people."""
-    failure = only("fit_begin", lambda task, outcome: ClientFailure("root access", "x" * 10**6))
+    """Messages have a length for people. The kinds of clients on a network are checked where they arrive."""
+    failure = only("fit_begin", lambda task, outcome: ClientFailure("rejected", "x" * 10**6))
     result = hostile(tmp_path, failure)
     assert [len(message) for message in refused(result)] == [1004]
     assert standing(result) == standing(absent)
