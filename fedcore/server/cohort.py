@@ -72,20 +72,24 @@ def train_cohort(current: Round, broadcasts: Broadcasts | None) -> Iterator[tupl
 
     :param broadcasts: None if no client can be reached.
     """
-    federation = current.federation
+    federation, setup = current.federation, current.federation.setup
     tasks = _first_tasks(current, broadcasts)
     reached = [task.client for task in tasks if current.simulated[task.client].reached]
     for _ in reached:
         current.count_down()
-    for epoch, names in federation.setup.breaks.items():
+    for epoch, names in setup.breaks.items():
         tasks, failed = _without_lost(current, tasks, before=epoch)
         yield from failed
+        exchanged = [layer for name in names for layer in setup.claimed(setup.plugins[name], "exchanges")]
         snapshots: dict[int, Tensors] = {}
-        for task, snapshot in _train_until(current, tasks, epoch, names):
-            if isinstance(snapshot, ClientFailure):
-                yield task, snapshot
-            else:
-                snapshots[task.client] = snapshot
+        for task, outcome in current.outcomes(tasks):
+            if isinstance(outcome, ClientFailure):
+                yield task, outcome
+                continue
+            try:
+                snapshots[task.client] = federation.validator.snapshot(task, outcome, exchanged, epoch)
+            except RejectUpdate as error:
+                yield task, ClientFailure(error.kind, str(error))
         patches = _exchange(current, epoch, names, snapshots) if snapshots else {}
         tasks = [
             replace(
@@ -134,29 +138,6 @@ def dispatch_order(current: Round) -> list[int]:
     return sorted(current.cohort, key=lambda client: (-sizes.size(client), client))
 
 
-def _train_until(
-    current: Round, tasks: list[ClientTask], epoch: int, names: list[str]
-) -> Iterator[tuple[ClientTask, Tensors | ClientFailure]]:
-    """Train clients up to the pause before an epoch; yield the tensors that each sends for the exchange.
-
-    :param names: the plugins that exchange.
-    """
-    setup, validator = current.federation.setup, current.federation.validator
-    exchanged = [
-        layer for plugin in setup.plugins if plugin.name in names for layer in setup.claimed(plugin, "exchanges")
-    ]
-    for task, outcome in current.outcomes(tasks):
-        if isinstance(outcome, ClientFailure):
-            yield task, outcome
-            continue
-        try:
-            snapshot = validator.snapshot(task, outcome, exchanged, epoch)
-        except RejectUpdate as error:
-            yield task, ClientFailure(error.kind, str(error))
-        else:
-            yield task, snapshot
-
-
 def _without_lost(
     current: Round, tasks: list[ClientTask], *, before: int | None
 ) -> tuple[list[ClientTask], list[tuple[ClientTask, Outcome]]]:
@@ -182,7 +163,7 @@ def _exchange(current: Round, epoch: int, names: list[str], snapshots: Mapping[i
     """Let plugins exchange; return by client the tensors to load into its model before it goes on."""
     setup = current.federation.setup
     patches: dict[int, Tensors] = {client: {} for client in snapshots}
-    for plugin in [plugin for plugin in setup.plugins if plugin.name in names]:
+    for plugin in (setup.plugins[name] for name in names):
         own = setup.claimed(plugin, "exchanges")
         seen = {client: {name: tensors[name] for name in own} for client, tensors in snapshots.items()}
         result = setup.plugins.call(
