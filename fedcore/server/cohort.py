@@ -24,13 +24,14 @@ class Broadcasts:
     """
 
     def __init__(self, scope: ServerScope, key: str) -> None:
+        self.key = key
         plugins = scope.federation.setup.plugins
         self._scope, self._plugins, self._seen = scope, plugins, scope.as_of_now()
         self._own = [plugin.name for plugin in plugins.implementers("broadcast_to")]
         found = plugins.each("broadcast", server=self._server("broadcast"))
         sent = {plugin.name: dict(tensors or {}) for plugin, tensors in found}
         self._to_all = {plugin: tensors for plugin, tensors in sent.items() if tensors}
-        scope.share(key, self._to_all)
+        self._shared = scope.share(key, self._to_all)
         self._sizes: dict[int, dict[str, int]] = {}
 
     def to(self, client: int) -> Callable[[], Tensors] | None:
@@ -41,12 +42,12 @@ class Broadcasts:
         return partial(self._message, client) if self._own else None
 
     def count(self, clients: Iterable[int]) -> None:
-        """Count the bytes of these clients' own messages. Messages that no engine has sent are computed first."""
-        for client in clients if self._own else ():
-            if client not in self._sizes:
+        """Count the bytes sent to these clients. Their own messages that no engine has sent are computed first."""
+        for client in clients:
+            if self._own and client not in self._sizes:
                 self._message(client)
-            for plugin, size in self._sizes[client].items():
-                self._scope.ledger.down(plugin, size)
+            for sender, size in (*self._shared.items(), *self._sizes.get(client, {}).items()):
+                self._scope.ledger.down(sender, size)
 
     def _server(self, hook: str) -> ScopeContext:
         # New states for each call: an edit in place must not reach the next call.
@@ -75,8 +76,6 @@ def train_cohort(current: Round, broadcasts: Broadcasts | None) -> Iterator[tupl
     federation, setup = current.federation, current.federation.setup
     tasks = _first_tasks(current, broadcasts)
     reached = [task.client for task in tasks if current.simulated[task.client].reached]
-    for _ in reached:
-        current.count_down()
     for epoch, names in setup.breaks.items():
         tasks, failed = _without_lost(current, tasks, before=epoch)
         yield from failed
@@ -122,7 +121,7 @@ def _first_tasks(current: Round, broadcasts: Broadcasts | None) -> list[ClientTa
             round=current.number,
             session=f"{client}" if current.federation.setup.breaks else None,
             version=current.committed.manifest.get(client),
-            shared=next(reversed(current.shared_keys), None),
+            shared=None if broadcasts is None else broadcasts.key,
             compute=None if broadcasts is None else broadcasts.to(client),
             meta={}
             if simulated[client].failure or simulated[client].completed == everything

@@ -148,8 +148,8 @@ class ScopeContext(View, ServerContext):
             found, expected = f"asks clients {ids[:1]} to {ids[-1:]}", f"ids from 0 to {self.num_clients - 1}"
             raise PluginContractError.of(self._plugin, found, expected=expected)
         scope.asked += 1
-        key = scope.share(f"ask-{self.round}-{scope.phase}-{scope.asked}", {})
-        sent = dict(tensors or {})
+        key, sent = f"ask-{self.round}-{scope.phase}-{scope.asked}", dict(tensors or {})
+        sizes = {**scope.share(key, {}), self._plugin: bytes_of(sent)}
         tasks = [
             ClientTask(
                 id=f"{key}-{client}",
@@ -163,10 +163,10 @@ class ScopeContext(View, ServerContext):
             )
             for client in scope.reachable(ids)
         ]
-        return self._answers(tasks, bytes_of(sent), check)
+        return self._answers(tasks, sizes, check)
 
     def _answers(
-        self, tasks: list[ClientTask], size: int, check: Callable[[Answer], object] | None
+        self, tasks: list[ClientTask], sizes: Mapping[str, int], check: Callable[[Answer], object] | None
     ) -> Iterator[Answer]:
         scope = self._scope
 
@@ -176,8 +176,8 @@ class ScopeContext(View, ServerContext):
             return tensors
 
         for task, tensors in scope.answers(tasks, parse, window=self.config.max_waiting):
-            scope.count_down()
-            scope.ledger.down(self._plugin, size)
+            for sender, size in sizes.items():
+                scope.ledger.down(sender, size)
             if tensors is not None:
                 scope.ledger.up(self._plugin, bytes_of(tensors))
                 yield Answer(task.client, tensors)

@@ -96,7 +96,6 @@ class ServerScope:
     """The buffers of the next model, once they are averaged."""
     staleness: dict[int, int] = field(default_factory=dict)
     """Client -> its staleness, if clients train without waiting for each other."""
-    _down: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.model, self.states = dict(self.committed.model), States(self.committed.plugins)
@@ -151,20 +150,16 @@ class ServerScope:
                 )
         return replace(self.committed, **{"model": self.model, "plugins": plugins, "ledger": ledger, **more})
 
-    def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:
-        """Send the model and the broadcasts to the engine once. The clients' tasks refer to them by the key."""
+    def share(self, key: str, broadcast: Mapping[str, Tensors]) -> dict[str, int]:
+        """Send the model and the broadcasts to the engine once. The clients' tasks refer to them by the key.
+
+        :returns: the bytes that each client of these tasks receives, by sender.
+        """
         setup = self.federation.setup
         model = {name: self.model[name] for name in setup.layout.shared}
         self.federation.engine.share(key, SharedPayload(model, broadcast, self.lr, setup.fixed_digest))
         self.shared_keys.append(key)
-        self._down = {"model": bytes_of(model)}
-        self._down.update({plugin: bytes_of(sent) for plugin, sent in broadcast.items()})
-        return key
-
-    def count_down(self) -> None:
-        """Count the bytes of the last shared payload, for one client."""
-        for sender, size in self._down.items():
-            self.ledger.down(sender, size)
+        return {"model": bytes_of(model), **{plugin: bytes_of(sent) for plugin, sent in broadcast.items()}}
 
     def reachable(self, clients: Iterable[int]) -> Iterator[int]:
         """Yield the clients that a question reaches. Outside of a round the server waits for all of them."""
