@@ -274,6 +274,10 @@ class ServerContext(Protocol):
     """The number of classes, C."""
     feature_dim: int
     """The width of the features, d."""
+    shared: list[str]
+    """The names of the parameters and buffers that travel, in the model's order. Personal and fixed ones do not."""
+    trainable: list[str]
+    """The names of the trainable shared parameters, in the model's order."""
 
     @property
     def available(self) -> Sequence[int]:
@@ -293,14 +297,6 @@ class ServerContext(Protocol):
 
         If a round leaves nan or inf in one of the tensors, the round does not commit, and the run stops.
         """
-
-    @property
-    def shared(self) -> list[str]:
-        """The names of the parameters and buffers that travel, in the model's order. Personal and fixed ones do not."""
-
-    @property
-    def trainable(self) -> list[str]:
-        """The names of the trainable shared parameters, in the model's order."""
 
     @property
     def frozen(self) -> frozenset[str]:

@@ -59,6 +59,9 @@ class ScopeContext(View, ServerContext):
         self.num_classes = scope.federation.dataset.num_classes
         self.feature_dim = scope.federation.setup.model.feature_dim
         self.cohort = list(scope.cohort)
+        layout = scope.federation.setup.layout
+        self.shared = list(layout.shared)
+        self.trainable = [name for name in layout.shared if name in layout.trainable]
         self._sealed = True
 
     def scoped(self, plugin: str) -> Self:
@@ -86,17 +89,6 @@ class ScopeContext(View, ServerContext):
     @override
     def state(self) -> State:
         return self._scope.states.of(self._plugin)
-
-    @property
-    @override
-    def shared(self) -> list[str]:
-        return list(self._scope.federation.setup.layout.shared)
-
-    @property
-    @override
-    def trainable(self) -> list[str]:
-        layout = self._scope.federation.setup.layout
-        return [name for name in layout.shared if name in layout.trainable]
 
     @property
     @override
@@ -172,7 +164,13 @@ class ScopeContext(View, ServerContext):
 
         def parse(task: ClientTask, outcome: Outcome) -> Tensors:
             tensors = scope.federation.validator.answer(task, outcome)
-            self._require_usable(Answer(task.client, tensors), check)
+            if check is not None:
+                try:
+                    check(Answer(task.client, tensors))
+                except Exception as error:  # a client's tensors can make the plugin's check raise anything
+                    words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+                    what = f"client {task.client}: its answer to plugin {self._plugin!r}"
+                    raise RejectUpdate(f"{what}: {words}") from error
             return tensors
 
         for task, tensors in scope.answers(tasks, parse, window=self.config.max_waiting):
@@ -181,14 +179,6 @@ class ScopeContext(View, ServerContext):
             if tensors is not None:
                 scope.ledger.up(self._plugin, bytes_of(tensors))
                 yield Answer(task.client, tensors)
-
-    def _require_usable(self, answer: Answer, check: Callable[[Answer], object] | None) -> None:
-        try:
-            if check is not None:
-                check(answer)
-        except Exception as error:  # a client's tensors can make the plugin's check raise anything
-            words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            raise RejectUpdate(f"client {answer.client}: its answer to plugin {self._plugin!r}: {words}") from error
 
     @property
     @override
