@@ -6,7 +6,7 @@ The parameters of an update may be one flat tensor. It is copied, checked, sent 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
 from fedcore.base.tensors import LARGEST, clone, largest_values, out_of_range
 from fedcore.base.types import Tensors
+from fedcore.models.split import frozen_modules
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ class Layout:
         """Describe a model."""
         state = model.state_dict()
         parameters = dict(model.named_parameters())
-        fixed = {name for name in _fixed(model) if name in state}
+        fixed = _fixed(model).intersection(state)
         return cls(
             shapes={name: (tensor.shape, tensor.dtype) for name, tensor in state.items()},
             buffers=frozenset(name for name in state if name not in parameters),
             trainable=frozenset(name for name, parameter in parameters.items() if parameter.requires_grad),
             personal=frozenset(personal) - fixed,
-            fixed=frozenset(fixed),
+            fixed=fixed,
         )
 
     @cached_property
@@ -63,11 +64,10 @@ class Layout:
         """Return tensors in this layout by their names in the model."""
         return dict(tensors)
 
-    def check(self, tensors: Mapping[str, Tensor], names: Iterable[str], what: str, *, most: float = LARGEST) -> float:
+    def check(self, tensors: Mapping[str, Tensor], names: Iterable[str], what: str, *, most: float = LARGEST) -> None:
         """Refuse tensors that have other names or another layout, or that hold values not finite or too large.
 
         :param most: the largest magnitude that is accepted.
-        :returns: the largest magnitude of a value.
         :raises RejectUpdate: names the tensor, the expectation and the finding.
         """
         expected = frozenset(names)
@@ -82,22 +82,18 @@ class Layout:
                 raise RejectUpdate(
                     f"{what}: {name!r} is {tuple(tensor.shape)} {tensor.dtype}, expected {tuple(shape)} {dtype}"
                 )
-        largest = largest_values(tensors)
-        broken = out_of_range(largest, most) and out_of_range(largest_values(self.split(tensors)), most)
+        broken = out_of_range(largest_values(tensors), most)
         if broken:
-            raise NonFiniteUpdate(f"{what}: {broken[0]!r} {broken[1]}")
-        return max(largest.values(), default=0.0)
+            # The name of a flat tensor tells nothing: look again, name by name.
+            name, fault = out_of_range(largest_values(self.split(tensors)), most) or broken
+            raise NonFiniteUpdate(f"{what}: {name!r} {fault}")
 
 
-def _fixed(model: nn.Module) -> Iterator[str]:
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        parameters = list(module.parameters())
-        if not any(parameter.requires_grad for parameter in parameters):
-            names = [name for name, _ in module.named_parameters()]
-            names += [name for name, _ in module.named_buffers()] if parameters else []
-        else:
-            names = [name for name, own in module.named_parameters(recurse=False) if not own.requires_grad]
-        yield from (f"{prefix}.{name}" if prefix else name for name in names)
+def _fixed(model: nn.Module) -> frozenset[str]:
+    frozen = {id(buffer) for module in frozen_modules(model) for buffer in module.buffers()}
+    names = [name for name, own in model.named_parameters(remove_duplicate=False) if not own.requires_grad]
+    names += [name for name, own in model.named_buffers(remove_duplicate=False) if id(own) in frozen]
+    return frozenset(names)
 
 
 JOINED = "parameters"
