@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,7 @@ class Simulator:
         self._slow: NDArray[np.bool_] = np.zeros(clients, np.bool_)
         if slow:
             self._slow[self._stream("slow").permutation(clients)[:slow]] = True
-        self._present: tuple[int, NDArray[np.bool_]] | None = None
+        self._presence = lru_cache(maxsize=1)(self._draw_presence)  # of the latest round
         if self.options.concurrency is not None:
             self.arrivals = Arrivals(
                 config, self.options.concurrency, lambda round, c: self.simulated(round, c).seconds
@@ -135,13 +136,8 @@ class Simulator:
         batches = epoch if self._config.local_steps is None else 1
         return batches * self.options.step_seconds * (self.options.slow_factor if self._slow[client] else 1.0)
 
-    def _presence(self, round: int) -> NDArray[np.bool_]:
-        """Return for each client whether it is available. The result for the latest round is cached."""
-        if self._present is None or self._present[0] != round:
-            self._present = (round, self._draw_presence(round))
-        return self._present[1]
-
     def _draw_presence(self, round: int) -> NDArray[np.bool_]:
+        """Return for each client whether it is available."""
         clients, options = self._config.training_clients, self.options
         if options.day is None:
             return self._stream("available", round).random(clients) < options.availability
