@@ -39,11 +39,6 @@ class Declaration:
     The reason is a format of ``one`` and ``other``, the plugins' names, and ``value``, the other plugin's patterns.
     """
 
-    @property
-    def key(self) -> str:
-        """The declaration's name in the table."""
-        return f"{self.name}: {self.value}" if self.value else self.name
-
     def made_by(self, plugin: Plugin | type[Plugin]) -> bool:
         """Return whether a plugin has this declaration."""
         if self.name in HOOKS:
@@ -112,7 +107,7 @@ ATTRIBUTES = (
 """The declarations that are attributes of :class:`~fedcore.hooks.plugin.Plugin`. Its docstring explains them."""
 
 TABLE = {
-    declaration.key: declaration
+    declaration.name: declaration
     for declaration in (
         *(
             Declaration(
