@@ -245,10 +245,6 @@ def _number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _cohort(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, (str, bytes))
-
-
 def _patterns(value: Any) -> bool:
     mapping_or_text = isinstance(value, (str, bytes, Mapping))
     return isinstance(value, Collection) and not mapping_or_text and all(isinstance(item, str) for item in value)
@@ -282,7 +278,7 @@ RESULTS: Mapping[str, tuple[type | Callable[[Any], bool], str]] = {
     "pre_upload": _UPDATE,
     "guard_upload": _UPDATE,
     "pre_answer": _TENSORS,
-    "select_clients": (_cohort, "a sequence of client ids, or a mapping of client ids to local epochs"),
+    "select_clients": (Iterable, "a sequence of client ids, or a mapping of client ids to local epochs"),
     "personal_parameters": (_patterns, "a sequence of patterns"),
     "personal_model": (nn.Module, "a module"),
     "report": (_json, "a mapping of names to JSON values: tensors and arrays by .item() or .tolist()"),
