@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,29 +44,26 @@ class Ledger:
     """Counts bytes of one round or of a whole run."""
 
     def __init__(self, totals: dict[str, Any] | None = None) -> None:
-        totals = totals or {}
-        self._by: defaultdict[str, dict[str, int]] = defaultdict(lambda: {"down": 0, "up": 0})
-        for sender, counts in totals.get("by_plugin", {}).items():
-            self._by[sender] = dict(counts)
+        by_plugin = (totals or {}).get("by_plugin", {})
+        self._bytes = Counter({(sender, way): n for sender, counts in by_plugin.items() for way, n in counts.items()})
 
     def down(self, sender: str, size: int) -> None:
         """Count bytes to one client."""
-        self._by[sender]["down"] += size
+        self._bytes[sender, "down"] += size
 
     def up(self, sender: str, size: int) -> None:
         """Count bytes from one client."""
-        self._by[sender]["up"] += size
+        self._bytes[sender, "up"] += size
 
     def add(self, other: Ledger) -> Ledger:
         """Add another ledger's counts."""
-        for sender, counts in other._by.items():
-            self._by[sender]["down"] += counts["down"]
-            self._by[sender]["up"] += counts["up"]
+        self._bytes.update(other._bytes)
         return self
 
     def as_json(self) -> dict[str, Any]:
         """Return totals and counts by sender. The sender of the model's own traffic is ``model``."""
-        by_plugin = {sender: dict(counts) for sender, counts in sorted(self._by.items()) if any(counts.values())}
+        senders = sorted({sender for (sender, _), size in self._bytes.items() if size})
+        by_plugin = {sender: {way: self._bytes[sender, way] for way in ("down", "up")} for sender in senders}
         return {
             "down": sum(counts["down"] for counts in by_plugin.values()),
             "up": sum(counts["up"] for counts in by_plugin.values()),
