@@ -42,12 +42,10 @@ _INFO: dict[str, tuple[type | tuple[type, ...], str]] = {
     "dataset": (str, "a name"),
     "labels_sha256": (str, "the hash of the data set's labels"),
     "partitioner": (str, "a name"),
-    "alpha": ((int, float), "a number"),
-    "classes_per_client": (int, "an integer"),
     "client_test_fraction": ((int, float), "a number"),
-    "seed": (int, "an integer"),
     "notes": (list, "a list of strings"),
 }
+"""The entries of ``info`` that a run reads -> the type, and the type in words."""
 
 
 class IndexLists:
@@ -323,14 +321,11 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
 
 
 def _parts(content: dict[str, Any], key: str, path: Path) -> IndexLists:
-    lists = content.get(key)
-    if not isinstance(lists, list):
-        raise DataError(f'{path}: "{key}" should be a list with one list of indices per client')
-    for client, indices in enumerate(lists):
-        # type() and not isinstance: true and false are integers to Python.
-        if not isinstance(indices, list) or not all(type(i) is int and 0 <= i <= sys.maxsize for i in indices):
-            raise DataError(f'{path}: "{key}" of client {client} should be a list of indices, counted from 0')
-    return IndexLists.of(lists)
+    lists: Any = content.get(key)
+    try:
+        return IndexLists.of(lists)
+    except (DataError, TypeError, ValueError) as error:
+        raise DataError(f'{path}: "{key}" should be a list with one list of indices per client ({error})') from error
 
 
 def _read_beside(content: dict[str, Any], path: Path) -> tuple[IndexLists, IndexLists]:
