@@ -104,11 +104,6 @@ class Inputs:
         return x.to(dtype)
 
 
-def is_samples(x: Any) -> bool:
-    """Return whether an object holds samples with labels, as a data set does."""
-    return hasattr(x, "gather") and not isinstance(x, Tensor)  # a tensor has another method of this name
-
-
 def _tensor(x: Any) -> Tensor:
     """Return an array, a tensor, a table or a list of samples as one tensor on the CPU."""
     if isinstance(x, Tensor):

@@ -151,7 +151,7 @@ def _of_arrays(given: Sequence[Any], name: str) -> Dataset:
         )
     pixels = x_train.dtype == np.uint8 or x_train.dtype.kind == "f"
     if pixels and (x_train.ndim == 3 or (x_train.ndim == 4 and min(x_train.shape[1], x_train.shape[3]) <= 4)):
-        train, test = (_images(x, y, part) for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test")))
+        train, test = _images(x_train, y_train, "train"), _images(x_test, y_test, "test")
         series = x_train.ndim == 3 and x_train.dtype != np.uint8 and x_train.shape[1] != x_train.shape[2]
         note = f"x_train {x_train.shape} is read as grey images; a pair of torch's data sets leaves it as it is"
         return _of_images(name, train, test, "dataset", (note,) if series else ())
@@ -280,19 +280,25 @@ def _checked(dataset: Dataset) -> Dataset:
     ):
         if values is not None and len(values) != count:
             raise DataError(f"dataset: {name} has {len(values)} entries, expected {count}")
-    numbered = [("classes", f"num_classes is {classes}", dataset.train.labels, dataset.test.labels, classes)]
+    _check_numbers("classes", f"num_classes is {classes}", dataset.train.labels, dataset.test.labels, classes)
     if domains:
         names = len(domains.names)
-        numbered.append(("domains", f"domains.names has {names}", domains.train, domains.test, names))
-    for what, known, *parts, count in numbered:
-        for part, numbers in zip(("training", "test"), parts, strict=True):
-            outside = numbers[(numbers < 0) | (numbers >= count)]
-            if len(outside):
-                raise DataError(
-                    f"dataset: {len(outside)} of {len(numbers)} {part} samples have {what} outside of 0..{count - 1}, "
-                    f"such as {int(outside[0])}; {known}. Leave out samples without one, and number the {what} from 0"
-                )
+        _check_numbers("domains", f"domains.names has {names}", domains.train, domains.test, names)
     return dataset
+
+
+def _check_numbers(what: str, known: str, train: Tensor, test: Tensor, count: int) -> None:
+    """Refuse numbers of classes or domains that are not 0 to ``count - 1``.
+
+    :param known: where the count comes from, for the message.
+    """
+    for part, numbers in (("training", train), ("test", test)):
+        outside = numbers[(numbers < 0) | (numbers >= count)]
+        if len(outside):
+            raise DataError(
+                f"dataset: {len(outside)} of {len(numbers)} {part} samples have {what} outside of 0..{count - 1}, "
+                f"such as {int(outside[0])}; {known}. Leave out samples without one, and number the {what} from 0"
+            )
 
 
 def _check_classes(train: Tensor, test: Tensor, where: str) -> None:

@@ -201,7 +201,7 @@ def split_network(
             "num_classes as an argument of the class or factory"
         )
     paths = [path for path, module in linear if module is layer]
-    if len(paths) != 1 or paths[0] == "":
+    if paths[0] == "":
         raise ConfigError(f"model {name!r} is a single layer; put it into a Sequential behind nn.Flatten()")
     frozen = any(not parameter.requires_grad for parameter in layer.parameters())
     if frozen or not _is_plain(layer):

@@ -22,7 +22,7 @@ from fedcore.base.metrics import Metrics
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.client.evaluation import evaluate, rates
 from fedcore.data import Samples, TensorSamples
-from fedcore.data.inputs import Inputs, is_samples
+from fedcore.data.inputs import Inputs
 from fedcore.data.loading import labels_of
 from fedcore.models import SplitModel, forward_chunk
 from fedcore.models.split import evaluating
@@ -148,7 +148,7 @@ class RunResult:
 
     def _samples(self, x: Any, y: Any) -> Samples:
         """Return samples as they are, and raw ones as inputs of the model with their labels."""
-        if is_samples(x):
+        if hasattr(x, "gather") and not isinstance(x, Tensor):  # a tensor has another method of this name
             samples: Samples = x
             return samples
         if y is None:
