@@ -197,7 +197,7 @@ def _check_function(name: str, hook: str, function: Any, expected: list[str]) ->
 
 def problem_with(hook: str, value: Any) -> str:
     """Return what is wrong with the result of a hook or a question and what was expected; empty for a valid result."""
-    hook = hook.partition(" ")[0]  # "question NAME" -> "question"
+    hook = hook.partition(" ")[0]  # an error names "question NAME"; the table has one row for all questions
     if value is None:
         return ""
     if hook in SILENT:

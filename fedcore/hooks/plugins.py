@@ -196,9 +196,11 @@ class PluginSet:
             raised = f"raised RejectUpdate, which only {', '.join(REJECTING)} can: {error}"
             raise PluginContractError.of(name, raised, hook=hook, **_where(arguments)) from error
         except Exception as error:
+            # An object that the hook used, such as its state, does not know the hook: its error is named here.
             if isinstance(error, PluginContractError) and error.plugin == name and error.hook is None:
-                found = str(error).removeprefix(f"plugin {name!r} ")  # told by what the hook used, such as its state
+                found = str(error).removeprefix(f"plugin {name!r} ")
                 raise PluginContractError.of(name, found, hook=hook, **_where(arguments)) from error
+            # An error of fedcore is raised as it is. In a hook that can leave an update out, only a broken contract is.
             if isinstance(error, PluginContractError if hook in REJECTING else FedcoreError):
                 raise
             raised = f"raised {type(error).__name__}: {error}{place_of(error, method.function.__module__)}"

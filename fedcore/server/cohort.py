@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -50,9 +51,10 @@ class Broadcasts:
                 self._scope.ledger.down(sender, size)
 
     def _server(self, hook: str) -> ScopeContext:
+        seen = copy.copy(self._seen)
         # New states for each call: an edit in place must not reach the next call.
-        self._seen.states = States(self._seen.committed.plugins, read_only=hook)
-        return ScopeContext(self._seen)
+        seen.states = States(seen.committed.plugins, read_only=hook)
+        return ScopeContext(seen)
 
     def _message(self, client: int) -> Tensors:
         found = self._plugins.each("broadcast_to", server=self._server("broadcast_to"), client=client)

@@ -76,6 +76,7 @@ class Collector:
     def _accept(self, task: ClientTask, outcome: Outcome) -> None:
         current, plugins = self._current, self._federation.setup.plugins
         sent = self._federation.validator.update(task, outcome, current.lr)
+        # Sizes of what the client sent: hooks change the update, and its payload is cleared below.
         sizes = {"model": bytes_of(sent.model)}
         sizes.update({plugin: bytes_of(tensors) for plugin, tensors in sent.payload.items()})
         update = self._inspected(task, sent)

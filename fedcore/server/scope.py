@@ -84,8 +84,9 @@ class ServerScope:
     """The keys of the payloads that the engine holds until this scope is closed."""
     asked: int = 0
     """The number of questions so far."""
+    # Of a round; empty outside of one.
     cohort: list[int] = field(default_factory=list)
-    """The selected clients; empty outside of a round, as the next five attributes."""
+    """The selected clients."""
     accepted: list[int] = field(default_factory=list)
     """The clients whose updates were accepted so far."""
     weights: dict[int, float] = field(default_factory=dict)
