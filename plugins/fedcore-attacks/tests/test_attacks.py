@@ -11,6 +11,7 @@ from fedcore import ConfigError, Plugin, PluginConflictError, RunConfig, hookimp
 from fedcore_attacks import (
     Attack,
     AttackOptions,
+    NoAttackWarning,
     alie,
     alie_z,
     equations,
@@ -213,6 +214,21 @@ def test_what_malicious_clients_send_next_to_the_model_and_answer(go, options, m
             assert int(sent["held"].sum()) == (held if evil else 5)
 
 
+@pytest.mark.parametrize(
+    ("plugins", "words"),
+    [
+        ({"attack": {"kind": "payload-flip"}}, "no plugin of this run sends anything"),
+        (
+            {"attack": {"kind": "payload-flip", "names": ["mean"]}, Sends: {}},
+            r"\['mean'\] matches nothing .*\(counts, held, means\)",
+        ),
+    ],
+)
+def test_a_payload_attack_that_finds_nothing_says_so(go, plugins, words):
+    with pytest.warns(NoAttackWarning, match=words):
+        go(plugins, rounds=1)
+
+
 # --- data attacks in a run -----------------------------------------------------------------------------------
 
 
@@ -313,9 +329,14 @@ def test_seeds_and_resumed_runs_have_the_same_bits(go, tmp_path, kind):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"kind": "noise", "clients": [5]}, "ids go from 0 to 4"), ({"kind": "backdoor", "target": 10}, "from 0 to 9")],
+    [
+        ({"kind": "noise", "clients": [5]}, "ids go from 0 to 4"),
+        ({"kind": "backdoor", "target": 10}, "from 0 to 9"),
+        ({"kind": "label-flip", "source": 0}, "are both 0, so nothing changes"),
+        ({"kind": "payload-swap", "target": 7}, "payload-swap gives .* give attack.source, too"),
+    ],
 )
-def test_what_a_run_does_not_have_is_refused(go, options, words):
+def test_options_without_a_meaning_are_refused(go, options, words):
     with pytest.raises(ConfigError, match=words):
         go({"attack": options})
 

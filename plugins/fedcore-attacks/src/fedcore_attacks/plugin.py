@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -70,6 +71,10 @@ ON_PAYLOADS = ("payload-flip", "payload-scale", "payload-swap", "payload-counts"
 CHUNK = 1000
 
 
+class NoAttackWarning(UserWarning):
+    """The attack finds nothing to change."""
+
+
 class AttackOptions(PluginOptions):
     """Options of the attack."""
 
@@ -122,7 +127,10 @@ class Attack(Plugin[AttackOptions]):
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:
-        """Refuse ids and classes that the run does not have, and attacks on models that do not travel in plain form."""
+        """Refuse ids and classes that do not fit, and attacks on models that do not travel in plain form.
+
+        Warn of a payload attack without a method that sends a payload or asks clients.
+        """
         options, classes = self.options, setup.task.num_classes
         if not set(options.clients or ()) <= set(range(setup.config.training_clients)):
             raise ConfigError(
@@ -130,6 +138,14 @@ class Attack(Plugin[AttackOptions]):
             )
         if max(options.target, options.source or 0) >= classes:
             raise ConfigError(f"attack.source and attack.target: classes go from 0 to {classes - 1}")
+        if options.kind in ("label-flip", "payload-swap"):
+            if options.source == options.target:
+                raise ConfigError(f"attack.source and attack.target are both {options.target}, so nothing changes")
+            if options.source is None and options.target:
+                raise ConfigError(
+                    f"attack.target={options.target}: {options.kind} gives this class to the samples of attack.source; "
+                    "give attack.source, too, or leave attack.target out, which changes all classes"
+                )
         on_models = options.kind not in (*ON_DATA_ALONE, *ON_PAYLOADS)
         if on_models:
             setup.require_received_start(self.name)
@@ -141,6 +157,15 @@ class Attack(Plugin[AttackOptions]):
             if other.encodes and (on_models or options.kind in ON_PAYLOADS):
                 reason = f"{other.name!r} encodes uploads, and {options.kind} changes them in plain form"
                 raise PluginConflictError.of(self.name, other.name, reason)
+        sends = [other for other in setup.plugins if other.implements("end_local") or other.questions]
+        if options.kind in ON_PAYLOADS and not sends:
+            warnings.warn(
+                f"attack: {options.kind} changes what a method sends next to the model, but no plugin of this run "
+                "sends anything there or asks clients, so nothing is attacked; add such a method, as fedproc, or take "
+                "another attack.kind",
+                NoAttackWarning,
+                stacklevel=2,
+            )
 
     @hookimpl
     def local_samples(self, client: ClientContext, samples: ClientData) -> ClientData | None:
@@ -177,6 +202,14 @@ class Attack(Plugin[AttackOptions]):
         if not evil or self.options.kind in ON_DATA_ALONE:
             return None
         if self.options.kind in ON_PAYLOADS:
+            found = sorted({name for update in evil for sent in update.payload.values() for name in sent})
+            if self.options.names and found and not set(self.options.names).intersection(found):
+                warnings.warn(
+                    f"attack: attack.names={list(self.options.names)} matches nothing that malicious clients send next "
+                    f"to the model ({', '.join(found)}); it can still match their answers to questions",
+                    NoAttackWarning,
+                    stacklevel=2,
+                )
             return [
                 replace(u, payload={name: self._poisoned(sent, server.num_classes) for name, sent in u.payload.items()})
                 for u in evil
