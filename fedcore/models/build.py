@@ -301,19 +301,7 @@ def load_weights(model: SplitModel, weights: str) -> None:
     :param weights: as :func:`with_digest` returns it.
     :raises ConfigError: the file is not in the safetensors format, or lacks a tensor of the base.
     """
-    path = _DIGEST.sub("", weights)
-    try:
-        found = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"--weights {path}: is not a whole safetensors file ({error}); pickled files are not read"
-        ) from error
-    own = {name: of_model for of_model, name in model.file_names().items()}
-    state = model.state_dict()
-    named: dict[str, Tensor] = {}
-    for name, tensor in found.items():
-        of_base = _BASE + name in state or not name.startswith(("encoder.", _HEAD))
-        named[own.get(name, _BASE + name if of_base else name)] = tensor
+    path, named, state = _DIGEST.sub("", weights), named_weights(model, weights), model.state_dict()
     for name in state:
         # Files of early versions of PyTorch lack BatchNorm's number of batches.
         optional = name.endswith("num_batches_tracked")
@@ -327,6 +315,27 @@ def load_weights(model: SplitModel, weights: str) -> None:
         for name, tensor in state.items():
             if _fits(name, state, named):
                 tensor.copy_(named[name])
+
+
+def named_weights(model: SplitModel, weights: str) -> dict[str, Tensor]:
+    """Return the tensors of a file of weights by their names in a model; see :func:`load_weights`.
+
+    :raises ConfigError: the file is not in the safetensors format.
+    """
+    path = _DIGEST.sub("", weights)
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"--weights {path}: is not a whole safetensors file ({error}); pickled files are not read"
+        ) from error
+    own = {name: of_model for of_model, name in model.file_names().items()}
+    state = model.state_dict()
+    named: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        of_base = _BASE + name in state or not name.startswith(("encoder.", _HEAD))
+        named[own.get(name, _BASE + name if of_base else name)] = tensor
+    return named
 
 
 def _fits(name: str, state: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> bool:

@@ -1,6 +1,7 @@
 """Cautions for the user when a run begins or goes on.
 
-They are about options without effect, figures that the run will not have, other versions, and a changed schedule.
+They are about options without effect, weights that are not the file's, figures that the run will not have, other
+versions, and a changed schedule.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, flag_of
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition
+from fedcore.models.build import named_weights
 from fedcore.runs.provenance import INSTRUCTIONS, versions
 from fedcore.runs.resolve import why_unstacked
 from fedcore.runs.saved import code_in
@@ -56,6 +61,34 @@ def option_cautions(setup: Setup) -> list[str]:
     ]
     if config.stack_size > 1 and (reason := why_unstacked(setup)):
         found.append(f"--stack {config.stack} has no effect: {reason}")
+    return found
+
+
+def weights_cautions(setup: Setup) -> list[str]:
+    """Return the caution about a projection head and a classifier that are not the ones in the file of `--weights`."""
+    if setup.config.weights is None:
+        return []
+    model, file = setup.model.state_dict(), named_weights(setup.model, setup.config.weights)
+    left_out, fresh = _heads_apart(file, model), _heads_apart(model, file)
+    said = [f"leaves out the file's {' and '.join(left_out)}"] if left_out else []
+    said += [f"starts with a fresh {' and '.join(fresh)}"] if fresh else []
+    if not said:
+        return []
+    takes = "projection head" in left_out and not setup.config.projection
+    return [f"--weights: the run {' and '.join(said)}" + "; --projection takes the file's projection head" * takes]
+
+
+def _heads_apart(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
+    """Return the heads among some weights of which the others hold no matrix.
+
+    Names may differ: a plugin may have put the loaded classifier into a layer of its own. Biases do not count: they can
+    fit where the matrix does not.
+    """
+    found = []
+    for start, head in (("encoder.projection.", "projection head"), ("classifier.", "classifier")):
+        own = [tensor for name, tensor in weights.items() if name.startswith(start) and tensor.ndim > 1]
+        if own and not any(a.shape == b.shape and torch.equal(a.to(b), b) for a in own for b in others.values()):
+            found.append(head)
     return found
 
 

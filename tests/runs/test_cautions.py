@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import fedcore
 from fedcore import Plugin, RunConfig, hookimpl
+from fedcore.models import build_model
 from fedcore.runs import provenance
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.provenance import installed_versions
@@ -154,6 +156,49 @@ def by_options(labels, num_clients, **options):
 )
 def test_options_of_another_choice_are_noted(notes, options, said):
     assert [note for note in notes(**options) if "has no effect" in note] == said
+
+
+HEAD, BOTH = "fresh classifier", "fresh projection head and classifier"
+TAKES = "; --projection takes the file's projection head"
+
+
+class Projects(Plugin):
+    @hookimpl
+    def configure_model(self, model, task):
+        task.ensure_projection(model)
+
+
+class Wraps(Plugin):
+    @hookimpl
+    def configure_model(self, model):
+        model.classifier = torch.nn.Sequential(torch.nn.LayerNorm(model.feature_dim), model.classifier)
+
+
+@pytest.mark.parametrize(
+    ("classes", "projected", "plugins", "options", "said"),
+    [
+        (10, False, [], {}, None),
+        (10, False, [Wraps], {}, None),
+        (10, True, [], {"projection": True}, None),
+        (10, True, [Projects], {"projection": True}, None),
+        (10, True, [], {}, f"leaves out the file's projection head and classifier and starts with a {HEAD}{TAKES}"),
+        (
+            10,
+            True,
+            [Projects],
+            {},
+            f"leaves out the file's projection head and classifier and starts with a {BOTH}{TAKES}",
+        ),
+        (10, False, [], {"projection": True}, f"leaves out the file's classifier and starts with a {BOTH}"),
+        (10, False, [Projects], {}, f"leaves out the file's classifier and starts with a {BOTH}"),
+        (4, False, [], {}, f"leaves out the file's classifier and starts with a {HEAD}"),
+    ],
+)
+def test_a_head_that_is_not_the_one_in_the_file_is_noted(notes, tmp_path, classes, projected, plugins, options, said):
+    model, _ = build_model("mlp", num_classes=classes, input_shape=(1, 8, 8), seed=5, projection=projected)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    found = [note for note in notes(plugins, weights=str(tmp_path / "w.safetensors"), **options) if "--weights" in note]
+    assert found == [f"--weights: the run {said}"] * (said is not None)
 
 
 def test_without_a_display_each_note_of_the_start_is_one_warning(tmp_path):
