@@ -72,15 +72,16 @@ class ExampleDP(Plugin[ExampleDPOptions]):
     def check_run(self, setup: Setup) -> None:
         """Refuse models that mix samples, and plugins that see more of them than the noised gradients."""
         _refuse_batch_norm(setup, self.name)
-        if self.options.passes == "one":
-            self._require_plain_steps(setup)
-        elif self.options.sampling == "poisson":
-            raise ConfigError(f"plugin {self.name!r}: sampling=poisson draws samples for passes=one only")
         if self.private:
             refuse_shared_buffers(setup, self.name)
             refuse_chosen_rounds(setup, self.name)
             refuse_questions(setup, self.name)
             refuse_hooks(setup, self.name, LOOKS_AT_SAMPLES)
+        # Last: passes=each, which it advises, does not help against the refusals above.
+        if self.options.passes == "one":
+            self._require_plain_steps(setup)
+        elif self.options.sampling == "poisson":
+            raise ConfigError(f"plugin {self.name!r}: sampling=poisson draws samples for passes=one only")
 
     def _require_plain_steps(self, setup: Setup) -> None:
         """Refuse what one pass for all samples of a batch cannot compute."""
