@@ -141,6 +141,16 @@ def test_a_study_goes_on_with_its_own_options_alone(tmp_path, monkeypatch, base,
     assert len(after.trials) == 3
 
 
+def test_an_option_of_a_plugin_is_drawn_for_the_trials_that_have_the_plugin(tmp_path, monkeypatch):
+    monkeypatch.setattr(searching, "run_jobs", played(ROUND))
+    axes = [Axis("moon.mu", 0.1, 1.0), Axis("plugins", choices=("fedavg", "moon+uscc"))]
+    trials = search(SweepSpec(base=BASE), axes, 8, tmp_path).trials
+    assert {("moon.mu" in trial.options, trial.options["plugins"]) for trial in trials} == {
+        (False, "fedavg"),
+        (True, "moon+uscc"),
+    }
+
+
 @pytest.mark.slow
 def test_a_hopeless_trial_is_pruned_in_its_first_round(tmp_path, monkeypatch):
     """Trials are judged by those before their batch. Two of the second batch cannot learn, and end after one round."""
@@ -203,6 +213,8 @@ def test_the_test_set_has_no_value():
         ),
         ({"base": BASE, "seeds": 2}, [Axis("lr", 0.1, 1.0)], "one seed"),
         ({"base": BASE}, [Axis("moon.mu", 0.1, 1.0)], "add --plugin moon"),
+        ({"base": BASE}, [Axis("optimizer", choices=("sgd", "adamm"))], "run optimizer=adamm: --optimizer: .*'adam'"),
+        ({"base": BASE}, [Axis("plugins", choices=("fedavg", "moon")), Axis("moon.mu", -1.0, 1.0)], "greater than"),
     ],
 )
 def test_what_cannot_be_searched(tmp_path, spec, axes, message):

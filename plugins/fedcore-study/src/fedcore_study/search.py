@@ -18,7 +18,7 @@ from fedcore import ConfigError, FedcoreError, RunConfig, UnknownNameError
 from fedcore.base import registry
 from fedcore.base.errors import flag_of
 from fedcore.base.files import parse_json, write_text
-from fedcore.base.identity import settings
+from fedcore.base.identity import full_name, settings
 from fedcore.base.safe_yaml import read_yaml, write_yaml
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.directory import STUDY
@@ -52,6 +52,11 @@ class Axis:
         if self.choices:
             return ",".join(map(str, self.choices))
         return f"{self.low}..{self.high}" + ":log" * self.log
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """The choices, or the two bounds."""
+        return self.choices or (self.low, self.high)
 
     def suggest(self, trial: Any) -> Any:
         """Return a trial's value."""
@@ -110,8 +115,11 @@ def parse_search(text: str) -> Axis:
 def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
     """Refuse a search that cannot work.
 
-    :raises ConfigError: Optuna is not installed, runs have no held-out parts, or an axis is no option of a trial.
+    :raises ConfigError: Optuna is not installed, runs have no held-out parts, an axis is no option of a trial, or a
+        choice or bound is no value of its option.
     """
+    from fedcore_study.sweeps.run import resolved
+
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError("--optuna needs optuna, which is not installed: pip install optuna")
     if not axes:
@@ -127,6 +135,13 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
         if not (plugin in registry.available("plugin") or registry.package_of("plugin", plugin)):
             raise UnknownNameError("plugin", plugin, registry.available("plugin"), f"It stands in --search {unused[0]}")
         raise ConfigError(f"--search {unused[0]}: no trial has this plugin; add --plugin {plugin}")
+    # A wrong value would spend the trials that draw it.
+    first = {axis.name: axis.ends[0] for axis in axes}
+    combinations = next((axis.choices for axis in axes if axis.name == "plugins"), ())
+    for given in [{"plugins": chosen} for chosen in combinations] or [{}]:
+        for axis in axes:
+            for value in axis.ends:
+                resolved(spec.run({**first, **given, axis.name: value}, spec.seeds[0]))
 
 
 def search(
@@ -235,7 +250,7 @@ class _Batch:
     ) -> None:
         self._states, self._out, self._workers, self._tell = optuna.trial.TrialState, out, workers, listen
         self._trials = {_name(trial.number): trial for trial in trials}
-        self._options = {name: {axis.name: axis.suggest(t) for axis in axes} for name, t in self._trials.items()}
+        self._options = {name: _drawn(spec, axes, trial) for name, trial in self._trials.items()}
         self._configs: dict[str, RunConfig] = {}
         self._wrong: dict[str, str] = {}
         for name, options in self._options.items():
@@ -296,6 +311,18 @@ class _Batch:
             self._tell(number, "pruned" if name in self._pruned else "finished", {"accuracy": max(found)})
         else:
             self._tell(number, "failed", {"message": message or NOTHING_HELD_OUT})
+
+
+def _drawn(spec: SweepSpec, axes: Sequence[Axis], trial: Any) -> dict[str, Any]:
+    """Return a trial's options. The plugins come first: an option of a plugin that the trial lacks is not drawn."""
+    drawn = {axis.name: axis.suggest(trial) for axis in axes if axis.name in ("plugins", "trackers")}
+    config = spec.run(drawn, spec.seeds[0])
+    used = [*config.plugins, *config.trackers]
+    for axis in axes:
+        plugin = axis.name.rpartition(".")[0]
+        if axis.name not in drawn and (not plugin or full_name(plugin, used) in used):
+            drawn[axis.name] = axis.suggest(trial)
+    return drawn
 
 
 def _name(number: int) -> str:
