@@ -88,7 +88,8 @@ def test_a_client_that_never_took_part_has_the_global_model(cli, ditto) -> None:
     done = cli("export", ditto.directory, "--client", absent, "--to", "safetensors")
     assert done.exit_code == 0, done.output
     assert f"client {absent} took part in no round" in done.output
-    assert Path(f"{ditto.directory.name}-client-{absent}-safetensors").is_dir()
+    card = Path(f"{ditto.directory.name}-client-{absent}-safetensors", "README.md").read_text()
+    assert f"Model for client {absent}, which took part in no round, of a federation of 4 clients" in card
 
 
 def test_what_there_is_not_is_refused(cli, ditto, tmp_path: Path) -> None:

@@ -39,15 +39,20 @@ def model_card(
     *,
     model: nn.Module,
     client: int | None = None,
+    took_part: bool = True,
 ) -> str:
     """Return README.md.
 
     :param client: whose own model it is; None for the global one.
+    :param took_part: whether this client has trained.
     :param sessions: the record of the process that finished the run, see :func:`fedcore.runs.provenance.session`;
         none where it is missing.
     """
     config, dataset = run.config, run.dataset
     name, network = method(config.plugins), network_of(run, client)
+    whose = "Global model" if client is None else f"Own model of client {client}"
+    if not took_part:
+        whose = f"Model for client {client}, which took part in no round,"
     front = {
         "library_name": "fedcore",
         "tags": ["federated-learning", *config.plugins],
@@ -56,9 +61,8 @@ def model_card(
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {network} trained with {name} on {dataset.name}",
-        f"{'Global model' if client is None else f'Own model of client {client}'} of a federation of {config.clients} "
-        f"clients after {summary['rounds']} rounds of {name}, seed {config.seed}. "
-        f"{_origin(summary, sessions[-1] if sessions else {})}",
+        f"{whose} of a federation of {config.clients} clients after {summary['rounds']} rounds of {name}, "
+        f"seed {config.seed}. {_origin(summary, sessions[-1] if sessions else {})}",
         "## Figures",
         "\n".join(_figures(summary["metrics"]) if client is None else _own_figures(summary["metrics"], client)),
         "## Input and output",
@@ -79,12 +83,19 @@ def network_of(run: Run, client: int | None) -> str:
     return run.config.model if client is None else run.config.model_of(client)
 
 
-def plain_model(run: Run, client: int | None) -> SplitModel:
-    """Return the network as it is before plugins configure it, with fresh weights."""
-    config, sample = run.config, run.dataset.train.gather(torch.zeros(1, dtype=torch.int64))
-    task = {**_task(run), "seed": config.seed, "projection": config.projection, "sample": sample}
-    model, _ = build_model(network_of(run, client), **task)
-    return model
+def plain_model(run: Run, client: int | None, model: nn.Module) -> SplitModel:
+    """Return the network of a model as it is before plugins configure it, with fresh weights.
+
+    It has a projection head if the model has one: ``--projection`` or a plugin put it on.
+    """
+    sample = run.dataset.train.gather(torch.zeros(1, dtype=torch.int64))
+    task = {**_task(run), "seed": run.config.seed, "projection": _has_projection(model), "sample": sample}
+    plain, _ = build_model(network_of(run, client), **task)
+    return plain
+
+
+def _has_projection(model: nn.Module) -> bool:
+    return isinstance(model, SplitModel) and model.projection_width is not None
 
 
 def _task(run: Run) -> dict[str, Any]:
@@ -121,7 +132,7 @@ def _own_figures(metrics: Mapping[str, Any], client: int) -> Iterator[str]:
         if accuracy is not None and exported:
             where = "its held-out part" if meaning.held_out else "the server's test set"
             rows.append([where, _percent(accuracy)])
-    yield from _table(["own model on", "accuracy %"], rows)
+    yield from _table(["measured on", "accuracy %"], rows)
 
 
 def _input(dataset: Dataset) -> Iterator[str]:
@@ -179,13 +190,14 @@ def _use(run: Run, model: nn.Module, client: int | None, files: set[str]) -> Ite
         yield _code(*weights, "network.load_state_dict(weights)", "logits = network.eval()(x)")
         yield f"`network` is a `{type(model.network()).__name__}`, the class behind the run's model `{name}`."
         return
-    found, expected = ({n: t.shape for n, t in each.state_dict().items()} for each in (model, plain_model(run, client)))
+    plain = plain_model(run, client, model)
+    found, expected = ({name: t.shape for name, t in each.state_dict().items()} for each in (model, plain))
     if found != expected:
         yield _code(*weights)
         yield f"The names are those of the network as {method(config.plugins)} configures it."
         return
     given = ", ".join(f"{name}={value!r}" for name, value in _task(run).items())
-    built = f"build_model({name!r}, {given}, seed={config.seed}, projection={config.projection})"
+    built = f"build_model({name!r}, {given}, seed={config.seed}, projection={_has_projection(model)})"
     yield _code(
         *weights,
         "from fedcore.models import build_model",

@@ -86,7 +86,7 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
                 f"{path} is not finished, and the model is written at the end; go on with: "
                 f"{run.directory.how_to_resume}"
             )
-        notes = []
+        notes, took_part = [], True
         if client is None:
             model: nn.Module = trained_model(run)
         else:
@@ -103,7 +103,8 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
                 for file in files:
                     (folder / file.name).chmod(0o644)  # like the folder, below
                 sessions = run.directory.sessions.read()[-1:]
-                write_text(folder / "README.md", model_card(run, summary, sessions, files, model=model, client=client))
+                card = model_card(run, summary, sessions, files, model=model, client=client, took_part=took_part)
+                write_text(folder / "README.md", card)
                 folder.chmod(0o755)  # mkdtemp makes it private
                 os.rename(folder, out)  # whole, or not there
         finally:
@@ -136,7 +137,7 @@ def merge_adapters(run: Run, model: nn.Module, client: int | None) -> None:
     adapted = {name: module for name, module in model.named_modules() if is_parametrized(module)}
     if not adapted:
         return
-    plain = dict(plain_model(run, client).named_modules())
+    plain = dict(plain_model(run, client, model).named_modules())
     for name, module in adapted.items():
         if name in plain and not is_parametrized(plain[name]):
             for tensor in list(module.parametrizations):
