@@ -123,12 +123,13 @@ def test_beside_other_methods(go, plugins):
     assert all(line["failures"] == [] for line in records(go({"lora": {}, **plugins})))
 
 
-@pytest.mark.parametrize("model", ["mlp", convolutional])
-def test_an_export_holds_the_adapted_weights_and_the_plain_network_starts_from_it(go, tmp_path, model):
+@pytest.mark.parametrize(("model", "plugins"), [("mlp", {}), (convolutional, {}), ("mlp", {"moon": {}})])
+def test_an_export_holds_the_adapted_weights_and_the_plain_network_starts_from_it(go, tmp_path, model, plugins):
     export = pytest.importorskip("fedcore_export")
-    tuned = go({"lora": {}}, rounds=1, model=model)
+    tuned = go({**plugins, "lora": {}}, rounds=1, model=model)
     export.export_run(Path(tuned.directory), "safetensors", tmp_path / "out", allow_code=True)
-    again = go(FrozenEncoder, weights=str(tmp_path / "out" / "model.safetensors"), model=model, rounds=1, lr=1e-9)
+    start = {"weights": str(tmp_path / "out" / "model.safetensors"), "projection": "moon" in plugins}
+    again = go(FrozenEncoder, **start, model=model, rounds=1, lr=1e-9)
     x = torch.rand(5, 1, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(again.model.eval()(x).logits, tuned.model.eval()(x).logits)
