@@ -459,6 +459,8 @@ class TestDataPlot:
         ]
         assert [row[0] for row in rows] == [str(digit) for digit in range(10)]
         assert all(len(row) == 6 for row in rows)
+        few = cli("data", "plot", "--clients", 120, "--alpha", 0.05, "--samples", 300)
+        assert "▄ 1 to █ 4 training samples" in few.stdout  # blocks by the square root of the count
 
         cli("data", "split", "--clients", 5, "--alpha", 0.1, "--seed", 3, "--out", "p.json")
         train = json.loads((tmp_path / "p.json").read_text())["train"]

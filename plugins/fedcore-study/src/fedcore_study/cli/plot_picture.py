@@ -46,7 +46,8 @@ def draw_picture(partition: Partition, labels: Tensor, class_names: Sequence[str
             for count in cells[shown, row].tolist():
                 line.append(_block(count, largest).ljust(cell), style="cyan" if count else "dim")
             lines.append(line)
-    lines += [Text(), Text(f"{BLOCKS[0]} 1 to {BLOCKS[-1]} {largest} training samples, {NONE} empty", style="dim")]
+    legend = f"{_block(1, largest)} 1 to {BLOCKS[-1]} {largest} training samples, {NONE} empty"
+    lines += [Text(), Text(legend, style="dim")]
     if len(clients) < len(counts):
         lines.append(Text(f"{len(clients)} of {len(counts)} clients are shown, evenly spaced", style="dim"))
     return lines
