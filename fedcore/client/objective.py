@@ -140,22 +140,18 @@ class SecondPass:
         session = self._session
         notes = {plugin: dict(values) for plugin, values in session.scratch.items()}
         replaced = [trained[name] for name in weights]
-        own = [*replaced, *session.working.module.buffers()]
+        own = [*replaced, *session.working.module.buffers(), *_tensors_in(notes)]
         with torch.no_grad():
             values = [tensor.clone() for tensor in own]
-            others = [(tensor, tensor.clone(), tensor._version) for tensor in _tensors_in(notes)]
             for parameter, value in zip(replaced, weights.values()):
                 parameter.copy_(value)
         try:
             yield
         finally:
-            with torch.no_grad():
-                for tensor, value in zip(own, values):  # torch counts no edits of BatchNorm's statistics
-                    tensor.copy_(value)
-                # Only edited ones: a note may be a received tensor, and a capture would see each copy as a change.
-                for tensor, value, version in others:
-                    if tensor._version != version:
-                        tensor.copy_(value)
+            # Every tensor, as torch counts no edit of BatchNorm's statistics; and through .data, as a note may be a
+            # received tensor: the copy must not count as an edit of it.
+            for tensor, value in zip(own, values):
+                tensor.data.copy_(value)
             for plugin, noted in session.scratch.items():
                 noted.clear()
                 noted.update(notes.get(plugin, {}))
