@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedcore.base.errors import PluginContractError
 from fedcore.base.seeding import random_stream
 from fedcore.client.context import Batch, BatchStep
-from fedcore.client.objective import SecondPass, change_gradients, objective, random_state
+from fedcore.client.objective import SecondPass, change_gradients, objective, random_state, require_gradient
 from fedcore.client.session import LocalSession
 from fedcore.models import Outputs
 
@@ -105,7 +105,9 @@ def _forward(session: LocalSession, batch: Batch, view: ViewOf, *, record: bool 
     """Take the forward pass of a batch; return the step that plugins see, and the objective."""
     with session.autocast():
         step = view(batch, Outputs(*session.working.module(batch.x)))
-        return step, objective(session, step, record=record)
+        total = objective(session, step, record=record)
+    require_gradient(session, total)
+    return step, total
 
 
 def _broken_graph(session: LocalSession, found: str, hint: str) -> PluginContractError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -17,8 +16,13 @@ from fedcore.client.session import LocalSession
 from fedcore.hooks.contexts import Step
 from fedcore.hooks.plugin import Plugin
 
-SHARED = ("y", "features", "logits")
-"""The tensors of a step that all plugins see."""
+
+def require_gradient(session: LocalSession, total: Tensor) -> None:
+    """Refuse an objective that does not depend on the model. Inside of ``vmap`` this cannot be seen."""
+    if not total.requires_grad:
+        found = "give no part of the local objective that depends on the model"
+        hint = "return a term that has a gradient, or a task_scale above 0"
+        raise session.broken(None, found, hint=hint)
 
 
 def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tensor:
@@ -27,21 +31,6 @@ def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tens
     :param record: whether to add the parts to the client's losses.
     :raises PluginContractError: a hook returned a wrong type or shape, or edited a tensor that other plugins see.
     """
-    total = joined_losses(session, step, record=record)
-    require_gradient(session, total)
-    return total
-
-
-def require_gradient(session: LocalSession, total: Tensor) -> None:
-    """Refuse an objective that does not depend on the model."""
-    if not total.requires_grad:
-        found = "give no part of the local objective that depends on the model"
-        hint = "return a term that has a gradient, or a task_scale above 0"
-        raise session.broken(None, found, hint=hint)
-
-
-def joined_losses(session: LocalSession, step: Step, *, record: bool = True) -> Tensor:
-    """Return what :func:`objective` returns, without the check of its gradient, which ``vmap`` hides."""
     versions = _versions(step)
     task = _task_loss(session, step, versions)
     task_scale = 1.0
@@ -60,7 +49,7 @@ def joined_losses(session: LocalSession, step: Step, *, record: bool = True) -> 
     return sum(terms[1:], terms[0]) if terms else torch.zeros(())
 
 
-def _task_loss(session: LocalSession, step: Step, versions: list[int]) -> Tensor:
+def _task_loss(session: LocalSession, step: Step, versions: Mapping[str, int]) -> Tensor:
     """Return the task loss of the plugin that replaces it, or cross-entropy."""
     for plugin, value in session.plugins.each("task_loss", step=step):
         _check_unedited(session, plugin, "task_loss", step, versions)
@@ -71,15 +60,13 @@ def _task_loss(session: LocalSession, step: Step, versions: list[int]) -> Tensor
     raise AssertionError("the built-in plugin has a task loss")
 
 
-def _versions(step: Step) -> list[int]:
-    """Return how often the shared tensors were edited. torch counts this, so that nobody reads their values."""
-    return [step.y._version, step.features._version, step.logits._version]
+def _versions(step: Step) -> dict[str, int]:
+    """Return how often the tensors that all plugins see were edited. torch counts this: nobody reads their values."""
+    return {"y": step.y._version, "features": step.features._version, "logits": step.logits._version}
 
 
-def _check_unedited(session: LocalSession, plugin: Plugin, hook: str, step: Step, before: list[int]) -> None:
-    after = _versions(step)
-    if after != before:
-        name = next(name for name, one, other in zip(SHARED, before, after, strict=True) if one != other)
+def _check_unedited(session: LocalSession, plugin: Plugin, hook: str, step: Step, before: Mapping[str, int]) -> None:
+    for name in [name for name, version in _versions(step).items() if version != before[name]]:
         found = f"edits step.{name} in place, which all plugins share"
         raise session.broken(plugin.name, found, hook=hook, hint=f"edit a copy: step.{name}.clone()")
 
@@ -116,15 +103,16 @@ class SecondPass:
     """
 
     def __init__(self, session: LocalSession, evaluate: Callable[[Rows], Tensor], before: Tensor | None) -> None:
-        self._session, self._evaluate = session, evaluate
-        now = random_state(session.working.device)
-        differs = before is not None and now is not None and _bytes(now) != _bytes(before)
-        self._before = before if differs else None
+        self._session, self._evaluate, self._before = session, evaluate, before
 
     @property
     def draws(self) -> bool:
         """Whether the first pass drew random numbers. A graph cannot set their state: such a step is not captured."""
-        return self._before is not None
+        now = random_state(self._session.working.device)
+        if now is None or self._before is None:
+            return False
+        # Not torch.equal: the kit takes every call of it in a step for a wait. This runs once per kind of step.
+        return bool(now.untyped_storage().tolist() != self._before.untyped_storage().tolist())
 
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
         """Return the gradient of the whole objective by name; see :class:`fedcore.hooks.contexts.Step`."""
@@ -205,11 +193,3 @@ def random_state(device: torch.device) -> Tensor | None:
     """Return the state of a device's global generator; None while a step is being captured."""
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     return None if capturing else global_generators(device)[-1].get_state()
-
-
-def _bytes(state: Tensor) -> bytes:
-    """Return a generator's state. It is on the CPU for every device: reading it waits for no device.
-
-    ``torch.equal`` would read it as well, but the kit takes every call of it in a step for a wait.
-    """
-    return ctypes.string_at(state.data_ptr(), state.numel())

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedcore.client.context import Batch, BatchStep
-from fedcore.client.objective import joined_losses, require_gradient
+from fedcore.client.objective import objective, require_gradient
 from fedcore.client.optimizer import Optimizer
 from fedcore.client.session import LocalSession, LossTotals
 from fedcore.client.stacked_step import NotStackable, Path, Reads, StackedStep, Unread
@@ -200,7 +200,7 @@ class Group:
                 one.losses = LossTotals({})
                 with one.autocast():
                     outputs = Outputs(*model(x))
-                    total = joined_losses(one, StackedStep(first, outputs, read, x, *given))
+                    total = objective(one, StackedStep(first, outputs, read, x, *given))
                 return total, one.losses.sums, *outputs
 
             own = {f"trained.{name}": weights[name] for name in self._stack.weights}
