@@ -9,12 +9,11 @@ Steps that read their client, or that cannot be captured, are taken one after th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from fedcore.base.errors import PluginCallError
-from fedcore.base.seeding import RandomStream
 from fedcore.client.captured_steps import (
     REFUSED,
     SEEN,
@@ -23,36 +22,12 @@ from fedcore.client.captured_steps import (
     Key,
     StepGraphs,
 )
-from fedcore.client.context import Batch
-from fedcore.client.loop import batches, take_step
+from fedcore.client.loop import PlannedStep, take_step
 from fedcore.client.recorder import LaunchBranches
 from fedcore.client.session import LocalSession
 
 MOST_GRAPHS = 32
 """The number of combinations of steps that are kept as graphs. Clients of different sizes could make any number."""
-
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """The optimizer step that a lane takes next."""
-
-    batch: Batch
-    # The random numbers of the epoch.
-    stream: RandomStream
-
-
-def planned(session: LocalSession, epochs: Iterable[int]) -> Iterator[PlannedStep]:
-    """Yield the steps of local epochs. The caller takes each step before it asks for the next one.
-
-    This is :func:`fedcore.client.loop.train`, turned inside out. Several clients train in turn, so each has random
-    numbers of its own, which wait between its steps.
-    """
-    for epoch in epochs:
-        session.begin_epoch(epoch)
-        stream = RandomStream(session.epoch_seed(epoch), session.working.device)
-        for batch in batches(session, epoch):
-            yield PlannedStep(batch, stream)
-    session.end_epochs()
 
 
 Combination = tuple[tuple[int, Key], ...]
@@ -125,7 +100,7 @@ class Branches:
         for step, captured in steps:
             captured.batch.copy_(step.batch.picked)
             step.batch.session.optimizer.zero_grad()
-            branches.append(partial(take_step, step.batch.session, replace(step.batch, picked=captured.batch)))
+            branches.append(partial(take_step, replace(step.batch, picked=captured.batch)))
         try:
             launch = self._lanes[0].recorder.record_branches(branches, streams)
         except (RuntimeError, PluginCallError) as error:

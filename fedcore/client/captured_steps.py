@@ -1,4 +1,4 @@
-"""A step runner for CUDA: a step is recorded once as a graph, then replayed in one launch.
+"""Steps on CUDA: a step is recorded once as a graph, then replayed in one launch.
 
 A replay runs no Python. A graph may be replayed only if the hooks would do the same again. The first step of a kind
 therefore shows its hooks a :class:`WatchedStep`, which notes whether they read the round, the epoch, the client or the
@@ -11,7 +11,7 @@ the libraries up. The second is captured.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -89,10 +89,10 @@ class WatchedClient(SessionContext):
         return super().__getattribute__(name)
 
 
-def take_watched_step(session: LocalSession, batch: Batch) -> set[str]:
+def take_watched_step(batch: Batch) -> set[str]:
     """Take a step; return which of ``round``, ``client``, ``epoch`` and ``batch`` its hooks read."""
     reads: set[str] = set()
-    take_step(session, batch, partial(WatchedStep, reads))
+    take_step(batch, partial(WatchedStep, reads))
     return reads
 
 
@@ -157,11 +157,6 @@ class Captured:
     batch: Picked
     losses: tuple[str, ...]
 
-    def take(self, picked: Picked) -> None:
-        """Take the step on another batch of the same size."""
-        self.batch.copy_(picked)
-        self.launch()
-
 
 SEEN, REFUSED = "seen", "refused"
 
@@ -192,24 +187,20 @@ class StepGraphs:
         steps = {kind: {key: step for key, step in own.items() if which(key)} for kind, own in self._steps.items()}
         self._steps = {kind: own for kind, own in steps.items() if own}
 
-    def run_steps(self, session: LocalSession, batches: Iterable[Batch]) -> None:
-        """Take the steps of a local epoch."""
-        for batch in batches:
-            self.take_step(batch)
-
     def take_step(self, batch: Batch) -> None:
         """Take one optimizer step: replay a captured step, capture a step that was seen before, else run it eagerly."""
         session, (key, step) = batch.session, self.find(batch)
         if isinstance(step, Captured):
-            step.take(batch.picked)
+            step.batch.copy_(batch.picked)
+            step.launch()
             session.losses.count(step.losses)
         elif step == SEEN:
             self._steps[key.kind][key] = self._capture(session, batch)
         elif step == REFUSED:
-            take_step(session, batch)
+            take_step(batch)
         else:
             before = held(session)
-            reads = take_watched_step(session, batch) | ({"client"} if session.own_tensors else set())
+            reads = take_watched_step(batch) | ({"client"} if session.own_tensors else set())
             if "batch" in reads or same(before, held(session)):
                 self._steps.setdefault(key.kind, {})[Key.of(batch, reads)] = REFUSED if "batch" in reads else SEEN
 
@@ -227,14 +218,14 @@ class StepGraphs:
         before, counts, names = held(session), dict(session.losses.counts), set(session.losses.sums)
         session.optimizer.zero_grad()
         try:
-            launch = self.recorder.record(partial(take_step, session, replace(batch, picked=own)))
+            launch = self.recorder.record(partial(take_step, replace(batch, picked=own)))
         except (RuntimeError, PluginCallError) as error:
             session.losses.counts = counts
             session.optimizer.zero_grad()
             reason = str(error).partition("\n")[0]
             warnings.warn(f"a training step cannot be captured: {reason}", CaptureWarning, stacklevel=2)
             self._steps[Kind.of(batch)] = {Key(Kind.of(batch)): REFUSED}
-            take_step(session, batch)
+            take_step(batch)
             return REFUSED
         launch()
         if not same(before, held(session)) or session.losses.sums.keys() != names:

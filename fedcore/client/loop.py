@@ -6,32 +6,54 @@ Every method trains through :func:`train`. Methods differ in the hooks that a st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import PluginContractError
-from fedcore.base.seeding import random_stream
+from fedcore.base.seeding import RandomStream, random_stream
 from fedcore.client.context import Batch, BatchStep
 from fedcore.client.objective import SecondPass, change_gradients, objective, random_state, require_gradient
 from fedcore.client.session import LocalSession
 from fedcore.models import Outputs
 
-RunSteps = Callable[[LocalSession, Iterable[Batch]], None]
-"""A step runner. It takes a step on each batch of a local epoch before it draws the next batch.
 
-This is the one seam for speed. :func:`run_steps` is the plain runner. ``captured_steps`` replays CUDA graphs. The lanes
-of ``branches`` and the stacks of ``stack_runner`` drive several sessions, and take their batches from :func:`batches`.
-"""
+def train(session: LocalSession, epochs: Iterable[int], take_step: Callable[[Batch], None]) -> None:
+    """Train one client for some local epochs. The model is in eval mode afterwards.
 
-
-def train(session: LocalSession, epochs: Iterable[int], run_steps: RunSteps) -> None:
-    """Train one client for some local epochs. The model is in eval mode afterwards."""
+    :param take_step: takes the optimizer step on a batch. This is the one seam for speed: :func:`take_step` runs a
+        step, ``captured_steps`` replays a CUDA graph.
+    """
     for epoch in epochs:
         session.begin_epoch(epoch)
         with random_stream(session.epoch_seed(epoch), session.working.device):
-            run_steps(session, batches(session, epoch))
+            for batch in batches(session, epoch):
+                take_step(batch)
+    session.end_epochs()
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """An optimizer step that waits to be taken, in a lane or in a stack."""
+
+    batch: Batch
+    stream: RandomStream
+    """The random numbers of the epoch."""
+
+
+def planned(session: LocalSession, epochs: Iterable[int]) -> Iterator[PlannedStep]:
+    """Yield the steps of local epochs. The caller takes each step before it asks for the next one.
+
+    This is :func:`train`, turned inside out. Several clients train in turn, so each has random numbers of its own,
+    which wait between its steps.
+    """
+    for epoch in epochs:
+        session.begin_epoch(epoch)
+        stream = RandomStream(session.epoch_seed(epoch), session.working.device)
+        for batch in batches(session, epoch):
+            yield PlannedStep(batch, stream)
     session.end_epochs()
 
 
@@ -51,12 +73,6 @@ def batches(session: LocalSession, epoch: int) -> Iterator[Batch]:
             session.steps += 1
 
 
-def run_steps(session: LocalSession, batches: Iterable[Batch]) -> None:
-    """Take the steps one by one: the plain step runner."""
-    for batch in batches:
-        take_step(session, batch)
-
-
 GRAPH_FAULTS = {
     "modified by an inplace operation": (
         "edits a tensor in place, which the gradient needs",
@@ -67,21 +83,21 @@ GRAPH_FAULTS = {
         "keep tensors without their graph: client.scratch['mean'] = mean.detach()",
     ),
 }
-"""Words of autograd's errors -> what a hook or the model did, and the remedy."""
+"""Words of autograd's errors in torch 2.13 -> what a hook or the model did, and the remedy."""
 
 ViewOf = Callable[[Batch, Outputs], BatchStep]
 """Makes the step that plugins see, from a batch and the model's outputs on it."""
 
 
-def take_step(session: LocalSession, batch: Batch, view: ViewOf = BatchStep) -> None:
+def take_step(batch: Batch, view: ViewOf = BatchStep) -> None:
     """Take one optimizer step.
 
     :param view: makes the step that plugins see.
     """
-    plugins = session.plugins
+    session, plugins = batch.session, batch.session.plugins
     changes = plugins.implements("gradients")
     random = random_state(session.working.device) if changes else None
-    step, total = _forward(session, batch, view)
+    step, total = _forward(batch, view)
     session.optimizer.zero_grad()
     try:
         total.backward()
@@ -91,7 +107,7 @@ def take_step(session: LocalSession, batch: Batch, view: ViewOf = BatchStep) -> 
                 raise _broken_graph(session, found, hint) from error
         raise
     if changes:
-        second = SecondPass(session, lambda rows: _forward(session, batch.part(rows), view, record=False)[1], random)
+        second = SecondPass(session, lambda rows: _forward(batch.part(rows), view, record=False)[1], random)
         change_gradients(session, step._with(_second=second))
     if session.config.clip_norm is not None:
         nn.utils.clip_grad_norm_(session.working.trained.values(), session.config.clip_norm)
@@ -101,8 +117,9 @@ def take_step(session: LocalSession, batch: Batch, view: ViewOf = BatchStep) -> 
     session.optimizer.step()
 
 
-def _forward(session: LocalSession, batch: Batch, view: ViewOf, *, record: bool = True) -> tuple[BatchStep, Tensor]:
+def _forward(batch: Batch, view: ViewOf, *, record: bool = True) -> tuple[BatchStep, Tensor]:
     """Take the forward pass of a batch; return the step that plugins see, and the objective."""
+    session = batch.session
     with session.autocast():
         step = view(batch, Outputs(*session.working.module(batch.x)))
         total = objective(session, step, record=record)

@@ -20,11 +20,10 @@ from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractErr
 from fedcore.base.plugin_state import States
 from fedcore.base.tensors import flatten, on_cpu, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
-from fedcore.client.branches import PlannedStep, planned
 from fedcore.client.captured_steps import StepGraphs, captures
 from fedcore.client.context import context_of, each
 from fedcore.client.evaluation import evaluate_client, own_model
-from fedcore.client.loop import run_steps, train
+from fedcore.client.loop import PlannedStep, planned, take_step, train
 from fedcore.client.messages import (
     ClientFailure,
     ClientSite,
@@ -75,7 +74,6 @@ class ClientRuntime:
             torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
         captured = captures(self.config, device, self.dataset)
         self.graphs = StepGraphs(recorder or CudaRecorder(device)) if captured else None
-        self._run_steps = self.graphs.run_steps if self.graphs else run_steps
         self.working = WorkingModel(self.setup, captured=captured)
         self.store = ClientStore(site.state_dir)
         self.updates_on = torch.device("cpu")
@@ -115,7 +113,7 @@ class ClientRuntime:
                 if task.kind == "evaluate":
                     return self._evaluate(task, shared)
                 with self.training(task, shared) as (session, epochs):
-                    train(session, epochs, self._run_steps)
+                    train(session, epochs, self.graphs.take_step if self.graphs else take_step)
                     return self.trained(task, session, epochs)
             except Exception as error:
                 return self.failed(task, error)
@@ -371,7 +369,7 @@ class ClientRuntime:
         with closing(self._session(task, replace(shared, lr=config.lr), config=config)) as session:
             session.start_from(chosen_starts(session, self.setup))
             session.prepare_training()
-            train(session, range(session.work.epochs), run_steps)
+            train(session, range(session.work.epochs), take_step)
             own = self.working.personal if self.setup.has_own_models else self.working.snapshot
             _, _, kept = self._end_local(session, own)
             return {**session.states.snapshot(), **kept}

@@ -9,8 +9,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from fedcore.base.types import ClientUpdate
-from fedcore.client.branches import PlannedStep
-from fedcore.client.loop import take_step
+from fedcore.client.loop import PlannedStep, take_step
 from fedcore.client.messages import ClientTask, Outcome, SharedPayload
 from fedcore.client.runtime import ClientRuntime
 from fedcore.client.session import LocalSession
@@ -155,7 +154,7 @@ def _alone(place: _Place) -> Exception | None:
     """Take a step of one client; return the exception if it raises."""
     try:
         with place.step.stream.running():
-            take_step(place.session, place.step.batch)
+            take_step(place.step.batch)
     except Exception as error:
         return error
     return None

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from fedcore.client.branches import Branches, PlannedStep
+from fedcore.client.branches import Branches
+from fedcore.client.loop import PlannedStep
 from fedcore.client.messages import ClientSite, ClientTask, Outcome, Pair, SharedPayload
 from fedcore.client.runtime import ClientRuntime
 from fedcore.client.stack_runner import handler

@@ -59,7 +59,7 @@ def test_what_a_hook_looks_at_is_noted(go, monkeypatch, read, found):
     def watching(*arguments):
         seen.append(take_watched_step(*arguments))
 
-    monkeypatch.setattr("fedcore.client.loop.take_step", watching)
+    monkeypatch.setattr("fedcore.client.runtime.take_step", watching)
     go(Looks)
     assert seen[0] == found
 

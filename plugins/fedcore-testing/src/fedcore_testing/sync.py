@@ -116,5 +116,5 @@ def steps_without_host_sync() -> Iterator[list[set[str]]]:
         with forbid_host_sync():
             looked.append(take_watched_step(*arguments))
 
-    with mock.patch("fedcore.client.loop.take_step", watched):
+    with mock.patch("fedcore.client.runtime.take_step", watched):
         yield looked
