@@ -28,14 +28,12 @@ from fedcore.client.stacked_step import NotStackable, Path, Reads, StackedStep, 
 from fedcore.client.working_model import WorkingModel
 from fedcore.data.client_data import Picked
 from fedcore.models import Outputs, SplitModel
-from fedcore.models.placement import forward_chunk
 
 
 class Stack:
     """Up to K working models whose parameters are slices of stacked tensors."""
 
     def __init__(self, workings: Sequence[WorkingModel]) -> None:
-        self._workings = workings
         parameters = zip(*(working.parameters.items() for working in workings), strict=True)
         self.weights = {column[0][0]: torch.stack([w.detach() for _, w in column]) for column in parameters}
         """The models' parameters by name, (K, ...)."""
@@ -45,7 +43,6 @@ class Stack:
         """The parameters that plugins added, by plugin and name."""
         self.states: dict[str, dict[str, Tensor]] = {}
         """The optimizer's state by a parameter's name."""
-        self._sums: dict[str, Tensor] = {}
         self.known: dict[Path, None] = {}
         """What hooks have read of their clients so far: it is stacked before the next step."""
 
@@ -54,7 +51,7 @@ class Stack:
 
         :raises KeyError, RuntimeError: they train other parameters than the first one.
         """
-        self.added, self.states, self._sums = {}, {}, {}
+        self.added, self.states = {}, {}
         for name in trained_by(sessions[0]):
             own = [trained_by(session)[name] for session in sessions]
             if name not in self.weights:
@@ -67,12 +64,6 @@ class Stack:
                 for state, part in zip(states, stacked, strict=True):
                     state[kind] = part
         return self
-
-    def sums(self, name: str) -> Tensor:
-        """Return the sums of a loss, (K,)."""
-        if name not in self._sums:
-            self._sums[name] = torch.zeros(len(self._workings), device=self._workings[0].device)
-        return self._sums[name]
 
 
 def trained_by(session: LocalSession) -> dict[str, nn.Parameter]:
@@ -109,14 +100,13 @@ class Group:
             raise NotStackable(f"plugin {changes[0].name!r} changes gradients")
         if one.working.layout.buffers - one.working.layout.fixed or one.working.unsaved:
             raise NotStackable("the model has buffers, such as BatchNorm's statistics or a mask")
-        self._sessions, self._stack, self._where = sessions, stack, slice(first, first + len(sessions))
+        self._stack, self._where = stack, slice(first, first + len(sessions))
         self._trained = {name: nn.Parameter(stack.weights[name][self._where]) for name in one.working.trained}
         self._added = {name: nn.Parameter(tensor[self._where]) for name, tensor in stack.added.items()}
         self._weights = {name: tensor[self._where] for name, tensor in stack.weights.items()}
         self._weights |= self._trained | self._added
         names = {id(p): name for name, p in {**one.working.parameters, **trained_by(one)}.items()}
         self._reads = Reads(sessions, names)
-        self._frozen: dict[str, Outputs] = {}
         self._models = _Models(one.working)
         parameters = self._trained | self._added
         groups = []
@@ -124,8 +114,13 @@ class Group:
             stacked = [parameters[names[id(p)]] for p in group.parameters if names[id(p)] in parameters]
             groups.append(replace(group, parameters=stacked))
         self._optimizer = Optimizer(one.config, groups)
+        self._steps: list[Tensor] = []
+        """Adam's numbers of steps, (K,) each. A group takes one number for all of its clients: the first client's."""
         for name, parameter in parameters.items():
             state = {kind: tensor[self._where] for kind, tensor in stack.states[name].items()}
+            if "steps" in state:
+                self._steps.append(state["steps"])
+                state["steps"] = state["steps"][0]
             self._optimizer.state[id(parameter)] = state
 
     def take(self, batches: Sequence[Batch]) -> list[Exception | None]:
@@ -144,26 +139,13 @@ class Group:
         if observing := one.plugins.implementers("observe"):
             errors = list(map(_observed, batches, *outputs))
             self._reads.forget({plugin.name for plugin in observing})
-        self._step()
-        for name, values in losses.items():
-            sums = self._stack.sums(name)[self._where].add_(values.detach())
-            for batch, own_sum in zip(batches, sums, strict=True):
-                known = batch.session.losses.sums.setdefault(name, own_sum)
-                if known.data_ptr() != own_sum.data_ptr():  # the client has taken steps alone
-                    batch.session.losses.sums[name] = own_sum.add_(known)
-        for batch in batches:
-            batch.session.losses.count(losses)
-        return errors
-
-    def _step(self) -> None:
-        """Take the optimizer's step. Adam's number of steps is a single one for all clients of a group."""
-        states = [state for state in self._optimizer.state.values() if "steps" in state]
-        stacked = [state["steps"] for state in states]
-        for state, steps in zip(states, stacked, strict=True):
-            state["steps"] = steps[0]
         self._optimizer.step()
-        for state, steps in zip(states, stacked, strict=True):
-            state["steps"] = steps.fill_(steps[0])
+        for steps in self._steps:
+            steps.fill_(steps[0])
+        for name, values in losses.items():
+            for batch, value in zip(batches, values.detach(), strict=True):
+                batch.session.losses.add(name, value)
+        return errors
 
     def _forward(self, batches: Sequence[Batch], *joined: Tensor) -> tuple[Any, ...]:
         """Take the forward pass. If a hook reads a value for the first time, stack it and take the pass again."""
@@ -174,7 +156,8 @@ class Group:
                 if path[0] != "frozen":
                     self._reads.read(path)
                 elif working.frozen[path[1]].present:
-                    frozen[path] = self._frozen_outputs(path[1], batches)
+                    own = [batch.frozen(path[1]) for batch in batches]
+                    frozen[path] = Outputs(*map(torch.stack, zip(*own, strict=True)))
             try:
                 return self._vmapped(batches[0], frozen, *joined)
             except Unread as error:
@@ -211,24 +194,6 @@ class Group:
 
         found: tuple[Any, ...] = vmap(of_client)(self._weights, self._reads.tensors, dict(frozen), *joined)
         return found
-
-    def _frozen_outputs(self, name: str, batches: Sequence[Batch]) -> Outputs:
-        """Return a frozen model's outputs on the batches: once for all samples if the clients have equally many."""
-        one, sizes = batches[0].session, {len(session.data) for session in self._sessions}
-        if len(sizes) > 1 or max(sizes) > forward_chunk(one.working.device) or one.data.varies:
-            own = [batch.frozen(name) for batch in batches]
-            return Outputs(*map(torch.stack, zip(*own, strict=True)))
-        if name not in self._frozen:
-            model = one.working.frozen[name].module
-            columns = zip(*(s.working.frozen[name].module.state_dict().values() for s in self._sessions), strict=True)
-            weights = dict(zip(model.state_dict(), map(torch.stack, columns), strict=True))
-            everything = torch.arange(*sizes, device=one.working.device)
-            x = torch.stack([session.data.inputs(everything) for session in self._sessions])
-            with torch.no_grad():
-                self._frozen[name] = Outputs(*vmap(lambda w, x: functional_call(model, w, (x,)))(weights, x))
-        rows = torch.stack([batch.picked.positions for batch in batches])  # (K, B)
-        clients = torch.arange(len(rows), device=rows.device).unsqueeze(1)
-        return Outputs(*(outputs[clients, rows] for outputs in self._frozen[name]))
 
 
 def _observed(batch: Batch, features: Tensor, logits: Tensor) -> Exception | None:
