@@ -6,6 +6,7 @@ of an epoch or while it is stopped.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -34,47 +35,39 @@ def main(fd: int, engine: int | None = None) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if engine not in (None, os.getppid()):
         return  # the engine died before the line above
-    with one_thread():
+    with one_thread(), contextlib.suppress(EOFError, ConnectionError):
         serve(Channel(socket.socket(fileno=fd)))
 
 
 def serve(channel: Channel) -> None:
-    """Set up the runtime and work on tasks until the connection ends."""
-    try:
-        runtime = _set_up(channel)
-        if runtime is None:
-            return
-        handle = handler(runtime)
-        shared: SharedPayload | None = None
-        while True:
-            tensors, tasks, descriptor = channel.receive()
-            if descriptor is not None:
-                shared = None  # frees the last payload before the next one is mapped
-                shared = unpack_shared(*get_frame(descriptor)).copy_to(runtime.placement)
-            began = time.process_time()
-            try:
-                outcomes = handle([unpack_task(tensors, meta) for meta in tasks], shared)
-                packed = [pack_outcome(outcome) for outcome in outcomes]
-            except FedcoreError as error:
-                channel.send({}, ["broken", pack_error(error)])
-                continue
-            each = flatten({str(number): own for number, (own, _) in enumerate(packed)})[0]
-            channel.send(each, ["outcomes", [meta for _, meta in packed], time.process_time() - began])
-    except (EOFError, ConnectionError):
-        return
+    """Set up the runtime, then work on tasks.
 
-
-def _set_up(channel: Channel) -> ClientRuntime | None:
-    """Return the runtime. If it cannot be set up, tell the engine and return None."""
+    :raises EOFError, ConnectionError: the connection ended.
+    """
     _, _, descriptor = channel.receive()
     assert descriptor is not None
     try:
         runtime = ClientRuntime(unpack_site(get_frame(descriptor)[0]))
+        handle = handler(runtime)
     except FedcoreError as error:
         channel.send({}, ["broken", pack_error(error)])
-        return None
+        return
     channel.send({}, ["ready", None])
-    return runtime
+    shared: SharedPayload | None = None
+    while True:
+        tensors, tasks, descriptor = channel.receive()
+        if descriptor is not None:
+            shared = None  # frees the last payload before the next one is mapped
+            shared = unpack_shared(*get_frame(descriptor)).copy_to(runtime.placement)
+        began = time.process_time()
+        try:
+            outcomes = handle([unpack_task(tensors, meta) for meta in tasks], shared)
+            packed = [pack_outcome(outcome) for outcome in outcomes]
+        except FedcoreError as error:
+            channel.send({}, ["broken", pack_error(error)])
+            continue
+        each = flatten({str(number): own for number, (own, _) in enumerate(packed)})[0]
+        channel.send(each, ["outcomes", [meta for _, meta in packed], time.process_time() - began])
 
 
 if __name__ == "__main__":
