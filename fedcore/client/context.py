@@ -23,10 +23,8 @@ from fedcore.client.optimizer import ParameterGroup
 from fedcore.client.session import LocalSession
 from fedcore.client.setup import require_shared
 from fedcore.client.working_model import MeanLoss, all_outputs, cross_entropy, mean_gradients
-from fedcore.data import PublicSamples
 from fedcore.data.client_data import Picked
 from fedcore.hooks.contexts import ClientContext, Step, View
-from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.plugins import match
 from fedcore.models import Outputs, SplitModel
 from fedcore.models.split import evaluating
@@ -37,12 +35,6 @@ def context_of(session: LocalSession, plugin: str) -> ClientContext:
     if plugin not in session.contexts:
         session.contexts[plugin] = SessionContext(session, plugin)
     return session.contexts[plugin]
-
-
-def each(session: LocalSession, hook: str, **arguments: Any) -> Iterator[tuple[Plugin, Any]]:
-    """Call a hook with the argument ``client`` on every plugin; see :meth:`fedcore.hooks.plugins.PluginSet.each`."""
-    if session.plugins.implements(hook):
-        yield from session.plugins.each(hook, client=context_of(session, ""), **arguments)
 
 
 class SessionContext(View, ClientContext):
@@ -62,6 +54,8 @@ class SessionContext(View, ClientContext):
         self.received: Mapping[str, Tensor] = session.received.get(plugin, {})
         self.state: State = session.states.of(plugin)
         self.scratch: dict[str, Any] = session.scratch[plugin]
+        self.added = session.requests.added[plugin]
+        self.public = session.public
         self.lr, self.momentum = session.lr, session.config.momentum
         self._sealed = True
 
@@ -91,20 +85,10 @@ class SessionContext(View, ClientContext):
 
     @property
     @override
-    def added(self) -> Mapping[str, nn.Parameter]:
-        return self._session.requests.added.get(self._plugin, {})
-
-    @property
-    @override
     def previous_model(self) -> SplitModel | None:
         self._session.plugins.require_reads("previous", self._plugin)
         previous = self._session.working.frozen["previous"]
         return previous.module if previous.present else None
-
-    @property
-    @override
-    def public(self) -> PublicSamples | None:
-        return self._session.public
 
     @override
     def generator(self, purpose: str) -> torch.Generator:
@@ -148,7 +132,7 @@ class SessionContext(View, ClientContext):
         session = self._session
         device = session.working.device
         added = {name: nn.Parameter(tensor.detach().to(device, copy=True)) for name, tensor in tensors.items()}
-        session.requests.added.setdefault(self._plugin, {}).update(added)
+        session.requests.added[self._plugin].update(added)
         group = ParameterGroup(
             list(added.values()),
             self.lr if lr is None else lr,
@@ -254,7 +238,7 @@ class BatchStep(View, Step):
     @property
     @override
     def added(self) -> Mapping[str, nn.Parameter]:
-        return self._session.requests.added.get(self._plugin, {})
+        return self._session.requests.added[self._plugin]
 
     @property
     @override

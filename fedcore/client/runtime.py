@@ -21,7 +21,7 @@ from fedcore.base.plugin_state import States
 from fedcore.base.tensors import flatten, on_cpu, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.captured_steps import StepGraphs, captures
-from fedcore.client.context import context_of, each
+from fedcore.client.context import context_of
 from fedcore.client.evaluation import evaluate_client, own_model
 from fedcore.client.loop import PlannedStep, planned, take_step, train
 from fedcore.client.messages import (
@@ -291,7 +291,7 @@ class ClientRuntime:
             seen = plugins.call(plugin.name, "pre_upload", client=context_of(session, plugin.name), update=update)
             update = update if seen is None else update.merged(plugin.name, seen)
             update = _with_json_metrics(session, plugin.name, "pre_upload", update)
-        for plugin, seen in each(session, "guard_upload", update=update):
+        for plugin, seen in plugins.each("guard_upload", client=context_of(session, ""), update=update):
             update = _with_json_metrics(session, plugin.name, "guard_upload", update if seen is None else seen)
         _refuse_edits(session)
         version = self.store.write(session.client, session.round, {**session.states.snapshot(), **kept})
@@ -325,7 +325,7 @@ class ClientRuntime:
         plugins = self.setup.plugins
         previous = self.working.snapshot() if plugins.reads("previous") else {}
         payload: dict[str, Tensors] = {}
-        for plugin, tensors in each(session, "end_local"):
+        for plugin, tensors in plugins.each("end_local", client=context_of(session, "")):
             payload[plugin.name] = {name: tensor.detach().clone() for name, tensor in (tensors or {}).items()}
         kept, _ = flatten({"previous": previous, "personal": personal()})
         return losses, payload, {CORE: kept} if kept else {}
@@ -375,11 +375,10 @@ class ClientRuntime:
             _, _, kept = self._end_local(session, own)
             return {**session.states.snapshot(), **kept}
 
-    @contextmanager
-    def own_model(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[nn.Module]:
-        """Yield the client's own model, as an evaluation by this task would use it; it is on the device."""
+    def own_model(self, task: ClientTask, shared: SharedPayload | None) -> nn.Module:
+        """Return a copy of the client's own model, as an evaluation by this task would use it; it is on the device."""
         with closing(self._session(task, shared, read_only="personal_model")) as session:
-            yield own_model(session, took_part=task.meta["took_part"])
+            return copy.deepcopy(own_model(session, took_part=task.meta["took_part"]))
 
 
 def _with_json_metrics(session: LocalSession, plugin: str, hook: str, update: ClientUpdate) -> ClientUpdate:
@@ -413,7 +412,7 @@ def chosen_starts(session: LocalSession, setup: Setup) -> Tensors:
     like, starts = session.working.state, Tensors()
     before = {name: tensor._version for name, tensor in like.items()}
     session.requests.open = True
-    for plugin, returned in each(session, "begin_local"):
+    for plugin, returned in session.plugins.each("begin_local", client=context_of(session, "")):
         edited = next((name for name, version in before.items() if like[name]._version != version), None)
         if edited is not None:
             found = f"edits {edited!r} of client.model in place"

@@ -98,7 +98,7 @@ class TrainingRequests:
 
     open: bool = False
     """Whether ``begin_local`` runs. Plugins can make requests only then."""
-    added: dict[str, dict[str, nn.Parameter]] = field(default_factory=dict)
+    added: defaultdict[str, dict[str, nn.Parameter]] = field(default_factory=lambda: defaultdict(dict))
     """Parameters that are trained next to the model's parameters, by plugin and name."""
     groups: list[ParameterGroup] = field(default_factory=list)
     """The optimizer's groups of the added parameters."""

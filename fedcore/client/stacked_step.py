@@ -185,12 +185,11 @@ class StackedStep(BatchStep):
         super().__init__(batch, outputs)
         x, y, indices = given
         vars(self).update(x=x, y=y, indices=indices, _read=read)
-        del vars(self)["reference"]
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "reference":
-            return self._read(("reference",))
-        raise AttributeError(name)
+    @property
+    @override
+    def reference(self) -> Any:  # type: ignore[override]
+        return self._read(("reference",))
 
     @property
     @override

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,7 @@ class ClientStore:
                 sync_path(path.parent)
 
         with ThreadPoolExecutor(SYNCING) as pool:
-            for _ in pool.map(sync, written):
-                pass
+            list(pool.map(sync, written))
         with storing(self.root):
             sync_path(self.root)
 
@@ -94,14 +93,13 @@ class ClientStore:
 
             delete_others(self.path(client, 0).parent, stays)
 
-    def check(self, named: Mapping[int, int | None], new: Iterable[int]) -> None:
+    def check(self, named: Mapping[int, int | None], new: Collection[int]) -> None:
         """Check that every version that a checkpoint names exists, and that some of them can be read.
 
         :param named: client -> its version in the checkpoint.
         :param new: the clients whose versions are read.
         :raises RunDirectoryError: a version is missing or damaged.
         """
-        new = set(new)
         for client, version in named.items():
             if client in new:
                 self.read(client, version)
@@ -129,5 +127,5 @@ class RemoteClientStore(ClientStore):
     ) -> None:
         """Do nothing: the clients delete their old versions."""
 
-    def check(self, named: Mapping[int, int | None], new: Iterable[int]) -> None:
+    def check(self, named: Mapping[int, int | None], new: Collection[int]) -> None:
         """Do nothing: if a client lost its state, its task fails."""

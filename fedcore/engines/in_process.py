@@ -8,7 +8,6 @@ that a graph holds. The other steps are taken one after the other.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from torch import nn
@@ -48,8 +47,8 @@ class InProcessEngine:
             outcomes = self._handle([each.complete() for each in together], self._shared.get(task.shared or ""))
             yield from zip(together, outcomes, strict=True)
 
-    def own_model(self, task: ClientTask) -> AbstractContextManager[nn.Module]:
-        """Lend the client's own model, as an evaluation by this task would use it. The model is on the device."""
+    def own_model(self, task: ClientTask) -> nn.Module:
+        """Return a copy of the client's own model, as an evaluation by this task would use it; it is on the device."""
         return self._runtime.of(task.client).own_model(task.complete(), self._shared.get(task.shared or ""))
 
     def close(self) -> None:

@@ -76,6 +76,10 @@ class ClientContext(Protocol):
     """The learning rate of this round; in an evaluation, that of the last round."""
     momentum: float
     """The momentum of local SGD."""
+    added: Mapping[str, nn.Parameter]
+    """The parameters that this plugin added in this round."""
+    public: PublicSamples | None
+    """The public samples of ``--public``, on the client's device; None without this option."""
 
     @property
     def class_counts(self) -> Tensor:
@@ -102,19 +106,11 @@ class ClientContext(Protocol):
         """The number of optimizer steps taken so far in this round."""
 
     @property
-    def added(self) -> Mapping[str, nn.Parameter]:
-        """The parameters that this plugin added in this round."""
-
-    @property
     def previous_model(self) -> SplitModel | None:
         """The frozen model of this client's last committed participation; None before the first.
 
         It exists in evaluation, too. The plugin has to declare ``reads = ("previous",)``.
         """
-
-    @property
-    def public(self) -> PublicSamples | None:
-        """The public samples of ``--public``, on the client's device; None without this option."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the random stream of this seed, round, client and purpose, from its start.

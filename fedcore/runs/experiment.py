@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -316,6 +315,5 @@ def own_model(run: Run, client: int) -> tuple[nn.Module, bool]:
     ):
         (task,) = evaluation_tasks(scope, [(client, {})])
         assert isinstance(running.engine, InProcessEngine)
-        with running.engine.own_model(task) as network:
-            taken = copy.deepcopy(network)
-    return Placement.plain().model(taken).eval(), bool(task.meta["took_part"])
+        network = running.engine.own_model(task)
+    return Placement.plain().model(network).eval(), bool(task.meta["took_part"])
