@@ -27,11 +27,18 @@ class ParameterGroup:
 
 
 class Optimizer:
-    """The optimizer of a run's configuration, for groups of parameters. Parameters without a gradient do not change."""
+    """The optimizer of a run's configuration, for groups of parameters. Parameters without a gradient do not change.
 
-    def __init__(self, config: RunConfig, groups: Iterable[ParameterGroup]) -> None:
+    :param memory: the state of earlier optimizers by a parameter's id. Its tensors are used again; new state is added
+        to it.
+    """
+
+    def __init__(
+        self, config: RunConfig, groups: Iterable[ParameterGroup], memory: dict[int, dict[str, Tensor]] | None = None
+    ) -> None:
         self.config = config
         self.groups = list(groups)
+        self._memory = {} if memory is None else memory
         # A tensor's own hash takes ten times as long as its id.
         self.state: dict[int, dict[str, Tensor]] = {}
         """The state of each parameter by its id."""
@@ -41,20 +48,15 @@ class Optimizer:
         """All parameters, group by group."""
         return [parameter for group in self.groups for parameter in group.parameters]
 
-    def begin(self, parameters: Iterable[nn.Parameter], memory: dict[int, dict[str, Tensor]]) -> None:
-        """Give parameters the state before the first step: all zeros. For momentum this equals torch's missing state.
-
-        :param memory: the state of earlier optimizers by a parameter's id. Its tensors are used again; new state is
-            added to it.
-        """
+    def begin(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Give parameters the state before the first step: zeros. For momentum this equals torch's missing state."""
         used: list[Tensor] = []
         for parameter in parameters:
-            state = memory.get(id(parameter))
-            if state is None:
-                state = memory[id(parameter)] = self._zeros(parameter)
+            if id(parameter) in self._memory:
+                used += self._memory[id(parameter)].values()
             else:
-                used += state.values()
-            self.state[id(parameter)] = state
+                self._memory[id(parameter)] = self._zeros(parameter)
+            self.state[id(parameter)] = self._memory[id(parameter)]
         if used:
             torch._foreach_zero_(used)
 

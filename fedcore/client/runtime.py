@@ -119,7 +119,7 @@ class ClientRuntime:
                 return self.failed(task, error)
 
     def steps(self, task: ClientTask, shared: SharedPayload | None) -> Generator[PlannedStep, None, Outcome]:
-        """Work on a task as :meth:`handle` does, but yield the steps: the caller takes them."""
+        """Work on a task as :meth:`handle` does, but yield the steps, as ``planned`` does: the caller takes them."""
         if task.kind in ("ask", "evaluate") or self.others:
             return self.handle(task, shared)
         try:
@@ -128,6 +128,55 @@ class ClientRuntime:
                 return self.trained(task, session, epochs)
         except Exception as error:
             return self.failed(task, error)
+
+    @contextmanager
+    def training(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[tuple[LocalSession, range]]:
+        """Begin a client's training or go on with it; yield its session and its local epochs up to the next pause.
+
+        The session ends with the block unless it pauses, also if the block raises.
+        """
+        session = self._begun(task, shared) if task.kind == "fit_begin" else self._paused(task)
+        session.start_clock()
+        start = int(task.meta["epoch"]) if session.is_paused else 0
+        try:
+            if session.is_paused:
+                session.resume(task.tensors)
+                if self.graphs:
+                    self.graphs.forget(session)
+            else:
+                session.start_from(chosen_starts(session, self.setup))
+                session.prepare_training()
+            stop = next((epoch for epoch in self.setup.breaks if epoch > start), session.work.epochs)
+            yield session, range(start, stop)
+        finally:
+            if not session.is_paused:
+                self._end(session)
+
+    def trained(self, task: ClientTask, session: LocalSession, epochs: range) -> ClientUpdate | Pause:
+        """Return the outcome after these epochs: a pause, or the update if they were the last."""
+        if epochs.stop < session.work.epochs:
+            assert task.session is not None
+            self._sessions[task.session] = session
+            weights, plugins = session.pause(), self.setup.breaks[epochs.stop]
+            names = {n for name in plugins for n in self.setup.claimed(self.setup.plugins[name], "exchanges")}
+            session.stop_clock()
+            return Pause(epochs.stop, on_cpu({name: weights[name] for name in sorted(names)}))
+        self._sessions.pop(task.session or "", None)
+        return self._finish(session)
+
+    def failed(self, task: ClientTask, error: Exception) -> ClientFailure:
+        """End a task that raised; return the failure of its client.
+
+        :raises FedcoreError: as :meth:`handle`.
+        """
+        if isinstance(error, FedcoreError) and not isinstance(error, PluginCallError):
+            raise error
+        self._end(self._sessions.pop(task.session or "", None))
+        if isinstance(error, Failed):
+            return ClientFailure(error.kind, str(error))
+        print_traceback()
+        message = str(error) if isinstance(error, PluginCallError) else f"{type(error).__name__}: {error}"
+        return ClientFailure("raised", message)
 
     def beside(self) -> ClientRuntime:
         """Return a runtime for another client at the same time: with a working model of its own, it shares the rest.
@@ -143,19 +192,30 @@ class ClientRuntime:
         """Run a block in which steps can be captured. All work on tasks needs this."""
         return self.graphs.recorder.running() if self.graphs else nullcontext()
 
-    def failed(self, task: ClientTask, error: Exception) -> ClientFailure:
-        """End a task that raised; return the failure of its client.
+    def own_model(self, task: ClientTask, shared: SharedPayload | None) -> nn.Module:
+        """Return a copy of the client's own model, as an evaluation by this task would use it; it is on the device."""
+        with closing(self._session(task, shared, read_only="personal_model")) as session:
+            return copy.deepcopy(own_model(session, took_part=task.meta["took_part"]))
 
-        :raises FedcoreError: as :meth:`handle`.
-        """
-        if isinstance(error, FedcoreError) and not isinstance(error, PluginCallError):
-            raise error
-        self._end(self._sessions.pop(task.session or "", None))
-        if isinstance(error, Failed):
-            return ClientFailure(error.kind, str(error))
-        print_traceback()
-        message = str(error) if isinstance(error, PluginCallError) else f"{type(error).__name__}: {error}"
-        return ClientFailure("raised", message)
+    def close(self) -> None:
+        """End the trainings that still pause when the run is over."""
+        while self._sessions:
+            self._end(self._sessions.popitem()[1])
+        for other in self.others.values():
+            other.close()
+
+    def _begun(self, task: ClientTask, shared: SharedPayload | None) -> LocalSession:
+        for key in [key for key, session in self._sessions.items() if session.round < task.round]:
+            self._end(self._sessions.pop(key))  # it paused in an earlier round, and the server gave it up
+        if self.graphs and shared is not None:
+            self.graphs.begin_round(task.round, shared.lr)
+        return self._session(task, shared)
+
+    def _paused(self, task: ClientTask) -> LocalSession:
+        session = self._sessions.get(task.session or "")
+        if session is None or not session.is_paused:
+            raise Failed("session_lost", f"session {task.session!r} is not live in this worker")
+        return session
 
     def _session(
         self,
@@ -212,66 +272,11 @@ class ClientRuntime:
             session.data = session.data if changed is None else changed
         return session
 
-    @contextmanager
-    def training(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[tuple[LocalSession, range]]:
-        """Begin a client's training or go on with it; yield its session and its local epochs up to the next pause.
-
-        The session ends with the block unless it pauses, also if the block raises.
-        """
-        session = self._begun(task, shared) if task.kind == "fit_begin" else self._paused(task)
-        session.clock(-1)
-        start = int(task.meta["epoch"]) if session.is_paused else 0
-        try:
-            if session.is_paused:
-                session.resume(task.tensors)
-                if self.graphs:
-                    self.graphs.forget(session)
-            else:
-                session.start_from(chosen_starts(session, self.setup))
-                session.prepare_training()
-            stop = next((epoch for epoch in self.setup.breaks if epoch > start), session.work.epochs)
-            yield session, range(start, stop)
-        finally:
-            if not session.is_paused:
-                self._end(session)
-
-    def _begun(self, task: ClientTask, shared: SharedPayload | None) -> LocalSession:
-        for key in [key for key, session in self._sessions.items() if session.round < task.round]:
-            self._end(self._sessions.pop(key))  # it paused in an earlier round, and the server gave it up
-        if self.graphs and shared is not None:
-            self.graphs.begin_round(task.round, shared.lr)
-        return self._session(task, shared)
-
-    def _paused(self, task: ClientTask) -> LocalSession:
-        session = self._sessions.get(task.session or "")
-        if session is None or not session.is_paused:
-            raise Failed("session_lost", f"session {task.session!r} is not live in this worker")
-        return session
-
-    def trained(self, task: ClientTask, session: LocalSession, epochs: range) -> ClientUpdate | Pause:
-        """Return the outcome after these epochs: a pause, or the update if they were the last."""
-        if epochs.stop < session.work.epochs:
-            assert task.session is not None
-            self._sessions[task.session] = session
-            weights, plugins = session.pause(), self.setup.breaks[epochs.stop]
-            names = {n for name in plugins for n in self.setup.claimed(self.setup.plugins[name], "exchanges")}
-            session.clock(+1)
-            return Pause(epochs.stop, on_cpu({name: weights[name] for name in sorted(names)}))
-        self._sessions.pop(task.session or "", None)
-        return self._finish(session)
-
     def _end(self, session: LocalSession | None) -> None:
         if session is not None:
             if self.graphs:
                 self.graphs.forget(session)
             session.close()
-
-    def close(self) -> None:
-        """End the trainings that still pause when the run is over."""
-        while self._sessions:
-            self._end(self._sessions.popitem()[1])
-        for other in self.others.values():
-            other.close()
 
     def _finish(self, session: LocalSession) -> ClientUpdate:
         losses, payload, kept = self._end_local(session, self.working.personal)
@@ -297,11 +302,9 @@ class ClientRuntime:
         version = self.store.write(session.client, session.round, {**session.states.snapshot(), **kept})
         sent = {plugin: self._sent(plugin, tensors) for plugin, tensors in update.payload.items() if tensors}
         model = self._sent("", update.model)
-        session.clock(+1)
-        seconds = session.spent.pop("")
-        return replace(
-            update, model=model, payload=sent, version=version, seconds=seconds, plugin_seconds=dict(session.spent)
-        )
+        session.stop_clock()
+        seconds, of_plugins = session.seconds, dict(session.plugin_seconds)
+        return replace(update, model=model, payload=sent, version=version, seconds=seconds, plugin_seconds=of_plugins)
 
     def _end_local(
         self, session: LocalSession, personal: Callable[[], Tensors]
@@ -374,11 +377,6 @@ class ClientRuntime:
             own = self.working.personal if self.setup.has_own_models else self.working.snapshot
             _, _, kept = self._end_local(session, own)
             return {**session.states.snapshot(), **kept}
-
-    def own_model(self, task: ClientTask, shared: SharedPayload | None) -> nn.Module:
-        """Return a copy of the client's own model, as an evaluation by this task would use it; it is on the device."""
-        with closing(self._session(task, shared, read_only="personal_model")) as session:
-            return copy.deepcopy(own_model(session, took_part=task.meta["took_part"]))
 
 
 def _with_json_metrics(session: LocalSession, plugin: str, hook: str, update: ClientUpdate) -> ClientUpdate:

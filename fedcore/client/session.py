@@ -154,8 +154,12 @@ class LocalSession:
     """The plugins' values for this round, by plugin."""
     contexts: dict[str, ClientContext] = field(default_factory=dict)
     """The client as each plugin sees it."""
-    spent: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """The seconds of the training so far: of each plugin, and under an empty name of the whole client."""
+    seconds: float = 0.0
+    """The seconds of the training so far."""
+    plugin_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """The seconds of the training so far in each plugin."""
+    _since: float = 0.0
+    _plugins_since: dict[str, float] = field(default_factory=dict)
     _throughout: frozenset[str] = frozenset()
     _parked: Tensors | None = None
 
@@ -188,10 +192,15 @@ class LocalSession:
                 found = f"gives {name!r} of shape {tuple(tensor.shape)}"
                 raise self.broken(plugin, found, hook=hook, expected=names if shape is None else str(tuple(shape)))
 
-    def clock(self, sign: int) -> None:
-        """Start (-1) or stop (+1) the clocks of the client and its plugins."""
-        for name, now in {"": time.perf_counter(), **self.plugins.seconds}.items():
-            self.spent[name] += sign * now
+    def start_clock(self) -> None:
+        """Begin to count the seconds of the client and of its plugins."""
+        self._since, self._plugins_since = time.perf_counter(), dict(self.plugins.seconds)
+
+    def stop_clock(self) -> None:
+        """Add the seconds since :meth:`start_clock`."""
+        self.seconds += time.perf_counter() - self._since
+        for name, now in self.plugins.seconds.items():
+            self.plugin_seconds[name] += now - self._plugins_since[name]
 
     def derive_seed(self, purpose: str) -> int:
         """Return the seed of this client's random stream in this round for a purpose."""
@@ -228,9 +237,9 @@ class LocalSession:
         self.working.set_trainable(self._throughout)
         self.excluded = self._throughout
         own = ParameterGroup(list(self.working.trained.values()), self.lr, self.config.weight_decay)
-        self.optimizer = Optimizer(self.config, [own, *self.requests.groups])
+        self.optimizer = Optimizer(self.config, [own, *self.requests.groups], self.memory.optimizer)
         self._refer_to_start()
-        self.optimizer.begin(self.optimizer.parameters, self.memory.optimizer)
+        self.optimizer.begin(self.optimizer.parameters)
 
     def epoch_seed(self, epoch: int) -> int:
         """Return the seed of a local epoch's random numbers, such as dropout's."""
@@ -287,4 +296,4 @@ class LocalSession:
         self._parked = None
         named = self.working.parameters.items()
         patched = [parameter for name, parameter in named if name in patches and parameter.requires_grad]
-        self.optimizer.begin(patched, self.memory.optimizer)
+        self.optimizer.begin(patched)
