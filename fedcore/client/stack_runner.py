@@ -40,8 +40,10 @@ def handler(runtime: ClientRuntime) -> Handle:
 class _Place:
     """A client in a stack, with its next step."""
 
-    number: int
-    task: int
+    slot: int
+    """Its slice of the stack."""
+    asked: int
+    """The position of its task among the tasks that came together."""
     step: PlannedStep
     steps: Generator[PlannedStep, None, Outcome]
 
@@ -89,32 +91,33 @@ class StackRunner:
         outcomes: dict[int, Outcome] = {}
         places: list[_Place] = []
         # Neighbours should have like steps. Clients with and without a previous model do not.
-        for number in sorted(range(len(tasks)), key=lambda number: tasks[number].version is None):
-            steps = self._runtimes[len(places)].steps(tasks[number], shared)
+        for asked in sorted(range(len(tasks)), key=lambda asked: tasks[asked].version is None):
+            slot = len(places)
+            steps = self._runtimes[slot].steps(tasks[asked], shared)
             try:
-                places.append(_Place(len(places), number, next(steps), steps))
+                places.append(_Place(slot, asked, next(steps), steps))
             except StopIteration as ended:
-                outcomes[number] = ended.value
+                outcomes[asked] = ended.value
         if places:
             self._train(places, outcomes)
-        return [_with_share_of_time(outcomes[number], len(places)) for number in range(len(tasks))]
+        return [_with_share_of_time(outcomes[asked], len(places)) for asked in range(len(tasks))]
 
     def _train(self, places: list[_Place], outcomes: dict[int, Outcome]) -> None:
-        """Take all steps of all clients; add the outcomes by the number of the task."""
+        """Take all steps of all clients; add the outcomes by the position of the task."""
         stack = self._try(lambda: self._stack.begin([place.session for place in places]))
         groups: dict[Hashable, Group | None] = {}
         while places:
             turn = min(place.turn for place in places)
             now = [place for place in places if place.turn == turn]
-            for _, run in groupby(enumerate(now), lambda pair: (pair[1].number - pair[0], pair[1].kind)):
+            for _, run in groupby(enumerate(now), lambda pair: (pair[1].slot - pair[0], pair[1].kind)):
                 together = [place for _, place in run]
                 errors = self._together(together, groups) if stack and len(together) > 1 else None
                 for place, error in zip(together, errors or map(_alone, together), strict=True):
                     try:
                         place.step = next(place.steps) if error is None else place.steps.throw(error)
                     except StopIteration as ended:
-                        outcomes[place.task] = ended.value
-            places = [place for place in places if place.task not in outcomes]
+                        outcomes[place.asked] = ended.value
+            places = [place for place in places if place.asked not in outcomes]
 
     def _together(self, places: Sequence[_Place], groups: dict[Hashable, Group | None]) -> Errors | None:
         """Take a step of each client as one; return their exceptions. None: it was not possible, and nothing changed.
@@ -122,9 +125,9 @@ class StackRunner:
         :param groups: the groups of this stack; None for one that cannot be stacked.
         """
         sessions = [place.session for place in places]
-        key = places[0].number, len(places), sessions[0].excluded
+        key = places[0].slot, len(places), sessions[0].excluded
         if key not in groups:
-            groups[key] = self._try(lambda: Group(self._stack, places[0].number, sessions))
+            groups[key] = self._try(lambda: Group(self._stack, places[0].slot, sessions))
         group = groups[key]
         errors = None if group is None else self._try(lambda: group.take([place.step.batch for place in places]))
         if errors is None:

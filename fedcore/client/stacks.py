@@ -90,7 +90,7 @@ class _Models(nn.Module):
 class Group:
     """Neighbours in a stack whose steps are one step.
 
-    :param first: the number of the first client in the stack.
+    :param first: the slice of the first client in the stack.
     :raises NotStackable: the run's steps cannot be stacked.
     """
 
