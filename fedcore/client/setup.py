@@ -74,20 +74,7 @@ class Setup:
             model = changed or model
         _check_forward(config, model, task, sample, [p.name for p in plugins.implementers("configure_model")])
         _check_untied(config, model)
-        names = list(model.state_dict())
-        personal, whole = set[str](), Layout.of(model)
-        for plugin, patterns in plugins.each("personal_parameters", model=model):
-            kept = match(patterns or (), names, plugin, "personal_parameters")
-            if kept and whole.fixed.issuperset(kept):
-                raise ConfigError(
-                    f"plugin {plugin.name!r} keeps {kept[0]!r} on each client, but no part of what it keeps is trained "
-                    "(requires_grad=False), so it would have no effect"
-                )
-            personal.update(kept)
-        plugins.check_names(names, personal)
-        if config.buffers == "local":
-            personal.update(whole.buffers)
-        layout, breaks = Layout.of(model, personal), _breaks(config, plugins)
+        layout, breaks = Layout.of(model, _personal(config, plugins, model)), _breaks(config, plugins)
         _check_values(config, model, layout)
         setup = cls(config, plugins, model, task, layout, breaks, dataset.public)
         _check_fixed(setup)
@@ -280,6 +267,22 @@ def _check_concurrency(setup: Setup) -> None:
             f"system option concurrency: clients do not wait for each other, but plugin {plugin.name!r} {does}; leave "
             "one of the two out"
         )
+
+
+def _personal(config: RunConfig, plugins: PluginSet, model: SplitModel) -> set[str]:
+    """Return the names of the parameters and buffers that stay on each client."""
+    names, whole = list(model.state_dict()), Layout.of(model)
+    personal = set[str]()
+    for plugin, patterns in plugins.each("personal_parameters", model=model):
+        kept = match(patterns or (), names, plugin, "personal_parameters")
+        if kept and whole.fixed.issuperset(kept):
+            raise ConfigError(
+                f"plugin {plugin.name!r} keeps {kept[0]!r} on each client, but no part of what it keeps is trained "
+                "(requires_grad=False), so it would have no effect"
+            )
+        personal.update(kept)
+    plugins.check_names(names, personal)
+    return personal | whole.buffers if config.buffers == "local" else personal
 
 
 def _check_fixed(setup: Setup) -> None:
