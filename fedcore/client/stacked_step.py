@@ -20,13 +20,21 @@ from fedcore.client.session import LocalSession
 from fedcore.hooks.contexts import ClientContext
 from fedcore.models import Outputs, SplitModel
 
-Path = tuple[str, ...]
-"""Names a value that hooks read of a client: its kind, and what :func:`value_at` needs further."""
-
 OF_RUN = ("config", "round", "rounds", "num_classes", "device", "model", "lr", "momentum")
 """Attributes of a client that are the same for all clients of a stack. ``model`` has the stacked weights in a step."""
 OF_CLIENT = ("received", "class_counts", "parameters", "start", "added", "n")
 """Attributes of a client that are stacked."""
+
+
+class Path(NamedTuple):
+    """Names a value that hooks read of a client."""
+
+    kind: str
+    """``reference``; ``frozen`` for a frozen model's outputs, ``module`` for its tensors; else a client's attribute."""
+    owner: str = ""
+    """The plugin that reads the attribute, or the name of the frozen model."""
+    name: str = ""
+    """The name of a value in the client's ``scratch`` or ``state``."""
 
 
 class NotStackable(FedcoreError, AttributeError):
@@ -37,7 +45,7 @@ class Unread(FedcoreError):
     """A hook reads a value that is not stacked yet."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("/".join(path))
+        super().__init__("/".join(filter(None, path)))
         self.path = path
 
 
@@ -106,14 +114,14 @@ class Reads:
         """
         if path not in self._values:
             try:
-                values = [value_at(session, *path) for session in self._sessions]
+                values = [value_at(session, path) for session in self._sessions]
             except KeyError:
                 return
             self._values[path] = mapped(values, self._stacked)
 
     def forget(self, plugins: Iterable[str]) -> None:
         """Drop the notes of plugins, since their ``observe`` changes them."""
-        for path in [path for path in self._values if path[0] in ("scratch", "state") and path[1] in plugins]:
+        for path in [path for path in self._values if path.kind in ("scratch", "state") and path.owner in plugins]:
             del self._values[path]
 
     def get(self, path: Path, weights: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> Any:
@@ -153,19 +161,14 @@ class Reads:
         return _Slot(len(self.tensors) - 1)
 
 
-def value_at(session: LocalSession, kind: str, plugin: str = "", name: str = "") -> Any:
-    """Return a value that a plugin reads of a client.
-
-    :param kind: ``reference``, an attribute of the client, or ``module`` for a frozen model's tensors, whose name is
-        then given in place of a plugin's.
-    :param name: of a value in the client's ``scratch`` or ``state``.
-    """
-    if kind == "reference":
+def value_at(session: LocalSession, path: Path) -> Any:
+    """Return a value that a hook reads of a client, of any kind but ``frozen``."""
+    if path.kind == "reference":
         return session.reference
-    if kind == "module":
-        return session.working.frozen[plugin].module.state_dict()
-    value = getattr(context_of(session, plugin), kind)
-    return value[name] if name else value
+    if path.kind == "module":
+        return session.working.frozen[path.owner].module.state_dict()
+    value = getattr(context_of(session, path.owner), path.kind)
+    return value[path.name] if path.name else value
 
 
 Read = Callable[[Path], Any]
@@ -189,7 +192,7 @@ class StackedStep(BatchStep):
     @property
     @override
     def reference(self) -> Any:  # type: ignore[override]
-        return self._read(("reference",))
+        return self._read(Path("reference"))
 
     @property
     @override
@@ -211,20 +214,20 @@ class StackedStep(BatchStep):
     def frozen(self, name: str) -> Outputs | None:
         self._require(name)
         present = self._session.working.frozen[name].present
-        found: Outputs | None = self._read(("frozen", name)) if present else None
+        found: Outputs | None = self._read(Path("frozen", name)) if present else None
         return found
 
     @property
     @override
     def global_model(self) -> SplitModel:
-        self._read(("module", "global"))
+        self._read(Path("module", "global"))
         return super().global_model
 
     @property
     @override
     def previous_model(self) -> SplitModel | None:
         if self._session.working.frozen["previous"].present:
-            self._read(("module", "previous"))
+            self._read(Path("module", "previous"))
         return super().previous_model
 
     @override
@@ -244,7 +247,7 @@ class StackedClient:
         if name in ("scratch", "state"):
             return _Notes(name, getattr(context_of(self._session, self._plugin), name), self._plugin, self._read)
         if name in OF_CLIENT:
-            return self._read((name, self._plugin))
+            return self._read(Path(name, self._plugin))
         raise NotStackable(f"plugin {self._plugin!r} reads client.{name} in a step")
 
 
@@ -257,7 +260,7 @@ class _Notes(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._first:
             raise KeyError(name)
-        return self._read((self._kind, self._plugin, name))
+        return self._read(Path(self._kind, self._plugin, name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._first)

@@ -153,10 +153,10 @@ class Group:
         while True:
             frozen: dict[Path, Outputs] = {}
             for path in known:
-                if path[0] != "frozen":
+                if path.kind != "frozen":
                     self._reads.read(path)
-                elif working.frozen[path[1]].present:
-                    own = [batch.frozen(path[1]) for batch in batches]
+                elif working.frozen[path.owner].present:
+                    own = [batch.frozen(path.owner) for batch in batches]
                     frozen[path] = Outputs(*map(torch.stack, zip(*own, strict=True)))
             try:
                 return self._vmapped(batches[0], frozen, *joined)
@@ -167,13 +167,13 @@ class Group:
 
     def _vmapped(self, first: Batch, frozen: Mapping[Path, Outputs], *joined: Tensor) -> tuple[Any, ...]:
         """Return the objectives (K,), the losses by name, (K,) each, the features and the logits."""
-        one, modules = copy.copy(first.session), [path for path in self._stack.known if path[0] == "module"]
+        one, modules = copy.copy(first.session), [path for path in self._stack.known if path.kind == "module"]
 
         def of_client(
             weights: dict[str, Tensor], tensors: list[Tensor], frozen: dict[Path, Outputs], x: Tensor, *given: Tensor
         ) -> tuple[Any, ...]:
             def read(path: Path) -> Any:
-                if path[0] != "frozen":
+                if path.kind != "frozen":
                     return self._reads.get(path, weights, tensors)
                 if path not in frozen:
                     raise Unread(path)
@@ -188,7 +188,7 @@ class Group:
 
             own = {f"trained.{name}": weights[name] for name in self._stack.weights}
             for path in modules:
-                own |= {f"{path[1]}.{name}": tensor for name, tensor in read(path).items()}
+                own |= {f"{path.owner}.{name}": tensor for name, tensor in read(path).items()}
             found: tuple[Any, ...] = functional_call(self._models, own, (step,))
             return found
 
