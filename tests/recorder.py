@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedcore.client import runtime
-from fedcore.engines.in_process import LanesEngine
+from fedcore.engines.lanes import LanesEngine
 from fedcore_testing import federate, forbid_host_sync
 
 

@@ -36,7 +36,7 @@ from fedcore.client.messages import (
     unpack_outcome,
 )
 from fedcore.engines.dispatch import Bundle, Dispatcher, alike, stacked
-from fedcore.engines.in_process import InProcessEngine, LanesEngine
+from fedcore.engines.in_process import InProcessEngine
 from fedcore.engines.transport import Channel, put_frame
 from fedcore.models.placement import resolve_device
 
@@ -58,6 +58,8 @@ def LocalEngine(site: ClientSite) -> InProcessEngine | WorkerEngine:  # noqa: N8
         if config.client_timeout is not None:
             raise ConfigError("--client-timeout needs worker processes, which can be killed: --workers 1 or more")
         if lanes > 1 and captures(config, device, site.dataset):
+            from fedcore.engines.lanes import LanesEngine
+
             return LanesEngine(site, lanes)
         return InProcessEngine(site)
     return WorkerEngine(site, min(workers or cores(), config.clients))  # further workers would never have a task

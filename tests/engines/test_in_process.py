@@ -9,7 +9,8 @@ from torch import nn
 from fedcore import Loss, Plugin, PluginContractError, hookimpl
 from fedcore.client.captured_steps import CaptureWarning
 from fedcore.engines import local
-from fedcore.engines.in_process import InProcessEngine, LanesEngine
+from fedcore.engines.in_process import InProcessEngine
+from fedcore.engines.lanes import LanesEngine
 from fedcore.engines.local import LocalEngine
 from tests import support
 from tests.client import test_captured_steps as captured

@@ -1,11 +1,11 @@
-"""Which steps become branches of one graph; that results are the same stands in tests/engines/test_in_process.py."""
+"""Which steps become branches of one graph; that results are the same stands in test_in_process.py."""
 
 import warnings
 
 import pytest
 
-from fedcore.client import branches
 from fedcore.client.captured_steps import CaptureWarning
+from fedcore.engines import lanes as module
 from fedcore_testing import partition_of
 from tests.client.test_captured_steps import RUN, assert_same
 from tests.recorder import CpuRecorder, side_by_side
@@ -36,15 +36,15 @@ def test_branches_that_cannot_be_recorded_are_taken_one_by_one(tmp_path, monkeyp
 
 
 def test_only_so_many_combinations_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(branches, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(module, "MOST_GRAPHS", 1)
     kept = []
-    note = branches.Branches._note
+    note = module.Branches._note
 
     def noted(self, combination, launch):
         note(self, combination, launch)
         kept.append(len(self._graphs))
 
-    monkeypatch.setattr(branches.Branches, "_note", noted)
+    monkeypatch.setattr(module.Branches, "_note", noted)
     with warnings.catch_warnings():
         warnings.simplefilter("error", CaptureWarning)
         lanes, plain, recorder = side_by_side(tmp_path, monkeypatch, **{**ALIKE, "partition": "dirichlet"})
