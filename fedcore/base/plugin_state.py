@@ -18,8 +18,6 @@ from torch import Tensor
 
 from fedcore.base.errors import PluginContractError
 
-_ABSENT: Any = object()
-
 
 class State(MutableMapping[str, Any]):
     """One plugin's named tensors and JSON values. Mappings in it have texts as keys: ``str(client)`` for a client.
@@ -41,15 +39,14 @@ class State(MutableMapping[str, Any]):
         self._own: dict[str, Any] = {}
         self._read_only = read_only
         self._device = device or torch.device("cpu")
-        self._before: dict[str, tuple[Any, Any]] | None = None  # own and base values to undo to; None: nothing to undo
+        self._before: tuple[dict[str, Any], dict[str, Any]] | None = None  # own and base values to go back to
 
     def __getitem__(self, key: str) -> Any:
         if key in self._own:
-            if self._before is not None and key not in self._before:  # the caller may edit it in place
-                self._note(key, copy.deepcopy(self._own[key]))
+            if self._is_from_before(key):  # the caller may edit it in place
+                self._own[key] = copy.deepcopy(self._own[key])
             return self._own[key]
         value = self._base[key]
-        self._note(key)
         own = value.to(self._device, copy=True) if isinstance(value, Tensor) else json.loads(json.dumps(value))
         self._own[key] = own
         return own
@@ -59,14 +56,12 @@ class State(MutableMapping[str, Any]):
         if not isinstance(key, str):
             raise PluginContractError.of(self._plugin, f"sets state[{key!r}]", expected="a text as name")
         self._check_value(key, value)
-        self._note(key)
         self._own[key] = value.detach().clone() if isinstance(value, Tensor) else value
 
     def __delitem__(self, key: str) -> None:
         self._check_writable(key)
         if key not in self:
             raise KeyError(key)
-        self._note(key)
         self._own.pop(key, None)
         self._base.pop(key, None)
 
@@ -83,7 +78,6 @@ class State(MutableMapping[str, Any]):
         tensor = tensor.detach().to(self._device)
         total = self._own.get(key, self._base.get(key))
         if total is None:
-            self._note(key)
             self._own[key] = torch.zeros(tensor.shape, dtype=torch.float64, device=self._device)
             self._own[key].add_(tensor, alpha=weight)
             return
@@ -93,8 +87,7 @@ class State(MutableMapping[str, Any]):
             raise PluginContractError.of(self._plugin, found, expected="a float64 tensor, as state.add makes it")
         if total.shape != tensor.shape:
             raise ValueError(f"state[{key!r}] is a sum of shape {tuple(total.shape)}, not {tuple(tensor.shape)}")
-        in_place = key in self._own and (self._before is None or key in self._before)
-        self._note(key)
+        in_place = key in self._own and not self._is_from_before(key)
         self._own[key] = total.add_(tensor, alpha=weight) if in_place else torch.add(total, tensor, alpha=weight)
 
     def __iter__(self) -> Iterator[str]:
@@ -119,27 +112,21 @@ class State(MutableMapping[str, Any]):
             hint = f"give each tensor a name: state[f'{key}/{{i}}'] = tensor" if "type Tensor" in str(error) else ""
             raise PluginContractError.of(self._plugin, found, expected="a tensor or a JSON value", hint=hint) from None
 
-    def _note(self, key: str, own: Any = _ABSENT) -> None:
-        """Note the value of a name before its first change, or its first reading, since :meth:`begin`."""
-        if self._before is not None and key not in self._before:
-            held = self._own.get(key, _ABSENT) if own is _ABSENT else own
-            self._before[key] = held, self._base.get(key, _ABSENT)
+    def _is_from_before(self, key: str) -> bool:
+        """Return whether :meth:`undo` needs an own value as it is."""
+        return self._before is not None and self._own[key] is self._before[0].get(key)
 
     def begin(self) -> None:
-        """Start to note the values that :meth:`undo` needs. Only values that are read or written are copied."""
-        self._before = {}
-
-    def end(self) -> None:
-        """Keep the changes since :meth:`begin`."""
-        self._before = None
+        """Keep the values as they are for :meth:`undo`."""
+        self._before = dict(self._own), dict(self._base)
 
     def undo(self) -> None:
         """Undo the changes since :meth:`begin`."""
-        for key, values in (self._before or {}).items():
-            for place, value in zip((self._own, self._base), values, strict=True):
-                place.pop(key, None)
-                if value is not _ABSENT:
-                    place[key] = value
+        if self._before is not None:
+            self._own, self._base = self._before
+
+    def end(self) -> None:
+        """Keep the changes since :meth:`begin`."""
         self._before = None
 
     def values_to_keep(self) -> dict[str, Any]:
@@ -202,8 +189,9 @@ class States:
             for state in states:
                 state.undo()
             raise
-        for state in states:
-            state.end()
+        finally:
+            for state in states:
+                state.end()
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Return the values of the next version, by plugin."""
