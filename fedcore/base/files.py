@@ -21,9 +21,6 @@ from fedcore.base.errors import RunDirectoryError, StorageError
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written."""
 
-NOT_FINITE = "not_finite"
-"""Key under which a record names its values that are not finite."""
-
 _FILES = (".safetensors", ".json", ".jsonl", ".yaml")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -165,22 +162,13 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with None instead of nan and inf, which JSON does not have. ``not_finite`` lists their names."""
-    names: list[str] = []
-    plain = {name: _finite(value, name, names) for name, value in record.items()}
-    return {**plain, NOT_FINITE: names} if names else plain
-
-
-def _finite(value: Any, name: str, names: list[str]) -> Any:
+def finite(value: Any) -> Any:
+    """Return a JSON value with None instead of nan and inf, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {key: _finite(entry, f"{name}.{key}", names) for key, entry in value.items()}
+        return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(entry, f"{name}.{index}", names) for index, entry in enumerate(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        names.append(name)
-        return None
-    return value
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def parse_record(text: str | bytes) -> dict[str, Any]:
