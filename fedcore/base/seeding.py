@@ -68,32 +68,9 @@ class RandomStream:
             each.set_state(state)
 
 
-@contextlib.contextmanager
-def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed torch's global generators for a block, and restore their state afterwards.
-
-    It draws the numbers of a :class:`RandomStream` with one block.
-    """
-    generators = global_generators(device)
-    outside = [each.get_state() for each in generators]
-    try:
-        for each in generators:
-            each.manual_seed(seed)
-        yield
-    finally:
-        for each, state in zip(generators, outside, strict=True):
-            each.set_state(state)
-
-
-class OtherDraws:
-    """Notices draws from torch's global CPU generator outside of the streams, which restore its state."""
-
-    def __init__(self) -> None:
-        self._state = torch.get_rng_state()
-
-    def noticed(self) -> bool:
-        """Return whether there were such draws since this object was made."""
-        return not torch.equal(self._state, torch.get_rng_state())
+def random_stream(seed: int, device: torch.device | str = "cpu") -> contextlib.AbstractContextManager[None]:
+    """Seed torch's global generators for a block, and restore their state afterwards."""
+    return RandomStream(seed, device).running()
 
 
 def global_generators(device: torch.device | str) -> list[torch.Generator]:

@@ -10,13 +10,13 @@ from functools import cached_property
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError
 from fedcore.base.files import finite
 from fedcore.base.plugin_state import States
 from fedcore.base.protocols import confusion_key
-from fedcore.base.seeding import OtherDraws
 from fedcore.data.inputs import Inputs
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
@@ -66,7 +66,7 @@ class Experiment:
         self._unsaved: ServerState | None = None  # the last recorded state, until its checkpoint is being written
         self._latest: dict[str, Any] | None = None
         self._failures_noted = False
-        self._other_draws: OtherDraws | None = OtherDraws()  # None once they are noted
+        self._random: Tensor | None = torch.get_rng_state()  # None once other draws are noted
         self._times = RoundTimes()
         self._failures = Failures()
         self._began = time.perf_counter()
@@ -128,8 +128,8 @@ class Experiment:
 
     def record(self, state: ServerState, record: dict[str, Any], seconds: dict[str, Any]) -> ServerState:
         """Append a round's record to metrics.jsonl and begin its checkpoint; return the state to go on from."""
-        if self._other_draws is not None and self._other_draws.noticed():
-            self._other_draws = None
+        if self._random is not None and not torch.equal(self._random, torch.get_rng_state()):
+            self._random = None
             self.notify("note", {"message": OTHER_DRAWS})
         self._latest = record["metrics"]
         self._failures.add(record)
