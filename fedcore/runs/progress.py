@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Any, Self
 
 from fedcore.runs.records import lost
@@ -32,7 +31,8 @@ class Progress:
         self.directory: Path | None = None
         """The run directory; None before it exists."""
         self.rounds, self.done, self.cohort, self.clients, self.failed = 0, 0, 0, 0, 0
-        self.finished = False
+        self.ending = ""
+        """``done`` or ``interrupted``; empty while the run goes on."""
         self.began = clock()
         self._round_began: float | None = None
         self._pace: deque[float] = deque(maxlen=20)
@@ -41,9 +41,7 @@ class Progress:
         """Start the display."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the display, also after an error."""
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
@@ -65,13 +63,30 @@ class Progress:
         elif event == "note":
             self.noted(details["message"])
         elif event in ("done", "stopped"):
-            self.finished = event == "done"
+            self.ending = "done" if event == "done" else "interrupted"
             self.ended()
 
     @property
     def left(self) -> float | None:
         """Estimated seconds to the end, from the last 20 rounds; None before the end of the second round."""
         return median(self._pace) * (self.rounds - self.done) if self._pace else None
+
+    @property
+    def completed(self) -> float:
+        """The rounds that are done, and the share of the next one's clients that have answered."""
+        return min(self.rounds, self.done + min(1.0, self.clients / max(1, self.cohort)))
+
+    @property
+    def doing(self) -> str:
+        """What the run does now, in a few words."""
+        if self.ending or self.directory is None:
+            return self.ending or "starting"
+        if self.done >= self.rounds:
+            return "finishing"
+        if self.clients >= self.cohort:
+            return f"round {self.done + 1}: evaluating"
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"round {self.done + 1}: {self.clients}/{self.cohort} clients{failed}"
 
     def started(self, details: Mapping[str, Any]) -> None:
         """Show that a run starts or resumes."""
@@ -98,7 +113,7 @@ class NotebookDisplay(Progress):
     def __init__(self, draw: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock=clock)
         self.draw, self.drawn = draw, self.began
-        self.title, self.status = "", "starting"
+        self.title = ""
         self.records: list[Mapping[str, Any]] = []
         self.notes: list[str] = []
 
@@ -125,29 +140,26 @@ class NotebookDisplay(Progress):
 
     def ended(self) -> None:
         """Draw how the run ended."""
-        self._redraw("done" if self.finished else "interrupted")
+        self._redraw()
 
-    def _redraw(self, status: str = "") -> None:
-        if self.title:
-            clients = f"{min(self.clients, self.cohort)}/{self.cohort} clients"
-            self.status = status or f"round {min(self.done + 1, self.rounds)}: {clients}"
+    def _redraw(self) -> None:
         self.drawn = self.clock()
         self.draw(self.page())
 
     def page(self) -> str:
         """Return the present state as HTML."""
         times = f"{self.clock() - self.began:.0f} s"
-        if self.left is not None and self.status != "done":
+        if self.left is not None and self.ending != "done":
             times += f", about {self.left:.0f} s left"
         if failed := self.failed + sum(lost(record).total() for record in self.records):
             times += f"; {failed} clients failed"
-        done = self.done + (self.clients / max(1, self.cohort) if self.done < self.rounds else 0)
         notes = "".join(f"<p>note: {html.escape(note)}</p>" for note in self.notes)
         curve = learning_curve(self.records, self.rounds)
         return (
-            f"<div><b>{html.escape(self.title)}</b> <progress value='{done:.2f}' max='{self.rounds}'></progress> "
-            f"{min(self.done, self.rounds)}/{self.rounds} rounds, {html.escape(self.status)}, {times}{notes}"
-            f"{curve if self.status != 'done' else ''}</div>"
+            f"<div><b>{html.escape(self.title)}</b> "
+            f"<progress value='{self.completed:.2f}' max='{self.rounds}'></progress> "
+            f"{min(self.done, self.rounds)}/{self.rounds} rounds, {self.doing}, {times}{notes}"
+            f"{curve if self.ending != 'done' else ''}</div>"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from rich import box
@@ -115,20 +114,15 @@ class LiveDisplay(Display):
         super().__init__(console, clock=clock)
         self._records: deque[Record] = deque(maxlen=ROWS)
         self._live = Live(get_renderable=self.render, console=console, refresh_per_second=5, vertical_overflow="crop")
-        self._showing = False
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop drawing. The last picture stays."""
-        if self._showing:
-            self._live.stop()
+        self._live.stop()
 
     def started(self, details: Mapping[str, Any]) -> None:
         """Print the run's headline and start drawing."""
         self.console.print(text(headline(details), style="bold"), soft_wrap=True)
         super().started(details)
-        self._showing = True
         self._live.start(refresh=True)
 
     def round_done(self, record: Record) -> None:
@@ -148,26 +142,13 @@ class LiveDisplay(Display):
         line = Table.grid(padding=(0, 2))
         for _ in range(4):
             line.add_column(no_wrap=True)
-        doing = self._doing()
         width = max(8, min(30, self.console.width - 72))
-        bar = ProgressBar(total=max(1, self.rounds), completed=self._completed(), width=width)
-        left = self.left
+        bar = ProgressBar(total=max(1, self.rounds), completed=self.completed, width=width)
         times = f"{stopwatch(self.clock() - self.began)} elapsed"
-        if left is not None and self.done < self.rounds:
-            times += f", {stopwatch(left)} left"
-        line.add_row(bar, f"{self.done}/{self.rounds} rounds", Text(doing, style="cyan"), Text(times, style="dim"))
+        if self.left is not None and self.done < self.rounds:
+            times += f", {stopwatch(self.left)} left"
+        line.add_row(bar, f"{self.done}/{self.rounds} rounds", Text(self.doing, style="cyan"), Text(times, style="dim"))
         return line
-
-    def _completed(self) -> float:
-        return min(self.rounds, self.done + min(1.0, self.clients / max(1, self.cohort)) * 0.999)
-
-    def _doing(self) -> str:
-        if self.done >= self.rounds:
-            return "done" if self.finished else "finishing"
-        what = f"round {self.done + 1}: {self.clients}/{max(self.cohort, self.clients)} clients"
-        if self.failed:
-            what += f", {self.failed} failed"
-        return what if self.clients < self.cohort else f"round {self.done + 1}: evaluating"
 
 
 def rounds_table(records: Sequence[Record], width: int) -> Table:

@@ -102,7 +102,7 @@ def test_a_run_of_a_script_shows_its_progress_unless_told_not_to(monkeypatch, tm
     fedcore.run(**options, notify=lambda event, said: None, out=tmp_path / "own")
     assert not shown
     fedcore.run(**options, out=tmp_path / "shown")
-    assert [(display.done, display.finished) for display in shown] == [(1, True)]
+    assert [(display.done, display.ending) for display in shown] == [(1, "done")]
 
 
 def test_failures_show_their_kinds_and_first_messages() -> None:
