@@ -28,7 +28,7 @@ class Commands(TyperGroup):
         """Run a command and print its errors as messages."""
         if ctx.parent is not None:
             return super().invoke(ctx)
-        with guarded(ctx):
+        with guarded():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:

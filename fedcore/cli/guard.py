@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,16 +21,15 @@ from fedcore.base.errors import (
     RoundFailedError,
     flag_of,
     nearest,
+    print_traceback,
 )
 
 BUG, BAD_INPUT, SOME_FAILED, DIVERGED, INTERRUPTED = 1, 2, 3, 4, 130
 """Exit codes of all commands. SOME_FAILED is for commands that start several runs."""
 
-_DEBUG = "fedcore.debug"
-
 
 @contextmanager
-def guarded(context: typer.Context) -> Iterator[None]:
+def guarded() -> Iterator[None]:
     """Print the errors of the command in the block as messages. With ``--debug``, also print the tracebacks.
 
     Exit codes:
@@ -55,28 +53,27 @@ def guarded(context: typer.Context) -> Iterator[None]:
         output.error("interrupted")
         raise typer.Exit(INTERRUPTED) from None
     except FedcoreError as error:
-        _trace(context)
+        print_traceback()
         raised = isinstance(error, PluginCallError) or (isinstance(error, RoundFailedError) and error.raised)
-        output.error(str(error).removesuffix(".") + _hint(context) if raised else error)
+        output.error(str(error).removesuffix(".") + _hint() if raised else error)
         raise typer.Exit(DIVERGED if isinstance(error, DivergedError) else BUG if raised else BAD_INPUT) from None
     except Exception as error:
         if hasattr(error, "exit_code"):
             _suggest(error)
             raise
-        _trace(context)
+        print_traceback()
         if isinstance(error, OSError) and error.errno not in (None, errno.EBADF):
             output.error(f"{error.filename}: {error.strerror}" if error.filename else error)
             raise typer.Exit(BAD_INPUT) from None
-        output.error(f"{type(error).__name__}: {error}{_hint(context)}", label="internal error")
+        output.error(f"{type(error).__name__}: {error}{_hint()}", label="internal error")
         raise typer.Exit(BUG) from None
     finally:
         os.environ.pop(DEBUG, None)
 
 
-def debug(context: typer.Context, wanted: bool) -> bool:
+def debug(wanted: bool) -> bool:
     """Note that a command has ``--debug``. Clients then print their tracebacks, in worker processes as well."""
     if wanted:
-        context.meta[_DEBUG] = True
         os.environ[DEBUG] = "1"
     return wanted
 
@@ -88,10 +85,5 @@ def _suggest(error: Any) -> None:
         error.possibilities = near and [flag_of(near)]
 
 
-def _hint(context: typer.Context) -> str:
-    return "" if _DEBUG in context.meta else "; run again with --debug for the traceback"
-
-
-def _trace(context: typer.Context) -> None:
-    if _DEBUG in context.meta:
-        traceback.print_exc(file=sys.stderr)
+def _hint() -> str:
+    return "" if DEBUG in os.environ else "; run again with --debug for the traceback"
