@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import gc
 import os
 import sys
@@ -15,10 +14,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from threadpoolctl import ThreadpoolController
 
 CORES = "PYTHON_CPU_COUNT"
 """Environment variable with the number of processors, which Python 3.13 also reads. It is 1 in worker processes."""
@@ -112,6 +107,8 @@ def one_thread() -> Iterator[None]:
     computed in such a block. The number of threads and torch's global generator (:mod:`fedcore.base.seeding`) belong to
     the process. The block therefore waits while another thread of this process is in such a block, and warns about it.
     """
+    import threadpoolctl
+
     turn = _turn
     if not turn.acquire(blocking=False):
         warnings.warn(
@@ -122,7 +119,7 @@ def one_thread() -> Iterator[None]:
         )
         turn.acquire()
     try:
-        with one_torch_thread(), _libraries(tuple(sys.modules)).limit(limits=1):
+        with one_torch_thread(), threadpoolctl.threadpool_limits(1):
             yield
     finally:
         turn.release()
@@ -148,11 +145,3 @@ def one_torch_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@functools.lru_cache(maxsize=1)
-def _libraries(modules: tuple[str, ...]) -> ThreadpoolController:
-    """Return the loaded libraries that have threads. Finding them takes milliseconds, so the result is cached."""
-    import threadpoolctl
-
-    return threadpoolctl.ThreadpoolController()

@@ -13,7 +13,6 @@ import time
 from contextlib import suppress
 
 import pytest
-import threadpoolctl
 import torch
 from threadpoolctl import ThreadpoolController, threadpool_info
 
@@ -166,20 +165,6 @@ def test_everything_has_one_thread_and_what_it_had_afterwards():
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
     assert threads_of_libraries() == had
-
-
-def test_libraries_are_searched_again_after_an_import(monkeypatch):
-    with one_thread():
-        pass
-    found = []
-    monkeypatch.setattr(threadpoolctl, "ThreadpoolController", lambda: found.append(1) or ThreadpoolController())
-    with one_thread(), one_thread():
-        pass
-    assert found == []
-    monkeypatch.setitem(sys.modules, "brings_a_library", sys)
-    with one_thread(), one_thread():
-        pass
-    assert found == [1]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
