@@ -7,7 +7,7 @@ import os
 import traceback
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -18,7 +18,7 @@ DEBUG = "FEDCORE_DEBUG"
 REPEATED = ("plugins", "trackers", "tags", "metrics")
 """Fields of RunConfig whose flags can be repeated."""
 
-_MOST_PROBLEMS, _LONGEST = 20, 200
+_MOST_PROBLEMS = 20
 
 
 class FedcoreError(Exception):
@@ -173,7 +173,7 @@ def describe(error: ValidationError, prefix: str = "", *, flags: bool = True, ty
             message = f"input should be a list, such as {f'[{value}]' if isinstance(value, (str, int)) else '[1, 2]'}"
         says_what = problem["type"] == "value_error" and message  # with the value, where that helps
         message = lower_first(message) or "a validator refuses it and gives no reason"
-        given = "" if says_what or isinstance(problem["input"], dict) else f" (given: {_short(problem['input'])})"
+        given = "" if says_what or isinstance(problem["input"], dict) else f" (given: {problem['input']!r:.200})"
         source = "" if path and path[0] in typed else prefix
         lines.append(f"{source}{name + ': ' if name else ''}{message}{given}")
     return "\n".join(lines)
@@ -187,11 +187,6 @@ def flag_of(field: str) -> str:
 def lower_first(text: str) -> str:
     """Return a sentence as it stands after a colon."""
     return text[:1].lower() + text[1:]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def print_traceback() -> None:

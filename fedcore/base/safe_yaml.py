@@ -44,12 +44,9 @@ class _Loader(yaml.SafeLoader):
         return value.encode("utf-16", "surrogatepass").decode("utf-16") if isinstance(value, str) else value
 
 
-_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's, where PyYAML was built with it
-
-
 def write_yaml(value: Any) -> str:
     """Return the YAML text of a value of JSON's types. Mappings keep their order."""
-    return str(yaml.dump(value, Dumper=_DUMPER, sort_keys=False))
+    return str(yaml.safe_dump(value, sort_keys=False))
 
 
 def read_yaml(text: str) -> Any:
@@ -61,10 +58,8 @@ def read_yaml(text: str) -> Any:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except (AttributeError, KeyError, IndexError, TypeError) as error:  # PyYAML on odd scalars: `!!int`, `!!bool x`
-        raise ValueError(f"a value is not of its type ({type(error).__name__}: {error})") from None
+    except (RecursionError, AttributeError, KeyError, IndexError, TypeError) as error:  # PyYAML on `!!int`, `[[[[...`
+        raise ValueError(f"it cannot be read as YAML ({type(error).__name__}: {error})") from None
 
 
 def read_config_file(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -64,9 +63,7 @@ class ClientUpdate:
 
     def scoped(self, plugin: str) -> ClientUpdate:
         """Return this update as ``plugin`` sees it. ``payload`` is its own namespace; a hook may pop from it."""
-        seen = copy.copy(self)  # a tenth of the time of dataclasses.replace
-        object.__setattr__(seen, "payload", self.payload.setdefault(plugin, {}))
-        return seen
+        return replace(self, payload=self.payload.setdefault(plugin, {}))
 
     def merged(self, plugin: str, seen: ClientUpdate) -> ClientUpdate:
         """Return the update ``seen``, which ``plugin`` made from its scoped view, with the payloads of all plugins."""

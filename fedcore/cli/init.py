@@ -22,14 +22,12 @@ from fedcore.hooks.plugin import option_names, parse_options
 
 _WIDTH = 100
 _INDENT = "  "
-_UNBROKEN = "\u00a0"
-"""A space at which no line is broken."""
 
 
 def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("fedcore.yaml"),
     plugins: options.InitPlugins = None,
-    preset: options.InitPreset = None,
+    preset: options.RunPreset = None,
     debug: options.Debug = False,
 ) -> None:
     """Write a config file with all options, their descriptions and their defaults, for fedcore train --config FILE.
@@ -85,7 +83,7 @@ def _plugin(name: str, values: Mapping[str, Any]) -> Iterator[str]:
 
 def _entry(name: str, field: FieldInfo, chosen: Mapping[str, Any]) -> Iterator[str]:
     """Yield an option's description, and its chosen value or in a comment its default."""
-    limits = (options.bounds(field) or ", ".join(options.choices(field.annotation))).replace(" ", _UNBROKEN)
+    limits = options.bounds(field) or ", ".join(options.choices(field.annotation))
     yield from _comment(f"{field.description or ''} [{limits}]" if limits else field.description or "")
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     value = write_yaml({name: to_jsonable_python(chosen.get(name, default))})
@@ -93,5 +91,4 @@ def _entry(name: str, field: FieldInfo, chosen: Mapping[str, Any]) -> Iterator[s
 
 
 def _comment(text: str) -> Iterator[str]:
-    lines = textwrap.wrap(text, _WIDTH - 2, break_on_hyphens=False)
-    return (f"# {line.replace(_UNBROKEN, ' ')}" for line in lines)
+    return (f"# {line}" for line in textwrap.wrap(text, _WIDTH - 2, break_on_hyphens=False))

@@ -155,7 +155,6 @@ RunSettings = Annotated[list[str] | None, option("--set", _SET, METHODS, metavar
 RunPreset = Annotated[
     str | None, option("--preset", _PRESET, METHODS, metavar="NAME", autocompletion=_completer("preset"))
 ]
-InitPreset = Annotated[str | None, option("--preset", _PRESET, metavar="NAME", autocompletion=_completer("preset"))]
 InitPlugins = Annotated[
     list[str] | None, option("--plugin", _METHOD, metavar="NAME", autocompletion=_completer("plugin"))
 ]

@@ -26,13 +26,13 @@ from fedcore.runs.saved import code_in
 
 def data_cautions(dataset: Dataset) -> list[str]:
     """Return the cautions about a data set: its own notes, and whether accuracy means anything on it."""
-    if dataset.num_classes > 1:
-        return [*dataset.notes]
-    return [
-        *dataset.notes,
-        f"{dataset.name!r} has a single class, so every model is right on all of its samples; check the labels: a "
-        "column of one-hot rows or of a table may have been lost",
-    ]
+    found = [*dataset.notes]
+    if dataset.num_classes < 2:
+        found.append(
+            f"{dataset.name!r} has a single class, so every model is right on all of its samples; check the labels: a "
+            "column of one-hot rows or of a table may have been lost"
+        )
+    return found
 
 
 def option_cautions(setup: Setup) -> list[str]:
@@ -161,12 +161,11 @@ def schedule_cautions(before: int, setup: Setup, trained: int) -> list[str]:
         for plugin in setup.plugins
         if "rounds" in plugin.assumes
     ]
-    if config.lr_schedule != "cosine":
-        return found
-    was, now = config.model_copy(update={"rounds": before}), config
-    return [
-        *found,
-        f"--lr-schedule cosine follows the number of rounds: from {was.learning_rate(trained - 1):.3g} in round "
-        f"{trained} of {before}, the learning rate goes on with {now.learning_rate(trained):.3g} in round "
-        f"{trained + 1} of {now.rounds}; a new run of {now.rounds} rounds gives other results",
-    ]
+    if config.lr_schedule == "cosine":
+        was = config.model_copy(update={"rounds": before})
+        found.append(
+            f"--lr-schedule cosine follows the number of rounds: from {was.learning_rate(trained - 1):.3g} in round "
+            f"{trained} of {before}, the learning rate goes on with {config.learning_rate(trained):.3g} in round "
+            f"{trained + 1} of {config.rounds}; a new run of {config.rounds} rounds gives other results"
+        )
+    return found
