@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from fedcore.hooks.plugin import question as question
     from fedcore.models.split import ModelTask as ModelTask
     from fedcore.models.split import SplitModel as SplitModel
-    from fedcore.runs.experiment import CallbackError as CallbackError
-    from fedcore.runs.experiment import Interrupted as Interrupted
     from fedcore.runs.experiment import client_model as client_model
     from fedcore.runs.experiment import evaluate_run as evaluate_run
     from fedcore.runs.experiment import load_run as load_run
     from fedcore.runs.experiment import resume as resume
     from fedcore.runs.experiment import run as run
     from fedcore.runs.result import RunResult as RunResult
+    from fedcore.runs.training import CallbackError as CallbackError
+    from fedcore.runs.training import Interrupted as Interrupted
 
 _HOMES = {
     "Answer": "base.types",
-    "CallbackError": "runs.experiment",
+    "CallbackError": "runs.training",
     "ClientContext": "hooks.contexts",
     "ClientUpdate": "base.types",
     "ConfigError": "base.errors",
@@ -62,7 +62,7 @@ _HOMES = {
     "DivergedError": "base.errors",
     "Exchange": "hooks.plugin",
     "FedcoreError": "base.errors",
-    "Interrupted": "runs.experiment",
+    "Interrupted": "runs.training",
     "Loss": "base.types",
     "Metric": "base.metrics",
     "ModelTask": "models.split",

@@ -19,7 +19,6 @@ from fedcore.data import Partition
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.models.placement import Placement
 from fedcore.runs import fast_dev_run as trial
-from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import evaluation_tasks
 from fedcore.runs.given import (
     DatasetObject,
@@ -34,22 +33,10 @@ from fedcore.runs.given import (
 from fedcore.runs.progress import only_notes
 from fedcore.runs.result import RunResult
 from fedcore.runs.run import Make, Run
-from fedcore.runs.training import CallbackError, Experiment, Interrupted, OnRound
+from fedcore.runs.training import Experiment, OnRound
 from fedcore.server.round import Notify
 from fedcore.server.scope import ServerScope
 from fedcore.server.state import ServerState
-
-__all__ = [
-    "CallbackError",
-    "Experiment",
-    "Interrupted",
-    "RunResult",
-    "evaluate_run",
-    "load_run",
-    "resume",
-    "run",
-    "started",
-]
 
 
 def run(
@@ -117,16 +104,11 @@ def run(
         config = RunConfig.create({**known, **config.model_dump(exclude_unset=True), **options})
     config, given = name_objects(config, model, plugins, dataset, metrics, partition)
     made = partition if isinstance(partition, Partition) else None
-    if fast_dev_run:
-        with one_thread(), lent(given), _display(notify, progress) as shown:
+    with one_thread(), lent(given), _display(notify, progress) as shown:
+        if fast_dev_run:
             return trial.fast_dev_run(config, partition=made, notify=shown, on_round=on_round)
-    with (
-        one_thread(),
-        lent(given),
-        Run.new(config, partition=made) as new,
-        _display(notify, progress) as shown,
-    ):
-        return new.train(notify=shown, make=engine, on_round=on_round)
+        with Run.new(config, partition=made) as new:
+            return new.train(notify=shown, make=engine, on_round=on_round)
 
 
 @contextmanager
@@ -292,8 +274,7 @@ def _reopened(
     if metrics is not None:
         named, measured = name_objects(RunConfig(), metrics=metrics)
         again |= measured
-        if named.metrics != RunDirectory.open(path).read_config().metrics:
-            changes["metrics"] = named.metrics
+        changes["metrics"] = named.metrics
     with one_thread(), lent(again):
         yield Run.open(path, allow_code=allow_code, changes=changes, **how)
 

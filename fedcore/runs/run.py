@@ -262,7 +262,7 @@ class Run:
 
         :raises RunDirectoryError: it should get other options, such as more rounds.
         """
-        if self.changes:
+        if self.changed:
             raise RunDirectoryError(
                 f"{self.directory.path} is finished, and without its checkpoints it cannot go on; start a new run: "
                 f"fedcore train --config {self.directory.path / 'config.yaml'}"

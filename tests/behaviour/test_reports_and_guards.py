@@ -17,7 +17,8 @@ from fedcore.cli.summary import report_line
 from fedcore.data import load_dataset
 from fedcore.hooks.checks import HOOKS
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import Interrupted, resume
+from fedcore.runs.experiment import resume
+from fedcore.runs.training import Interrupted
 from fedcore_trackers.scalars import round_scalars
 from tests import support
 from tests.support import lines, model_bytes, weights

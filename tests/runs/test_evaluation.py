@@ -14,7 +14,8 @@ import fedcore
 from fedcore import Plugin, PluginContractError, hookimpl
 from fedcore.models import SplitModel
 from fedcore.runs.evaluation import Evaluator
-from fedcore.runs.experiment import Interrupted, resume, started
+from fedcore.runs.experiment import resume, started
+from fedcore.runs.training import Interrupted
 from fedcore_testing import PersonalClassifier, small_config
 from tests.support import committed, lines, model_bytes
 

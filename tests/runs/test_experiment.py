@@ -21,7 +21,8 @@ from fedcore import Loss, Plugin, RejectUpdate, hookimpl, question
 from fedcore.base.errors import ConfigError, FedcoreError, RoundFailedError, RunDirectoryError, StorageError
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import Interrupted, evaluate_run, resume, started
+from fedcore.runs.experiment import evaluate_run, resume, started
+from fedcore.runs.training import Interrupted
 from fedcore_testing import EqualWeights, PersonalClassifier
 from fedcore_testing.problems import with_batch_norm
 from tests import support

@@ -17,8 +17,9 @@ from fedcore import Exchange, Plugin, RunConfig, hookimpl, question
 from fedcore.base.errors import ConfigError, RoundFailedError, UnknownNameError
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import Interrupted, resume
+from fedcore.runs.experiment import resume
 from fedcore.runs.records import in_words, totals
+from fedcore.runs.training import Interrupted
 from fedcore.server.system import Simulator
 from fedcore_testing import committed, federate, model_bytes, records, weights
 from fedcore_testing.federation import needs_of

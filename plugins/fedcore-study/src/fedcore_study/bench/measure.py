@@ -19,7 +19,8 @@ from fedcore import FedcoreError, RunConfig
 from fedcore.base.registry import available, how_to_install
 from fedcore.data import Dataset, Partition
 from fedcore.models import Placement
-from fedcore.runs.experiment import Experiment, started
+from fedcore.runs.experiment import started
+from fedcore.runs.training import Experiment
 from fedcore_study.bench.cpu import CpuReference
 from fedcore_study.bench.cuda import CudaReference
 from fedcore_study.bench.reference import Reference, Task
