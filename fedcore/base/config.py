@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -359,10 +359,6 @@ class RunConfig(BaseModel):
                 "raise participation"
             )
         return self
-
-    def without_labels(self) -> Self:
-        """Return the options without what belongs to one run alone: its directory, name, tags and note."""
-        return self.model_copy(update={"out": None, "name": None, "tags": [], "note": None})
 
     def model_of(self, client: int) -> str:
         """Return the name of a client's model."""

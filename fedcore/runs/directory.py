@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -59,16 +59,6 @@ class RunDirectory:
         self.clients = (ClientStore if with_clients else RemoteClientStore)(path / "clients")
         self.checkpoints = CheckpointStore(path / "checkpoint", self.clients)
 
-    @staticmethod
-    def choose(out: Path) -> Path:
-        """Return the path of a new run directory that the user names. It does not make the directory.
-
-        :raises RunDirectoryError: the directory exists and is not empty.
-        """
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise _exists(out)
-        return _encodable(out.resolve())
-
     @classmethod
     @contextlib.contextmanager
     def create(cls, out: Path | None, names: Iterable[str] = (), *, with_clients: bool = True) -> Iterator[Self]:
@@ -77,8 +67,10 @@ class RunDirectory:
         If the block raises before a round was finished, the directory is deleted again: there is nothing to resume.
 
         :param out: None for a folder below ``runs``, named after time and ``names``. No other process gets it.
-        :raises RunDirectoryError: the directory cannot be made, or another process began a run there meanwhile.
+        :raises RunDirectoryError: the directory cannot be made, is not empty, or belongs to another process.
         """
+        if out is not None and out.exists() and not out.is_dir():
+            raise _exists(out)
         try:
             made = _default_folder(names) if out is None else make_folders(out)
         except OSError as error:
@@ -166,20 +158,12 @@ class RunDirectory:
             self._locked = False
             os.close(descriptor)
 
-    def checkpoint(self, state: ServerState, touched: Iterable[int] = ()) -> Callable[[], None]:
-        """Return a function that saves a checkpoint, in any thread; see :meth:`CheckpointStore.save`.
-
-        The checkpoint belongs to the records as of this call. They are on the disk before the checkpoint.
-        """
-
-        def save() -> None:
-            if self.metrics.length:
-                with storing(self.metrics.path):
-                    sync_path(self.metrics.path)
-            self.checkpoints.save(state, touched)
-            self._keep_best(state)
-
-        return save
+    def checkpoint(self, state: ServerState, touched: Iterable[int]) -> None:
+        """Save a checkpoint, in any thread; see :meth:`CheckpointStore.save`. The records are on the disk before it."""
+        if self.metrics.length:
+            with storing(self.metrics.path):
+                sync_path(self.metrics.path)
+        self.checkpoints.save(state, touched)
 
     def restore(self, state: ServerState | None) -> None:
         """Bring the directory back to the checkpoint that was loaded. What was written later will be written again.
@@ -187,36 +171,21 @@ class RunDirectory:
         :param state: the state of the checkpoint; None if there is none.
         """
         self.metrics.restore(0 if state is None else state.metrics_bytes)
-        if state is not None:
-            self._keep_best(state)
         self.sessions.restore()
         self.checkpoints.tidy()
         for path in self.path.glob(f".*{TEMPORARY}"):
             path.unlink(missing_ok=True)
-
-    def _keep_best(self, state: ServerState) -> None:
-        """Make the model of the best round ``model-best.safetensors``, now that a checkpoint names this round."""
-        for file in self.path.glob(f".model-best-*{TEMPORARY}") if state.best else ():
-            number = int(file.stem.rpartition("-")[2])
-            with storing(file):
-                if number == state.best["round"] + 1:
-                    file.replace(self.path / "model-best.safetensors")
-                elif number <= state.best["round"]:
-                    file.unlink()
 
     def write_model(
         self, model: Mapping[str, Tensor], names: Mapping[str, str], inputs: Inputs, *, best: int | None = None
     ) -> None:
         """Write the final global model, or that of the best round, and the form of its inputs.
 
-        The model of the best round takes the place of the one before only with the checkpoint that names its round: a
-        run that is killed before goes on from a checkpoint with the earlier best round.
-
         :param names: the tensors' names in the file, see :meth:`SplitModel.file_names`.
         :param best: the best round so far, from 1, if it is the model of this round.
         """
         tensors = {names[name]: tensor for name, tensor in model.items()}
-        file = self.path / ("model.safetensors" if best is None else f".model-best-{best}{TEMPORARY}")
+        file = self.path / ("model.safetensors" if best is None else "model-best.safetensors")
         write_tensors(file, tensors, {"inputs": inputs.to_json(), "best_round": best})
 
     def load_model(self, model: SplitModel, *, best: int | None = None) -> Inputs:
@@ -285,26 +254,17 @@ def _default_folder(names: Iterable[str]) -> list[Path]:
     """Make an empty folder below ``runs``, named after time and names; return the new folders, innermost first."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     joined = "-".join(names) or "fedavg"
-    base = _encodable(Path("runs").resolve() / f"{stamp}-{joined}")
+    base = Path("runs").resolve() / f"{stamp}-{joined}"
     made, out, number = make_folders(base.parent), base, 0
     while True:
         try:
             out.mkdir()
+            break
         except FileExistsError:  # of a run that began in the same second
             number += 1
             out = base.with_name(f"{base.name}-{number}")
-        else:
-            sync_names([out])
-            return [out, *made]
-
-
-def _encodable(out: Path) -> Path:
-    """Refuse a path that config.yaml cannot name."""
-    try:
-        str(out).encode()
-    except UnicodeEncodeError:
-        raise RunDirectoryError(f"--out {str(out)!a} is not valid UTF-8; choose another directory") from None
-    return out
+    sync_names([out])
+    return [out, *made]
 
 
 def _exists(out: Path) -> RunDirectoryError:

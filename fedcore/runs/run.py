@@ -14,7 +14,6 @@ from typing import Any, Self
 from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, RunDirectoryError
-from fedcore.base.files import sync_path
 from fedcore.base.identity import CHANGEABLE, short_name
 from fedcore.base.process import one_thread
 from fedcore.base.registry import refuse_while_importing
@@ -100,8 +99,6 @@ class Run:
             _require_held_out("--patience", config, partition)
         if config.keep == "best":
             _require_held_out("--keep best", config, partition)
-        if config.out is not None:
-            config = config.model_copy(update={"out": RunDirectory.choose(config.out)})
         setup = _set_up(config, dataset)
         _ = setup.metrics  # a wrong one is refused before anything is written
         if config.keep == "best" and setup.layout.personal:
@@ -113,7 +110,8 @@ class Run:
         with RunDirectory.create(config.out, names, with_clients=not partition.is_declared) as directory:
             setup = replace(setup, config=setup.config.model_copy(update={"out": directory.path}))
             partition.save(directory.partition_file)
-            file = SavedConfig.of(setup.config, _digest_of(partition), data_digest(dataset), versions(setup.config))
+            values = setup.config.model_dump(mode="json")
+            file = SavedConfig(values, _digest_of(partition), data_digest(dataset), versions(setup.config))
             directory.write_config(file)  # last: with this file the folder is a run that can be resumed
             yield cls(setup, dataset, partition, directory, file)
 
@@ -164,7 +162,7 @@ class Run:
             _require_held_out("--patience", config, partition)
         file, changed = saved, frozenset(changes)
         if out is not None:
-            out = RunDirectory.choose(out)
+            out = out.resolve()
             file = replace(file, values={**saved.values, "out": str(directory.path)})
             config, changed = config.model_copy(update={"out": out}), changed | {"out"}
         setup = _set_up(config, dataset)
@@ -296,7 +294,7 @@ class Run:
         self.directory.metrics.read(noting(only_notes))
         network = Placement.plain().model(self.setup.model).eval()
         inputs = self.directory.load_model(network)
-        config = self.config.without_labels()
+        config = self.config.model_copy(update={"out": None, "name": None, "tags": [], "note": None})
         return RunResult(network, inputs, self.directory.path, summary, config, self.setup.metrics)
 
     def initial(self) -> ServerState:
@@ -430,8 +428,6 @@ def _copied(directory: RunDirectory, out: Path, *, with_clients: bool) -> RunDir
                 )
             for folder, _, _ in os.walk(made.path):
                 os.chmod(folder, os.stat(folder).st_mode | stat.S_IRWXU)
-            for path in (made.path, *made.path.rglob("*")):
-                sync_path(path)
     except OSError as error:
         raise RunDirectoryError(f"{directory.path} cannot be copied to {out}: {error}") from error
     return made

@@ -48,11 +48,6 @@ class SavedConfig:
     """The changes made on purpose at a resume, oldest first: the round, and by option the values before and after."""
 
     @classmethod
-    def of(cls, config: RunConfig, partition: str, data: str, versions: Mapping[str, Any]) -> SavedConfig:
-        """Return the content for a new run."""
-        return cls(config.model_dump(mode="json"), partition, data, versions)
-
-    @classmethod
     def read(cls, file: Path, checkpoint: Callable[[], Any] = lambda: None) -> SavedConfig:
         """Read a run's own config.yaml. Its options must not have changed since fedcore wrote it.
 
@@ -62,8 +57,6 @@ class SavedConfig:
         """
         content = read_mapping(file)
         values = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
-        if not values.keys() <= RunConfig.model_fields.keys():
-            RunConfig.create(values, source=str(file))  # raises, with the unknown option
         digests, versions, changes = (content.get(name) for name in ("digests", "versions", "changes"))
         if not (isinstance(digests, dict) and set(digests) == {"settings", *_PARTS}):
             raise RunDirectoryError(f"{file} is damaged: `digests` is incomplete. {HOW_TO_CHANGE}")

@@ -251,8 +251,7 @@ class Experiment:
         :raises StorageError: the previous checkpoint could not be written.
         """
         self.settle()
-        save = self.directory.checkpoint(state, self._touched)
-        self._writing = self._writer.submit(save)
+        self._writing = self._writer.submit(self.directory.checkpoint, state, self._touched)
         self._touched, self._unsaved = set(), None
 
     def settle(self) -> None:
@@ -260,14 +259,9 @@ class Experiment:
 
         :raises StorageError: it could not be written.
         """
-        writing = self._writing
-        if writing is None:
-            return
-        try:
+        writing, self._writing = self._writing, None
+        if writing is not None:
             writing.result()
-        finally:
-            if writing.done():  # if not, Ctrl-C ended the wait, and the thread still writes
-                self._writing = None
 
 
 def out_of_patience(config: RunConfig, state: ServerState) -> bool:

@@ -134,7 +134,7 @@ def records(draw: Draw, folder: Path) -> None:
     run = folder / "run"
     run.mkdir()
     partition = partition_digest("0", {"labels_sha256": "1"})
-    RunDirectory(run).write_config(SavedConfig.of(RunConfig(rounds=2), partition, "2", {}))
+    RunDirectory(run).write_config(SavedConfig(RunConfig(rounds=2).model_dump(mode="json"), partition, "2", {}))
     (run / "partition.json").write_text('{"sha256": "0", "info": {"labels_sha256": "1"}}')
     lines = [{"round": n, **_LINE} for n in range(2)]
     which = draw(st.sampled_from(["config.yaml", "partition.json", "metrics.jsonl", "summary.json"]))

@@ -114,25 +114,6 @@ def test_a_killed_run_keeps_the_same_best_model(tmp_path):
         _ = resumed.best_model
 
 
-def test_the_best_model_is_that_of_the_checkpoint_from_which_a_killed_run_goes_on(tmp_path, python):
-    """Round 7 is the best so far, but the run is killed before a checkpoint says so, and goes on with fewer rounds."""
-    python(f"""
-import os, fedcore
-fedcore.run(rounds=10, clients=5, workers=0, local_epochs=1, client_test_fraction=0.2, keep="best", checkpoint_every=4,
-            progress=False, out={str(tmp_path / "run")!r}, on_round=lambda row: row["round"] == 7 and os._exit(9))
-""")
-    assert (tmp_path / "run" / ".model-best-7.tmp").exists(), "else the test shows nothing"
-    result = fedcore.resume(tmp_path / "run", changes={"rounds": 4})
-    best = result.summary["metrics"]["best_by_validation"]
-    assert best["round"] < 5
-    test = load_dataset("digits").test
-    assert result.evaluate(test, model=result.best_model)["accuracy"] == best["global_accuracy"]
-    assert not [*(tmp_path / "run").glob(".model*")]
-    longer = fedcore.resume(tmp_path / "run", changes={"rounds": 8})
-    best = longer.summary["metrics"]["best_by_validation"]
-    assert longer.evaluate(test, model=longer.best_model)["accuracy"] == best["global_accuracy"]
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [({}, "--keep best looks at"), ({"plugins": "fedper", "client_test_fraction": 0.2}, "stay on the clients")],

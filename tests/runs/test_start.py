@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 import re
 import shutil
 from pathlib import Path
@@ -40,8 +39,8 @@ def test_an_opened_run_has_the_configuration_that_the_new_one_was_trained_with(t
 
 
 def test_a_run_of_a_device_that_is_not_there_is_read_on_the_cpu(tmp_path, monkeypatch):
-    written, values = SavedConfig.of, {"device": "cuda", "precision": "tf32"}
-    monkeypatch.setattr(SavedConfig, "of", lambda config, *more: written(config.model_copy(update=values), *more))
+    there = {"device": "cuda", "precision": "tf32"}
+    monkeypatch.setattr("fedcore.runs.run.SavedConfig", lambda values, *more: SavedConfig({**values, **there}, *more))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     result = fedcore.run(small_config(tmp_path))
     path = result.directory
@@ -63,16 +62,6 @@ def test_a_copy_is_set_up_with_its_own_directory(tmp_path):
     assert copy.config.out == copy.directory.path == tmp_path / "copy"
     assert copy.changed == {"out": (str(first.directory.path), str(tmp_path / "copy"))}
     assert copy.directory.partition_file.exists()
-
-
-def test_a_directory_that_holds_something_is_refused_before_the_set_up(tmp_path, monkeypatch):
-    with Run.new(small_config(tmp_path)) as first:
-        monkeypatch.setattr(*SET_UP, None)
-        with (
-            pytest.raises(RunDirectoryError, match="exists already"),
-            Run.new(small_config(tmp_path, out=first.directory.path)),
-        ):
-            pass
 
 
 @pytest.mark.parametrize(("finished", "words"), [(False, "another process is training in"), (True, "exists already")])
@@ -186,15 +175,6 @@ def test_a_run_that_cannot_be_begun_leaves_nothing(tmp_path, monkeypatch):
     ):
         pass
     assert not (tmp_path / "deep").exists()
-
-
-def test_a_copy_is_on_the_disk(tmp_path, monkeypatch):
-    with Run.new(small_config(tmp_path)) as first:
-        first.directory.sessions.append({})  # one that has trained stays
-    synced = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
-    copy = Run.open(first.directory.path, allow_code=False, out=tmp_path / "copy").directory.path
-    assert {path.stat().st_ino for path in [copy, *copy.rglob("*")]} <= set(synced)
 
 
 def test_a_finished_run_without_checkpoints_is_not_trained_or_evaluated_again(tmp_path):
