@@ -86,7 +86,8 @@ class PluginContractError(FedcoreError):
         :param round: the round, counted from 0 as in hooks. The message counts from 1.
         :param kind: the kind of the object: ``plugin``, ``model``, ``tracker``, ...
         """
-        number = None if round is None else round + (hook not in ("personal_model", "post_train"))  # after that round
+        after = hook in ("personal_model", "post_train")  # they run after the round
+        number = None if round is None else round if after else round + 1
         place = ", ".join(f"{what} {at}" for what, at in (("round", number), ("client", client)) if at is not None)
         message = "the plugins" if name is None else f"{kind} {name!r}"
         if hook:

@@ -82,11 +82,11 @@ def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) 
         def persistent_id(self, part: Any) -> str | None:
             return apart(part)
 
-    file, lent = io.BytesIO(), {key: found for key, found in _lent.items() if key[0] != "dataset"}
+    file, sent = io.BytesIO(), {key: found for key, found in _lent.items() if key[0] != "dataset"}
     try:
-        Pickler(file).dump((value, lent))
+        Pickler(file).dump((value, sent))
     except Exception as error:  # a program's objects can raise anything
-        names = ", ".join(f"{kind} {name!r}" for kind, name in lent) or "its data set"
+        names = ", ".join(f"{kind} {name!r}" for kind, name in sent) or "its data set"
         raise ConfigError(
             f"an object that was given to the run cannot be sent to a worker process ({names}: {error}). Use workers=0"
         ) from error

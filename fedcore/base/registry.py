@@ -86,32 +86,39 @@ def resolve(kind: str, name: str) -> Any:
     if is_code(name):
         return _import_attribute(kind, name)
     points = available(kind)
-    if name not in points:
-        prefix, colon, rest = name.partition(":")
-        prefixes = available(f"{kind} prefix") if f"{kind} prefix" in GROUPS else {}
-        if colon and prefix in prefixes:
-            return call(kind, name, resolve(f"{kind} prefix", prefix), rest)
-        package = package_of(f"{kind} prefix", prefix) if colon else package_of(kind, name)
-        other = next((other for other in NAMED if other != kind and name in available(other)), None)
-        hint = f"{name!r} is the name of an installed {other}" if other else ""
-        hint = f"{name!r} is in the package {package}: {how_to_install(package)}" if package else hint
-        hint = hint or _meant(kind, name, points)
-        known = [] if hint else points
-        hint = hint or (f"Or {', '.join(f'{prefix}:NAME' for prefix in prefixes)}" if prefixes else "")
-        raise UnknownNameError(kind, name, known, hint)
+    if name in points:
+        return _load(kind, name, points[name])
+    prefix, colon, rest = name.partition(":")
+    prefixes = available(f"{kind} prefix") if f"{kind} prefix" in GROUPS else {}
+    if colon and prefix in prefixes:
+        return call(kind, name, resolve(f"{kind} prefix", prefix), rest)
+    if package := package_of(f"{kind} prefix", prefix) if colon else package_of(kind, name):
+        raise UnknownNameError(kind, name, (), f"{name!r} is in the package {package}: {how_to_install(package)}")
+    if meant := _meant(kind, name, points):
+        raise UnknownNameError(kind, name, (), meant)
+    others = ", ".join(f"{each}:NAME" for each in prefixes)
+    raise UnknownNameError(kind, name, points, f"Or {others}" if others else "")
+
+
+def _load(kind: str, name: str, point: EntryPoint) -> Any:
     if twice := conflict(kind, name):
         raise ConfigError(twice)
     try:
-        return points[name].load()
+        return point.load()
     except Exception as error:  # an imported module can raise anything
-        found = f"of {_origin(points[name])} cannot be imported from {points[name].value!r}"
+        found = f"of {_origin(point)} cannot be imported from {point.value!r}"
         raise PluginContractError.of(
-            name, f"{found}: {type(error).__name__}: {error}", kind=kind, hint=_missing(error, points[name])
+            name, f"{found}: {type(error).__name__}: {error}", kind=kind, hint=_missing(error, point)
         ) from error
 
 
 def _meant(kind: str, name: str, points: Collection[str]) -> str:
-    """Return a hint on how to write the several methods, the data file or the code that a name seems to mean."""
+    """Return a hint on what an unknown name seems to mean; empty if there is none.
+
+    It can mean an object of another kind, several methods, a data file or code.
+    """
+    if other := next((other for other in NAMED if other != kind and name in available(other)), None):
+        return f"{name!r} is the name of an installed {other}"
     parts = re.split(r"[,+\s]+", name)
     if kind in ("plugin", "tracker", "metric") and len(parts) > 1 and all(part in points for part in parts):
         return f"Write {' '.join(f'--{kind} {part}' for part in parts)}, in a file {kind}s: [{', '.join(parts)}]"

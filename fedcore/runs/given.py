@@ -162,8 +162,8 @@ def _with_options(plugins: PluginObjects) -> list[tuple[Any, Mapping[str, Any]]]
     return [(plugin, {}) for plugin in _listed(plugins)]
 
 
-def _listed(objects: Any) -> list[Any]:
-    return [objects] if isinstance(objects, (str, Plugin)) or callable(objects) else list(objects)
+def _listed(given: Any) -> list[Any]:
+    return [given] if isinstance(given, (str, Plugin)) or callable(given) else list(given)
 
 
 def _add(found: dict[Key, Any], kind: str, value: Any) -> str:
