@@ -41,26 +41,31 @@ def build_config(
     :raises ConfigError: names the problem and its source, the file or a flag.
     """
     source = str(file) if file else ""
-    content = read_mapping(file) if file else {}
-    own = (*LABELS, "out") if "digests" in content else ()  # of an earlier run, whose file it is
-    written = {name: value for name, value in content.items() if name not in (*BESIDE_OPTIONS, *own)}
-    known = preset_options(preset) if preset else {}
-    written = {**known, **written}
-    values = {**written, **given}
-    if "system" in given and isinstance(before := read_system(written.get("system")), dict):
+    preset_values = preset_options(preset) if preset else {}
+    base = {**preset_values, **(_file_options(file) if file else {})}
+    values = {**base, **given}
+    if "system" in given and isinstance(before := read_system(base.get("system")), dict):
         values["system"] = {**before, **read_system(given["system"])}
-    plugins = _chosen("plugin", given.get("plugins"), written.get("plugins", {}))
-    trackers = _chosen("tracker", given.get("trackers"), written.get("trackers", {}))
+    plugins = _chosen("plugin", given.get("plugins"), base.get("plugins", {}))
+    trackers = _chosen("tracker", given.get("trackers"), base.get("trackers", {}))
     default = RunConfig.model_fields["engine"].default
     engine = str(values.get("engine", default))
-    options = written.get("engine_options") if engine == written.get("engine", default) else None
+    # The engine's options stay only if the engine stays.
+    options = base.get("engine_options") if engine == base.get("engine", default) else None
     changed = set_options({**read_choices({engine: options}, "engine"), **plugins, **trackers}, settings)
     values["plugins"] = {name: changed[name] for name in plugins}
     values["trackers"] = {name: changed[name] for name in trackers}
     values["engine_options"] = changed[engine]
     config = RunConfig.create(values, source=source, typed=given)
-    check_code(code_in(config), source, allow=allow_code, own=typed_code([*given.values(), *known.values()]))
+    check_code(code_in(config), source, allow=allow_code, own=typed_code([*given.values(), *preset_values.values()]))
     return config
+
+
+def _file_options(file: Path) -> dict[str, Any]:
+    """Return the options in a file, without what belongs to one run if the file is an earlier run's."""
+    content = read_mapping(file)
+    own = (*LABELS, "out") if "digests" in content else ()
+    return {name: value for name, value in content.items() if name not in (*BESIDE_OPTIONS, *own)}
 
 
 def _chosen(kind: str, typed: list[str] | None, written: Any) -> dict[str, dict[str, Any]]:
