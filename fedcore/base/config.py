@@ -31,7 +31,7 @@ from fedcore.base.system_options import SystemOptions, read_system
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
 
 _LABEL = re.compile(r"\w[\w.+=-]*")
-_MANY_TAGS, _LONG_LABEL, _MANY_METRICS, _MANY_MODELS = 50, 50, 50, 50
+_MANY_TAGS, _LONG_LABEL = 50, 50
 
 Json = Any  # None, bool, int, float, str, list or dict of the same
 
@@ -65,7 +65,6 @@ class RunConfig(BaseModel):
     )
     client_models: Annotated[list[str], BeforeValidator(_split)] = Field(
         default_factory=list,
-        max_length=_MANY_MODELS,
         description="Models of the clients, such as A,B,C, instead of --model: client k has the model k modulo their"
         " number. For methods in which the parts that differ stay on the clients.",
     )
@@ -241,7 +240,6 @@ class RunConfig(BaseModel):
     )
     metrics: list[str] = Field(
         default_factory=list,
-        max_length=_MANY_METRICS,
         description="Metrics of an evaluation next to accuracy and loss.",
     )
     keep: Literal["last", "best"] = Field(

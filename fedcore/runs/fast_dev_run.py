@@ -135,6 +135,3 @@ class _Some(PublicSamples):
 
     def to(self, device: torch.device, memory_format: torch.memory_format) -> _Some:
         return _Some(self.samples.to(device, memory_format), self.rows)
-
-    def tensors(self) -> dict[str, Tensor]:
-        raise NotImplementedError  # they do not travel
