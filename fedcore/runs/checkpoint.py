@@ -7,6 +7,7 @@ state that one of the two names is deleted, so that a run can go on from the old
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,8 @@ class CheckpointStore:
         :param phase: consider only checkpoints of this phase of the run; default all.
         :raises RunDirectoryError: there are checkpoints, but none is whole.
         """
-        files, problems = self._files(phase), []
-        for path, older in zip(reversed(files), [*reversed(files[:-1]), None]):
+        newest_first, problems = self._files(phase)[::-1], []
+        for path, older in itertools.zip_longest(newest_first, newest_first[1:]):
             try:
                 state = self._load(path, older, check)
             except _DAMAGED as error:

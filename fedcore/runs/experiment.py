@@ -164,15 +164,9 @@ def resume(
         together, or another process trains it.
     :raises ConfigError: the run needs one of the permissions.
     """
-    how: dict[str, Any] = {
-        "allow_outside": allow_outside,
-        "changes": changes,
-        "out": None if out is None else Path(os.path.expanduser(out)),
-    }
-    with (
-        _reopened(path, model, plugins, dataset, allow_code, metrics, **how) as reopened,
-        _display(notify, progress) as shown,
-    ):
+    out = None if out is None else Path(os.path.expanduser(out))
+    again = _reopened(path, model, plugins, dataset, allow_code, metrics, changes, allow_outside=allow_outside, out=out)
+    with again as reopened, _display(notify, progress) as shown:
         return reopened.train(notify=shown, make=engine, on_round=on_round)
 
 

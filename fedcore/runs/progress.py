@@ -177,6 +177,11 @@ def notebook_output() -> Callable[[str], None] | None:
     return lambda page: handle.update(shown.HTML(page))
 
 
+def noting(notify: Callable[[str, Mapping[str, Any]], None]) -> Callable[[str], None]:
+    """Return a function that passes a message to ``notify`` as a note."""
+    return lambda message: notify("note", {"message": message})
+
+
 def only_notes(event: str, details: Mapping[str, Any]) -> None:
     """Warn a caller that passed no ``notify`` of notes, for example that a damaged checkpoint was skipped."""
     notes = details["notes"] if event == "start" else [details["message"]] if event == "note" else []

@@ -69,9 +69,14 @@ def history_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         row["clients"], row["failed"] = len(record["cohort"]), lost(record).total()
         row |= {"bytes.down": record["bytes"]["down"], "bytes.up": record["bytes"]["up"]}
         row |= {f"report.{path}": value for path, value in flat(record.get("reports", {}), ".")}
-        row["seconds"] = sum(record["time"][part] for part in ("round", "evaluation") if part in record["time"])
+        row["seconds"] = seconds(record)
         rows.append(row)
     return rows
+
+
+def seconds(record: Mapping[str, Any]) -> float:
+    """Return the seconds of a round, its evaluation included."""
+    return float(sum(record["time"].get(part, 0.0) for part in ("round", "evaluation")))
 
 
 def failed_trainings(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -33,7 +33,7 @@ from fedcore.runs.cautions import (
 )
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.progress import only_notes
+from fedcore.runs.progress import noting, only_notes
 from fedcore.runs.provenance import session, versions
 from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking, tuned, usual_stack
 from fedcore.runs.result import RunResult
@@ -64,8 +64,8 @@ class Run:
     directory: RunDirectory
     file: SavedConfig
     """The run's config.yaml. The run's other files have to agree with it."""
-    changes: frozenset[str] = frozenset()
-    """The names of the options that have new values from here on."""
+    given: frozenset[str] = frozenset()
+    """The names of the options that were given anew at a resume. They may keep their values."""
 
     @classmethod
     @contextmanager
@@ -145,7 +145,6 @@ class Run:
             raise ConfigError(f"only {', '.join(sorted(CHANGEABLE))} can change when a run is resumed")
         config = RunConfig.create({**saved.values, **changes, "out": str(directory.path)})
         if reads and not has_device(config.device):
-            changes = {**changes, "device": "cpu"}
             config = config.model_copy(update={"device": "cpu"})
         if config.precision == "tf32" and resolve_device(config.device).type == "cpu":
             config = config.model_copy(update={"precision": "float32"})  # a CPU has no TF32
@@ -160,13 +159,14 @@ class Run:
         saved.require(_digest_of(partition), data_digest(dataset), directory.path)
         if changes.get("patience") is not None:
             _require_held_out("--patience", config, partition)
-        file, changed = saved, frozenset(changes)
+        file, given = saved, {*changes}
         if out is not None:
             out = out.resolve()
-            file = replace(file, values={**saved.values, "out": str(directory.path)})
-            config, changed = config.model_copy(update={"out": out}), changed | {"out"}
+            file = replace(saved, values={**saved.values, "out": str(directory.path)})  # where it is now
+            config = config.model_copy(update={"out": out})
+            given.add("out")
         setup = _set_up(config, dataset)
-        run = cls(setup, dataset, partition, directory, file, changed)
+        run = cls(setup, dataset, partition, directory, file, frozenset(given))
         if out is not None:
             if latest := directory.checkpoints.load():
                 run._require_rounds(latest)
@@ -181,10 +181,10 @@ class Run:
         return self.setup.config
 
     @property
-    def changed(self) -> dict[str, tuple[Any, Any]]:
+    def changes(self) -> dict[str, tuple[Any, Any]]:
         """The options whose values are others from here on, with the values before and after."""
         before, now = self.file.values, self.config.model_dump(mode="json")
-        return {name: (before.get(name), now[name]) for name in sorted(self.changes) if before.get(name) != now[name]}
+        return {name: (before.get(name), now[name]) for name in sorted(self.given) if before.get(name) != now[name]}
 
     @contextmanager
     def federation(self, make: Make | None = None) -> Iterator[Federation]:
@@ -238,20 +238,20 @@ class Run:
             if self.directory.read_summary() is not None and not self.directory.checkpoints.any():
                 return self._finished_for_good(note)
             state = self.recover(note) or self.initial()
-            if "rounds" in self.changes and state.phase != "train" and state.round < self.config.rounds:
+            if "rounds" in self.given and state.phase != "train" and state.round < self.config.rounds:
                 note(
                     f"no round is trained: --patience {self.config.patience} ended the run after round {state.round}; "
                     "to go on, add a larger --patience"
                 )
-            elif "rounds" in self.changed:
-                before, _ = self.changed["rounds"]
+            elif "rounds" in self.changes:
+                before, _ = self.changes["rounds"]
                 for caution in schedule_cautions(before, self.setup, state.round):
                     note(caution)
             with self.started(state, notify, make, on_round) as experiment:
                 if state.phase == "train":
                     self.directory.reopen_finished()
-                if self.changed:
-                    self.directory.write_config(self.file.changed(self.changed, state.round))
+                if self.changes:
+                    self.directory.write_config(self.file.with_changes(self.changes, state.round))
                 experiment.train(state)
         return self.result()
 
@@ -260,7 +260,7 @@ class Run:
 
         :raises RunDirectoryError: it should get other options, such as more rounds.
         """
-        if self.changed:
+        if self.changes:
             raise RunDirectoryError(
                 f"{self.directory.path} is finished, and without its checkpoints it cannot go on; start a new run: "
                 f"fedcore train --config {self.directory.path / 'config.yaml'}"
@@ -271,13 +271,9 @@ class Run:
     def evaluate(self, *, notify: Notify | None = None) -> dict[str, Any]:
         """Return the metrics of the last checkpoint. It writes nothing, and raises as :func:`fedcore.evaluate_run`."""
         note = noting(notify or only_notes)
-        if "device" in self.changes:
-            note(
-                f"this machine has no device {self.file.values['device']!r}, on which the run trained: evaluated on cpu"
-            )
+        if (trained_on := self.file.values["device"]) != self.config.device:
+            note(f"this machine has no device {trained_on!r}, on which the run trained: evaluated on cpu")
         state = self.last_state(note)
-        if state.phase != "done" and self.directory.read_summary() is not None:
-            note("the run is finished, but its last checkpoint is missing: the checkpoint before is evaluated")
         recorded = sum("round" in record for record in self.directory.metrics.read())
         if recorded > state.round:
             note(f"{recorded} rounds are recorded, but the last checkpoint is of round {state.round}: it is evaluated")
@@ -361,11 +357,11 @@ class Run:
         if state.round >= self.config.rounds or out_of_patience(self.config, state):
             return False
         was_extended = state.phase == "post_train" and not state.stopped  # by a resume that was killed
-        return was_extended or not self.changes.isdisjoint({"rounds", "patience"})
+        return was_extended or not self.given.isdisjoint({"rounds", "patience"})
 
     def _require_rounds(self, state: ServerState) -> None:
         """Refuse to go on with fewer rounds than the run has had."""
-        if "rounds" in self.changes and self.config.rounds < state.round:
+        if "rounds" in self.given and self.config.rounds < state.round:
             raise RunDirectoryError(
                 f"--rounds {self.config.rounds}: {self.directory.path} has had {state.round} rounds already"
             )
@@ -385,11 +381,6 @@ class Run:
                 f"the checkpoint in {self.directory.path} is not of the model that config.yaml describes, or that was "
                 f"given: they differ in {', '.join(wrong[:3])}{' and others' * (len(wrong) > 3)}"
             )
-
-
-def noting(notify: Notify) -> Note:
-    """Return a message callback that calls ``notify``."""
-    return lambda message: notify("note", {"message": message})
 
 
 def _set_up(config: RunConfig, dataset: Dataset) -> Setup:

@@ -44,8 +44,11 @@ class SavedConfig:
     """The digest of the data set's content."""
     versions: Mapping[str, Any]
     """The versions that were installed when the run was begun."""
-    changes: Sequence[Mapping[str, Any]] = ()
-    """The changes made on purpose at a resume, oldest first: the round, and by option the values before and after."""
+    history: Sequence[Mapping[str, Any]] = ()
+    """The changes made on purpose at a resume, oldest first; the key ``changes`` of the file.
+
+    Each has the round, and by option the values before and after.
+    """
 
     @classmethod
     def read(cls, file: Path, checkpoint: Callable[[], Any] = lambda: None) -> SavedConfig:
@@ -78,7 +81,7 @@ class SavedConfig:
         :raises StorageError: the file cannot be written.
         """
         digests = {"settings": self._digest(), "partition": self.partition, "data": self.data}
-        content = {**self.values, "digests": digests, **({"changes": list(self.changes)} if self.changes else {})}
+        content = {**self.values, "digests": digests, **({"changes": list(self.history)} if self.history else {})}
         content["versions"] = dict(self.versions)
         json.dumps(content, ensure_ascii=False).encode()
         write_text(file, write_yaml(content))
@@ -90,14 +93,14 @@ class SavedConfig:
         """
         return RunConfig.create({**self.values, "out": str(out)}, source=str(out / "config.yaml"))
 
-    def changed(self, changes: Mapping[str, tuple[Any, Any]], round: int) -> SavedConfig:
+    def with_changes(self, changes: Mapping[str, tuple[Any, Any]], round: int) -> SavedConfig:
         """Return the file with options changed on purpose.
 
         :param changes: option -> its values before and after.
         """
         values = {**self.values, **{name: after for name, (_, after) in changes.items()}}
         entry = {"round": round, **{name: list(pair) for name, pair in changes.items()}}
-        return replace(self, values=values, changes=[*self.changes, entry])
+        return replace(self, values=values, history=[*self.history, entry])
 
     @property
     def binding(self) -> dict[str, Any]:
@@ -106,7 +109,7 @@ class SavedConfig:
         return {"settings": settings, "partition": self.partition, "data": self.data}
 
     def _digest(self) -> str:
-        return _sha256([sorted(self.binding["settings"].items()), self.changes])
+        return _sha256([sorted(self.binding["settings"].items()), self.history])
 
     def require(self, partition: str, data: str, directory: Path) -> None:
         """Refuse a partition or data with other digests than at the beginning of the run.

@@ -18,7 +18,7 @@ from fedcore.base.output import clean, duration, note, number, percent, stderr, 
 from fedcore.base.protocols import EVALUATED
 from fedcore.runs import records
 from fedcore.runs.progress import NotebookDisplay, Progress, notebook_output, only_notes
-from fedcore.runs.records import lost
+from fedcore.runs.records import lost, seconds
 
 ROWS = 8
 MINUTE = 60.0
@@ -200,12 +200,6 @@ def accuracies(record: Record) -> dict[str, str]:
 def ordered(losses: Mapping[str, float]) -> list[tuple[str, float]]:
     """Return losses by name, the task's loss first."""
     return sorted(losses.items(), key=lambda item: (item[0] != "task", item[0]))
-
-
-def seconds(record: Record) -> float:
-    """Return the seconds of a round, its evaluation included."""
-    spent = record["time"]
-    return float(spent["round"] + spent.get("evaluation", 0.0))
 
 
 def took_part(record: Record) -> str:

@@ -20,6 +20,7 @@ from fedcore.base.protocols import confusion_key
 from fedcore.data.inputs import Inputs
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
+from fedcore.runs.progress import noting
 from fedcore.runs.provenance import now
 from fedcore.runs.records import Failures, RoundTimes, history_rows, not_evaluated, per_round, totals
 from fedcore.server.context import ScopeContext
@@ -60,7 +61,7 @@ class Experiment:
         self, federation: Federation, directory: RunDirectory, notify: Notify, on_round: OnRound | None = None
     ) -> None:
         self.federation, self.directory, self.notify, self.on_round = federation, directory, notify, on_round
-        self.config = federation.config
+        self.config, self.note = federation.config, noting(notify)
         self.evaluator = Evaluator(federation)
         self._touched: set[int] = set()  # since the last checkpoint
         self._unsaved: ServerState | None = None  # the last recorded state, until its checkpoint is being written
@@ -115,12 +116,9 @@ class Experiment:
                 self.directory.write_model(state.model, *self._file, best=state.round)
             if not last and out_of_patience(self.config, state):
                 last, best = True, state.best["round"]
-                self.notify(
-                    "note",
-                    {
-                        "message": f"stopped after round {state.round}: round {best + 1} stays the best on the "
-                        f"clients' held-out parts (--patience {self.config.patience})"
-                    },
+                self.note(
+                    f"stopped after round {state.round}: round {best + 1} stays the best on the clients' held-out "
+                    f"parts (--patience {self.config.patience})"
                 )
         state = replace(state, phase="post_train" if last else "train")
         seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
@@ -130,7 +128,7 @@ class Experiment:
         """Append a round's record to metrics.jsonl and begin its checkpoint; return the state to go on from."""
         if self._random is not None and not torch.equal(self._random, torch.get_rng_state()):
             self._random = None
-            self.notify("note", {"message": OTHER_DRAWS})
+            self.note(OTHER_DRAWS)
         self._latest = record["metrics"]
         self._failures.add(record)
         record = {**record, **self.reports(state), "time": seconds}
@@ -139,7 +137,7 @@ class Experiment:
         self._unsaved = state
         if self.on_round is not None and self._asks_to_stop(record) and state.phase == "train":
             state = self._unsaved = replace(state, phase="post_train", stopped=True)
-            self.notify("note", {"message": f"stopped after round {state.round}: on_round returned True"})
+            self.note(f"stopped after round {state.round}: on_round returned True")
         began = time.perf_counter()
         if state.phase == "post_train" or state.round % self.config.checkpoint_every == 0:
             self.checkpoint(state)
@@ -199,7 +197,7 @@ class Experiment:
         if earlier and not self._times.rounds:  # no round was added since
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
         if failed := self._failures.in_words():
-            self.notify("note", {"message": failed})
+            self.note(failed)
         summary = finite(summary)
         self.directory.write_summary(summary)
         self.notify("done", summary)
@@ -225,7 +223,7 @@ class Experiment:
         failed = not_evaluated(metrics)
         if failed and not self._failures_noted:
             self._failures_noted = True
-            self.notify("note", {"message": failed})
+            self.note(failed)
         return metrics
 
     def reports(self, state: ServerState) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def test_more_rounds_are_an_option_and_recorded(out: Path, tmp_path: Path) -> No
     ours, theirs = damages.left(out), damages.left(whole.directory)
     assert not {"model", "checkpoint", "server", "manifest"} & set(kills.differences(ours, theirs))
     saved = SavedConfig.read(out / "config.yaml")
-    assert [(entry["round"], entry["rounds"]) for entry in saved.changes] == [(3, [3, 4]), (4, [4, 5])]
+    assert [(entry["round"], entry["rounds"]) for entry in saved.history] == [(3, [3, 4]), (4, [4, 5])]
     assert cli("evaluate", out).exit_code == 0
     assert cli("compare", out).exit_code == 0
     assert len(RunDirectory(out).metrics.read()) == 5
@@ -157,7 +157,7 @@ def test_more_rounds_are_an_option_and_recorded(out: Path, tmp_path: Path) -> No
 def test_an_option_that_keeps_its_value_is_no_change(out: Path) -> None:
     before = SavedConfig.read(out / "config.yaml")
     assert cli("resume", out, "--workers", 0, "--rounds", 4, "--quiet").exit_code == 0
-    assert [{*entry} for entry in SavedConfig.read(out / "config.yaml").changes] == [{"round", "rounds"}]
+    assert [{*entry} for entry in SavedConfig.read(out / "config.yaml").history] == [{"round", "rounds"}]
     assert before.values["workers"] == 0
 
 
@@ -183,7 +183,7 @@ def test_going_on_elsewhere_leaves_the_first_directory_alone(out: Path, made: da
     assert result.exit_code == 0, result.output
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert kills.differences(damages.left(tmp_path / "copy"), made.whole) == []
-    assert SavedConfig.read(tmp_path / "copy" / "config.yaml").changes[0]["out"][0] == str(out)
+    assert SavedConfig.read(tmp_path / "copy" / "config.yaml").history[0]["out"][0] == str(out)
     result = cli("resume", out, "--out", tmp_path / "copy")
     assert (result.exit_code, "exists already" in said(result)) == (2, True)
 

@@ -60,7 +60,7 @@ def test_a_copy_is_set_up_with_its_own_directory(tmp_path):
         assert not (tmp_path / "copy").exists()
     copy = Run.open(first.directory.path, allow_code=False, out=tmp_path / "copy")
     assert copy.config.out == copy.directory.path == tmp_path / "copy"
-    assert copy.changed == {"out": (str(first.directory.path), str(tmp_path / "copy"))}
+    assert copy.changes == {"out": (str(first.directory.path), str(tmp_path / "copy"))}
     assert copy.directory.partition_file.exists()
 
 

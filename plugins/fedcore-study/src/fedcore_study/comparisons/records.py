@@ -200,7 +200,7 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
     partition, labels = _hashes(path / "partition.json", saved)
     rounds = list(_rounds(path / "metrics.jsonl", warn))
     summary, sessions = _summary(path, warn), RecordFile(path / "sessions.jsonl").read(warn)
-    return RunRecord(path, saved.config(path), partition, labels, rounds, summary, sessions, saved.changes)
+    return RunRecord(path, saved.config(path), partition, labels, rounds, summary, sessions, saved.history)
 
 
 def _hashes(file: Path, saved: SavedConfig) -> tuple[str, str]:
