@@ -15,7 +15,7 @@ from fedcore.cli.app import app
 from fedcore.client.messages import ClientFailure, ClientSite
 from fedcore.data import Partition, TensorSamples, load_dataset, load_partition, make_partition
 from fedcore.engines.in_process import InProcessEngine
-from fedcore.runs import experiment
+from fedcore.runs import experiment, training
 from fedcore.runs.directory import RunDirectory
 from fedcore_testing import federate, model_bytes
 from fedcore_testing.federation import small_config
@@ -114,7 +114,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
                     raise KeyboardInterrupt
                 yield from super().run([task])
 
-    with pytest.raises(experiment.Interrupted):
+    with pytest.raises(training.Interrupted):
         own_data(tmp_path / "stopped", "moon", engine=Stops)
     (stopped,) = [path.parent for path in (tmp_path / "stopped").rglob("config.yaml")]
     make = functools.partial(Organisations, dealt=dealt(), folder=tmp_path / "stopped" / "organisations")

@@ -21,7 +21,7 @@ from fedcore.cli.app import app
 from fedcore.client.store import ClientStore
 from fedcore.data import Dataset, TensorSamples, load_dataset
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask
-from fedcore.runs import experiment
+from fedcore.runs import experiment, training
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.provenance import RECORDED
 from fedcore_flower import wire
@@ -282,7 +282,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_with_residents_that_stayed(tmp_p
         return deliver(client, blobs)
 
     stops.armed, link.deliver = True, stops
-    with pytest.raises(experiment.Interrupted):
+    with pytest.raises(training.Interrupted):
         helpers.run_over(link, tmp_path / "stopped", "fedcme")
     (stopped,) = [path.parent for path in (tmp_path / "stopped").rglob("config.yaml")]
     resumed = experiment.resume(stopped, engine=helpers.make_engine(link, attempt="second"))
