@@ -179,13 +179,12 @@ class ClientRuntime:
         return ClientFailure("raised", message)
 
     def beside(self) -> ClientRuntime:
-        """Return a runtime for another client at the same time: with a working model of its own, it shares the rest.
-
-        Call it before the first task, while the model has its initial values.
-        """
+        """Return a runtime for another client at the same time: with a working model of its own, it shares the rest."""
         other = copy.copy(self)
+        self.working.load({})  # buffers that are not saved get their first values
         own = replace(self.setup, model=copy.deepcopy(self.setup.model))
         other.working = WorkingModel(own, captured=False)
+        other.working.first_personal = self.working.first_personal  # the copied model may have been trained by now
         return other
 
     def recording(self) -> AbstractContextManager[None]:

@@ -75,9 +75,8 @@ class StackRunner:
     """Trains clients in stacks: all clients whose tasks come together, which the engine decides."""
 
     def __init__(self, runtime: ClientRuntime) -> None:
-        others = min(runtime.config.stack_size, runtime.config.clients) - 1
-        self._runtimes = [runtime, *(runtime.beside() for _ in range(others))]
-        self._stack = Stack([each.working for each in self._runtimes])
+        self._runtimes = [runtime]
+        self._stack = Stack([])
         self._warned = False
 
     def handle(self, tasks: Sequence[ClientTask], shared: SharedPayload | None) -> list[Outcome]:
@@ -88,6 +87,9 @@ class StackRunner:
         first = self._runtimes[0]
         if len(tasks) == 1 or tasks[0].kind != "fit_begin":
             return [first.handle(task, shared) for task in tasks]
+        if len(tasks) > len(self._runtimes):
+            self._runtimes += [first.beside() for _ in range(len(tasks) - len(self._runtimes))]
+            self._stack = Stack([runtime.working for runtime in self._runtimes])
         outcomes: dict[int, Outcome] = {}
         places: list[_Place] = []
         # Neighbours should have like steps. Clients with and without a previous model do not.

@@ -167,6 +167,7 @@ class WorkingModel:
                     self.unsaved.append((part, name, own, own.clone()))
                 else:
                     self._saved.append((part, name, buffer))
+        self.set_trainable(())  # a copy of another working model has its client's frozen parameters
         self.smallest_batch = 2 if has_batch_norm(self.module) else 1
         """The number of samples that a training batch needs. BatchNorm needs two: one sample has no variance."""
 

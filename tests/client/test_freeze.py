@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore_testing import federate, interrupted, model_bytes, weights, with_batch_norm
+from fedcore.client.setup import Setup
+from fedcore.client.working_model import WorkingModel
+from fedcore.data import load_dataset
+from fedcore_testing import federate, interrupted, model_bytes, small_config, weights, with_batch_norm
 
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16, "rounds": 2, "local_epochs": 3}
 MOVED = []
@@ -46,6 +49,14 @@ def test_each_epoch_trains_its_part(tmp_path):
     MOVED.clear()
     federate(tmp_path, Alternates, Watches, **FEW)
     assert set(MOVED) == {(0, "classifier"), (1, "classifier"), (2, "encoder")}
+
+
+def test_a_copy_of_a_frozen_working_model_trains_batch_norm_again(tmp_path):
+    """The second client of a stack gets a copy of the first one's model, in which that client froze the encoder."""
+    config = small_config(tmp_path, model="module:fedcore_testing.problems.with_batch_norm")
+    setup = Setup.build(config, load_dataset("digits"))
+    setup.model.requires_grad_(False)
+    assert WorkingModel(setup, captured=False).smallest_batch == 2
 
 
 def test_parameters_of_no_epoch_are_frozen_in_the_update(tmp_path):

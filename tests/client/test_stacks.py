@@ -337,7 +337,7 @@ def test_the_losses_of_steps_alone_and_in_stacks_are_added_up(both, steps):
 
 
 def test_who_joins_a_larger_stack_starts_from_the_first_personal_weights(both):
-    """The last two places of the second round's stack have not trained before."""
+    """The models of a larger stack are copied from one that has been trained by then."""
     cohorts = (Cohorts, {"rounds": [[0, 1], [2, 3, 4, 5]]})
     assert_close(*both("fedper", cohorts, rounds=2, participation=1.0, partition="iid", eval_every=2))
 
