@@ -90,8 +90,10 @@ def count(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> Tensor:
         expected = f"a tensor of shape {tuple(metric.shape)} for any number of samples"
         raise PluginContractError.of(name, f"returned {what}", kind="metric", expected=expected)
     if found.is_floating_point() and found.dtype != torch.float64:
-        what, hint = f"returned counts of {found.dtype}", "return sums over the samples, and divide them in value"
-        raise PluginContractError.of(name, what, kind="metric", expected="integers or float64", hint=hint)
+        hint = "return sums over the samples, in float64, and divide them in value"
+        raise PluginContractError.of(
+            name, f"returned counts of {found.dtype}", kind="metric", expected="integers or float64", hint=hint
+        )
     return found
 
 

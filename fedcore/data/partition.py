@@ -194,8 +194,10 @@ class Partition:
 
         More than ``MAX_IN_JSON`` positions are written to a safetensors file next to it, which the JSON file names.
 
-        :raises DataError: the file cannot be written.
+        :raises DataError: the file cannot be written, or ``info`` does not name a data set to check it against.
         """
+        if not self.info:
+            raise DataError("a partition without info names no data set; give it to a run, which writes partition.json")
         parts = {"train": self.train, "test": self.test}
         sha256 = self.sha256
         content: dict[str, Any] = {"format": FORMAT, "sha256": sha256, "info": self.info}

@@ -257,9 +257,13 @@ class Experiment:
 
         :raises StorageError: it could not be written.
         """
-        writing, self._writing = self._writing, None
+        writing = self._writing
         if writing is not None:
-            writing.result()
+            try:
+                writing.result()
+            finally:
+                if writing.done():  # after Ctrl-C the next call waits for it, and raises its error
+                    self._writing = None
 
 
 def out_of_patience(config: RunConfig, state: ServerState) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcore.base.errors import ConfigError, DataError, FedcoreError
-from fedcore.data import load_partition
+from fedcore.data import Partition, load_partition
 from tests.data.labelled import DATASET, make_dataset, partitioned
 
 
@@ -37,6 +37,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         partitioned(seed=9).save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["split.json"]
+
+
+def test_a_partition_of_unknown_origin_is_saved_by_a_run(tmp_path):
+    partition = partitioned()
+    with pytest.raises(DataError, match="give it to a run"):
+        Partition(partition.train, partition.test).save(tmp_path / "split.json")
+    assert not list(tmp_path.iterdir())
 
 
 def test_reports_are_kept_as_notes():

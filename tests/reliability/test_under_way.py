@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import fedcore
-from fedcore.base.errors import RunDirectoryError
+from fedcore.base.errors import RunDirectoryError, StorageError
 from fedcore.runs.experiment import started
 from tests.reliability import damages, kills
 
@@ -77,3 +79,19 @@ def test_a_run_is_read_and_resumed_at_a_path_that_is_no_text(made: damages.Made,
         result = damages.run(*command)
         assert result.exit_code == 0, result.output
     assert kills.rounds_done(odd) == 4
+
+
+def test_a_checkpoint_that_fails_is_named_although_ctrl_c_ended_the_wait(
+    made: damages.Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(damages.configured(made.path.parent, "stateful", out=tmp_path / "run")) as (experiment, _):
+        experiment.settle()
+        writing = Future[None]()
+        experiment._writing = writing
+        monkeypatch.setattr(writing, "result", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            experiment.settle()
+        monkeypatch.undo()
+        writing.set_exception(StorageError("no room"))
+        with pytest.raises(StorageError, match="no room"):
+            experiment.settle()

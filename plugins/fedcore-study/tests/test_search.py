@@ -141,6 +141,12 @@ def test_a_study_goes_on_with_its_own_options_alone(tmp_path, monkeypatch, base,
     assert len(after.trials) == 3
 
 
+def test_two_values_that_do_not_go_together_refuse_no_search(tmp_path, monkeypatch):
+    monkeypatch.setattr(searching, "run_jobs", played(ROUND))
+    axes = [Axis("participation", 0.5, 1.0), Axis("min_clients", 1, 2)]
+    assert len(search(SweepSpec(base=BASE), axes, 4, tmp_path).trials) == 4
+
+
 def test_an_option_of_a_plugin_is_drawn_for_the_trials_that_have_the_plugin(tmp_path, monkeypatch):
     monkeypatch.setattr(searching, "run_jobs", played(ROUND))
     axes = [Axis("moon.mu", 0.1, 1.0), Axis("plugins", choices=("fedavg", "moon+uscc"))]

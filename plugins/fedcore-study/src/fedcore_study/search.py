@@ -135,13 +135,12 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
         if not (plugin in registry.available("plugin") or registry.package_of("plugin", plugin)):
             raise UnknownNameError("plugin", plugin, registry.available("plugin"), f"It stands in --search {unused[0]}")
         raise ConfigError(f"--search {unused[0]}: no trial has this plugin; add --plugin {plugin}")
-    # A wrong value would spend the trials that draw it.
-    first = {axis.name: axis.ends[0] for axis in axes}
+    # A wrong value would spend the trials that draw it. Each is tried alone: two that do not fit cost one trial.
     combinations = next((axis.choices for axis in axes if axis.name == "plugins"), ())
     for given in [{"plugins": chosen} for chosen in combinations] or [{}]:
         for axis in axes:
             for value in axis.ends:
-                resolved(spec.run({**first, **given, axis.name: value}, spec.seeds[0]))
+                resolved(spec.run({**given, axis.name: value}, spec.seeds[0]))
 
 
 def search(
