@@ -20,6 +20,7 @@ class MyMethod(Plugin[MyMethodOptions]):
     """MyMethod: clients minimise F_k(w) + a_t / 2 ||w - w_t||^2, with a_t = strength (1 - t / T)."""
 
     neutral = {"strength": 0.0}
+    assumes = ("rounds",)
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
