@@ -62,7 +62,11 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfi
         raise ConfigError(f"data set {config.dataset!r} has no test samples, but every run is evaluated on some")
     if config.unseen_domain is not None:
         domain_rows(dataset, config.unseen_domain)
-        if (domains := dataset.domains) and (domains.test == domains.number(config.unseen_domain)).all():
+        assert dataset.domains is not None  # domain_rows refuses a data set without
+        hidden = dataset.domains.test == dataset.domains.number(config.unseen_domain)
+        if not hidden.any():
+            raise ConfigError(f"--unseen-domain {config.unseen_domain}: no test sample is of this domain; add some")
+        if hidden.all():
             raise ConfigError(
                 f"--unseen-domain {config.unseen_domain}: all test samples are of this domain; add test samples of "
                 "another one. Or leave the option out, and the domain's training samples, too: `global` then measures "

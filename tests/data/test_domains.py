@@ -116,9 +116,14 @@ def test_wrong_domains_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kept", "message"), [(2, "all test samples are of this domain"), (None, "has no test samples")]
+    ("kept", "message"),
+    [
+        (2, "all test samples are of this domain"),
+        (1, "no test sample is of this domain"),
+        (None, "has no test samples"),
+    ],
 )
-def test_test_samples_of_other_domains_are_needed(kept, message):
+def test_test_samples_of_the_domain_and_of_others_are_needed(kept, message):
     rows = (DATASET.domains.test == kept).nonzero().flatten() if kept else torch.empty(0, dtype=torch.int64)
     test = TensorSamples(DATASET.test.gather(rows), DATASET.test.labels[rows])
     domains = replace(DATASET.domains, test=DATASET.domains.test[rows])
