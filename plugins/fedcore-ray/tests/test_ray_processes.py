@@ -27,7 +27,15 @@ pytestmark = pytest.mark.slow
 WORKERS_END_WITHIN, ALL_END_WITHIN = 30.0, 120.0
 """Seconds until a killed run's workers are gone, and the last of Ray's processes: two of its agents try for a minute to
 reach the head that was killed with the run."""
-OPTIONS = {"dataset": "digits", "model": "mlp", "clients": 4, "local_epochs": 2, "batch_size": 64, "device": "cpu"}
+OPTIONS = {
+    "dataset": "digits",
+    "model": "mlp",
+    "clients": 4,
+    "local_epochs": 2,
+    "batch_size": 64,
+    "lr": 0.05,
+    "device": "cpu",
+}
 BIN = Path(sys.executable).parent
 
 
@@ -314,7 +322,7 @@ def test_two_network_namespaces_stand_for_two_hosts(tmp_path, hosts, stack):
             "fcray-a",
             *command("train", "--plugin", "fedcme", "--engine", "ray", "--set", f"ray.address={head}", "--workers", 2),
             *("--rounds", 3, "--clients", 4, "--local-epochs", 2, "--model", "mlp", "--device", "cpu"),
-            *("--batch-size", 64, "--out", tmp_path / "run", "--quiet"),
+            *("--batch-size", 64, "--lr", 0.05, "--out", tmp_path / "run", "--quiet"),
         )
         done = subprocess.run(run, capture_output=True, text=True, timeout=180, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr + log.read_text()
