@@ -27,6 +27,11 @@ PROTOCOLS = {
     for protocol in (
         Protocol("global", "global model on the test set", "the global model on the server's test set"),
         Protocol(
+            "mean_domain",
+            "global model, mean over domains",
+            "the global model on the test samples of each domain, and the figures' mean over the domains",
+        ),
+        Protocol(
             "worst_domain",
             "global model on its worst domain",
             "the global model on the test samples of the domain where its accuracy is lowest",

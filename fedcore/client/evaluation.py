@@ -146,15 +146,24 @@ def added(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: np.sum([part[name] for part in parts], axis=0).tolist() for name in parts[0]}
 
 
-def by_domain(overall: dict[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the metrics of a model on samples of several domains: ``global`` with ``domains``, and ``worst_domain``.
+def by_domain(
+    overall: dict[str, Any], rows: Mapping[str, Mapping[str, Any]], metrics: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the metrics of a model on samples of several domains: ``global`` with ``domains``, the mean and the worst.
 
     :param overall: the rates on all samples.
     :param rows: the rates by domain.
+    :param metrics: the names of the run's metrics.
     """
     worst = min(rows, key=lambda domain: rows[domain]["accuracy"])
     accuracies = {domain: row["accuracy"] for domain, row in rows.items()}
-    return {"global": {**overall, "domains": accuracies}, "worst_domain": {**rows[worst], "domain": worst}}
+    columns = {name: [row[name] for row in rows.values()] for name in ("accuracy", "loss", *metrics)}
+    means = {name: None if None in values else float(np.mean(values)) for name, values in columns.items()}
+    return {
+        "global": {**overall, "domains": accuracies},
+        "mean_domain": {**means, "samples": overall["samples"]},
+        "worst_domain": {**rows[worst], "domain": worst},
+    }
 
 
 def _loss(value: float) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Evaluator:
             metrics["global"] = rates(total, self.further)
             if federation.dataset.domains:
                 by_name = {domain: rates(each, self.further) for domain, each in counts.items()}
-                metrics |= by_domain(metrics["global"], by_name)
+                metrics |= by_domain(metrics["global"], by_name, self.further)
             if unseen is not None:
                 metrics["unseen_domain"] = rates(unseen, self.further) | {"domain": hidden}
             if with_confusion:
@@ -172,9 +172,14 @@ class Evaluator:
         return {protocol: sizes[protocol] for protocol in sizes if sizes[protocol]}
 
     def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the best round so far by accuracy on the clients' held-out parts; empty if there are none."""
-        protocol = next((name for name in VALIDATION if name in self._on_clients), None)
-        if protocol is None or protocol not in metrics:  # no client's own model could be evaluated
+        """Return the best round so far by accuracy on the clients' held-out parts; empty if there are none.
+
+        A round in which a client could not be evaluated is left out: its mean is over other clients.
+        """
+        kept = self.federation.config.keep == "best"
+        protocols = ["global_local"] if kept else VALIDATION  # the global model is kept, so it is judged
+        protocol = next((name for name in protocols if name in self._on_clients), None)
+        if protocol is None or "failed" in metrics:
             return state.best
         accuracy = metrics[protocol]["accuracy"]
         if state.best and accuracy <= state.best["validation_accuracy"]:

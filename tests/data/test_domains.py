@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedcore import ConfigError, RunConfig, UnknownNameError, run
+from fedcore.client.evaluation import by_domain
 from fedcore.data import Domains, TensorSamples, load_dataset, make_partition
 from fedcore.data.dataset import data_digest
 from fedcore.runs.resolve import resolve
@@ -59,8 +60,20 @@ def test_the_global_model_is_evaluated_on_each_domain(tmp_path):
     worst = result.metrics["worst_domain"]
     assert worst["domain"] == min(by_hand, key=by_hand.__getitem__)
     assert worst["accuracy"] == pytest.approx(min(by_hand.values()))
+    mean = result.metrics["mean_domain"]
+    assert mean["accuracy"] == pytest.approx(sum(by_hand.values()) / len(by_hand))
     assert "unseen_domain" not in result.metrics
     assert all("worst_domain" in line["metrics"] for line in records(result))
+
+
+def test_the_mean_over_domains_counts_each_domain_equally():
+    rows = {
+        "large": {"accuracy": 0.9, "loss": 0.5, "samples": 900, "f1": 0.8},
+        "small": {"accuracy": 0.3, "loss": None, "samples": 100, "f1": 0.2},
+    }
+    found = by_domain({"accuracy": 0.84, "samples": 1000}, rows, ["f1"])
+    assert found["mean_domain"] == {"accuracy": pytest.approx(0.6), "loss": None, "f1": 0.5, "samples": 1000}
+    assert found["worst_domain"]["domain"] == "small"
 
 
 def test_domains_change_no_bit_of_the_other_figures(tmp_path):

@@ -60,6 +60,13 @@ def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path, patience,
     assert longer.config.patience == patience
 
 
+def test_the_model_that_is_kept_is_judged_itself(tmp_path):
+    options = {**BEST_IS_EARLY, "rounds": 2, "plugins": ["ditto"]}
+    for keep, chosen_by in (("last", "personal"), ("best", "global_local")):
+        result = fedcore.run(**options, keep=keep, out=tmp_path / keep)
+        assert result.summary["metrics"]["best_by_validation"]["validation"] == chosen_by
+
+
 @pytest.mark.filterwarnings("ignore:stopped after round")
 def test_a_run_that_stopped_early_trains_no_more_where_its_rounds_are_given_again(tmp_path):
     config = RunConfig(**OPTIONS, rounds=6, lr=1e-30, patience=2, out=tmp_path / "run")

@@ -17,8 +17,8 @@ def niid_bench(
 ) -> list[IntArray]:
     """Split as ``dirichlet`` does, with the numbers that the public code draws for ``init_seed`` = ``seed``.
 
-    The tables of MOON's paper and of many that build on its code are means over seeds 0, 1, 2 of this partition. Where
-    that code would draw without end, the split is refused.
+    MOON's code, and many that build on it, split CIFAR-10 and CIFAR-100 so. Where that code would draw without end, the
+    split is refused.
 
     :raises ConfigError: no clients, more clients than samples, alpha not positive, a seed that NumPy's legacy generator
         does not take, or no draw of ``MAX_REDRAWS`` with ``min_size`` samples for every client.
