@@ -2,10 +2,7 @@
 
 python examples/your_data.py [ROUNDS]
 
-A run names its data set, its model and its partition, for clients may live in other processes, which make them again.
-A function in a module of yours is named ``module:NAME_OF_THE_MODULE.NAME_OF_THE_FUNCTION``; the module must be
-installed, in a folder on PYTHONPATH, or, as here, next to the script. In an installed package it gets a shorter name
-through an entry point: ``fedcore plugins new NAME --kind dataset``.
+A run names a function as ``module:MODULE.FUNCTION``. The module must be on PYTHONPATH or, as here, next to the script.
 """
 
 import sys
