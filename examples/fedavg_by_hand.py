@@ -1,10 +1,6 @@
 """FedAvg in plain PyTorch: what ``fedcore train`` does without any plugin, to the same bits.
 
 python examples/fedavg_by_hand.py [ROUNDS]
-
-Only what goes in comes from fedcore: samples, their partition, initial weights and the seeds of the random streams.
-The loops are here. tests/documentation/test_examples.py compares the weights with the engine's, bit by bit (CPU,
-float32).
 """
 
 import sys

@@ -27,11 +27,9 @@ GROUPS = {
 MARK = "fedcore: "
 INTRODUCTION = """# Methods
 
-Each method is a plugin; some share a package. `make setup` installs all of them, `pip install 'fedcore[all]'` all but
-those of `fedcore-dp`. `fedavg` (McMahan et al., AISTATS 2017) is built in. `fedcore plugins show moon` prints options
-and hooks. Methods combine: `--plugin moon --plugin uscc`.
-[Combine methods](combine.md#what-is-refused) says how to try a pair.
-[Personal models](personal.md) helps to choose among those that give each client a model of its own.
+Each method is a plugin; some share a package. `make setup` installs all of them. `fedavg` (McMahan et al., AISTATS
+2017) is built in. `fedcore plugins show moon` prints options and hooks. [Methods combine](combine.md).
+[Personal models](personal.md) helps to choose a method that gives each client its own model.
 """
 
 
