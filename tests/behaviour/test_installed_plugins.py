@@ -9,8 +9,11 @@ import pytest
 from fedcore_testing import CHECKS, parametrize_with_checks
 
 NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} - {"fedavg"})
-# These share one run per plugin; the others take several each.
-QUICK = {check.name for check in CHECKS.values() if check.function.__module__.endswith((".contract", ".hooks"))}
+# Most of these share one run per plugin; the others take several each. The packages' own tests do not repeat them.
+QUICK = {check.name for check in CHECKS.values() if check.function.__module__.endswith((".contract", ".hooks"))} | {
+    "check_neutral_options_are_fedavg",
+    "check_resumes_to_the_same_bits",
+}
 
 NOISE = "secure noise is never drawn twice"
 NOISY = {

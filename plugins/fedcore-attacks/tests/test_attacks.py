@@ -9,7 +9,6 @@ import torch
 
 from fedcore import ConfigError, Plugin, PluginConflictError, RunConfig, hookimpl, question
 from fedcore_attacks import (
-    Attack,
     AttackOptions,
     NoAttackWarning,
     alie,
@@ -310,10 +309,6 @@ def test_malicious_clients_are_drawn_from_the_seed():
     assert len(set(drawn)) > 15
     assert malicious_clients(RunConfig(clients=20), AttackOptions(kind="noise", clients=[1, 4])) == {1, 4}
     assert len(malicious_clients(RunConfig(clients=4), AttackOptions(share=0.1))) == 1, "a share is no silent none"
-
-
-def test_without_malicious_clients_it_is_fedavg_bit_by_bit(go):
-    assert model_bytes(go({"attack": Attack.neutral})) == model_bytes(go({}))
 
 
 @pytest.mark.sampled(3)

@@ -11,7 +11,6 @@ import torch
 
 from fedcore import Plugin, PluginConflictError, hookimpl
 from fedcore_compress import (
-    QSGD,
     TopK,
     dequantise,
     equations,
@@ -25,8 +24,6 @@ from fedcore_testing import (
     FrozenEncoder,
     client_state,
     federations,
-    interrupted,
-    killed,
     model_bytes,
     records,
     weights,
@@ -112,11 +109,6 @@ def test_packing_gives_the_numbers_back(bits, size):
 def sizes(result):
     model = result.model.state_dict()
     return sum(tensor.numel() for tensor in model.values())
-
-
-def test_fraction_1_is_fedavg_to_the_bit(go):
-    assert model_bytes(go({"topk": {"fraction": 1.0}})) == model_bytes(go({}))
-    assert TopK.neutral == {"fraction": 1.0}
 
 
 def test_top_k_by_hand_in_a_round(go):
@@ -235,18 +227,6 @@ def test_a_run_in_which_nothing_goes_up_is_refused(go, plugin):
         go({plugin: {}, KeepsAll: {}})
 
 
-@pytest.mark.parametrize("plugin", ["topk", "qsgd"])
-def test_an_interrupted_run_goes_on(go, tmp_path, plugin):
-    options = {"rounds": 3, "clients": 4, "participation": 0.5}
-    assert model_bytes(interrupted(tmp_path, plugin, after=1, **options)) == model_bytes(go({plugin: {}}, **options))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("plugin", ["topk", "qsgd"])
-def test_a_killed_run_goes_on(go, tmp_path, plugin):
-    assert model_bytes(killed(tmp_path, plugin, after=1, rounds=3)) == model_bytes(go({plugin: {}}, rounds=3))
-
-
 def test_a_hostile_payload_is_rejected(go):
     class Lies(TopK):
         @hookimpl
@@ -260,7 +240,3 @@ def test_a_hostile_payload_is_rejected(go):
     (failure,) = records(go({Lies: {}}, rounds=1))[0]["failures"]
     assert (failure["client"], failure["kind"]) == (1, "rejected")
     assert "are not positions" in failure["message"]
-
-
-def test_the_methods_encode_every_parameter():
-    assert QSGD.encodes == TopK.encodes == ("*",)

@@ -23,10 +23,8 @@ from fedcore_testing import (
     W,
     analytic_federation,
     client_arrays,
-    committed,
     evaluate,
     federations,
-    interrupted,
     linear,
     mean_by_hand,
     model_bytes,
@@ -36,7 +34,6 @@ from fedcore_testing import (
     same_tensors,
     softmax_by_hand,
     steps_without_host_sync,
-    two_one_rest,
     weights,
 )
 
@@ -289,14 +286,6 @@ def test_v_starts_as_the_model_received_first_and_then_goes_on_over_rounds_of_ab
     assert "encoder.base.2.num_batches_tracked" in start
 
 
-def test_the_same_seed_gives_the_same_bits_also_after_a_stop(go, tmp_path):
-    options = {"rounds": 4, "clients": 4, "participation": 0.5, "model": with_dropout}
-    straight, resumed = go({"ditto": {}}, **options), interrupted(tmp_path, "ditto", after=1, **options)
-    assert model_bytes(resumed) == model_bytes(straight)
-    assert resumed.metrics["personal_global"] == straight.metrics["personal_global"]
-    assert all(same_tensors(kept(straight, client), kept(resumed, client)) for client in committed(straight).manifest)
-
-
 def test_convolutions_go_on_in_the_layout_of_the_model(go, monkeypatch):
     """State comes back contiguous; trained as it is, channels_last models would get other last bits after a pause."""
     formats = []
@@ -320,16 +309,6 @@ def test_v_has_statistics_of_its_own(go):
     assert not torch.equal(statistics[0], statistics[1])
     counts = [kept(result, client)["encoder.base.2.num_batches_tracked"] for client in range(3)]
     assert max(counts) == weights(result)["encoder.base.2.num_batches_tracked"]
-
-
-@pytest.mark.slow
-def test_a_client_with_one_sample_and_classes_that_are_missing(go):
-    result = go({"ditto": {}}, partition=two_one_rest)
-    assert [line["failures"] for line in records(result)] == [[], []]
-    assert (kept(result, 0)["classifier.bias"][2:] < weights(result)["classifier.bias"][2:]).all()
-    normalised = go({"ditto": {}}, partition=two_one_rest, model=with_buffers)
-    assert [failure["kind"] for line in records(normalised) for failure in line["failures"]] == ["no_steps"] * 2
-    assert 1 not in committed(normalised).manifest, "its v_1 was never trained"
 
 
 # --- evaluation --------------------------------------------------------------------------------------------------

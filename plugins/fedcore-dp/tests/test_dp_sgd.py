@@ -9,16 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
 from fedcore import ConfigError, Loss, Plugin, PluginConflictError, SplitModel, generator, hookimpl, question
-from fedcore_dp import ExampleDP, ExampleDPOptions, per_example, spent_epsilon
 from fedcore_dp import example as plugin_module
+from fedcore_dp import per_example, spent_epsilon
 from fedcore_dp.accountant import spent_by
 from fedcore_testing import (
-    check_plugin,
     create_plugin,
     federate,
     initial_weights,
@@ -220,30 +218,9 @@ def test_seeds_and_resumed_runs_have_the_same_bits(tmp_path, options):
     assert straight != model_bytes(federate(tmp_path, chosen, **size, seed=1))
 
 
-@pytest.mark.slow
-def test_worker_processes_give_the_same_bits(tmp_path):
-    chosen, size = ("dp-sgd", {**SEEDED, "sampling": "poisson"}), {**RUN, "rounds": 2}
-    assert model_bytes(federate(tmp_path, chosen, **size)) == model_bytes(federate(tmp_path, chosen, **size, workers=2))
-
-
 def test_secure_noise_differs_from_run_to_run(tmp_path):
     one, other = (model_bytes(federate(tmp_path, "dp-sgd", **RUN)) for _ in "ab")
     assert one != other
-
-
-class SeededDPSGD(ExampleDP):
-    """DP-SGD (Abadi et al., CCS 2016) with its noise from the seed, for the checks that compare bits."""
-
-    class Options(ExampleDPOptions):
-        """Options whose noise is seeded."""
-
-        seed_noise: bool = Field(default=True, description="From the seed.")
-
-
-@pytest.mark.slow
-def test_the_conformance_kit():
-    expected = {"check_runs_beside_another_plugin": "the neighbour has begin_local and sends payloads: refused"}
-    check_plugin(SeededDPSGD, slow=False, run={"model": "mlp"}, expected_failed_checks=expected)
 
 
 # --- epsilon -----------------------------------------------------------------------------------------------------

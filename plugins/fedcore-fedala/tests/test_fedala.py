@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcore import ConfigError, Plugin, PluginConflictError, hookimpl
+from fedcore import Plugin, PluginConflictError, hookimpl
 from fedcore_fedala import mixed, renewed_share, settled
 from fedcore_testing import (
     client_state,
     federations,
-    interrupted,
     linear,
-    model_bytes,
     softmax_by_hand,
-    steps_without_host_sync,
     weights,
     with_batch_norm,
 )
@@ -151,12 +146,6 @@ def test_the_first_participation_and_lower_layers_start_as_received(go):
     assert all(0 <= float(share.min()) <= float(share.max()) <= 1 for share in shares.values())
 
 
-def test_eta_0_is_fedavg_to_the_bit_and_other_values_are_not(go):
-    fedavg = model_bytes(go({}))
-    assert model_bytes(go({"fedala": {"eta": 0.0}})) == fedavg
-    assert model_bytes(go({"fedala": {"eta": 50.0}})) != fedavg
-
-
 def test_all_layers_can_be_learned(go):
     result = go({"fedala": {"layers": ["*"], "eta": 50.0, "most_epochs": 2}}, model=with_batch_norm)
     assert set(client_state(result, 0)["fedala"]) == {
@@ -169,25 +158,7 @@ def test_the_evaluated_model_is_the_trained_one(go):
     assert result.metrics["personal"]["accuracy"] == result.metrics["global_local"]["accuracy"], "the mean of one"
 
 
-def test_a_stopped_run_has_the_same_bits(go, tmp_path):
-    given = ("fedala", {"eta": 50.0})
-    run = functools.partial(interrupted, tmp_path, given, after=1, rounds=3)
-    assert model_bytes(run(**FEW)) == model_bytes(go(dict([given]), rounds=3))
-
-
-def test_no_step_waits_for_the_device(go):
-    with steps_without_host_sync() as looked:
-        go({"fedala": {}}, rounds=2)
-    assert set().union(*looked) == set()
-
-
 @pytest.mark.parametrize("other", ["fedper", "scaffold", "feddyn"])
 def test_what_cannot_be_combined_is_refused(go, other):
     with pytest.raises(PluginConflictError, match=rf"'(fedala|{other})'.*cannot be combined: "):
         go("fedala", other)
-
-
-@pytest.mark.parametrize("options", [{"eta": -1}, {"fraction": 0}, {"threshold": 0}, {"layers": []}, {"batch_size": 0}])
-def test_bounds(go, options):
-    with pytest.raises(ConfigError, match="fedala"):
-        go({"fedala": options})

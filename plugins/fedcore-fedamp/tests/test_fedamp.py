@@ -20,8 +20,6 @@ from fedcore_testing import (
     committed,
     federations,
     installed,
-    interrupted,
-    killed,
     personal_state,
     records,
     same_tensors,
@@ -36,11 +34,6 @@ go = federations(clients=4)
 
 def own_models(result, clients=4):
     return [personal_state(result, client) for client in range(clients)]
-
-
-def models_of(result):
-    """All models that the server keeps, by client and name."""
-    return {key: kept for key, kept in committed(result).plugins["fedamp"].items() if ":" in key}
 
 
 # --- the equations -----------------------------------------------------------------------------------------------
@@ -166,26 +159,6 @@ def test_the_server_keeps_the_models_that_clients_have(go):
     kept = committed(result).plugins["fedamp"]
     for client, model in enumerate(own_models(result)):
         assert all(torch.equal(kept[f"{client}:{name}"], tensor) for name, tensor in model.items())
-
-
-def test_an_interrupted_run_goes_on(go, tmp_path):
-    options = {**SKEWED, "rounds": 4, "participation": 0.5}
-    resumed, straight = interrupted(tmp_path, "fedamp", after=1, **options), go({"fedamp": {}}, **options)
-    assert same_tensors(models_of(resumed), models_of(straight))
-    assert resumed.metrics == straight.metrics
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(go, tmp_path):
-    options = {**SKEWED, "rounds": 3}
-    resumed, straight = killed(tmp_path, "fedamp", after=1, **options), go({"fedamp": {}}, **options)
-    assert same_tensors(models_of(resumed), models_of(straight))
-
-
-@pytest.mark.slow
-def test_workers_get_the_same_messages(go):
-    one, two = (go({"fedamp": {}}, **SKEWED, rounds=3, workers=workers) for workers in (0, 2))
-    assert same_tensors(models_of(one), models_of(two))
 
 
 def test_another_keeper_of_parameters_is_refused(go):

@@ -11,22 +11,18 @@ import torch
 import fedcore
 import fedcore_fedavgm
 from fedcore import Plugin, PluginConflictError, RoundFailedError, hookimpl
-from fedcore_fedavgm import FedAvgM, momentum_step
+from fedcore_fedavgm import momentum_step
 from fedcore_testing import (
     EqualWeights,
     FrozenEncoder,
     OwnsClassifier,
     PersonalClassifier,
-    PersonalModel,
     Quadratic,
     StepsOnServer,
     W,
     analytic_federation,
     federations,
-    interrupted,
-    killed,
     model_bytes,
-    one_sample,
     plugin_state,
     records,
     same_tensors,
@@ -119,14 +115,6 @@ def fedavg(go):
     return go({}, rounds=3, participation=0.75)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_beta_0_and_lr_1_are_fedavg_to_the_bit(go, fedavg, variant):
-    neutral = go({"fedavgm": {**FedAvgM.neutral, "variant": variant}}, rounds=3, participation=0.75)
-    assert model_bytes(neutral) == model_bytes(fedavg)
-    assert [line["losses"] for line in records(neutral)] == [line["losses"] for line in records(fedavg)]
-    assert plugin_state(neutral, "fedavgm") == {}
-
-
 def test_a_heavy_balls_first_round_is_fedavgs_to_the_bit(go):
     assert model_bytes(go({"fedavgm": {}}, rounds=1)) == model_bytes(go({}, rounds=1))
 
@@ -173,35 +161,7 @@ def test_what_stays_on_the_clients_has_no_velocity(go):
     assert not any(name.startswith("classifier.") for name in kept)
 
 
-def test_a_run_in_which_all_stays_on_the_clients_is_refused(go):
-    with pytest.raises(PluginConflictError, match="'personalmodel' keeps all of them"):
-        go({"fedavgm": {}, PersonalModel: {}})
-
-
-def test_nothing_more_travels(go):
-    assert go({"fedavgm": {}}).summary["bytes"] == go({}).summary["bytes"]
-
-
-def test_a_client_of_one_sample(go):
-    result = go({"fedavgm": {"beta": 0.5}}, partition=one_sample)
-    assert [line["accepted"] for line in records(result)] == [4, 4]
-
-
 # --- stops, kills and failures -----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_with_its_velocity(go, tmp_path):
-    resumed, straight = killed(tmp_path, "fedavgm", after=1, **LONG), go({"fedavgm": {}}, **LONG)
-    assert model_bytes(resumed) == model_bytes(straight)
-    assert plugin_state(straight, "fedavgm")
-    assert same_tensors(plugin_state(resumed, "fedavgm"), plugin_state(straight, "fedavgm"))
-
-
-@pytest.mark.parametrize("at", [0, 2])
-def test_an_interrupted_run_goes_on_with_its_velocity(go, tmp_path, at):
-    resumed = interrupted(tmp_path, "fedavgm", after=at, **LONG)
-    assert model_bytes(resumed) == model_bytes(go({"fedavgm": {}}, **LONG))
 
 
 class Fail(Plugin):
@@ -238,12 +198,6 @@ def test_refused_beside_others_with_both_names_and_the_reason(go, other, reason,
         go({name: {} for name in names})
     assert "'fedavgm'" in str(refusal.value)
     assert repr(other.__name__.lower()) in str(refusal.value)
-
-
-def test_refused_beside_fedcd(go):
-    pytest.importorskip("fedcore_fedcd")
-    with pytest.raises(PluginConflictError, match=r"'fedavgm' and 'fedcd' cannot be combined.*owns the aggregation"):
-        go({"fedcd": {}, "fedavgm": {}})
 
 
 def test_beside_other_weights_of_the_mean(go):

@@ -10,7 +10,6 @@ import torch
 
 import fedcore_fedbuff
 from fedcore import Plugin, PluginConflictError, RejectUpdate, generator, hookimpl
-from fedcore_fedbuff import FedBuff
 from fedcore_testing import (
     Quadratic,
     StepsOnServer,
@@ -20,7 +19,6 @@ from fedcore_testing import (
     federations,
     installed,
     interrupted,
-    killed,
     model_bytes,
     records,
     weights,
@@ -29,7 +27,6 @@ from fedcore_testing import (
 
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
 TOY = {**analytic_federation(CENTRES, SIZES), "lr": 0.2, "local_epochs": 2}
-LONG = {"clients": 4, "rounds": 4, "participation": 0.75}
 go = federations(clients=4)
 STARTED: list[tuple[int, int, list[float]]] = []
 
@@ -88,14 +85,6 @@ def test_doctests():
 
 
 # --- in the round loop -------------------------------------------------------------------------------------------
-
-
-def test_staleness_0_is_fedavg_to_the_bit(go):
-    settings = {"rounds": 3, "participation": 0.75}
-    fedavg, fresh = go({}, **settings), go({"fedbuff": FedBuff.neutral}, **settings)
-    assert model_bytes(fresh) == model_bytes(fedavg)
-    assert fresh.summary["bytes"] == fedavg.summary["bytes"]
-    assert committed(fresh).plugins.get("fedbuff", {}) == {}
 
 
 def test_the_first_round_is_fedavg_to_the_bit(go):
@@ -206,20 +195,6 @@ def test_batch_norms_variance_stays_positive(go):
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"staleness": 1}, {"discount": 0.0}, {"lr": 0.5}, {"distribution": "half-normal"}]
     assert len({model_bytes(go({"fedbuff": change}, rounds=4)) for change in changes}) == len(changes)
-
-
-def test_an_interrupted_run_goes_on(go, tmp_path):
-    assert model_bytes(interrupted(tmp_path, "fedbuff", after=1, **LONG)) == model_bytes(go({"fedbuff": {}}, **LONG))
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(go, tmp_path):
-    assert model_bytes(killed(tmp_path, "fedbuff", after=1, **LONG)) == model_bytes(go({"fedbuff": {}}, **LONG))
-
-
-@pytest.mark.slow
-def test_workers_get_the_same_starts(go):
-    assert model_bytes(go({"fedbuff": {}}, **LONG, workers=2)) == model_bytes(go({"fedbuff": {}}, **LONG))
 
 
 def test_with_a_server_optimizer_as_the_paper_says_any_can_be_used(go):

@@ -222,17 +222,6 @@ def test_a_lone_centre_joins_a_known_one_and_no_free_place():
     assert order.tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_an_assignment_is_scipys(seed):
-    from scipy.optimize import linear_sum_assignment
-
-    rng = np.random.default_rng(seed)
-    one, other, known = rng.normal(size=(5, 3)), rng.normal(size=(5, 3)), torch.ones(5, dtype=torch.bool)
-    order = matched_order(torch.tensor(one), known, torch.tensor(other), known)
-    _, expected = linear_sum_assignment(((other[:, None] - one) ** 2).sum(axis=2))
-    assert order.tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_w_reduces_the_m_consecutive_outputs_of_each_class(reduction):
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fedcore import FedcoreError, Loss, Plugin, PluginConflictError, hookimpl
 from fedcore.data import load_dataset
 from fedcore_fedcd import FedCD, FedCDOptions, assign_fine_classes
-from fedcore_testing import Cohorts, OwnTaskLoss, StepsOnServer, interrupted, model_bytes, records
+from fedcore_testing import Cohorts, OwnTaskLoss, StepsOnServer, model_bytes, records
 
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
 LOG: list[dict] = []
@@ -484,16 +484,6 @@ def test_what_travels(go):
     assert ledger == {"down": 2 * size, "up": 2 * 2 * size}, "P^g goes down from the second round on"
 
 
-def test_a_resumed_run_has_the_same_bits(go, tmp_path):
-    options = {**SKEWED, "rounds": 4, "participation": 0.5}
-    assert model_bytes(interrupted(tmp_path, "fedcd", after=1, **options)) == model_bytes(go({"fedcd": {}}, **options))
-
-
-@pytest.mark.slow
-def test_worker_processes_give_the_same_bits(go, final):
-    assert model_bytes(go({"fedcd": {}}, **SKEWED, workers=2)) == final({})
-
-
 # --- options ---------------------------------------------------------------------------------------------------------
 
 CHANGES = [
@@ -552,10 +542,6 @@ def final(go):
         return done[key]
 
     return weights
-
-
-def test_the_same_options_give_the_same_bits(go, final):
-    assert model_bytes(go({"fedcd": {}}, **SKEWED)) == final({})
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from fedcore_testing import (
     PersonalClassifier,
     federations,
     installed,
-    interrupted,
     model_bytes,
     partition_of,
     plugin_state,
@@ -474,12 +473,6 @@ def test_failing_after_the_exchange_leaves_the_partner_alone(go):
 # --- neutral, options, resume ---------------------------------------------------------------------------------
 
 
-def test_neutral_is_fedavg_bit_by_bit(go):
-    plain = go({}, rounds=3)
-    assert model_bytes(go({"fedcme": OFF}, rounds=3)) == model_bytes(plain)
-    assert model_bytes(go({"fedcme": {"align": False, "exchange": "none"}}, rounds=3)) == model_bytes(plain)
-
-
 def test_neutral_with_a_moved_split_is_fedavg_under_other_names(go):
     moved = as_unmoved(weights(go({"fedcme": {**OFF, "classifier_layers": 2}}, rounds=3)))
     plain = weights(go({}, rounds=3))
@@ -521,19 +514,6 @@ def test_each_option_changes_the_run(go):
     ]
     found = [model_bytes(go({"fedcme": change}, **options)) for change in changes]
     assert len(set(found)) == len(changes)
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_resume_is_bit_identical(go, tmp_path, layers):
-    options = {"rounds": 3, "clients": 4, "participation": 0.75, "local_epochs": 2, "batch_size": 200}
-    plugin = ("fedcme", {"mu": 0.1, "classifier_layers": layers})
-    assert model_bytes(interrupted(tmp_path, plugin, after=1, **options)) == model_bytes(go(dict([plugin]), **options))
-
-
-def test_two_workers_give_the_bits_of_one_process(go):
-    plugins = {"fedcme": {"mu": 0.1, "classifier_layers": 2}}
-    options = {"rounds": 2, "clients": 4, "partition": "dirichlet-clients", "alpha": 5.0}
-    assert model_bytes(go(plugins, workers=2, **options)) == model_bytes(go(plugins, workers=0, **options))
 
 
 # --- beside other plugins -------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ from fedcore_testing import (
     client_state,
     federations,
     installed,
-    interrupted,
     model_bytes,
     steps_without_host_sync,
 )
@@ -381,18 +380,6 @@ def test_batch_norm_statistics_are_the_mean_by_samples(go):
     )
 
 
-def single_sample(labels, num_clients, **_):
-    """Deal one sample to client 0 and two classes to each other one, so that each misses most of them."""
-    deal = [np.flatnonzero((labels == 2 * k) | (labels == 2 * k + 1)) for k in range(num_clients - 1)]
-    return [deal[0][:1], deal[0][1:], *deal[1:]]
-
-
-def test_one_sample_and_missing_classes(go):
-    result = go({"fedcp": {}}, partition=HERE + "single_sample", clients=4)
-    assert [line["accepted"] for line in lines(result)] == [4, 4]
-    assert all(np.isfinite(value) for line in lines(result) for value in line["losses"].values())
-
-
 # --- evaluation, repetition, resumption ---------------------------------------------------------------------
 
 SKEWED = {"partition": "classes", "classes_per_client": 2, "clients": 5, "client_test_fraction": 0.25}
@@ -429,18 +416,6 @@ def test_evaluation_takes_the_context_of_the_trained_head(go, monkeypatch):
     assert evaluated
     for v, weight in evaluated:
         torch.testing.assert_close(v, F.normalize(weight.sum(0), dim=0))
-
-
-def test_the_same_bits_again_in_worker_processes_and_after_a_resume(go, tmp_path):
-    options = {"participation": 0.7, "rounds": 3}
-    once = go({"fedcp": {}}, **options)
-    assert model_bytes(go({"fedcp": {}}, **options, workers=1)) == model_bytes(once)
-    resumed = interrupted(tmp_path, "fedcp", after=1, **options)
-    assert model_bytes(resumed) == model_bytes(once)
-    for client in range(3):
-        one, other = kept(once, client), kept(resumed, client)
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_the_policy_starts_alike_whatever_stands_before_it(go):

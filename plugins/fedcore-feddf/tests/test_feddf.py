@@ -7,14 +7,11 @@ import pytest
 import torch
 
 from fedcore import ConfigError, Plugin, PluginConflictError, hookimpl
-from fedcore_feddf import FedDF, distillation_loss, learning_rate
+from fedcore_feddf import distillation_loss, learning_rate
 from fedcore_testing import (
     PersonalClassifier,
     committed,
     federations,
-    interrupted,
-    killed,
-    model_bytes,
     records,
     weights,
     with_batch_norm,
@@ -60,11 +57,6 @@ def test_the_rate_is_annealed():
 
 
 # --- whole runs --------------------------------------------------------------------------------------------------
-
-
-def test_steps_0_is_fedavg_to_the_bit(go):
-    assert model_bytes(go({"feddf": {"steps": 0}}, **PUBLIC)) == model_bytes(go({}, **PUBLIC))
-    assert FedDF.neutral == {"steps": 0}
 
 
 LOGITS = {}
@@ -136,16 +128,3 @@ def test_what_is_refused(go):
         go({"feddf": {}}, model=with_batch_norm, buffers="local", **PUBLIC)
     with pytest.raises(PluginConflictError, match="cannot be combined"):
         go({"feddf": {}, "median": {}}, **PUBLIC)
-
-
-def test_an_interrupted_run_goes_on(go, tmp_path):
-    options = {"rounds": 3, "clients": 4, "participation": 0.5, **PUBLIC}
-    stopped = interrupted(tmp_path, ("feddf", FEW), after=1, **options)
-    assert model_bytes(stopped) == model_bytes(go({"feddf": FEW}, **options))
-
-
-@pytest.mark.slow
-def test_a_killed_run_and_two_workers_give_the_same_bits(go, tmp_path):
-    whole = model_bytes(go({"feddf": FEW}, rounds=3, **PUBLIC))
-    assert model_bytes(killed(tmp_path, ("feddf", FEW), after=1, rounds=3, **PUBLIC)) == whole
-    assert model_bytes(go({"feddf": FEW}, rounds=3, workers=2, **PUBLIC)) == whole

@@ -23,10 +23,7 @@ from fedcore_testing import (
     W,
     analytic_federation,
     federations,
-    halves,
-    interrupted,
     model_bytes,
-    one_sample,
     plugin_state,
     records,
     steps_by_hand,
@@ -35,7 +32,7 @@ from fedcore_testing import (
     with_batch_norm,
 )
 
-NAME, OPTIONS = "feddyn", FedDynOptions
+NAME = "feddyn"
 UNIFORM = {"weighting": "uniform"}
 DIGITS = {"clients": 4, "eval_every": 99}
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-1.0, 1.0]]), (1, 3, 2)
@@ -242,11 +239,6 @@ def test_a_tiny_alpha_divides_nothing(go):
     assert all(t.isfinite().all() for t in weights(go({NAME: {"alpha": 1e-38}}, rounds=3)).values())
 
 
-def test_a_resumed_run_has_the_same_bits(go, tmp_path):
-    options = {**DIGITS, "rounds": 4, "participation": 0.5}
-    assert model_bytes(interrupted(tmp_path, NAME, after=1, **options)) == model_bytes(go({NAME: {}}, **options))
-
-
 def test_a_step_does_not_wait_for_the_device(go):
     with steps_without_host_sync() as looked:
         go({NAME: {}}, local_epochs=2)
@@ -317,17 +309,6 @@ def test_buffers_are_averaged_as_ever_while_weights_are_corrected(go):
     norm = result.model.encoder.base.norm
     assert norm.num_batches_tracked.dtype == torch.int64
     assert (norm.running_var > 0).all()
-
-
-@pytest.mark.slow
-def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
-    for partition in (one_sample, halves):
-        result = go({NAME: {}}, partition=partition, rounds=3)
-        assert [line["accepted"] for line in records(result)] == [4, 4, 4]
-    skipped = go({NAME: {}}, partition=one_sample, model=with_batch_norm, rounds=3)
-    assert [line["failures"][0]["kind"] for line in records(skipped)] == ["no_steps"] * 3
-    assert plugin_state(skipped, NAME, 0) == {}
-    assert all(t.isfinite().all() for t in plugin_state(skipped, NAME).values())
 
 
 # --- options and company -----------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from fedcore import Answer, ConfigError, PluginConflictError, RoundFailedError
@@ -21,10 +20,8 @@ from fedcore_testing import (
     PrefersClass0,
     committed,
     create_plugin,
-    federate,
     federations,
     installed,
-    interrupted,
     model_bytes,
     records,
 )
@@ -98,16 +95,6 @@ def test_a_step_against_the_gradient_turns_a_sample_towards_its_prototype(denomi
     assert (after > before).all()
 
 
-def test_the_loss_never_reads_the_device():
-    with FakeTensorMode():
-        step = step_of(
-            torch.empty(6, 5, requires_grad=True), torch.empty(6, dtype=torch.int64), torch.empty(4, 5),
-            torch.empty(4, dtype=torch.bool),
-        )  # fmt: skip
-        for denominator in ("all", "others"):
-            assert local_loss_of({"denominator": denominator}, step).value.shape == ()
-
-
 # --- identities ---------------------------------------------------------------------------------------------
 
 SKEWED = {"clients": 5, "participation": 0.6, "partition": "classes", "classes_per_client": 4, "rounds": 3}
@@ -148,12 +135,6 @@ def test_a_first_round_of_the_task_is_fedavgs_to_the_bit(go, weights):
     assert losses == [["task"], ["fedeccr.contrast", "task"]]
 
 
-def test_an_interrupted_run_ends_in_the_same_bits(tmp_path):
-    choice = ("fedeccr", {**QUICK, "first_round": "task", "prototype_weights": "samples"})
-    whole = federate(tmp_path, choice, rounds=3)
-    assert model_bytes(interrupted(tmp_path, choice, after=0, rounds=3)) == model_bytes(whole)
-
-
 def test_fedeccr_is_its_stage_1_followed_by_uscc_bit_by_bit(go):
     whole = go({"fedeccr": QUICK}, **SKEWED)
     parts = go({"fedeccr": {"correct": False}, "uscc": QUICK}, **SKEWED)
@@ -172,19 +153,6 @@ def test_uscc_changes_the_classifier_only_and_reports_both_accuracies(go):
     assert corrected.metrics["global_before_correction"] == plain.metrics["global"]
     assert corrected.summary["metrics"]["global_before_correction"] == plain.metrics["global"]
     assert corrected.metrics["global"]["accuracy"] != plain.metrics["global"]["accuracy"]
-
-
-def test_no_epochs_is_fedavg_bit_by_bit(go):
-    result = go({"uscc": {"epochs": 0}})
-    assert model_bytes(result) == model_bytes(go({}))
-    assert "global_before_correction" not in result.metrics
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_worker_processes_change_no_bit(go, workers):
-    options = {**QUICK, "first_round": "task", "prototype_weights": "samples"}
-    assert model_bytes(go({"fedeccr": options}, workers=workers)) == model_bytes(go({"fedeccr": options}))
 
 
 # --- stage 2 ------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from torch import nn
 import fedcore_fedetf
 from fedcore import ConfigError, PluginConflictError, SplitModel
 from fedcore_fedetf import SimplexClassifier, simplex_etf
-from fedcore_functional import balanced_cross_entropy, log_prior
 from fedcore_testing import (
     OwnTaskLoss,
     client_arrays,
@@ -41,29 +40,6 @@ def test_the_frame_is_a_simplex(classes, width):
     v = simplex_etf(classes, width).double().numpy()
     expected = classes / (classes - 1) * (np.eye(classes) - 1 / classes)
     np.testing.assert_allclose(v.T @ v, expected, atol=1e-6)
-
-
-def test_the_hand_case():
-    """Counts 3, 1, 0 and gamma 1: odds 3 exp(2) to exp(1), the absent class in no sum."""
-    f = torch.tensor([[2.0, 1.0, 7.0]], dtype=torch.float64, requires_grad=True)
-    value = balanced_cross_entropy(f, torch.tensor([1]), log_prior(torch.tensor([3, 1, 0]), 1.0).double())
-    value.backward()
-    p = 3 * np.e / (3 * np.e + 1)
-    assert value.item() == pytest.approx(-np.log(1 - p), rel=1e-6)
-    np.testing.assert_allclose(f.grad, [[p, -p, 0.0]], rtol=1e-6)
-
-
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
-def test_value_and_gradient_against_numpy(gamma):
-    rng = np.random.default_rng(0)
-    f, counts, y = 3 * rng.standard_normal((6, 4)), np.array([40, 7, 1, 700]), rng.integers(0, 4, 6)
-    odds = counts**gamma * np.exp(f)
-    p = odds / odds.sum(1, keepdims=True)
-    logits = torch.tensor(f, requires_grad=True)
-    value = balanced_cross_entropy(logits, torch.tensor(y), log_prior(torch.tensor(counts), gamma).double())
-    value.backward()
-    assert value.item() == pytest.approx(-np.log(p[range(6), y]).mean(), rel=1e-6)
-    np.testing.assert_allclose(logits.grad, (p - np.eye(4)[y]) / 6, rtol=1e-5, atol=1e-9)
 
 
 def test_logits_are_scaled_cosines():

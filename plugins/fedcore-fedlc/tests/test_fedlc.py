@@ -10,17 +10,14 @@ import torch
 
 import fedcore_fedlc
 from fedcore import PluginConflictError
-from fedcore_fedlc import FedLC, calibrated_cross_entropy, margins
+from fedcore_fedlc import calibrated_cross_entropy, margins
 from fedcore_testing import (
     OwnTaskLoss,
     client_arrays,
     federations,
-    interrupted,
-    killed,
     linear,
     mean_by_hand,
     model_bytes,
-    records,
     steps_without_host_sync,
     weights,
 )
@@ -119,14 +116,6 @@ def test_a_run_is_the_method_in_numpy(go, least):
     assert by_hand(0.0) > 1e-3
 
 
-def test_tau_0_is_fedavg_to_the_bit(go):
-    settings = {**SKEWED, "rounds": 3, "participation": 0.7}
-    fedavg, fedlc = go({}, **settings), go({"fedlc": {"tau": 0.0}}, **settings)
-    assert model_bytes(fedlc) == model_bytes(fedavg)
-    assert [line["losses"] for line in records(fedlc)] == [line["losses"] for line in records(fedavg)]
-    assert FedLC.neutral == {"tau": 0.0}
-
-
 def test_equally_frequent_classes_are_fedavg_but_for_rounding(go):
     """Equal margins leave the softmax as it is."""
     equal = {"clients": 1, "partition": ten_of_each, "rounds": 1}
@@ -157,27 +146,11 @@ def test_every_option_changes_the_trajectory(go):
     assert len(set(found)) == len(changes)
 
 
-def test_nothing_is_sent_beside_the_model(go):
-    found = [[line["bytes"] for line in records(go(plugins, **SKEWED))] for plugins in ({"fedlc": {}}, {})]
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize("tau", [1.0, 0.0])
 def test_a_step_does_not_wait_for_the_device(go, tau):
     with steps_without_host_sync() as looked:
         go({"fedlc": {"tau": tau}}, **SKEWED)
     assert max(looked, key=len) == (set() if tau == 0 else {"client"})
-
-
-def test_an_interrupted_run_goes_on(go, tmp_path):
-    options = {**SKEWED, "rounds": 4, "clients": 4, "participation": 0.5}
-    assert model_bytes(interrupted(tmp_path, "fedlc", after=1, **options)) == model_bytes(go({"fedlc": {}}, **options))
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(go, tmp_path):
-    options = {**SKEWED, "rounds": 3}
-    assert model_bytes(killed(tmp_path, "fedlc", after=1, **options)) == model_bytes(go({"fedlc": {}}, **options))
 
 
 def test_another_task_loss_is_refused(go):

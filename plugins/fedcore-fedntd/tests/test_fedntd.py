@@ -15,12 +15,9 @@ from fedcore_fedntd import FedNTD, not_true_distillation
 from fedcore_testing import (
     federations,
     installed,
-    interrupted,
-    killed,
     model_bytes,
     records,
     steps_without_host_sync,
-    with_batch_norm,
 )
 
 go = federations()
@@ -100,14 +97,6 @@ def test_doctests():
 # --- in the round loop -------------------------------------------------------------------------------------------
 
 
-def test_beta_0_is_fedavg_to_the_bit(go):
-    options = {"rounds": 3, "participation": 0.7}
-    fedavg, fedntd = go({}, **options), go({"fedntd": {"beta": 0.0}}, **options)
-    assert model_bytes(fedntd) == model_bytes(fedavg)
-    assert [line["losses"] for line in records(fedntd)] == [line["losses"] for line in records(fedavg)]
-    assert FedNTD.neutral == {"beta": 0.0}
-
-
 class Watched(FedNTD):
     """FedNTD that notes the term of every batch beside the reference on both models' logits."""
 
@@ -147,30 +136,10 @@ def test_every_option_changes_the_trajectory(go):
     assert len({model_bytes(go({"fedntd": change})) for change in changes}) == len(changes)
 
 
-def test_batch_norm_of_the_received_model_does_not_drift(go):
-    result = go({"fedntd": {"beta": 1.0}}, model=with_batch_norm)
-    assert [line["accepted"] for line in records(result)] == [3, 3]
-
-
 def test_a_step_does_not_wait_for_the_device(go):
     with steps_without_host_sync() as looked:
         go({"fedntd": {}})
     assert max(looked, key=len) == {"client"}
-
-
-def test_nothing_more_travels(go):
-    assert go({"fedntd": {}}).summary["bytes"] == go({}).summary["bytes"]
-
-
-def test_an_interrupted_run_goes_on(go, tmp_path):
-    options = {"rounds": 3, "clients": 4, "participation": 0.5}
-    resumed = interrupted(tmp_path, "fedntd", after=1, **options)
-    assert model_bytes(resumed) == model_bytes(go({"fedntd": {}}, **options))
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(go, tmp_path):
-    assert model_bytes(killed(tmp_path, "fedntd", after=1, rounds=3)) == model_bytes(go({"fedntd": {}}, rounds=3))
 
 
 def test_beside_another_task_loss(go):

@@ -10,7 +10,6 @@ from torch import nn
 import fedcore
 from fedcore import ConfigError, FedcoreError, Plugin, PluginConflictError, PluginContractError, SplitModel, hookimpl
 from fedcore.data import load_dataset
-from fedcore_fedper import FedPer
 from fedcore_functional import proximal_term
 from fedcore_testing import (
     Cohorts,
@@ -25,15 +24,12 @@ from fedcore_testing import (
     committed,
     evaluate,
     federations,
-    interrupted,
     mean_by_hand,
     model_bytes,
     partition_of,
     personal_state,
-    records,
     same_tensors,
     steps_without_host_sync,
-    two_one_rest,
     weights,
 )
 
@@ -121,15 +117,6 @@ def test_a_run_is_the_algorithm_in_numpy(go):
 # --- identities --------------------------------------------------------------------------------------------------
 
 
-def test_no_personal_layer_is_fedavg_to_the_bit(go):
-    options = {"rounds": 3, "participation": 0.7}
-    fedavg, fedper = go({}, **options), go({"fedper": {"personal": 0}}, **options)
-    assert model_bytes(fedper) == model_bytes(fedavg)
-    assert fedper.metrics["global"] == fedavg.metrics["global"]
-    assert [line["bytes"] for line in records(fedper)] == [line["bytes"] for line in records(fedavg)]
-    assert FedPer.neutral == {"personal": 0}
-
-
 @pytest.mark.parametrize("personal", [["*"], 3], ids=str)
 def test_the_whole_model_is_solo(go, personal):
     options = {"rounds": 3, "participation": 0.7, "clients": 4, "client_test_fraction": 0.2}
@@ -185,24 +172,6 @@ def test_a_client_keeps_its_head_over_rounds_of_absence_and_goes_on_from_it(go):
     distances = [(personal_state(found[r], 0)["classifier.weight"] - start).norm() for r in (1, 4)]
     assert distances[1] > 1.2 * distances[0]
     assert 2 not in committed(found[4]).manifest
-
-
-def test_the_same_seed_gives_the_same_bits_also_after_a_stop(go, tmp_path):
-    options = {"rounds": 4, "clients": 4, "participation": 0.5}
-    straight, resumed = go({"fedper": {}}, **options), interrupted(tmp_path, "fedper", after=1, **options)
-    assert model_bytes(resumed) == model_bytes(straight)
-    assert all(
-        same_tensors(personal_state(straight, client), personal_state(resumed, client))
-        for client in committed(straight).manifest
-    )
-
-
-def test_a_client_with_one_sample_and_classes_that_are_missing(go):
-    result = go({"fedper": {}}, partition=two_one_rest)
-    assert [line["failures"] for line in records(result)] == [[], []]
-    bias = personal_state(result, 0)["classifier.bias"] - weights(result)["classifier.bias"]
-    assert (bias[2:] < 0).all(), "what a client lacks is only ever pushed away"
-    assert personal_state(result, 1)["classifier.bias"].argmax() == 2
 
 
 # --- evaluation --------------------------------------------------------------------------------------------------

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from fedcore import PluginConflictError, SplitModel
-from fedcore_fedproto import FedProto
-from fedcore_functional import prototype_distance
 from fedcore_testing import (
     Cohorts,
     PersonalClassifier,
@@ -17,7 +14,6 @@ from fedcore_testing import (
     federations,
     initial_weights,
     mean_by_hand,
-    model_bytes,
     personal_state,
     plugin_state,
     small_config,
@@ -33,20 +29,6 @@ def distance_by_hand(z, y, prototypes, known):
     """Return the distance of features z (B, d) and its gradient, in float64; y one-hot (B, C)."""
     away = (z - y @ np.where(known[:, None], prototypes, 0)) * (y @ known)[:, None]
     return (away**2).mean(), 2 * away / z.size
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_value_and_gradient_of_the_distance(dtype):
-    rng = np.random.default_rng(0)
-    z, y, prototypes = rng.standard_normal((6, 4)), rng.integers(0, 3, 6), rng.standard_normal((3, 4))
-    known = np.array([True, False, True])
-    expected, gradient = distance_by_hand(z, np.eye(3)[y], prototypes, known)
-    features = torch.tensor(z, dtype=dtype, requires_grad=True)
-    value = prototype_distance(features, torch.tensor(y), torch.tensor(prototypes, dtype=dtype), torch.tensor(known))
-    value.backward()
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    assert value.item() == pytest.approx(expected, rel=tolerance)
-    np.testing.assert_allclose(features.grad, gradient, rtol=tolerance, atol=tolerance)
 
 
 def small(num_classes, input_shape):
@@ -98,11 +80,6 @@ def test_a_run_is_the_method_in_numpy(go, tmp_path, personal):
             np.testing.assert_allclose(personal_state(result, k)[name], value, atol=2e-5)
     for name, value in w.items():
         np.testing.assert_allclose(weights(result)[name], value, atol=2e-5)
-
-
-def test_neutral_options_are_fedavg_to_the_bit(go):
-    fedavg, neutral = go({}, participation=0.7), go(("fedproto", FedProto.neutral), participation=0.7)
-    assert model_bytes(neutral) == model_bytes(fedavg)
 
 
 def test_the_classifier_or_the_nearest_prototype_predicts(go):

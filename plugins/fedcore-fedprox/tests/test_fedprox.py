@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedcore_fedprox import FedProx, FedProxOptions
-from fedcore_functional import proximal_term
 from fedcore_testing import federations, model_bytes, records, with_batch_norm
 
 go = federations(local_epochs=2)
@@ -49,32 +47,6 @@ def test_the_toy_by_hand(mu, first, second, mean):
     assert ((y_1 + 3 * y_2) / 4).tolist() == mean
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_value_and_gradient_against_numpy(dtype):
-    g = torch.Generator().manual_seed(0)
-    shapes = [(3, 4), (5,), ()]
-    w = [torch.randn(s, generator=g, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
-    w_t = [torch.randn(s, generator=g, dtype=torch.float64).to(dtype) for s in shapes]
-    loss = term(0.3, w, w_t)
-    assert loss.name == "proximal"
-    assert loss.value.shape == ()
-    assert loss.value.dtype == dtype
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    differences = [a.detach().double().numpy() - b.double().numpy() for a, b in zip(w, w_t)]
-    expected = sum(np.square(d).sum() for d in differences) / 2
-    assert loss.value.item() == pytest.approx(expected, rel=tolerance)
-    (loss.weight * loss.value).backward()
-    for parameter, difference in zip(w, differences):
-        np.testing.assert_allclose(parameter.grad, 0.3 * difference, rtol=tolerance)
-    assert any((d > 0).any() and (d < 0).any() for d in differences), "both signs"
-
-
-def test_the_gradient_at_w_t_is_exactly_zero_and_not_nan():
-    w = torch.randn(4, requires_grad=True)
-    term(1.0, [w], [w.detach().clone()]).value.backward()
-    assert w.grad.tolist() == [0.0] * 4
-
-
 @pytest.mark.parametrize("scale", [1e-30, 1e4])
 def test_extreme_distances_stay_finite(scale):
     w = (torch.randn(4) * scale).requires_grad_()
@@ -100,24 +72,7 @@ def test_stability_needs_lr_times_mu_below_twice_one_plus_momentum(momentum, str
     assert (abs(w.item()) > 1e3) == (not stable)
 
 
-def test_the_term_compiles_into_one_graph():
-    w, w_t = [torch.randn(3, 2), torch.randn(3)], [torch.randn(3, 2), torch.randn(3)]
-    compiled = torch.compile(lambda a, b: proximal_term([a, b], w_t), fullgraph=True, backend="eager")
-    own = [x.clone().requires_grad_() for x in w]
-    value = compiled(*own)
-    torch.testing.assert_close(value, proximal_term(w, w_t))
-    for gradient, a, b in zip(torch.autograd.grad(value, own), w, w_t):
-        torch.testing.assert_close(gradient, a - b)
-
-
 # --- in the round loop -------------------------------------------------------------------------------------------
-
-
-def test_mu_0_is_fedavg_to_the_bit(go):
-    fedavg, fedprox = go({}), go({"fedprox": {"mu": 0.0}})
-    assert model_bytes(fedprox) == model_bytes(fedavg)
-    assert [line["losses"] for line in records(fedprox)] == [line["losses"] for line in records(fedavg)]
-    assert FedProx.neutral == {"mu": 0.0}
 
 
 def test_mu_changes_the_trajectory_and_is_logged_apart_from_the_task(go):
@@ -144,8 +99,3 @@ def test_buffers_have_no_part_in_the_term(go):
     assert records(result)[0]["losses"]["fedprox.proximal"] == 0.0
     assert (result.model.encoder.base.norm.running_mean != 0).all()
     assert model_bytes(result) == model_bytes(fedavg)
-
-
-def test_partial_participation(go):
-    result = go({"fedprox": {"mu": 0.1}}, clients=4, participation=0.5, rounds=3)
-    assert [line["accepted"] for line in records(result)] == [2, 2, 2]

@@ -22,7 +22,6 @@ from fedcore_testing import (
     linear,
     mean_by_hand,
     model_bytes,
-    one_sample,
     plugin_state,
     records,
     same_tensors,
@@ -128,13 +127,6 @@ def test_a_run_is_the_method_in_numpy(go, tmp_path, gamma, least):
             np.testing.assert_allclose(kept, own[k][name], atol=1e-5)
 
 
-def test_gamma_0_is_fedavg_to_the_bit(go):
-    options = {**SKEWED, "participation": 0.7, "rounds": 3}
-    fedavg, neutral = go({}, **options), go(("fedrod", FedRoD.neutral), **options)
-    assert model_bytes(neutral) == model_bytes(fedavg)
-    assert [line["bytes"] for line in records(neutral)] == [line["bytes"] for line in records(fedavg)]
-
-
 class Deeper(SplitModel):
     """Its classifier has a hidden layer with BatchNorm and dropout."""
 
@@ -182,11 +174,6 @@ def test_both_predictors_are_evaluated(go):
         hits += int((logits.argmax(1).numpy() == y.argmax(1)).sum())
         total += len(y)
     assert figures["personal"] == pytest.approx(hits / total)
-
-
-def test_a_client_with_a_single_sample(go):
-    line = records(go("fedrod", partition=one_sample, rounds=1))[0]
-    assert (line["accepted"], line["failures"]) == (3, [])
 
 
 def test_runs_in_bf16(go):

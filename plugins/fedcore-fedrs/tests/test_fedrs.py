@@ -14,14 +14,11 @@ from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore_fedrs import FedRS, frequency_factors, missing_factors, restricted_cross_entropy
 from fedcore_testing import (
     OwnTaskLoss,
-    RunDirectory,
     client_arrays,
     federations,
-    interrupted,
     linear,
     mean_by_hand,
     model_bytes,
-    one_sample,
     partition_of,
     records,
     steps_without_host_sync,
@@ -235,15 +232,6 @@ def test_a_run_is_the_method_in_numpy(go, options):
     assert distance(by_hand(1.0)) > 1e-3
 
 
-@pytest.mark.parametrize("options", [{"alpha": 1.0}, {"alpha": 1.0, "restrict": "frequency"}], ids=str)
-def test_alpha_1_is_fedavg_to_the_bit(go, options):
-    settings = {**SKEWED, "rounds": 3, "participation": 0.7}
-    fedavg, fedrs = go({}, **settings), go({"fedrs": options}, **settings)
-    assert model_bytes(fedrs) == model_bytes(fedavg)
-    assert [line["losses"] for line in records(fedrs)] == [line["losses"] for line in records(fedavg)]
-    assert FedRS.neutral == {"alpha": 1.0}
-
-
 def test_a_client_that_has_every_class_trains_as_in_fedavg(go):
     options = {"clients": 1, "partition": "iid", "rounds": 1}
     restricted, plain = weights(go({"fedrs": {"alpha": 0.0}}, **options)), weights(go({}, **options))
@@ -271,12 +259,6 @@ def test_alpha_0_freezes_the_rows_of_missing_classes_but_for_weight_decay(go, de
 
 def low_digits(labels, num_clients, **_):
     return np.array_split(np.flatnonzero(labels < 4), num_clients)
-
-
-def test_a_client_with_a_single_sample(go):
-    line = records(go({"fedrs": {}}, partition=one_sample, rounds=1))[0]
-    assert line["accepted"] == 3
-    assert line["failures"] == []
 
 
 class Factors(FedRS):
@@ -311,17 +293,6 @@ def test_evaluation_uses_unscaled_logits(go):
     assert list(weights(result)) == list(weights(go({}, **SKEWED, rounds=1)))
     assert "global_local" in result.metrics
     assert "personal" not in result.metrics
-
-
-def test_nothing_is_kept_or_sent_beside_the_model(go):
-    result, plain = go({"fedrs": {}}, **SKEWED), go({}, **SKEWED)
-    assert [line["bytes"] for line in records(result)] == [line["bytes"] for line in records(plain)]
-    assert not list(RunDirectory(result.directory).clients.root.rglob("*.safetensors"))
-
-
-def test_partial_participation_and_resume(go, tmp_path):
-    options = {**SKEWED, "rounds": 4, "clients": 4, "participation": 0.5}
-    assert model_bytes(interrupted(tmp_path, "fedrs", after=1, **options)) == model_bytes(go({"fedrs": {}}, **options))
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])

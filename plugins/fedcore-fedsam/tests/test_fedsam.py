@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import ConfigError
 from fedcore_fedsam import ascended, scales
 from fedcore_testing import (
     Quadratic,
@@ -15,10 +14,8 @@ from fedcore_testing import (
     client_arrays,
     federations,
     initial_weights,
-    interrupted,
     linear,
     mean_by_hand,
-    model_bytes,
     records,
     small_config,
     softmax_by_hand,
@@ -96,9 +93,7 @@ def test_a_run_is_the_algorithm_in_numpy(go, tmp_path, adaptive):
         np.testing.assert_allclose(tensor, w[name], atol=2e-5)
 
 
-def test_rho_0_is_fedavg_to_the_bit_and_losses_are_recorded_once(go):
-    fedavg = go({})
-    assert model_bytes(go({"fedsam": {"rho": 0.0}})) == model_bytes(fedavg)
+def test_losses_are_recorded_once(go):
     tiny = go({"fedsam": {"rho": 1e-9}}, rounds=1)
     first, own = records(go({}, rounds=1))[0], records(tiny)[0]
     assert own["losses"]["task"] == pytest.approx(first["losses"]["task"], rel=1e-4)
@@ -115,17 +110,7 @@ def test_other_plugins_terms_take_part_in_the_second_pass(go):
     assert found.tolist() == pytest.approx([w])
 
 
-def test_a_stopped_run_has_the_same_bits(go, tmp_path):
-    assert model_bytes(interrupted(tmp_path, "fedsam", after=0, **FEW)) == model_bytes(go({"fedsam": {}}))
-
-
 def test_a_step_neither_waits_for_the_device_nor_looks_at_the_client(go):
     with steps_without_host_sync() as looked:
         go({"fedsam": {}}, rounds=1)
     assert set().union(*looked) == set()
-
-
-@pytest.mark.parametrize("options", [{"rho": -1}, {"eta": -0.1}, {"rho": float("nan")}])
-def test_bounds(go, options):
-    with pytest.raises(ConfigError, match="fedsam"):
-        go({"fedsam": options})

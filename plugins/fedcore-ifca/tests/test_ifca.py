@@ -22,8 +22,6 @@ from fedcore_testing import (
     federations,
     initial_weights,
     installed,
-    interrupted,
-    killed,
     linear,
     mean_by_hand,
     model_bytes,
@@ -120,13 +118,6 @@ class Estimates(Plugin):
         SEEN.append((client.round, client.id, int(update.payload["ifca"]["cluster"])))
 
 
-def test_one_cluster_is_fedavg_to_the_bit(go):
-    settings = {"rounds": 3, "participation": 0.75}
-    fedavg, one = go({}, **settings), go({"ifca": IFCA.neutral}, **settings)
-    assert model_bytes(one) == model_bytes(fedavg)
-    assert [line["losses"] for line in records(one)] == [line["losses"] for line in records(fedavg)]
-
-
 def test_one_cluster_is_fedavg_with_batch_norms_buffers_too(go):
     settings = {"rounds": 2, "model": with_batch_norm}
     assert model_bytes(go({"ifca": IFCA.neutral}, **settings)) == model_bytes(go({}, **settings))
@@ -166,13 +157,6 @@ class Lies(Plugin):
         return replace(update, payload=payload) if client.id == 1 else None
 
 
-def test_what_is_no_number_of_a_cluster_rejects_the_client_and_nothing_else(go):
-    Lies.sent = torch.tensor([0, 1])
-    result = go({"ifca": {}, Lies: {}, Cohorts: {"rounds": [[0, 1, 2]]}}, rounds=1)
-    assert [(f["client"], f["kind"]) for f in records(result)[0]["failures"]] == [(1, "rejected")]
-    assert model_bytes(result) == model_bytes(go({"ifca": {}, Cohorts: {"rounds": [[0, 2]]}}, rounds=1))
-
-
 @pytest.mark.parametrize("system", [{"availability": 0.3}, {"dropout": 0.9}], ids=["nobody is there", "all drop out"])
 def test_a_first_round_without_an_update_leaves_the_draw_to_the_next(go, system):
     result = go({"ifca": {"clusters": 3}}, rounds=5, system=system, min_clients=0, seed=3)
@@ -188,19 +172,6 @@ def test_a_cluster_out_of_range_counts_as_the_nearest(go):
         Lies.sent = torch.tensor(sent)
         found.append(model_bytes(go({"ifca": {}, Lies: {}}, rounds=1)))
     assert found[0] == found[1]
-
-
-def test_an_interrupted_run_goes_on(go, tmp_path):
-    options = {"clients": 4, "rounds": 4, "participation": 0.5, "client_test_fraction": 0.2}
-    resumed, straight = interrupted(tmp_path, "ifca", after=1, **options), go({"ifca": {}}, **options)
-    assert all(same_tensors(one, other) for one, other in zip(thetas(resumed), thetas(straight), strict=True))
-    assert resumed.metrics == straight.metrics
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(go, tmp_path):
-    resumed, straight = killed(tmp_path, "ifca", after=1, rounds=3), go({"ifca": {}}, rounds=3, clients=3)
-    assert all(same_tensors(one, other) for one, other in zip(thetas(resumed), thetas(straight), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,6 @@ from fedcore_testing import (
     RunDirectory,
     federations,
     initial_weights,
-    interrupted,
-    killed,
-    model_bytes,
     records,
     weights,
 )
@@ -134,16 +131,6 @@ def test_an_export_holds_the_adapted_weights_and_the_plain_network_starts_from_i
     with torch.no_grad():
         torch.testing.assert_close(again.model.eval()(x).logits, tuned.model.eval()(x).logits)
     assert not any(ADAPTED in name for name in weights(again))
-
-
-def test_an_interrupted_run_goes_on(go, tmp_path):
-    options = {"rounds": 3, "clients": 4, "participation": 0.5}
-    assert model_bytes(interrupted(tmp_path, "lora", after=1, **options)) == model_bytes(go({"lora": {}}, **options))
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(go, tmp_path):
-    assert model_bytes(killed(tmp_path, "lora", after=1, rounds=3)) == model_bytes(go({"lora": {}}, rounds=3))
 
 
 def test_the_cards_bytes(go):

@@ -87,33 +87,6 @@ def kept(kind, **filters):
 # --- the equation ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_the_hand_case(dtype):
-    z, near, far = torch.tensor([[[1.0, 0.0]], [[0.6, 0.8]], [[0.0, 1.0]]], dtype=dtype)
-    z.requires_grad_()
-    loss = model_contrastive_loss(z, near, far, temperature=0.5)
-    (5 * loss).backward()
-    assert loss.dtype == dtype
-    assert loss.item() == pytest.approx(0.2632825, abs=1e-7)
-    assert 5 * loss.item() == pytest.approx(1.3164123, abs=5e-7)
-    torch.testing.assert_close(z.grad, torch.tensor([[0.0, 0.4629504]], dtype=dtype), rtol=0, atol=1e-7)
-
-
-def test_equal_global_and_previous_give_log_2_and_no_gradient():
-    z, other = torch.randn(6, 4, dtype=torch.float64, requires_grad=True), torch.randn(6, 4, dtype=torch.float64)
-    loss = model_contrastive_loss(z, other, other)
-    loss.backward()
-    assert loss.item() == pytest.approx(math.log(2), abs=1e-12)
-    torch.testing.assert_close(z.grad, torch.zeros_like(z), rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize("tau", [0.1, 0.5, 1.0])
-def test_against_numpy(tau):
-    z, near, far = torch.randn(3, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    expected = reference(z.numpy(), near.numpy(), far.numpy(), tau)
-    assert model_contrastive_loss(z, near, far, temperature=tau).item() == pytest.approx(expected, rel=1e-12)
-
-
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e4])
 def test_extreme_features_and_temperatures_stay_finite(scale):
     z, near, far = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0))
@@ -133,24 +106,7 @@ def test_a_step_against_the_gradient_turns_z_to_the_global_and_away_from_the_pre
     assert (margin[1] > margin[0]).all()
 
 
-def test_the_loss_compiles_into_one_graph():
-    z, near, far = torch.randn(3, 7, 5)
-    compiled = torch.compile(lambda x: model_contrastive_loss(x, near, far), fullgraph=True, backend="eager")
-    ours, theirs = z.clone().requires_grad_(), z.clone().requires_grad_()
-    value, expected = compiled(ours), model_contrastive_loss(theirs, near, far)
-    torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(torch.autograd.grad(value, ours), torch.autograd.grad(expected, theirs))
-
-
 # --- the neutral element -----------------------------------------------------------------------------------------
-
-
-def test_mu_0_without_projection_is_fedavg_to_the_bit(go):
-    options = {"rounds": 3, "participation": 0.7}
-    fedavg, moon = go({}, **options), go({"moon": {"mu": 0.0, "projection": False}}, **options)
-    assert model_bytes(moon) == model_bytes(fedavg)
-    assert [line["losses"] for line in records(moon)] == [line["losses"] for line in records(fedavg)]
-    assert Moon.neutral == {"mu": 0.0, "projection": False}
 
 
 def test_mu_0_is_fedavg_with_the_projection_head(go):

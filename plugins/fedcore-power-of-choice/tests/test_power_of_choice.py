@@ -13,8 +13,6 @@ from fedcore_testing import (
     RunDirectory,
     federations,
     initial_weights,
-    interrupted,
-    killed,
     model_bytes,
     partition_of,
     records,
@@ -94,14 +92,3 @@ def test_candidates_that_cannot_be_reached_are_left_out(go):
 def test_too_few_or_too_many_candidates_are_refused(go, candidates):
     with pytest.raises(ConfigError, match="candidates must be from 2 to 6"):
         go({NAME: {"candidates": candidates}}, **OPTIONS)
-
-
-def test_an_interrupted_run_goes_on(go, tmp_path):
-    options = {**OPTIONS, "rounds": 3}
-    assert model_bytes(interrupted(tmp_path, NAME, after=1, **options)) == model_bytes(go({NAME: {}}, **options))
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(go, tmp_path):
-    options = {**OPTIONS, "rounds": 3}
-    assert model_bytes(killed(tmp_path, NAME, after=1, **options)) == model_bytes(go({NAME: {}}, **options))

@@ -12,17 +12,14 @@ import torch
 import fedcore_qffl.equations
 import fedcore_qffl.plugin
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore_qffl import QFedAvg, bend, fair_weight, step_factor
+from fedcore_qffl import bend, fair_weight, step_factor
 from fedcore_testing import (
-    Cohorts,
     EqualWeights,
     ExchangesClassifier,
     StepsOnServer,
     client_arrays,
     committed,
     federations,
-    interrupted,
-    killed,
     linear,
     model_bytes,
     records,
@@ -116,14 +113,6 @@ def test_one_local_step_without_momentum_makes_both_readings_of_L_one(go):
         torch.testing.assert_close(rate[name], tensor, rtol=1e-6, atol=1e-7)
 
 
-def test_q_0_is_fedavg_to_the_bit(go):
-    settings = {**UNEQUAL, "rounds": 3, "participation": 0.7}
-    fedavg, fair = go({}, **settings), go({"qffl": {"q": 0.0}}, **settings)
-    assert model_bytes(fair) == model_bytes(fedavg)
-    assert [line["bytes"] for line in records(fair)] == [line["bytes"] for line in records(fedavg)]
-    assert QFedAvg.neutral == {"q": 0.0}
-
-
 def test_q_0_uniform_is_the_plain_mean_to_the_bit(go):
     fair = go({"qffl": {"q": 0.0, "weighting": "uniform"}}, **UNEQUAL)
     assert model_bytes(fair) == model_bytes(go(EqualWeights, **UNEQUAL))
@@ -172,27 +161,6 @@ def test_a_negative_loss_counts_as_0(go):
         Lies.sent = sent
         found.append(model_bytes(go({"qffl": {}, Lies: {}}, **UNEQUAL, rounds=1)))
     assert found[0] == found[1]
-
-
-def test_what_is_no_number_rejects_the_client_and_nothing_else(go):
-    Lies.sent = [1.0, 1.0]
-    cohorts = {"rounds": [[0, 1, 2]]}
-    result = go({"qffl": {}, Lies: {}, Cohorts: cohorts}, **UNEQUAL, rounds=1)
-    line = records(result)[0]
-    assert [(failure["client"], failure["kind"]) for failure in line["failures"]] == [(1, "rejected")]
-    others = go({"qffl": {}, Cohorts: {"rounds": [[0, 2]]}}, **UNEQUAL, rounds=1)
-    assert model_bytes(result) == model_bytes(others)
-
-
-def test_an_interrupted_run_goes_on(go, tmp_path):
-    options = {**UNEQUAL, "rounds": 3}
-    assert model_bytes(interrupted(tmp_path, "qffl", after=1, **options)) == model_bytes(go({"qffl": {}}, **options))
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(go, tmp_path):
-    options = {**UNEQUAL, "rounds": 3}
-    assert model_bytes(killed(tmp_path, "qffl", after=1, **options)) == model_bytes(go({"qffl": {}}, **options))
 
 
 @pytest.mark.parametrize(

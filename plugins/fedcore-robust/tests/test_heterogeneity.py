@@ -29,7 +29,6 @@ from fedcore_robust import (
 from fedcore_testing import (
     federations,
     initial_weights,
-    interrupted,
     model_bytes,
     records,
     weights,
@@ -226,18 +225,6 @@ def test_fltrust_says_that_it_trusts_nobody(go):
     attack = {"kind": "sign-flip", "clients": list(range(8))}
     with pytest.warns(fedcore_robust.RobustnessWarning, match="no update has a positive cosine"):
         go({"attack": attack, "fltrust": {}}, rounds=1, partition="iid", **PUBLIC)
-
-
-def test_every_public_name_is_there():
-    assert all(hasattr(fedcore_robust, name) for name in fedcore_robust.__all__)
-
-
-def test_an_interrupted_run_has_the_same_bits(go, tmp_path):
-    """The centre of centred clipping is state of the server."""
-    size = {"clients": 8, "rounds": 3, "participation": 1.0, "local_epochs": 1, "batch_size": 64}
-    assert model_bytes(interrupted(tmp_path, "centred-clip", after=1, **size)) == model_bytes(
-        go({"centred-clip": {}}, **size)
-    )
 
 
 @pytest.mark.parametrize("rule", ["geometric-median", "centred-clip"])

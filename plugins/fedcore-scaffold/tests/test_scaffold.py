@@ -24,10 +24,7 @@ from fedcore_testing import (
     analytic_federation,
     distance_by_hand,
     federations,
-    halves,
-    interrupted,
     model_bytes,
-    one_sample,
     partition_of,
     plugin_state,
     records,
@@ -282,19 +279,6 @@ def test_one_client_is_never_corrected(go):
         torch.testing.assert_close(w, weights(other)[name], rtol=1e-3, atol=1e-5)
 
 
-def test_a_resumed_run_has_the_same_bits(go, tmp_path):
-    options = {**DIGITS, "rounds": 4, "participation": 0.5}
-    plugins = {NAME: {"server_lr": 0.8}}
-    assert model_bytes(interrupted(tmp_path, *plugins.items(), after=1, **options)) == model_bytes(
-        go(plugins, **options)
-    )
-
-
-@pytest.mark.slow
-def test_worker_processes_give_the_same_bits(go):
-    assert model_bytes(go({NAME: {}}, workers=2, rounds=3)) == model_bytes(go({NAME: {}}, rounds=3))
-
-
 # --- what it leaves alone ----------------------------------------------------------------------------------------
 
 
@@ -330,17 +314,6 @@ def test_frozen_parameters_keep_their_c_i(go):
         assert torch.equal(plugin_state(two, NAME, 0)[name], before) == name.startswith("encoder")
     for name, before in controls(one).items():
         assert torch.equal(controls(two)[name], before) == name.startswith("c.encoder")
-
-
-@pytest.mark.slow
-def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
-    for partition in (one_sample, halves):
-        result = go({NAME: {}}, partition=partition, rounds=3)
-        assert [line["accepted"] for line in records(result)] == [4, 4, 4]
-    skipped = go({NAME: {}}, partition=one_sample, model=with_batch_norm, rounds=3)
-    assert [line["failures"][0]["kind"] for line in records(skipped)] == ["no_steps"] * 3
-    assert plugin_state(skipped, NAME, 0) == {}
-    assert all(t.isfinite().all() for t in controls(skipped).values())
 
 
 # --- the step ----------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from fedcore_testing import (
     committed,
     evaluate,
     federations,
-    interrupted,
     linear,
     partition_of,
     personal_state,
@@ -107,14 +106,6 @@ def test_a_client_keeps_its_model_over_rounds_of_absence(go):
     ]
     assert distance[1] > distance[0] > 0, "the second participation goes on from the first"
     assert 2 not in committed(found[4]).manifest
-
-
-def test_the_same_seed_gives_the_same_bits_also_after_a_stop(go, tmp_path):
-    options = {"rounds": 4, "clients": 4, "participation": 0.5}
-    straight, resumed = go({"solo": {}}, **options), interrupted(tmp_path, "solo", after=1, **options)
-    took_part = list(committed(straight).manifest)
-    assert took_part == list(committed(resumed).manifest)
-    assert all(same_tensors(personal_state(straight, client), personal_state(resumed, client)) for client in took_part)
 
 
 # --- evaluation --------------------------------------------------------------------------------------------------
