@@ -14,14 +14,10 @@ from fedcore_testing import (
     Cohorts,
     EqualWeights,
     ExchangesClassifier,
-    FrozenEncoder,
     OwnsClassifier,
-    PersonalClassifier,
-    Quadratic,
     RejectsClient1,
     StepsOnServer,
     W,
-    analytic_federation,
     client_state,
     distance_by_hand,
     federations,
@@ -29,47 +25,19 @@ from fedcore_testing import (
     plugin_state,
     records,
     steps_by_hand,
-    steps_without_host_sync,
     weights,
-    with_batch_norm,
 )
+from fedcore_testing.drift import CENTRES, COHORTS, SIMULATED, SIZES, STATE_CHECKS, STEPS, TOY, near, toy_of
 
 NAME = "feddc"
 UNIFORM = {"weighting": "uniform"}
 DIGITS = {"clients": 4, "eval_every": 99}
-CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-1.0, 1.0]]), (1, 3, 2)
-TOY = {
-    **analytic_federation(CENTRES[:2], SIZES[:2]),
-    "rounds": 1,
-    "local_epochs": 2,
-    "lr": 0.5,
-}  # two steps on two quadratics
-COHORTS = [[0, 1], [1], [1, 2], [0, 2], [0], [0, 1, 2]]
-SIMULATED = {
-    **analytic_federation(CENTRES, SIZES),
-    "rounds": len(COHORTS),
-    "local_epochs": 3,
-    "batch_size": 1,
-    "lr": 0.02,
-    "lr_decay": 0.7,
-    "momentum": 0.5,
-    "weight_decay": 0.1,
-}
-STEPS = (3, 9, 6)  # samples * epochs, in batches of one
 go = federations(**DIGITS)
 
 
 @pytest.fixture(scope="module")
 def toy(go):
-    return lambda plugins, **options: go({Quadratic: {}, **plugins}, **{**TOY, **options})
-
-
-def near(tensor, values, tolerance=1e-6):
-    np.testing.assert_allclose(tensor.double().numpy(), values, rtol=0, atol=tolerance)
-
-
-def plain(state):
-    return {name.removeprefix("h.").removeprefix("s.") for name in state}
+    return toy_of(go)
 
 
 # --- the equations -----------------------------------------------------------------------------------------------
@@ -175,14 +143,6 @@ def test_s_and_the_servers_drift_are_means_over_all_clients(go, participation):
         near(mean / scale, (sum(own) / 4 / scale).numpy(), 1e-5)
 
 
-def test_who_is_not_sampled_keeps_his_state(go):
-    cohorts = {Cohorts: {"rounds": [[0, 1], [1, 2], [2, 3]]}}
-    first, last = go({NAME: {}, **cohorts}, rounds=1), go({NAME: {}, **cohorts}, rounds=3)
-    assert plugin_state(first, NAME, 2) == {}
-    for name, tensor in plugin_state(first, NAME, 0).items():
-        assert torch.equal(plugin_state(last, NAME, 0)[name], tensor)
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("alpha", [0.25, 1.0])
 def test_weighted_by_samples_it_ends_at_the_optimum_of_the_mean_over_samples(toy, alpha):
@@ -279,12 +239,6 @@ def test_every_option_changes_the_trajectory(go):
     assert set(records(runs[0])[1]["losses"]) == {"task", "feddc.drift", "feddc.gradient"}
 
 
-def test_a_step_does_not_wait_for_the_device(go):
-    with steps_without_host_sync() as looked:
-        go({NAME: {}}, local_epochs=2)
-    assert max(looked, key=len) == {"client"}
-
-
 def test_what_travels(go):
     result = go({NAME: UNIFORM}, rounds=3)
     size = 4 * sum(p.numel() for p in result.model.parameters())
@@ -295,44 +249,16 @@ def test_what_travels(go):
     assert found == {"down": 2 * 4 * size + 3 * 4 * 8, "up": 3 * 4 * size}, "and mean n, one number"
 
 
-def test_personal_parameters_are_neither_corrected_nor_sent(go):
-    result = go({NAME: {}, PersonalClassifier: {}}, rounds=3)
-    assert plugin_state(result, NAME)
-    assert not [name for name in [*plugin_state(result, NAME), *plugin_state(result, NAME, 0)] if "classifier" in name]
-
-
-def test_frozen_parameters_keep_their_state(go):
-    plugins = {NAME: {}, FrozenEncoder: {}}
-    one, two = go(plugins, rounds=1), go(plugins, rounds=2)
-    for name, before in plugin_state(one, NAME, 0).items():
-        assert torch.equal(plugin_state(two, NAME, 0)[name], before) == ("encoder" in name)
-        assert torch.equal(weights(two)[name[2:]], weights(one)[name[2:]]) == ("encoder" in name)
-
-
 def test_with_fedprox(go):
     assert "fedprox.proximal" in records(go({NAME: {}, "fedprox": {"mu": 0.1}}))[1]["losses"]
 
 
-# --- what it leaves alone ----------------------------------------------------------------------------------------
+# --- what is kept for each parameter ------------------------------------------------------------------------------
 
 
-def test_buffers_have_no_part_in_it(go):
-    """With weights that do not move (lr 1e-30) BatchNorm's statistics are FedAvg's, to the bit."""
-    options = {"model": with_batch_norm, "lr": 1e-30, "weight_decay": 0.0, "rounds": 3}
-    result, fedavg = go({NAME: {"alpha": 1.0}}, **options), dict(go({}, **options).model.named_buffers())
-    assert (fedavg["encoder.base.norm.running_mean"] != 0).all()
-    assert fedavg["encoder.base.norm.num_batches_tracked"] > 0
-    for name, buffer in result.model.named_buffers():
-        assert torch.equal(buffer, fedavg[name])
-
-
-def test_buffers_are_averaged_as_ever_while_weights_are_corrected(go):
-    result = go({NAME: {}}, model=with_batch_norm, rounds=3)
-    parameters = {name for name, _ in result.model.named_parameters()}
-    assert plain(plugin_state(result, NAME)) == plain(plugin_state(result, NAME, 0)) == parameters
-    norm = result.model.encoder.base.norm
-    assert norm.num_batches_tracked.dtype == torch.int64
-    assert (norm.running_var > 0).all()
+@pytest.mark.parametrize("check", STATE_CHECKS, ids=lambda check: check.__name__)
+def test_what_is_kept_for_each_parameter(go, check):
+    check(go, NAME, {"alpha": 1.0})
 
 
 # --- options and company -----------------------------------------------------------------------------------------

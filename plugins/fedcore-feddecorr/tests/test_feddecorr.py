@@ -7,21 +7,21 @@ import doctest
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import fedcore_feddecorr
-from fedcore import SplitModel
 from fedcore_feddecorr import correlation_matrix, frobenius_term, off_diagonal_term
 from fedcore_testing import (
     OwnTaskLoss,
     client_arrays,
     federations,
+    hidden_tanh,
     initial_weights,
     mean_by_hand,
     model_bytes,
     records,
+    sgd_by_hand,
     small_config,
-    softmax_by_hand,
+    tanh_by_hand,
     weights,
 )
 
@@ -120,36 +120,23 @@ def test_doctests():
 # --- a whole run -------------------------------------------------------------------------------------------------
 
 
-def small(num_classes, input_shape):
-    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh()), 6, num_classes)
-
-
 @pytest.mark.parametrize(("form", "beta"), [("code", 0.3), ("paper", 2.0)])
 def test_a_run_is_the_method_in_numpy(go, tmp_path, form, beta):
     """Two rounds of full batches with momentum and weight decay."""
-    options = {**FEW, "model": small, "batch_size": 500, "lr": 0.1, "weight_decay": 1e-2, "local_epochs": 2}
+    options = {**FEW, "model": hidden_tanh, "batch_size": 500, "lr": 0.1, "weight_decay": 1e-2, "local_epochs": 2}
     result = go(("feddecorr", {"beta": beta, "form": form}), **options)
     clients = client_arrays(result)
     start = {name: t.double().numpy() for name, t in initial_weights(small_config(tmp_path, **options)).items()}
 
     def distance(strength):
+        def gradient(w, x, y):
+            return tanh_by_hand(w, x, y, lambda h: strength * by_hand(h, form)[1])
+
         w = start
         for _ in range(2):
             ends = []
             for x, y in clients:
-                own, speed = dict(w), dict.fromkeys(w, 0.0)
-                for _ in range(2):
-                    h = np.tanh(x @ own["encoder.base.1.weight"].T + own["encoder.base.1.bias"])
-                    _, gradient = softmax_by_hand(own, h, y)
-                    z = h @ own["classifier.weight"].T + own["classifier.bias"]
-                    p = np.exp(z - z.max(1, keepdims=True))
-                    dh = (p / p.sum(1, keepdims=True) - y) / len(x) @ own["classifier.weight"]
-                    dh = (dh + strength * by_hand(h, form)[1]) * (1 - h**2)
-                    gradient |= {"encoder.base.1.weight": dh.T @ x, "encoder.base.1.bias": dh.sum(0)}
-                    for name, g in gradient.items():
-                        speed[name] = 0.9 * speed[name] + g + 1e-2 * own[name]
-                        own[name] = own[name] - 0.1 * speed[name]
-                ends.append(own)
+                ends.append(sgd_by_hand(gradient, w, x, y, 2, lr=0.1))
             w = mean_by_hand(ends, [len(x) for x, _ in clients])
         return max(np.abs(weights(result)[name].numpy() - value).max() for name, value in w.items())
 

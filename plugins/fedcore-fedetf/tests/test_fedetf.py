@@ -20,6 +20,7 @@ from fedcore_testing import (
     initial_weights,
     mean_by_hand,
     model_bytes,
+    sgd_by_hand,
     small_config,
     weights,
 )
@@ -78,16 +79,13 @@ def test_a_run_is_the_method_in_numpy(go, tmp_path, least):
     v = start["classifier.vectors"].double().numpy()
     w = {name: tensor.double().numpy() for name, tensor in start.items() if name != "classifier.vectors"}
     clients = client_arrays(result)
+
+    def gradient(own, x, y):
+        logs = np.where((y.sum(0) > 0) | (least > 0), np.log(np.maximum(y.sum(0), 1)), -np.inf)
+        return step_by_hand(own, v, x, y, logs)
+
     for _ in range(2):
-        local = []
-        for x, y in clients:
-            own, speed = dict(w), dict.fromkeys(w, 0.0)
-            logs = np.where((y.sum(0) > 0) | (least > 0), np.log(np.maximum(y.sum(0), 1)), -np.inf)
-            for _ in range(2):
-                for name, gradient in step_by_hand(own, v, x, y, logs).items():
-                    speed[name] = 0.9 * speed[name] + gradient + 1e-2 * own[name]
-                    own = {**own, name: own[name] - 0.1 * speed[name]}
-            local.append(own)
+        local = [sgd_by_hand(gradient, w, x, y, 2, lr=0.1) for x, y in clients]
         w = mean_by_hand(local, [len(x) for x, _ in clients])
     for name, value in w.items():
         np.testing.assert_allclose(weights(result)[name], value, atol=2e-5)

@@ -18,6 +18,7 @@ from fedcore_testing import (
     linear,
     mean_by_hand,
     model_bytes,
+    sgd_by_hand,
     steps_without_host_sync,
     weights,
 )
@@ -93,22 +94,17 @@ def test_a_run_is_the_method_in_numpy(go, least):
     clients = client_arrays(result)
 
     def by_hand(tau):
+        def gradient(own, x, y):
+            held = y.sum(0) > 0 if tau and not least else np.ones(10, dtype=bool)
+            margin = tau * np.maximum(y.sum(0), 1) ** -0.25
+            z = np.where(held, x @ own["classifier.weight"].T + own["classifier.bias"] - margin, -np.inf)
+            p = np.exp(z - z.max(1, keepdims=True))
+            g = (p / p.sum(1, keepdims=True) - y) / len(x)
+            return {"classifier.weight": g.T @ x, "classifier.bias": g.sum(0)}
+
         w = {name: tensor.double().numpy() for name, tensor in start.items()}
         for _ in range(2):
-            local = []
-            for x, y in clients:
-                held = y.sum(0) > 0 if tau and not least else np.ones(10, dtype=bool)
-                margin = tau * np.maximum(y.sum(0), 1) ** -0.25
-                own = {name: value.copy() for name, value in w.items()}
-                speed = dict.fromkeys(own, 0.0)
-                for _ in range(3):
-                    z = np.where(held, x @ own["classifier.weight"].T + own["classifier.bias"] - margin, -np.inf)
-                    p = np.exp(z - z.max(1, keepdims=True))
-                    g = (p / p.sum(1, keepdims=True) - y) / len(x)
-                    for name, gradient in (("classifier.weight", g.T @ x), ("classifier.bias", g.sum(0))):
-                        speed[name] = 0.9 * speed[name] + gradient + 1e-2 * own[name]
-                        own[name] = own[name] - 0.1 * speed[name]
-                local.append(own)
+            local = [sgd_by_hand(gradient, w, x, y, 3, lr=0.1) for x, y in clients]
             w = mean_by_hand(local, [len(x) for x, _ in clients])
         return max(np.abs(weights(result)[name].numpy() - value).max() for name, value in w.items())
 

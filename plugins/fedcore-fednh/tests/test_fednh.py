@@ -21,6 +21,7 @@ from fedcore_testing import (
     mean_by_hand,
     model_bytes,
     plugin_state,
+    sgd_by_hand,
     small_config,
     weights,
 )
@@ -93,15 +94,14 @@ def test_a_run_is_the_method_in_numpy(go, tmp_path, options):
     w = {S: options.get("scale", 20.0)} | {name: tensor.double().numpy() for name, tensor in start.items()}
     clients = client_arrays(result)
     trained = [A, B, *([S] if options.get("learn_scale", True) else [])]
+
+    def of_trained(own, x, y):
+        return {name: gradient for name, gradient in gradients(own, x, y).items() if name in trained}
+
     for _ in range(2):
         local, sums = [], np.zeros((10, 12))
         for x, y in clients:
-            own, speed = dict(w), dict.fromkeys(trained, 0.0)
-            for _ in range(2):
-                found = gradients(own, x, y)
-                for name in trained:
-                    speed[name] = 0.9 * speed[name] + found[name] + 1e-2 * own[name]
-                    own = {**own, name: own[name] - 0.1 * speed[name]}
+            own = sgd_by_hand(of_trained, w, x, y, 2, lr=0.1)
             local.append(own)
             held = y.sum(0) > 0
             sums[held] += y.sum(0)[held, None] * unit((y.T @ features(own, x)[0])[held])

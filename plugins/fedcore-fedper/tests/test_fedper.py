@@ -24,12 +24,15 @@ from fedcore_testing import (
     committed,
     evaluate,
     federations,
+    hidden_tanh,
     mean_by_hand,
     model_bytes,
     partition_of,
     personal_state,
     same_tensors,
+    sgd_by_hand,
     steps_without_host_sync,
+    tanh_by_hand,
     weights,
 )
 
@@ -68,14 +71,10 @@ def test_a_round_goes_on_from_the_own_head_and_the_averaged_base(go):
 # --- a run computed independently --------------------------------------------------------------------------------
 
 
-def small(num_classes, input_shape):
-    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh()), 12, num_classes)
-
-
 def test_a_run_is_the_algorithm_in_numpy(go):
     """Full batches, momentum, weight decay, clients that come and go: Algorithms FEDPER-CLIENT and FEDPER-SERVER."""
     cohorts = [[0, 1], [1, 2], [0, 2]]
-    options = {"model": small, "batch_size": 5000, "lr": 0.1, "weight_decay": 1e-2}
+    options = {"model": hidden_tanh, "batch_size": 5000, "lr": 0.1, "weight_decay": 1e-2}
     result = go({"fedper": {}, Cohorts: {"rounds": cohorts}}, **options, rounds=3, local_epochs=3)
     start = go({"fedper": {"personal": 0}}, **{**options, "lr": 1e-30, "weight_decay": 0.0}, rounds=1)
     clients = client_arrays(result)
@@ -86,23 +85,7 @@ def test_a_run_is_the_algorithm_in_numpy(go):
     for cohort in cohorts:
         bases = []
         for k in cohort:
-            x, y = clients[k]
-            local, speed = {**base, **own[k]}, dict.fromkeys(w, 0.0)
-            for _ in range(3):
-                h = np.tanh(x @ local["encoder.base.1.weight"].T + local["encoder.base.1.bias"])
-                z = h @ local["classifier.weight"].T + local["classifier.bias"]
-                p = np.exp(z - z.max(1, keepdims=True))
-                dz = (p / p.sum(1, keepdims=True) - y) / len(x)
-                dh = (dz @ local["classifier.weight"]) * (1 - h**2)
-                gradients = {
-                    "classifier.weight": dz.T @ h,
-                    "classifier.bias": dz.sum(0),
-                    "encoder.base.1.weight": dh.T @ x,
-                    "encoder.base.1.bias": dh.sum(0),
-                }
-                for name, g in gradients.items():
-                    speed[name] = 0.9 * speed[name] + g + 1e-2 * local[name]
-                    local[name] = local[name] - 0.1 * speed[name]
+            local = sgd_by_hand(tanh_by_hand, {**base, **own[k]}, *clients[k], 3, lr=0.1)
             own[k] = {name: local[name] for name in own[k]}
             bases.append({name: local[name] for name in base})
         base = mean_by_hand(bases, [len(clients[k][0]) for k in cohort])

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from torch import nn
 
-from fedcore import PluginConflictError, SplitModel
+from fedcore import PluginConflictError
 from fedcore_testing import (
     Cohorts,
     PersonalClassifier,
     client_arrays,
     federations,
+    hidden_tanh,
     initial_weights,
     mean_by_hand,
     personal_state,
     plugin_state,
+    sgd_by_hand,
     small_config,
-    softmax_by_hand,
+    tanh_by_hand,
     weights,
 )
 
@@ -26,21 +27,25 @@ go = federations(**FEW)
 
 
 def distance_by_hand(z, y, prototypes, known):
-    """Return the distance of features z (B, d) and its gradient, in float64; y one-hot (B, C)."""
+    """Return the distance of features z (B, d) and its gradient; y one-hot (B, C)."""
     away = (z - y @ np.where(known[:, None], prototypes, 0)) * (y @ known)[:, None]
     return (away**2).mean(), 2 * away / z.size
-
-
-def small(num_classes, input_shape):
-    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh()), 6, num_classes)
 
 
 @pytest.mark.parametrize("personal", [True, False])
 def test_a_run_is_the_method_in_numpy(go, tmp_path, personal):
     """Full batches, momentum, weight decay, clients that come and go and lack classes."""
     cohorts = [[0, 1], [1, 2], [0, 2]]
-    options = {**FEW, "model": small, "batch_size": 500, "lr": 0.2, "weight_decay": 1e-2, "clients": 3, "rounds": 3}
-    options |= {"partition": "classes", "classes_per_client": 4, "local_epochs": 2}
+    options = {
+        **FEW,
+        "model": hidden_tanh,
+        "batch_size": 500,
+        "lr": 0.2,
+        "weight_decay": 1e-2,
+        "clients": 3,
+        "rounds": 3,
+    }
+    options |= {"clients": 3, "rounds": 3, "partition": "classes", "classes_per_client": 4, "local_epochs": 2}
     result = go(("fedproto", {"lambda": 2.0, "personal": personal}), (Cohorts, {"rounds": cohorts}), **options)
     w = {name: t.double().numpy() for name, t in initial_weights(small_config(tmp_path, **options)).items()}
     own: dict[int, dict[str, np.ndarray]] = {}
@@ -50,20 +55,14 @@ def test_a_run_is_the_method_in_numpy(go, tmp_path, personal):
     def features(model, x):
         return np.tanh(x @ model["encoder.base.1.weight"].T + model["encoder.base.1.bias"])
 
+    def gradient(model, x, y):
+        return tanh_by_hand(model, x, y, lambda z: 2.0 * distance_by_hand(z, y, prototypes, known)[1])
+
     for cohort in cohorts:
         sums, holders, ends = np.zeros((10, 6)), np.zeros(10), []
         for k in cohort:
-            (x, y), local, speed = clients[k], dict(own.get(k, w) if personal else w), dict.fromkeys(w, 0.0)
-            for _ in range(2):
-                z = features(local, x)
-                _, gradient = softmax_by_hand(local, z, y)
-                p = np.exp(z @ local["classifier.weight"].T + local["classifier.bias"])
-                dz = (p / p.sum(1, keepdims=True) - y) / len(x) @ local["classifier.weight"]
-                dz = (dz + 2.0 * distance_by_hand(z, y, prototypes, known)[1]) * (1 - z**2)
-                gradient |= {"encoder.base.1.weight": dz.T @ x, "encoder.base.1.bias": dz.sum(0)}
-                for name, g in gradient.items():
-                    speed[name] = 0.9 * speed[name] + g + 1e-2 * local[name]
-                    local[name] = local[name] - 0.2 * speed[name]
+            x, y = clients[k]
+            local = sgd_by_hand(gradient, own.get(k, w) if personal else w, x, y, 2, lr=0.2)
             own[k], count = local, y.sum(0)
             ends.append(local)
             sums += y.T @ features(local, x) / np.maximum(count, 1)[:, None]

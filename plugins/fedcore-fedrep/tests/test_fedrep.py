@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -16,10 +18,13 @@ from fedcore_testing import (
     client_arrays,
     committed,
     federations,
+    hidden_tanh,
     initial_weights,
     mean_by_hand,
     personal_state,
+    sgd_by_hand,
     small_config,
+    tanh_by_hand,
     weights,
     with_batch_norm,
 )
@@ -85,28 +90,14 @@ def test_the_hand_case_of_fedrep(go, epochs, representation):
     assert by_plugin["up"] == by_plugin["down"] == 2 * 2 * 4, "one float per client and round, each way"
 
 
-def small(num_classes, input_shape):
-    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh()), 6, num_classes)
-
-
-def softmax_gradients(w, x, y):
-    h = np.tanh(x @ w["encoder.base.1.weight"].T + w["encoder.base.1.bias"])
-    z = h @ w["classifier.weight"].T + w["classifier.bias"]
-    p = np.exp(z - z.max(1, keepdims=True))
-    dz = (p / p.sum(1, keepdims=True) - y) / len(x)
-    dh = (dz @ w["classifier.weight"]) * (1 - h**2)
-    return {
-        "classifier.weight": dz.T @ h,
-        "classifier.bias": dz.sum(0),
-        "encoder.base.1.weight": dh.T @ x,
-        "encoder.base.1.bias": dh.sum(0),
-    }
+def of_part(part, w, x, y):
+    return {n: g for n, g in tanh_by_hand(w, x, y).items() if n.startswith(part)}
 
 
 @pytest.mark.parametrize("method", ["fedrep", "fedbabu"])
 def test_a_run_is_the_algorithm_in_numpy(go, tmp_path, method):
     """Full batches, momentum and weight decay: in three epochs FedRep's head takes two, its representation one."""
-    options = {**FEW, "model": small, "batch_size": 500, "lr": 0.2, "weight_decay": 1e-2, "clients": 2}
+    options = {**FEW, "model": hidden_tanh, "batch_size": 500, "lr": 0.2, "weight_decay": 1e-2, "clients": 2}
     options |= {"local_epochs": 3, "rounds": 2}
     result = go(method, **options)
     w = {n: t.double().numpy() for n, t in initial_weights(small_config(tmp_path, **options)).items()}
@@ -115,13 +106,9 @@ def test_a_run_is_the_algorithm_in_numpy(go, tmp_path, method):
     for _ in range(2):
         ends = []
         for k, (x, y) in enumerate(clients):
-            own, speed = {**w, **heads[k]}, dict.fromkeys(w, 0.0)
-            for epoch in range(3):
-                trained = "classifier" if method == "fedrep" and epoch < 2 else "encoder"
-                for n, g in softmax_gradients(own, x, y).items():
-                    if n.startswith(trained):
-                        speed[n] = 0.9 * speed[n] + g + 1e-2 * own[n]
-                        own = {**own, n: own[n] - 0.2 * speed[n]}
+            own = {**w, **heads[k]}
+            for part, epochs in (("classifier", 2), ("encoder", 1)) if method == "fedrep" else (("encoder", 3),):
+                own = sgd_by_hand(partial(of_part, part), own, x, y, epochs, lr=0.2)
             heads[k] = {n: v for n, v in own.items() if n.startswith("classifier")}
             ends.append({n: v for n, v in own.items() if n.startswith("encoder")})
         w |= mean_by_hand(ends, [len(x) for x, _ in clients])
@@ -158,14 +145,14 @@ def test_fedbabus_head_stays_as_it_was_initialized(go, tmp_path):
 @pytest.mark.parametrize("part", ["model", "head", "body"])
 def test_the_evaluated_model_is_fine_tuned_as_in_numpy(go, part):
     """Full-batch fine-tuning by hand, its accuracy on each client's held-out part. One client never took part."""
-    options = {"model": small, "clients": 2, "client_test_fraction": 0.3, "rounds": 1, "participation": 0.5}
+    options = {"model": hidden_tanh, "clients": 2, "client_test_fraction": 0.3, "rounds": 1, "participation": 0.5}
     given = {"epochs": 3, "part": part, "batch_size": 500, "lr": 1.5}
     result = go({"fedbabu": given}, **options)
     prefix = {"model": "", "head": "classifier", "body": "encoder"}[part]
     for client, (trained, held) in enumerate(zip(client_arrays(result), client_arrays(result, held_out=True))):
         own, (x, y) = {n: t.double().numpy() for n, t in weights(result).items()}, held
         for _ in range(3):
-            own = {n: own[n] - 1.5 * g * n.startswith(prefix) for n, g in softmax_gradients(own, *trained).items()}
+            own |= {n: own[n] - 1.5 * g for n, g in of_part(prefix, own, *trained).items()}
         h = np.tanh(x @ own["encoder.base.1.weight"].T + own["encoder.base.1.bias"])
         hits = (h @ own["classifier.weight"].T + own["classifier.bias"]).argmax(1) == y.argmax(1)
         assert result.metrics["personal"]["per_client"][str(client)] == pytest.approx(hits.mean(), abs=1e-6)

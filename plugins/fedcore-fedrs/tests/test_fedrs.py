@@ -21,6 +21,7 @@ from fedcore_testing import (
     model_bytes,
     partition_of,
     records,
+    sgd_by_hand,
     steps_without_host_sync,
     weights,
 )
@@ -203,24 +204,19 @@ def test_a_run_is_the_method_in_numpy(go, options):
     clients = client_arrays(result)
 
     def by_hand(alpha):
+        def gradient(own, x, y):
+            counts = y.sum(0)
+            a = alpha + (1 - alpha) * counts / counts.max()
+            if options.get("restrict") != "frequency":
+                a = np.where(counts > 0, 1.0, alpha)
+            z = a * (x @ own["classifier.weight"].T + own["classifier.bias"])
+            p = np.exp(z - z.max(1, keepdims=True))
+            g = a * (p / p.sum(1, keepdims=True) - y) / len(x)
+            return {"classifier.weight": g.T @ x, "classifier.bias": g.sum(0)}
+
         w = {name: tensor.double().numpy() for name, tensor in weights(start).items()}
         for _ in range(2):
-            local = []
-            for x, y in clients:
-                counts = y.sum(0)
-                a = alpha + (1 - alpha) * counts / counts.max()
-                if options.get("restrict") != "frequency":
-                    a = np.where(counts > 0, 1.0, alpha)
-                own = {name: value.copy() for name, value in w.items()}
-                speed = dict.fromkeys(own, 0.0)
-                for _ in range(3):
-                    z = a * (x @ own["classifier.weight"].T + own["classifier.bias"])
-                    p = np.exp(z - z.max(1, keepdims=True))
-                    g = a * (p / p.sum(1, keepdims=True) - y) / len(x)
-                    for name, gradient in (("classifier.weight", g.T @ x), ("classifier.bias", g.sum(0))):
-                        speed[name] = 0.9 * speed[name] + gradient + 1e-2 * own[name]
-                        own[name] = own[name] - 0.1 * speed[name]
-                local.append(own)
+            local = [sgd_by_hand(gradient, w, x, y, 3, lr=0.1) for x, y in clients]
             w = mean_by_hand(local, [len(x) for x, _ in clients])
         return w
 

@@ -17,6 +17,7 @@ from fedcore_testing import (
     linear,
     mean_by_hand,
     records,
+    sgd_by_hand,
     small_config,
     softmax_by_hand,
     steps_without_host_sync,
@@ -76,18 +77,15 @@ def test_a_run_is_the_algorithm_in_numpy(go, tmp_path, adaptive):
     start = initial_weights(small_config(tmp_path, **options))
     w = {name: tensor.double().numpy() for name, tensor in start.items()}
     clients = client_arrays(result)
+
+    def gradient(own, x, y):
+        g = softmax_by_hand(own, x, y)[1]
+        t = {n: np.abs(own[n]) + 0.1 if adaptive and "weight" in n else 1.0 for n in own}
+        norm = np.sqrt(sum(np.square(t[n] * g[n]).sum() for n in g))
+        return softmax_by_hand({n: own[n] + 0.2 * t[n] ** 2 * g[n] / norm for n in own}, x, y)[1]
+
     for _ in range(2):
-        ends = []
-        for x, y in clients:
-            own, speed = dict(w), dict.fromkeys(w, 0.0)
-            for _ in range(3):
-                g = softmax_by_hand(own, x, y)[1]
-                t = {n: np.abs(own[n]) + 0.1 if adaptive and "weight" in n else 1.0 for n in own}
-                norm = np.sqrt(sum(np.square(t[n] * g[n]).sum() for n in g))
-                g = softmax_by_hand({n: own[n] + 0.2 * t[n] ** 2 * g[n] / norm for n in own}, x, y)[1]
-                speed = {n: 0.9 * speed[n] + g[n] + 0.01 * own[n] for n in own}
-                own = {n: own[n] - 0.1 * speed[n] for n in own}
-            ends.append(own)
+        ends = [sgd_by_hand(gradient, w, x, y, 3, lr=0.1) for x, y in clients]
         w = mean_by_hand(ends, [len(x) for x, _ in clients])
     for name, tensor in weights(result).items():
         np.testing.assert_allclose(tensor, w[name], atol=2e-5)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from fedcore import ConfigError, FedcoreError, PluginConflictError, SplitModel
+from fedcore import ConfigError, FedcoreError, PluginConflictError
 from fedcore.models import mlp
 from fedcore_lg_fedavg import LGFedAvg, local_names
 from fedcore_testing import (
@@ -21,14 +20,16 @@ from fedcore_testing import (
     client_arrays,
     committed,
     federations,
+    hidden_tanh,
     initial_weights,
     mean_by_hand,
     model_bytes,
     personal_state,
     records,
     same_tensors,
+    sgd_by_hand,
     small_config,
-    softmax_by_hand,
+    tanh_by_hand,
     weights,
 )
 
@@ -49,14 +50,10 @@ def test_the_hand_case(go):
     assert by_plugin["up"] == by_plugin["down"] == 2 * 2 * 4, "one float per client and round, each way"
 
 
-def small(num_classes, input_shape):
-    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh()), 6, num_classes)
-
-
 def test_a_run_is_the_algorithm_in_numpy(go, tmp_path):
     """Full batches, momentum, weight decay, clients that come and go."""
     cohorts = [[0, 1], [1, 2], [0, 2]]
-    options = {**FEW, "model": small, "batch_size": 500, "lr": 0.2, "weight_decay": 1e-2}
+    options = {**FEW, "model": hidden_tanh, "batch_size": 500, "lr": 0.2, "weight_decay": 1e-2}
     options |= {"clients": 3, "rounds": 3, "local_epochs": 2}
     result = go("lg-fedavg", (Cohorts, {"rounds": cohorts}), **options)
     w = {name: t.double().numpy() for name, t in initial_weights(small_config(tmp_path, **options)).items()}
@@ -66,18 +63,7 @@ def test_a_run_is_the_algorithm_in_numpy(go, tmp_path):
     for cohort in cohorts:
         ends = []
         for k in cohort:
-            (x, y), local, speed = clients[k], {**shared, **own[k]}, dict.fromkeys(w, 0.0)
-            for _ in range(2):
-                h = np.tanh(x @ local["encoder.base.1.weight"].T + local["encoder.base.1.bias"])
-                _, gradient = softmax_by_hand(local, h, y)
-                z = h @ local["classifier.weight"].T + local["classifier.bias"]
-                p = np.exp(z - z.max(1, keepdims=True))
-                dz = (p / p.sum(1, keepdims=True) - y) / len(x)
-                dh = (dz @ local["classifier.weight"]) * (1 - h**2)
-                gradient |= {"encoder.base.1.weight": dh.T @ x, "encoder.base.1.bias": dh.sum(0)}
-                for name, g in gradient.items():
-                    speed[name] = 0.9 * speed[name] + g + 1e-2 * local[name]
-                    local[name] = local[name] - 0.2 * speed[name]
+            local = sgd_by_hand(tanh_by_hand, {**shared, **own[k]}, *clients[k], 2, lr=0.2)
             own[k] = {name: local[name] for name in own[k]}
             ends.append({name: local[name] for name in shared})
         shared = mean_by_hand(ends, [len(clients[k][0]) for k in cohort])

@@ -15,13 +15,9 @@ from fedcore_testing import (
     Cohorts,
     EqualWeights,
     ExchangesClassifier,
-    FrozenEncoder,
     OwnsClassifier,
-    PersonalClassifier,
-    Quadratic,
     StepsOnServer,
     W,
-    analytic_federation,
     distance_by_hand,
     federations,
     model_bytes,
@@ -29,48 +25,24 @@ from fedcore_testing import (
     plugin_state,
     records,
     steps_by_hand,
-    steps_without_host_sync,
     weights,
-    with_batch_norm,
 )
+from fedcore_testing.drift import CENTRES, COHORTS, SIMULATED, SIZES, STATE_CHECKS, STEPS, TOY, near, toy_of
 
 NAME = "scaffold"
 UNIFORM = {"weighting": "uniform"}
 DIGITS = {"clients": 4, "eval_every": 99}
-CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-1.0, 1.0]]), (1, 3, 2)
-TOY = {
-    **analytic_federation(CENTRES[:2], SIZES[:2]),
-    "rounds": 1,
-    "local_epochs": 2,
-    "lr": 0.5,
-}  # two steps on two quadratics
-COHORTS = [[0, 1], [1], [1, 2], [0, 2], [0], [0, 1, 2]]
-SIMULATED = {
-    **analytic_federation(CENTRES, SIZES),
-    "rounds": len(COHORTS),
-    "local_epochs": 3,
-    "batch_size": 1,
-    "lr": 0.02,
-    "lr_decay": 0.7,
-    "momentum": 0.5,
-    "weight_decay": 0.1,
-}
-STEPS = (3, 9, 6)  # samples * epochs, in batches of one
 go = federations(**DIGITS)
 
 
 @pytest.fixture(scope="module")
 def toy(go):
-    return lambda plugins, **options: go({Quadratic: {}, **plugins}, **{**TOY, **options})
+    return toy_of(go)
 
 
 def controls(result):
     """c by name."""
     return plugin_state(result, NAME)
-
-
-def near(tensor, values, tolerance=1e-6):
-    np.testing.assert_allclose(tensor.double().numpy(), values, rtol=0, atol=tolerance)
 
 
 # --- the equations -----------------------------------------------------------------------------------------------
@@ -246,15 +218,6 @@ def test_c_counts_clients_by_the_samples_that_the_server_knows(go):
         near(c, (sum(own) / float(sizes.sum())).numpy(), 1e-6)
 
 
-def test_who_is_not_sampled_keeps_his_c_i(go):
-    cohorts = {Cohorts: {"rounds": [[0, 1], [1, 2], [2, 3]]}}
-    first, last = go({NAME: {}, **cohorts}, rounds=1), go({NAME: {}, **cohorts}, rounds=3)
-    assert plugin_state(first, NAME, 2) == {}
-    assert set(plugin_state(last, NAME, 2)) == {name for name, _ in last.model.named_parameters()}
-    for name, tensor in plugin_state(first, NAME, 0).items():
-        assert torch.equal(plugin_state(last, NAME, 0)[name], tensor)
-
-
 # --- identities --------------------------------------------------------------------------------------------------
 
 
@@ -279,50 +242,7 @@ def test_one_client_is_never_corrected(go):
         torch.testing.assert_close(w, weights(other)[name], rtol=1e-3, atol=1e-5)
 
 
-# --- what it leaves alone ----------------------------------------------------------------------------------------
-
-
-def test_buffers_have_no_part_in_it(go):
-    """With weights that do not move (lr 1e-30) BatchNorm's statistics are FedAvg's, to the bit."""
-    options = {"model": with_batch_norm, "lr": 1e-30, "weight_decay": 0.0, "rounds": 3}
-    result, fedavg = go({NAME: {"server_lr": 0.5}}, **options), dict(go({}, **options).model.named_buffers())
-    assert (fedavg["encoder.base.norm.running_mean"] != 0).all()
-    assert fedavg["encoder.base.norm.num_batches_tracked"] > 0
-    for name, buffer in result.model.named_buffers():
-        assert torch.equal(buffer, fedavg[name])
-
-
-def test_buffers_are_averaged_as_ever_while_weights_are_corrected(go):
-    result = go({NAME: {"server_lr": 1.5}}, model=with_batch_norm, rounds=3)
-    corrected = {name.removeprefix("c.") for name in controls(result)}
-    assert corrected == set(plugin_state(result, NAME, 0)) == {name for name, _ in result.model.named_parameters()}
-    norm = result.model.encoder.base.norm
-    assert norm.num_batches_tracked.dtype == torch.int64
-    assert (norm.running_var > 0).all()
-
-
-def test_personal_parameters_are_neither_corrected_nor_sent(go):
-    result = go({NAME: {}, PersonalClassifier: {}}, rounds=3)
-    assert not [name for name in [*plugin_state(result, NAME), *plugin_state(result, NAME, 0)] if "classifier" in name]
-    assert f"c.{next(name for name, _ in result.model.named_parameters())}" in plugin_state(result, NAME)
-
-
-def test_frozen_parameters_keep_their_c_i(go):
-    plugins = {NAME: {}, FrozenEncoder: {}}
-    one, two = go(plugins, rounds=1), go(plugins, rounds=2)
-    for name, before in plugin_state(one, NAME, 0).items():
-        assert torch.equal(plugin_state(two, NAME, 0)[name], before) == name.startswith("encoder")
-    for name, before in controls(one).items():
-        assert torch.equal(controls(two)[name], before) == name.startswith("c.encoder")
-
-
 # --- the step ----------------------------------------------------------------------------------------------------
-
-
-def test_a_step_does_not_wait_for_the_device(go):
-    with steps_without_host_sync() as looked:
-        go({NAME: {}}, rounds=2, local_epochs=2)
-    assert max(looked, key=len) == {"client"}
 
 
 def test_the_term_is_one_node_over_the_parameters_themselves():
@@ -351,6 +271,14 @@ def test_what_travels(go):
     size = 4 * sum(p.numel() for p in result.model.parameters())
     found = result.summary["bytes"]["by_plugin"][NAME]
     assert found == {"down": 2 * 4 * size, "up": 3 * 4 * size}, "c goes down from round 1 on, changes go up in each"
+
+
+# --- what is kept for each parameter ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", STATE_CHECKS, ids=lambda check: check.__name__)
+def test_what_is_kept_for_each_parameter(go, check):
+    check(go, NAME, {"server_lr": 0.5})
 
 
 # --- options and company -----------------------------------------------------------------------------------------

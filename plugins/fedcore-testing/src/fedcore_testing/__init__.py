@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from fedcore_testing.forked import forked_workers
     from fedcore_testing.kit import Verdict, check_plugin, parametrize_with_checks, run_checks
     from fedcore_testing.parts import check_dataset, check_model, check_partitioner
-    from fedcore_testing.problems import halves, linear, one_sample, two_one_rest, with_batch_norm
-    from fedcore_testing.softmax import client_arrays, mean_by_hand, softmax_by_hand
+    from fedcore_testing.problems import halves, hidden_tanh, linear, one_sample, two_one_rest, with_batch_norm
+    from fedcore_testing.softmax import client_arrays, mean_by_hand, sgd_by_hand, softmax_by_hand, tanh_by_hand
     from fedcore_testing.stub_plugins import (
         Cohorts,
         CorrectsClassifier,
@@ -104,6 +104,7 @@ _HOMES = {
     "forbid_host_sync": "fedcore_testing.sync",
     "forked_workers": "fedcore_testing.forked",
     "halves": "fedcore_testing.problems",
+    "hidden_tanh": "fedcore_testing.problems",
     "initial_weights": "fedcore_testing.federation",
     "installed": "fedcore_testing.federation",
     "interrupted": "fedcore_testing.federation",
@@ -122,10 +123,12 @@ _HOMES = {
     "run_checks": "fedcore_testing.kit",
     "runner": "fedcore_testing.fixtures",
     "same_tensors": "fedcore_testing.federation",
+    "sgd_by_hand": "fedcore_testing.softmax",
     "small_config": "fedcore_testing.federation",
     "softmax_by_hand": "fedcore_testing.softmax",
     "steps_by_hand": "fedcore_testing.analytic",
     "steps_without_host_sync": "fedcore_testing.sync",
+    "tanh_by_hand": "fedcore_testing.softmax",
     "two_one_rest": "fedcore_testing.problems",
     "weights": "fedcore_testing.federation",
     "with_batch_norm": "fedcore_testing.problems",
@@ -171,6 +174,7 @@ __all__ = [
     "forbid_host_sync",
     "forked_workers",
     "halves",
+    "hidden_tanh",
     "initial_weights",
     "installed",
     "interrupted",
@@ -189,10 +193,12 @@ __all__ = [
     "run_checks",
     "runner",
     "same_tensors",
+    "sgd_by_hand",
     "small_config",
     "softmax_by_hand",
     "steps_by_hand",
     "steps_without_host_sync",
+    "tanh_by_hand",
     "two_one_rest",
     "weights",
     "with_batch_norm",

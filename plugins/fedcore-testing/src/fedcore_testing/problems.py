@@ -52,6 +52,11 @@ def linear(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
     return SplitModel(nn.Flatten(), int(np.prod(input_shape)), num_classes)
 
 
+def hidden_tanh(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+    """Return a model with one hidden layer; features (B, 6). Its NumPy twin is :func:`fedcore_testing.tanh_by_hand`."""
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 6), nn.Tanh()), 6, num_classes)
+
+
 def halves(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[IntArray]:
     """Give the even classes to the even clients and the odd ones to the odd clients; no client has the last class."""
     order = numpy_generator(seed, "partition").permutation(len(labels))
