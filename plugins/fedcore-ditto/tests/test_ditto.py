@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +14,7 @@ import fedcore
 from fedcore import Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore_ditto import Ditto
-from fedcore_ditto.equations import distance, local_risk, logits_with, may_draw
+from fedcore_ditto import Ditto, may_draw
 from fedcore_functional import proximal_term
 from fedcore_testing import (
     Cohorts,
@@ -32,6 +33,7 @@ from fedcore_testing import (
     personal_state,
     records,
     same_tensors,
+    sgd_by_hand,
     softmax_by_hand,
     steps_without_host_sync,
     weights,
@@ -64,7 +66,7 @@ def quadratic_risk(monkeypatch):
     """F(v) = |v - (2, 0)|^2 / 2 for v."""
     centre = torch.tensor([2.0, 0.0])
     risk = lambda logits, labels: 0.5 * (logits - centre).pow(2).sum(dim=1).mean()  # noqa: E731
-    monkeypatch.setattr("fedcore_ditto.plugin.local_risk", risk)
+    monkeypatch.setattr("fedcore_ditto.F", SimpleNamespace(cross_entropy=risk))
 
 
 @pytest.mark.parametrize(("steps", "expected", "w"), [(1, [1.0, 0.8], 0.2), (2, [1.0, 0.64], 0.38)])
@@ -84,46 +86,6 @@ def test_the_next_round_goes_on_from_v_and_pulls_to_the_new_w(go, quadratic_risk
 
 
 # --- the equations -----------------------------------------------------------------------------------------------
-
-
-def test_the_gradient_of_the_pull_points_from_w_to_v():
-    g = torch.Generator().manual_seed(0)
-    v = [torch.randn(s, generator=g, dtype=torch.float64).requires_grad_() for s in ((3, 4), (5,), ())]
-    w = [torch.randn(x.shape, generator=g, dtype=torch.float64) for x in v]
-    value = distance(v, w)
-    value.backward()
-    differences = [a.detach().numpy() - b.numpy() for a, b in zip(v, w)]
-    assert value.item() == pytest.approx(sum(np.square(d).sum() for d in differences) / 2, rel=1e-12)
-    for a, d in zip(v, differences):
-        np.testing.assert_allclose(a.grad, d, rtol=1e-12)
-    assert any((d > 0).any() and (d < 0).any() for d in differences), "both signs"
-
-
-def test_the_pull_is_exactly_zero_at_w():
-    v = torch.randn(4, requires_grad=True)
-    distance([v], [v.detach().clone()]).backward()
-    assert v.grad.tolist() == [0.0] * 4
-
-
-def test_the_risk_is_cross_entropy():
-    z, y = np.random.default_rng(0).standard_normal((6, 4)), np.array([0, 3, 1, 1, 2, 0])
-    expected = -np.mean([z[i, y[i]] - np.log(np.exp(z[i]).sum()) for i in range(6)])
-    assert local_risk(torch.tensor(z), torch.tensor(y)).item() == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_forward_pass_with_other_tensors_leaves_the_models_own_alone():
-    torch.manual_seed(0)
-    model = with_buffers(10, (1, 8, 8)).train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    own = {name: tensor.clone() for name, tensor in before.items()}
-    own["classifier.weight"] = 2 * own["classifier.weight"]
-    x = torch.randn(5, 1, 8, 8)
-    logits = logits_with(model, own, x)
-    assert same_tensors(dict(model.state_dict()), before)
-    assert own["encoder.base.2.num_batches_tracked"] == 1
-    assert (own["encoder.base.2.running_mean"] != 0).all()
-    model.load_state_dict({**before, "classifier.weight": own["classifier.weight"]})
-    torch.testing.assert_close(logits, model(x).logits)
 
 
 class Elsewhere(nn.Module):
@@ -151,12 +113,10 @@ def test_a_run_is_algorithm_1_in_numpy(go, strength):
     clients = client_arrays(result)
 
     def train(first, k, pull, target):
-        local, speed = dict(first), dict.fromkeys(first, 0.0)
-        for _ in range(3):
-            for name, g in softmax_by_hand(local, *clients[k])[1].items():
-                speed[name] = 0.9 * speed[name] + g + pull * (local[name] - target[name]) + 1e-2 * local[name]
-                local[name] = local[name] - 0.1 * speed[name]
-        return local
+        def gradient(local, x, y):
+            return {n: g + pull * (local[n] - target[n]) for n, g in softmax_by_hand(local, x, y)[1].items()}
+
+        return sgd_by_hand(gradient, first, *clients[k], 3, lr=0.1)
 
     w = {name: tensor.double().numpy() for name, tensor in weights(start).items()}
     v: dict[int, dict] = {}

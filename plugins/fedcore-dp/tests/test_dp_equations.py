@@ -14,7 +14,6 @@ from scipy.optimize import brentq
 
 from fedcore_dp import (
     accountant,
-    adaptive,
     central,
     clip_factor,
     clipping,
@@ -27,7 +26,7 @@ from fedcore_dp.__main__ import main
 from fedcore_dp.noise import seeded_normal
 
 
-@pytest.mark.parametrize("module", [accountant, adaptive, central, clipping], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [accountant, central, clipping], ids=lambda module: module.__name__)
 def test_the_examples_hold(module):
     result = doctest.testmod(module)
     assert result.attempted > 0
@@ -52,23 +51,23 @@ def test_the_norm_is_that_of_all_tensors_as_one_vector_and_does_not_overflow():
 @pytest.mark.parametrize(("z", "count_noise"), [(1.0, 1.0), (0.5, 5.0), (2.0, 1.001)])
 def test_updates_and_count_together_are_one_release_of_multiplier_z(z, count_noise):
     """One client moves the updates by up to S at deviation z_delta S, and the centred count by 1/2 at sigma_b."""
-    shift = np.array([1.0 / adaptive.update_multiplier(z, count_noise), 0.5 / count_noise])
+    shift = np.array([1.0 / clipping.update_multiplier(z, count_noise), 0.5 / count_noise])
     assert np.linalg.norm(shift) == pytest.approx(1 / z, rel=1e-12)
 
 
 def test_the_bound_by_hand():
     """Ten clients are expected and eight came, six of them within S = 3: 0.5 + (6/2 - 2/2 + 0.4) / 10 = 0.74."""
-    share = adaptive.noised_share(6 * 0.5 - 2 * 0.5, 0.4, 10)
+    share = clipping.noised_share(6 * 0.5 - 2 * 0.5, 0.4, 10)
     assert share == pytest.approx(0.74, abs=1e-15)
-    assert adaptive.next_clip(3.0, share, 0.5, 0.2) == pytest.approx(3 * 0.953133790, rel=1e-8)  # e^-0.048
-    assert adaptive.next_clip(3.0, 0.2, 0.5, 0.2) == pytest.approx(3 * 1.061836547, rel=1e-8)  # e^0.06
+    assert clipping.next_clip(3.0, share, 0.5, 0.2) == pytest.approx(3 * 0.953133790, rel=1e-8)  # e^-0.048
+    assert clipping.next_clip(3.0, 0.2, 0.5, 0.2) == pytest.approx(3 * 1.061836547, rel=1e-8)  # e^0.06
 
 
 def test_the_bound_ends_at_the_quantile():
     norms = np.random.default_rng(0).lognormal(size=1001)
     clip = 50.0
     for _ in range(400):
-        clip = adaptive.next_clip(clip, float((norms <= clip).mean()), 0.8, 0.2)
+        clip = clipping.next_clip(clip, float((norms <= clip).mean()), 0.8, 0.2)
     assert clip == pytest.approx(np.quantile(norms, 0.8), rel=0.01)
 
 

@@ -11,7 +11,7 @@ import torch
 import fedcore_fedamp.equations
 import fedcore_fedamp.plugin
 from fedcore import PluginConflictError
-from fedcore_fedamp import FedAMPOptions, cosine, cosine_attention, mixture, squared_distance
+from fedcore_fedamp import FedAMP, FedAMPOptions, cosine, cosine_attention, mixture, squared_distance
 from fedcore_testing import (
     Cohorts,
     Quadratic,
@@ -57,7 +57,7 @@ def test_shares_against_numpy(options):
     expected = options["alpha"] * np.exp(-distances / options["sigma"]) / options["sigma"]
     expected /= max(1.0, expected.sum())
     models = [{"w": torch.tensor(row)} for row in w]
-    found = fedcore_fedamp.equations.shares_of(models[0], models[1:], FedAMPOptions(**options))
+    found = FedAMP(FedAMPOptions(**options)).shares(models[0], models[1:])
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert sum(found) <= 1 + 1e-12
 
@@ -69,7 +69,7 @@ def test_the_message_is_a_gradient_step_on_the_sum_of_A():
     total = (1 - torch.exp(-(w_0 - w[1:]).square().sum(1) / 5.0)).sum()
     total.backward()
     models = [{"w": row} for row in w]
-    shares = fedcore_fedamp.equations.shares_of(models[0], models[1:], FedAMPOptions(alpha=0.7, sigma=5.0))
+    shares = FedAMP(FedAMPOptions(alpha=0.7, sigma=5.0)).shares(models[0], models[1:])
     torch.testing.assert_close(mixture(models[0], models[1:], shares)["w"], w[0] - 0.7 * w_0.grad / 2)
 
 

@@ -56,7 +56,7 @@ STRENGTH = {
     "payload-scale": 10.0,
     "payload-counts": 10.0,
 }
-"""Default strengths; ALIE and model replacement compute theirs."""
+"""Default strengths."""
 
 ON_DATA_ALONE = ("label-flip", "backdoor")
 """Attacks that poison samples and leave updates as training makes them."""
@@ -232,14 +232,18 @@ class Attack(Plugin[AttackOptions]):
             found["success"] = self._success(server)
         return found
 
+    @property
+    def _strength(self) -> float:
+        """The given strength, or that of the kind; ALIE and model replacement compute theirs."""
+        return STRENGTH.get(self.options.kind, 1.0) if self.options.strength is None else self.options.strength
+
     def _malicious(self, config: RunConfig, round: int) -> frozenset[int]:
         """Return who attacks in a round."""
         return malicious_clients(config, self.options) if round + 1 >= self.options.start else frozenset()
 
     def _poisoned(self, sent: Mapping[str, Tensor], num_classes: int) -> Tensors:
         """Return a payload with the named tensors changed."""
-        options = self.options
-        strength = STRENGTH.get(options.kind, 1.0) if options.strength is None else options.strength
+        options, strength = self.options, self._strength
         if options.kind == "payload-swap":
             target = None if options.source is None else options.target
             found = eq.swapped_payload(sent, num_classes, options.source, target)
@@ -258,29 +262,27 @@ class Attack(Plugin[AttackOptions]):
         self, server: ServerContext, names: list[str], good: list[ClientUpdate], evil: list[ClientUpdate]
     ) -> list[Tensor]:
         """Return what each malicious client sends, as y_k - w_t."""
-        options, strength = self.options, self.options.strength
+        options, strength = self.options, self._strength
         if options.kind in ("alie", "ipm"):
             known = torch.stack([update_vector(update.model, server.model, names) for update in good or evil])
             if options.kind == "ipm":
-                sent = eq.inner_product_manipulation(known, STRENGTH["ipm"] if strength is None else strength)
+                sent = eq.inner_product_manipulation(known, strength)
             else:
-                z = eq.alie_z(len(good) + len(evil), len(evil)) if strength is None else strength
+                z = eq.alie_z(len(good) + len(evil), len(evil)) if options.strength is None else strength
                 sent = eq.alie(known, z)
             return [sent] * len(evil)
         own = [update_vector(update.model, server.model, names) for update in evil]
         if options.collude:
             own = [torch.stack(own).mean(dim=0)] * len(evil)
         if options.kind == "noise":
-            deviation = STRENGTH["noise"] if strength is None else strength
             streams = [server.generator(f"attack/noise/{0 if options.collude else u.client}") for u in evil]
             return [
-                row + deviation * torch.randn(row.shape, generator=stream, dtype=row.dtype)
+                row + strength * torch.randn(row.shape, generator=stream, dtype=row.dtype)
                 for row, stream in zip(own, streams, strict=True)
             ]
-        if options.kind == "replacement" and strength is None:
+        if options.kind == "replacement" and options.strength is None:
             strength = sum(u.samples for u in good + evil) / sum(u.samples for u in evil)
-        factor = STRENGTH[options.kind] if strength is None else strength
-        return [(-factor if options.kind == "sign-flip" else factor) * row for row in own]
+        return [(-strength if options.kind == "sign-flip" else strength) * row for row in own]
 
     def _mimicking(
         self, server: ServerContext, good: list[ClientUpdate], evil: list[ClientUpdate]

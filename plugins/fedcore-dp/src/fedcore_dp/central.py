@@ -21,8 +21,7 @@ from fedcore import (
     hookimpl,
 )
 from fedcore_dp.accountant import privacy_report, spent_by
-from fedcore_dp.adaptive import next_clip, noised_share, update_multiplier
-from fedcore_dp.clipping import clip_factor, joint_norm
+from fedcore_dp.clipping import clip_factor, joint_norm, next_clip, noised_share, update_multiplier
 from fedcore_dp.conflicts import (
     LEAVES_CLIENTS,
     SEEN_ON_THE_SERVER,
@@ -74,14 +73,10 @@ class CentralDP(Plugin[CentralDPOptions]):
 
     neutral = {"clip": 1e300, "noise_multiplier": 0.0}
 
-    def __init__(self, options: CentralDPOptions) -> None:
-        super().__init__(options)
-        self.private = options.noise_multiplier > 0
-
     @hookimpl
     def check_run(self, setup: Setup) -> None:
         """Refuse shared buffers, a chosen round, and plugins that see more of single clients than the noised mean."""
-        if not self.private:
+        if not self.options.private:
             return
         refuse_shared_buffers(setup, self.name)
         refuse_chosen_rounds(setup, self.name)
@@ -118,7 +113,7 @@ class CentralDP(Plugin[CentralDPOptions]):
     @hookimpl
     def weight(self) -> float | None:
         """Count every client once; without noise leave it to the samples, as in FedAvg."""
-        return 1.0 if self.private else None
+        return 1.0 if self.options.private else None
 
     @hookimpl
     def pre_aggregate(self, server: ServerContext, update: ClientUpdate) -> ClientUpdate | None:
@@ -130,7 +125,7 @@ class CentralDP(Plugin[CentralDPOptions]):
         if self.options.quantile is not None and not idle:
             server.state.add("within", torch.tensor(0.5 if norm <= bound else -0.5))
         changed: dict[str, Tensor] = {}
-        if self.private:
+        if self.options.private:
             changed = {name: server.model[name] for name in update.model if name not in moves}
         if factor < 1:
             changed |= {
@@ -145,7 +140,7 @@ class CentralDP(Plugin[CentralDPOptions]):
         bound = self._bound(server)
         if self.options.quantile is not None:
             self._adapt(server, bound, self.options.quantile)
-        if not self.private:
+        if not self.options.private:
             return None
         multiplier = self.options.noise_multiplier
         if self.options.quantile is not None:
@@ -165,7 +160,7 @@ class CentralDP(Plugin[CentralDPOptions]):
         """Choose the next round's bound by the noised share of updates within this one's; forget the count itself."""
         options, config = self.options, server.config
         centred = float(server.state.pop("within", 0.0))
-        noise = self._count_noise(config) * float(self._normal(server, "dp/count")(())) if self.private else 0.0
+        noise = self._count_noise(config) * float(self._normal(server, "dp/count")(())) if self.options.private else 0.0
         share = noised_share(centred, noise, self._expected(config))
         server.state["clip"] = next_clip(bound, share, quantile, options.clip_rate)
         server.state["last"] = {"clip": bound, "unclipped": share}
@@ -173,10 +168,11 @@ class CentralDP(Plugin[CentralDPOptions]):
     @hookimpl
     def report(self, server: ServerContext) -> dict[str, Any]:
         """Report epsilon and delta after the rounds so far; no epsilon where there is no noise."""
-        rate = server.config.participation if self.options.sampling == "poisson" else 1.0
-        delta = default_delta(server.num_clients) if self.options.delta is None else self.options.delta
-        options, rounds = self.options, server.round + 1
-        spent = spent_by(options.accountant, options.noise_multiplier, rate, rounds, delta) if self.private else {}
+        options, spent = self.options, dict[str, float]()
+        delta = default_delta(server.num_clients) if options.delta is None else options.delta
+        if options.private:
+            rate = server.config.participation if options.sampling == "poisson" else 1.0
+            spent = spent_by(options.accountant, options.noise_multiplier, rate, server.round + 1, delta)
         return {**privacy_report(spent, delta, seeded=options.seed_noise), **server.state.get("last", {})}
 
     def _refuse_empty_rounds(self, config: RunConfig) -> None:

@@ -25,7 +25,7 @@ from fedcore import (
 )
 from fedcore_dp.accountant import count_cohort, privacy_report, spent_by, spent_epsilon
 from fedcore_dp.conflicts import refuse_chosen_rounds, refuse_hooks, refuse_questions, refuse_shared_buffers
-from fedcore_dp.noise import Normal, secure_normal, secure_uniform, seeded_normal
+from fedcore_dp.noise import secure_normal, secure_uniform, seeded_normal
 from fedcore_dp.options import MechanismOptions
 from fedcore_dp.per_example import Gradients, clipped_sum, noised_mean, one_pass, pass_by_pass
 
@@ -64,15 +64,11 @@ class ExampleDP(Plugin[ExampleDPOptions]):
     A step follows (sum of g_i min(1, C / ||g_i||) + N(0, z^2 C^2 I)) / L, with the gradients g_i of single samples.
     """
 
-    def __init__(self, options: ExampleDPOptions) -> None:
-        super().__init__(options)
-        self.private = options.noise_multiplier > 0
-
     @hookimpl
     def check_run(self, setup: Setup) -> None:
         """Refuse models that mix samples, and plugins that see more of them than the noised gradients."""
         _refuse_batch_norm(setup, self.name)
-        if self.private:
+        if self.options.private:
             refuse_shared_buffers(setup, self.name)
             refuse_chosen_rounds(setup, self.name)
             refuse_questions(setup, self.name)
@@ -110,12 +106,10 @@ class ExampleDP(Plugin[ExampleDPOptions]):
         number = client.steps  # reading it keeps the step from being captured: a graph would repeat its noise
         lot = min(client.config.batch_size, client.n)
         total = clipped_sum(self._examples(step, number, gradients), options.clip)
-        normal: Normal = secure_normal
-        if options.seed_noise:
-            normal = seeded_normal(client.generator(f"dp-sgd/noise/{number}"))
+        normal = seeded_normal(client.generator(f"dp-sgd/noise/{number}")) if options.seed_noise else secure_normal
         found = {}
         for name, given in gradients.items():
-            noise = normal(given.shape) if self.private else torch.zeros(())
+            noise = normal(given.shape) if self.options.private else torch.zeros(())
             mean = noised_mean(
                 total.get(name, 0.0), noise.to(given.device), options.noise_multiplier, options.clip, lot
             )
@@ -151,7 +145,7 @@ class ExampleDP(Plugin[ExampleDPOptions]):
     @hookimpl
     def pre_upload(self, update: ClientUpdate) -> ClientUpdate | None:
         """Leave the losses out: they are of the samples, without noise."""
-        return replace(update, metrics={"losses": {}}) if self.private else None
+        return replace(update, metrics={"losses": {}}) if self.options.private else None
 
     # --- server --------------------------------------------------------------------------------------------
 
@@ -168,7 +162,7 @@ class ExampleDP(Plugin[ExampleDPOptions]):
         """
         options, config = self.options, server.config
         spent: dict[str, float] = {}
-        if self.private:
+        if self.options.private:
             trainings = [0] * server.num_clients
             if "trainings" in server.state:
                 trainings = server.state["trainings"].tolist()

@@ -15,7 +15,6 @@ from fedcore import (
     ClientContext,
     ClientUpdate,
     Plugin,
-    PluginContractError,
     ServerContext,
     Setup,
     hookimpl,
@@ -59,10 +58,6 @@ class LocalDP(Plugin[LocalDPOptions]):
 
     neutral = {"clip": 1e300, "payload_clip": 1e300, "noise_multiplier": 0.0}
 
-    def __init__(self, options: LocalDPOptions) -> None:
-        super().__init__(options)
-        self.private = options.noise_multiplier > 0
-
     @hookimpl
     def check_run(self, setup: Setup) -> None:
         """Refuse shared buffers, a chosen round, and plugins whose clients send something past ``pre_upload``.
@@ -70,7 +65,7 @@ class LocalDP(Plugin[LocalDPOptions]):
         Also without noise, refuse clients that start from another model than w_t.
         """
         setup.require_received_start(self.name)
-        if self.private:
+        if self.options.private:
             refuse_step_readers(setup, self.name)
             refuse_shared_buffers(setup, self.name)
             refuse_chosen_rounds(setup, self.name)
@@ -95,7 +90,7 @@ class LocalDP(Plugin[LocalDPOptions]):
                 model[name] = _like(start[name] + value, model[name])
             else:
                 payload[plugin][name] = _like(value, payload[plugin][name])
-        if not self.private:
+        if not self.options.private:
             return replace(update, model=model, payload=payload)
         return replace(update, model=model, payload=payload, samples=1, steps=1, metrics={"losses": {}})
 
@@ -109,7 +104,7 @@ class LocalDP(Plugin[LocalDPOptions]):
             scale = options.noise_multiplier * bound * math.sqrt(len(vectors))
             factor = clip_factor(joint_norm(vector.values()), bound)
             for key, value in vector.items():
-                if self.private:
+                if self.options.private:
                     found[key] = factor * value + scale * normal(value.shape)
                 elif factor < 1:
                     found[key] = factor * value
@@ -130,25 +125,15 @@ class LocalDP(Plugin[LocalDPOptions]):
         """
         options = self.options
         spent = {}
-        if self.private:
+        if self.options.private:
             releases = int(server.state["releases"].max()) if "releases" in server.state else 0
             spent = spent_by(options.accountant, options.noise_multiplier / 2, 1.0, releases, options.delta)
         return privacy_report(spent, options.delta, seeded=options.seed_noise)
 
 
 def _vectors(payload: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Vector]:
-    """Yield what each plugin sends as two vectors, numbers and counts, without empty ones.
-
-    :raises PluginContractError: complex numbers, which have no noise here.
-    """
+    """Yield what each plugin sends as two vectors, numbers and counts, without empty ones."""
     for plugin, tensors in payload.items():
-        for name, tensor in tensors.items():
-            if tensor.is_complex():
-                raise PluginContractError.of(
-                    plugin,
-                    f"sends {name!r} of {tensor.dtype}, to which local-dp adds no noise",
-                    hint="send real and imaginary parts, or leave one of the two plugins out",
-                )
         for floating in (True, False):
             vector = {(plugin, name): _exact(t) for name, t in tensors.items() if t.is_floating_point() == floating}
             if vector:

@@ -27,6 +27,11 @@ class MechanismOptions(PluginOptions):
         description="Draw all of the mechanism's randomness from the run's seed: reproducible, no protection.",
     )
 
+    @property
+    def private(self) -> bool:
+        """Whether there is noise."""
+        return self.noise_multiplier > 0
+
 
 class UpdateOptions(MechanismOptions):
     """Bound and noise of a Gaussian mechanism on the clients' updates."""

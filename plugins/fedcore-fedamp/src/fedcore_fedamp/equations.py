@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedcore import Tensors
-from fedcore_fedamp.options import FedAMPOptions
 from fedcore_functional import cosine_similarity_matrix
 
 
@@ -48,13 +47,6 @@ def cosine_attention(cosines: Sequence[float], sigma: float, self_weight: float)
     top = max(cosines, default=0.0)
     shares = [math.exp(sigma * (value - top)) for value in cosines]
     return [(1 - self_weight) * share / sum(shares) for share in shares]
-
-
-def shares_of(own: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]], options: FedAMPOptions) -> list[float]:
-    """Return the xi_ij of these models, by the distances or by the cosines."""
-    if options.attention == "cosine":
-        return cosine_attention([cosine(own, w) for w in others], options.sigma, options.self_weight)
-    return attention([squared_distance(own, w) for w in others], options.alpha, options.sigma)
 
 
 def mixture(own: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> Tensors:

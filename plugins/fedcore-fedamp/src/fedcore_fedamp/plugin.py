@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedcore import (
@@ -10,6 +14,7 @@ from fedcore import (
     ClientUpdate,
     Loss,
     Plugin,
+    PluginOptions,
     ServerContext,
     Step,
     Tensors,
@@ -17,11 +22,26 @@ from fedcore import (
     hookimpl,
 )
 from fedcore_fedamp import equations as eq
-from fedcore_fedamp.options import FedAMPOptions
 from fedcore_functional import proximal_term
 
 CLIENTS = "clients"
 """The clients whose models the server has, in ascending order."""
+
+
+class FedAMPOptions(PluginOptions):
+    """Options of FedAMP."""
+
+    lambda_: float = Field(
+        default=1.0, ge=0, alias="lambda", description="lambda: strength of the collaboration; 0 is local training."
+    )
+    alpha: float = Field(
+        default=1.0, gt=0, description="alpha_k: step of the message passing; the pull is lambda / alpha_k."
+    )
+    sigma: float = Field(default=10.0, gt=0, description="sigma of A(x) = 1 - exp(-x / sigma), or the cosine's scale.")
+    attention: Literal["distance", "cosine"] = Field(
+        default="distance", description="xi by the distance of models (FedAMP), or by their cosine (HeurFedAMP)."
+    )
+    self_weight: float = Field(default=0.5, ge=0, lt=1, description="xi_ii of HeurFedAMP: a client's own share of u_i.")
 
 
 class FedAMP(Plugin[FedAMPOptions]):
@@ -45,7 +65,14 @@ class FedAMP(Plugin[FedAMPOptions]):
         models = {j: {name: server.state[f"{j}:{name}"] for name in _shapes(server)} for j in known}
         own = models.pop(client)
         others = list(models.values())
-        return eq.mixture(own, others, eq.shares_of(own, others, self.options))
+        return eq.mixture(own, others, self.shares(own, others))
+
+    def shares(self, own: Tensors, others: Sequence[Tensors]) -> list[float]:
+        """Return the xi_ij of these models, by their distances or by their cosines."""
+        options = self.options
+        if options.attention == "cosine":
+            return eq.cosine_attention([eq.cosine(own, w) for w in others], options.sigma, options.self_weight)
+        return eq.attention([eq.squared_distance(own, w) for w in others], options.alpha, options.sigma)
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:

@@ -123,8 +123,6 @@ class FedBuff(Plugin[FedBuffOptions]):
         most = self.options.staleness
         if server.staleness:
             return server.staleness[client]
-        if most == 0:
-            return 0
         stream = generator(server.config.seed, "staleness", round=server.round, client=client)
         if self.options.distribution == "uniform":
             tau = int(torch.randint(most + 1, (), generator=stream))

@@ -7,6 +7,7 @@ authors' code, TsingZ0/FedCP.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -24,12 +25,8 @@ def context_of(weights: Iterable[Tensor]) -> Tensor:
     >>> context_of([torch.tensor([[1.0, 2.0], [2.0, 2.0]])])
     tensor([0.6000, 0.8000])
     """
-    product: Tensor | None = None
-    for weight in weights:
-        product = weight if product is None else weight @ product
-    if product is None:
-        raise ValueError("a context needs at least one weight matrix")
-    return F.normalize(product.detach().sum(0), dim=0)  # (C, d) -> (d,)
+    product = reduce(lambda below, weight: weight @ below, weights)  # (C, d)
+    return F.normalize(product.detach().sum(0), dim=0)  # (d,)
 
 
 def maximum_mean_discrepancy(x: Tensor, y: Tensor) -> Tensor:

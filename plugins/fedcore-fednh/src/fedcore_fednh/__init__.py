@@ -102,8 +102,7 @@ class FedNH(Plugin[FedNHOptions]):
         """Add n_{k,c} mu_{k,c} and n_{k,c} to the round's sums."""
         width, samples = server.feature_dim, update.samples
         check_prototypes(update.payload, server.num_classes, width, weights="samples", samples=samples)
-        before = server.state if "sums" in server.state else {}
-        server.state.update(add_prototypes(before, update.payload))
+        server.state.update(add_prototypes(server.state, update.payload))
         update.payload.clear()
 
     @hookimpl

@@ -167,7 +167,7 @@ class FedPAC(Plugin[FedPACOptions]):
             expected = {"variance": ((), torch.float64), "means": ((server.num_classes, width), torch.float64)}
             expected |= {n: (tuple(t.shape), t.dtype) for n, t in server.model.items() if n.startswith(HEAD)}
         check_tensors(sent, expected)
-        server.state.update(add_prototypes(server.state if "sums" in server.state else {}, centroids))
+        server.state.update(add_prototypes(server.state, centroids))
         server.state.update({f"{update.client}:{name}": tensor for name, tensor in sent.items()})
         update.payload.clear()
 

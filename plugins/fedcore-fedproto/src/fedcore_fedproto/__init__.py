@@ -70,8 +70,7 @@ class FedProto(Plugin[FedProtoOptions]):
         """Add one client's prototypes to sums by class. Malformed ones raise, and the client is left out."""
         classes, width = server.num_classes, server.feature_dim
         check_prototypes(update.payload, classes, width, weights="clients", samples=update.samples)
-        before = server.state if "sums" in server.state else {}
-        server.state.update(add_prototypes(before, update.payload))
+        server.state.update(add_prototypes(server.state, update.payload))
         update.payload.clear()
 
     @hookimpl

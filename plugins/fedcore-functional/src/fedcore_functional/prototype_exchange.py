@@ -122,8 +122,7 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
         if not self.contrasts(server):
             return
         self._check(server, update.payload, update.samples)
-        before = server.state if "sums" in server.state else {}
-        server.state.update(add_prototypes(before, update.payload))
+        server.state.update(add_prototypes(server.state, update.payload))
         update.payload.clear()
 
     @hookimpl

@@ -82,13 +82,13 @@ def check_prototypes(
 def add_prototypes(total: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> Tensors:
     """Return ``total`` with one more client: ``sums`` (C, d) and ``weights`` (C,), per class, both float64.
 
-    :param total: the result for the clients before; empty for the first one.
+    :param total: the result for the clients before, among other values or not; without ``sums`` for the first one.
     :param sent: one client's ``prototypes`` (C, d), with ``known`` (C,) of weight 1, or ``counts`` (C,).
     """
     weights = (sent["counts"] if "counts" in sent else sent["known"]).double()  # (C,)
     held = (weights > 0).unsqueeze(1)  # (C, 1)
     sums = torch.where(held, sent["prototypes"].double() * weights.unsqueeze(1), 0.0)  # (C, d)
-    if total:
+    if "sums" in total:
         sums, weights = total["sums"] + sums, total["weights"] + weights
     return {"sums": sums, "weights": weights}
 

@@ -37,9 +37,9 @@ class Moon(Plugin[MoonOptions]):
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
         """Add l_con; a client's first participation has no previous model, and the official code's term is 0 there."""
-        far = None if self.options.mu == 0 else step.frozen("previous")
-        near = None if far is None else step.frozen("global")  # computed on first use: not where there is no term
-        if near is None or far is None:
+        if self.options.mu == 0 or (far := step.frozen("previous")) is None:
             return None
+        near = step.frozen("global")  # computed on first use: not where there is no term
+        assert near is not None
         value = model_contrastive_loss(step.features, near.features, far.features, temperature=self.options.temperature)
         return Loss(value, weight=self.options.mu, name="contrast")
