@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 import torch
 
@@ -13,7 +11,6 @@ from fedcore_attacks import (
     NoAttackWarning,
     alie,
     alie_z,
-    equations,
     flipped_labels,
     inflated_payload,
     inner_product_manipulation,
@@ -62,10 +59,6 @@ def watched(go, **options):
 
 
 # --- equations -----------------------------------------------------------------------------------------------
-
-
-def test_doctests():
-    assert doctest.testmod(equations) == (0, 10)
 
 
 def test_labels_by_hand():

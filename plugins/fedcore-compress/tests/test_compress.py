@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,6 @@ from fedcore import Plugin, PluginConflictError, hookimpl
 from fedcore_compress import (
     TopK,
     dequantise,
-    equations,
     keep_count,
     largest,
     pack_bits,
@@ -33,10 +31,6 @@ go = federations()
 
 
 # --- the equations -----------------------------------------------------------------------------------------------
-
-
-def test_the_examples_in_docstrings():
-    assert doctest.testmod(equations) == (0, 3)
 
 
 @pytest.mark.parametrize("count", [1, 3, 17])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 
 import numpy as np
@@ -18,7 +17,6 @@ from fedcore_diagnostics import (
     distance_from_simplex,
     duality_distance,
     linear_cka,
-    measures,
     nearest_mean_mismatch,
     norm_spread,
     prototype_drift,
@@ -56,12 +54,6 @@ class Models(Plugin):
     @hookimpl
     def end_local(self, client):
         SEEN[client.round, client.id] = client.network()
-
-
-def test_doctests():
-    result = doctest.testmod(measures)
-    assert result.attempted > 9
-    assert result.failed == 0
 
 
 # --- the measures -----------------------------------------------------------------------------------------------

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 
-import fedcore_fedamp.equations
-import fedcore_fedamp.plugin
 from fedcore import PluginConflictError
 from fedcore_fedamp import FedAMP, FedAMPOptions, cosine, cosine_attention, mixture, squared_distance
 from fedcore_testing import (
@@ -78,10 +74,6 @@ def test_the_heuristics_shares_sum_to_one_and_prefer_what_resembles():
     assert sum(shares) == pytest.approx(0.7)
     assert shares[0] > 0.69
     assert cosine_attention([], 10.0, 0.3) == []
-
-
-def test_doctests():
-    assert doctest.testmod(fedcore_fedamp.equations) == (0, 4)
 
 
 # --- a whole federation ------------------------------------------------------------------------------------------

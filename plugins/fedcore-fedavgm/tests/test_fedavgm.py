@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 
 import fedcore
-import fedcore_fedavgm
 from fedcore import Plugin, PluginConflictError, RoundFailedError, hookimpl
 from fedcore_fedavgm import momentum_step
 from fedcore_testing import (
@@ -101,10 +98,6 @@ def test_a_moving_average_is_a_heavy_ball_with_a_smaller_learning_rate(go):
         weights(go({Quadratic: {}, "fedavgm": options}, **{**TOY, "rounds": 5}))[W] for options in (ema, ball)
     )
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_doctests():
-    assert doctest.testmod(fedcore_fedavgm) == (0, 2)
 
 
 # --- what is FedAvg ----------------------------------------------------------------------------------------------

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import fedcore_fedbn
 from fedcore import PluginConflictError, SplitModel
 from fedcore_fedbn import NoBatchNormWarning, batch_norm_names
 from fedcore_testing import (
@@ -54,10 +51,6 @@ def test_the_type_of_a_layer_decides_and_not_its_name():
     expected += [f"block.1.{name}" for name in statistics] + ["batch.weight", "batch.bias"]
     assert batch_norm_names(model) == expected
     assert batch_norm_names(nn.BatchNorm1d(1))[0] == "weight"
-
-
-def test_doctests():
-    assert doctest.testmod(fedcore_fedbn) == (0, 1)
 
 
 def normalised(num_classes, input_shape):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
@@ -78,10 +76,6 @@ def test_the_whole_federation_against_numpy(go, most, power, lr_s, distribution)
     late = [drawn(0, t, i, most, distribution) for t, line in enumerate(records(result)) for i in line["cohort"]]
     assert max(late) > 1
     assert 0 in late
-
-
-def test_doctests():
-    assert doctest.testmod(fedcore_fedbuff) == (0, 3)
 
 
 # --- in the round loop -------------------------------------------------------------------------------------------

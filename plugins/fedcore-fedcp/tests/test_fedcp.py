@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
@@ -85,12 +83,6 @@ class Uploads(Plugin):
 
 
 # --- hand cases ---------------------------------------------------------------------------------------------
-
-
-def test_doctests():
-    result = doctest.testmod(equations)
-    assert result.attempted > 1
-    assert result.failed == 0
 
 
 def test_the_hand_cases():

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 
-import fedcore_feddecorr
 from fedcore_feddecorr import correlation_matrix, frobenius_term, off_diagonal_term
 from fedcore_testing import (
     OwnTaskLoss,
@@ -111,10 +108,6 @@ def test_constant_and_single_features_stay_finite(form):
         assert value.isfinite()
         assert z.grad.isfinite().all()
     assert off_diagonal_term(torch.tensor([[1.0], [2.0]])) == 0
-
-
-def test_doctests():
-    assert doctest.testmod(fedcore_feddecorr) == (0, 3)
 
 
 # --- a whole run -------------------------------------------------------------------------------------------------

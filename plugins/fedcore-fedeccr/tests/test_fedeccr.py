@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from fedcore import Answer, ConfigError, PluginConflictError, RoundFailedError
+from fedcore import ConfigError, PluginConflictError
 from fedcore.data import load_dataset, load_partition
-from fedcore_fedeccr import Uscc
-from fedcore_functional import PrototypeOptions, feature_statistics, sample_features
+from fedcore_functional import PrototypeOptions, sample_features
 from fedcore_testing import (
     PrefersClass0,
     committed,
@@ -193,58 +189,6 @@ def test_uscc_repairs_a_classifier_that_prefers_a_class(go):
 def test_uscc_corrects_a_classifier_trained_on_skewed_clients(go):
     result = go({"uscc": {}}, partition="classes", classes_per_client=2, clients=5, rounds=3, local_epochs=2)
     assert result.metrics["global"]["accuracy"] > result.metrics["global_before_correction"]["accuracy"] + 0.1
-
-
-def calibrate(answers, calls, **options):
-    """Let USCC calibrate on these answers; append the question, and the features and labels to retrain on."""
-
-    def ask(clients, question, check):
-        calls.append((question.__name__, clients))
-        for answer in answers:
-            check(answer)
-            yield answer
-
-    server = SimpleNamespace(
-        num_classes=4,
-        feature_dim=answers[0].tensors["means"].shape[1] if answers else 1,
-        client_sizes=torch.full((9,), 1000),
-        network=lambda: SimpleNamespace(encoder=nn.Identity()),
-        ask=ask,
-        generator=lambda purpose: torch.Generator().manual_seed(0),
-        update_model=calls.append,
-    )
-    with patch.object(Uscc, "retrained", lambda self, server, *drawn: drawn):
-        create_plugin("uscc", options).post_train(server)
-
-
-def answer_of(client, labels):
-    z = torch.randn(len(labels), 3, generator=torch.Generator().manual_seed(client))
-    return Answer(client, feature_statistics(z, torch.tensor(labels), 4))
-
-
-def test_a_class_nobody_holds_is_left_out_and_named():
-    calls = []
-    with pytest.warns(UserWarning, match="holds class 1, 3;"):
-        calibrate([answer_of(0, [0, 0]), answer_of(1, [2, 0])], calls, per_class=7)
-    assert calls[0] == ("statistics", "all")
-    _, labels = calls[1]
-    assert torch.bincount(labels, minlength=4).tolist() == [7, 0, 7, 0]
-    plugin = create_plugin("uscc", {})
-    assert (plugin.options.epochs, plugin.options.lr, plugin.options.batch_size) == (20, 0.01, 64)
-    assert plugin.momentum == 0
-
-
-def test_no_warning_where_every_class_is_held():
-    calls = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        calibrate([answer_of(0, [0, 1, 2, 3])], calls)
-    assert len(calls[1][0]) == 4 * 400
-
-
-def test_without_any_answer_the_run_says_so():
-    with pytest.raises(RoundFailedError, match="'uscc': no client answered"):
-        calibrate([], [])
 
 
 def test_what_travels_is_in_the_ledger(go):

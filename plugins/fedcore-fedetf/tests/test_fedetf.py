@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import fedcore_fedetf
 from fedcore import ConfigError, PluginConflictError, SplitModel
 from fedcore_fedetf import SimplexClassifier, simplex_etf
 from fedcore_testing import (
@@ -27,10 +24,6 @@ from fedcore_testing import (
 
 SKEWED = {"partition": "classes", "classes_per_client": 5}
 go = federations()
-
-
-def test_doctests():
-    assert doctest.testmod(fedcore_fedetf).failed == 0
 
 
 # --- the equations ----------------------------------------------------------------------------------------------

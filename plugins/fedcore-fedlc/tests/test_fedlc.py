@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 
-import fedcore_fedlc
 from fedcore import PluginConflictError
 from fedcore_fedlc import calibrated_cross_entropy, margins
 from fedcore_testing import (
@@ -76,10 +73,6 @@ def test_extreme_logits_stay_finite(scale):
     value.backward()
     assert value.isfinite()
     assert f.grad.isfinite().all()
-
-
-def test_doctests():
-    assert doctest.testmod(fedcore_fedlc) == (0, 2)
 
 
 # --- a whole run -------------------------------------------------------------------------------------------------

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import fedcore_fednh
 from fedcore import ConfigError, PluginConflictError, SplitModel
 from fedcore_fednh import PrototypeClassifier, smoothed_prototypes, uniform_prototypes
 from fedcore_testing import (
@@ -33,10 +30,6 @@ go = federations()
 
 def unit(x):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-
-def test_doctests():
-    assert doctest.testmod(fedcore_fednh).failed == 0
 
 
 # --- the equations ----------------------------------------------------------------------------------------------

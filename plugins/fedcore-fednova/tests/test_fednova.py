@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 
 import fedcore
 from fedcore import Loss, Plugin, PluginConflictError, hookimpl
-from fedcore_fednova import equations as eq
 from fedcore_fednova import local_norm, normalised_step, step_factor
 from fedcore_functional import effective_steps, proximal_term
 from fedcore_testing import (
@@ -97,10 +95,6 @@ def test_the_servers_step_against_the_definition():
         factor = step_factor(n.sum(), (n * a / unit).sum(), (n * unit / a).sum())
         got = normalised_step(torch.tensor(w), torch.tensor(mean), factor)
         np.testing.assert_allclose(got, expected, rtol=1e-12)
-
-
-def test_doctests():
-    assert doctest.testmod(eq) == (0, 3)
 
 
 # --- in the round loop -------------------------------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import numpy as np
 import pytest
 import torch
 
-import fedcore_fedntd
 from fedcore import hookimpl
 from fedcore_fedntd import FedNTD, not_true_distillation
 from fedcore_testing import (
@@ -88,10 +86,6 @@ def test_extreme_logits_stay_finite(scale):
     value.backward()
     assert value.isfinite()
     assert z.grad.isfinite().all()
-
-
-def test_doctests():
-    assert doctest.testmod(fedcore_fedntd) == (0, 2)
 
 
 # --- in the round loop -------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
@@ -106,10 +104,6 @@ def test_a_second_moment_never_falls_below_0(name):
     for _ in range(200):
         v = getattr(fedcore_fedopt, name.removeprefix("fed"))(torch.randn(50, generator=generator), v, 0.0)
         assert (v >= 0).all()
-
-
-def test_doctests():
-    assert doctest.testmod(fedcore_fedopt.equations) == (0, 5)
 
 
 # --- what is FedAvg ----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from itertools import combinations
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from fedcore import Plugin, PluginConflictError, SplitModel, hookimpl
-from fedcore_fedpac import EncoderWarning, combination, equations, head_statistics, least_quadratic, objective
+from fedcore_fedpac import EncoderWarning, combination, head_statistics, least_quadratic, objective
 from fedcore_testing import (
     client_arrays,
     federations,
@@ -42,12 +41,6 @@ class Models(Plugin):
     @hookimpl
     def end_local(self, client):
         SEEN[client.id] = client.network().classifier.weight.detach().double().numpy()
-
-
-def test_doctests():
-    result = doctest.testmod(equations)
-    assert result.attempted > 4
-    assert result.failed == 0
 
 
 # --- the quadratic programme ------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
@@ -24,12 +22,6 @@ from fedcore_testing import (
 
 SKEWED = {"partition": "classes", "classes_per_client": 4}
 go = federations(client_test_fraction=0.2)
-
-
-def test_doctests():
-    result = doctest.testmod(equations)
-    assert result.attempted > 4
-    assert result.failed == 0
 
 
 # --- the equations ----------------------------------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore_fpl import cluster_contrast, cluster_prototypes, equations, finch, first_neighbour_groups
+from fedcore_fpl import cluster_contrast, cluster_prototypes, finch, first_neighbour_groups
 from fedcore_testing import client_arrays, federations, installed, model_bytes, plugin_state, records
 
 SKEWED = {"partition": "classes", "classes_per_client": 4}
@@ -28,12 +26,6 @@ class Uploads(Plugin):
     @hookimpl
     def pre_aggregate(self, server, update):
         SEEN[server.round, update.client] = {name: t.double().numpy() for name, t in update.model.items()}
-
-
-def test_doctests():
-    result = doctest.testmod(equations)
-    assert result.attempted > 4
-    assert result.failed == 0
 
 
 # --- FINCH ------------------------------------------------------------------------------------------------------

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-import fedcore_ifca.equations
-import fedcore_ifca.plugin
 from fedcore import Plugin, PluginConflictError, hookimpl
 from fedcore_ifca import IFCA, best_cluster, redrawn
 from fedcore_testing import (
@@ -66,10 +63,6 @@ def test_a_redrawn_tensor_has_the_same_values_in_another_order():
     assert other.shape == tensor.shape
     assert not torch.equal(other, tensor)
     assert torch.equal(other.flatten().sort().values, tensor.flatten().sort().values)
-
-
-def test_doctests():
-    assert doctest.testmod(fedcore_ifca.equations) == (0, 2)
 
 
 # --- a whole federation ------------------------------------------------------------------------------------------

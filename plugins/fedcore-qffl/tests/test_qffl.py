@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-import fedcore_qffl.equations
-import fedcore_qffl.plugin
 from fedcore import Plugin, PluginConflictError, hookimpl
 from fedcore_qffl import bend, fair_weight, step_factor
 from fedcore_testing import (
@@ -56,10 +53,6 @@ def test_h_bounds_the_curvature_of_a_quadratic(q):
 def test_a_loss_of_0_has_finite_weights():
     assert fair_weight(0.0, 0.5) < 1e-4
     assert np.isfinite(bend(0.0, 1.0, 0.01))
-
-
-def test_doctests():
-    assert doctest.testmod(fedcore_qffl.equations) == (0, 4)
 
 
 # --- a whole run -------------------------------------------------------------------------------------------------

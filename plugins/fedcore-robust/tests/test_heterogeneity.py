@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import importlib.util
 import sys
 import types
@@ -20,7 +19,6 @@ from fedcore_robust import (
     bulyan_selection,
     centred_clipping,
     geometric_median,
-    heterogeneity,
     mean_around_median,
     neighbour_weights,
     squared_distances,
@@ -44,10 +42,6 @@ PUBLIC = {"public": "0.05"}
 
 def drawn(seed: int, n: int = 9, d: int = 6) -> torch.Tensor:
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def test_doctests():
-    assert doctest.testmod(heterogeneity) == (0, 8)
 
 
 # --- byzfl is an independent implementation ------------------------------------------------------------------

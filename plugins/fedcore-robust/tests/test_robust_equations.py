@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from fedcore_robust import (
     clip_factor,
     coordinate_median,
-    equations,
     krum_scores,
     lowest,
     squared_distances,
@@ -27,11 +24,6 @@ DTYPES = [torch.float64, torch.float32, torch.float16]
 def draw(seed, n, *shape, dtype=torch.float64):
     scale = 10.0 ** np.random.default_rng(seed).integers(-3, 4)
     return torch.tensor(np.random.default_rng(seed).normal(size=(n, *shape)) * scale, dtype=dtype)
-
-
-def test_doctests():
-    found = doctest.testmod(equations)
-    assert (found.failed, found.attempted) == (0, 7)
 
 
 @CASES
