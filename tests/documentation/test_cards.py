@@ -80,6 +80,22 @@ def test_the_card_lists_every_option_with_its_default(name: str) -> None:
     assert not missing, f"{OURS[name]} has no row for {missing}"
 
 
+def test_the_functions_of_the_equations_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card's page on the site shows their code; of others, such as ``step.gradients_at``, it shows none."""
+    monkeypatch.syspath_prepend(ROOT / "tools" / "site")
+    from sources import package_definitions, plugin_packages, shared_definition
+
+    for package in plugin_packages():
+        known, place = package_definitions(package), None
+        for line in (package / "README.md").read_text(encoding="utf-8").splitlines():
+            cells = re.split(r"(?<!\\)\|", line)[1:-1]
+            if not cells or " function " in cells:
+                place = cells.index(" function ") if cells else None
+            elif place is not None:
+                for name in re.findall(r"`((?:fedcore_[\w.]+\.)?[a-z]\w*)`", cells[place]):
+                    assert known.get(name) or shared_definition(name), f"{package.name}: {name}"
+
+
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_table_of_options_has_the_options_own_descriptions(name: str) -> None:
     card = OURS[name].read_text(encoding="utf-8")
