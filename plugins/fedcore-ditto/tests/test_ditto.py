@@ -205,9 +205,6 @@ def test_every_option_changes_v(go):
     found = [kept(go({"ditto": change}, rounds=1), 0) for change in ({}, {"lambda": 0.0}, {"lambda": 0.3})]
     assert not same_tensors(found[0], found[1])
     assert not same_tensors(found[0], found[2])
-    assert same_tensors(found[0], kept(go({"ditto": {"lambda": 1.0}}, rounds=1), 0)), (
-        "the default, and twice the same bits"
-    )
 
 
 # --- state -------------------------------------------------------------------------------------------------------

@@ -235,7 +235,6 @@ def test_the_local_problem_of_round_1_is_fedproxs(go):
 def test_every_option_changes_the_trajectory(go):
     runs = [go({NAME: options}, rounds=2) for options in ({}, {"alpha": 0.5}, {"linear": False}, UNIFORM)]
     assert len({model_bytes(run) for run in runs}) == 4
-    assert model_bytes(runs[0]) == model_bytes(go({NAME: {"alpha": 0.01, "linear": True}}, rounds=2))
     assert set(records(runs[0])[1]["losses"]) == {"task", "feddc.drift", "feddc.gradient"}
 
 

@@ -178,7 +178,6 @@ def test_alpha_changes_the_trajectory_and_a_larger_one_holds_the_client_nearer(g
     runs = [go({NAME: {"alpha": alpha}}, rounds=1) for alpha in (0.01, 1.0, 10.0)]
     distances = [records(run)[0]["losses"]["feddyn.dynamic"] for run in runs]
     assert distances[0] > distances[1] > distances[2] > 0
-    assert model_bytes(runs[0]) == model_bytes(go({NAME: {}}, rounds=1)), "the default, and twice the same bits"
     assert len({model_bytes(run) for run in runs}) == 3
 
 

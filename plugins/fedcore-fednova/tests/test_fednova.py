@@ -186,7 +186,6 @@ def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"mu": 0.5}, {"gmf": 0.5}, {"tau_eff": "steps"}, {"mu": 0.5, "tau_eff": "steps"}]
     found = [model_bytes(go({"fednova": change})) for change in changes]
     assert len(set(found)) == len(found)
-    assert model_bytes(go({"fednova": {}})) == found[0], "twice the same bits"
     assert model_bytes(go({})) not in found
 
 

@@ -116,11 +116,7 @@ def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"personal": 0}, {"personal": 2}, {"personal": ["*.bias"]}]
     found = [model_bytes(go({"fedper": change})) for change in changes]
     assert len(set(found)) == len(changes)
-    assert (
-        found[0]
-        == model_bytes(go({"fedper": {"personal": 1}}))
-        == model_bytes(go({"fedper": {"personal": ["classifier.*"]}}))
-    )
+    assert found[0] == model_bytes(go({"fedper": {"personal": ["classifier.*"]}}))
 
 
 # --- buffers, absence, resume ------------------------------------------------------------------------------------

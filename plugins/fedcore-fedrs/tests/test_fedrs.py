@@ -239,7 +239,6 @@ def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"alpha": 0.1}, {"alpha": 1.0}, {"restrict": "frequency"}]
     found = [model_bytes(go({"fedrs": change}, **SKEWED)) for change in changes]
     assert len(set(found)) == len(changes)
-    assert found[0] == model_bytes(go({"fedrs": {"alpha": 0.5}}, **SKEWED)), "the default, and twice the same bits"
 
 
 @pytest.mark.parametrize(("decay", "shrinks"), [(0.0, False), (0.1, True)])

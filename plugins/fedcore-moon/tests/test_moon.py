@@ -136,13 +136,9 @@ def test_the_term_is_equation_3_of_the_three_models(go):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [{"mu": 5.0}, {"mu": 1.0, "temperature": 0.1}, {"mu": 1.0, "projection": False}, {"mu": 0.0}], ids=str
-)
-def test_every_option_changes_the_trajectory(go, options):
-    default = go({"moon": {"mu": 1.0}})
-    assert model_bytes(default) == model_bytes(go({"moon": {}})), "the default, and twice the same bits"
-    assert model_bytes(go({"moon": options})) != model_bytes(default)
+def test_every_option_changes_the_trajectory(go):
+    changes = [{}, {"mu": 5.0}, {"temperature": 0.1}, {"projection": False}, {"mu": 0.0}]
+    assert len({model_bytes(go({"moon": change})) for change in changes}) == len(changes)
 
 
 COHORTS = [[0, 1], [1, 2], [1, 2], [0, 2], [0, 1]]
