@@ -1,4 +1,4 @@
-"""Values from files that may be damaged or untrusted. A value of another form than asked for counts as missing."""
+"""Values from files that may be damaged or untrusted. A value of another type is treated as missing."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number, else None."""
+    """Return a finite number; None for any other value."""
     usable = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return float(value) if usable else None
 
 
 def mapping_in(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a mapping inside a record; an empty one where there is none."""
+    """Return a mapping inside a record; an empty mapping if there is none."""
     found = value.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def list_in(value: Mapping[str, Any], name: str) -> list[Any]:
-    """Return a list inside a record; an empty one where there is none."""
+    """Return a list inside a record; an empty list if there is none."""
     found = value.get(name)
     return found if isinstance(found, list) else []

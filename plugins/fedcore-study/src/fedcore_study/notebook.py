@@ -1,4 +1,4 @@
-"""The learning curve that a notebook shows: of a result, and of a run while it trains."""
+"""The learning curve in a notebook, of a result and of a run while it trains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDTH, HEIGHT = 520, 220
 LEFT, RIGHT, TOP, BOTTOM = 44, 118, 10, 34
 COLORS = ("#3d7fd6", "#d9822b", "#3a9d62", "#b0569f")
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
-"""Each protocol has its dashes, so that curves with the same values can be told apart."""
+"""The dashes of the protocols, by which curves with the same values can be told apart."""
 
 Points = Sequence[tuple[int, float]]
 
@@ -17,17 +17,17 @@ Points = Sequence[tuple[int, float]]
 def learning_curve(curves: Mapping[str, Points], rounds: int) -> str:
     """Return accuracy over rounds as an SVG element; an empty text if nothing was evaluated.
 
-    It uses the page's colour of text, so that it suits dark pages.
+    Texts and lines have the page's colour of text, for pages with a dark background.
 
     :param curves: protocol -> pairs of a round (from 1) and an accuracy (0 to 1).
-    :param rounds: the number of rounds of the whole run, which is the width of the picture.
+    :param rounds: the number of rounds of the whole run, at which the axis ends.
     """
     values = [100 * accuracy for points in curves.values() for _, accuracy in points]
     if not values:
         return ""
     step = _round_step((max(values) - min(values)) / 5)
     low, high = step * int(min(values) // step), step * int(-(-max(values) // step))
-    if high < low + 4 * step:  # accuracies that hardly differ shall look so
+    if high < low + 4 * step:  # small differences are to look small
         high = min(low + 4 * step, 100)
         low = high - 4 * step
 
@@ -39,7 +39,7 @@ def learning_curve(curves: Mapping[str, Points], rounds: int) -> str:
 
     parts = []
     for percent in range(low, high + 1, step):
-        parts.append(_line(LEFT, y(percent), WIDTH - RIGHT, y(percent), 'stroke-opacity="0.2"'))
+        parts.append(_line(LEFT, y(percent), WIDTH - RIGHT, y(percent), 'stroke="currentColor" stroke-opacity="0.2"'))
         parts.append(_text(LEFT - 6, y(percent) + 4, str(percent), "end"))
     apart = _round_step(rounds / 8)
     for number in sorted({1, *range(apart, rounds + 1, apart)}):
@@ -75,8 +75,7 @@ def _round_step(least: float) -> int:
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    stroke = "" if "stroke=" in style else 'stroke="currentColor" '
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {stroke}{style}/>'
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {style}/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

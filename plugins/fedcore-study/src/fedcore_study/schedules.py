@@ -1,4 +1,4 @@
-"""Whether a run is the beginning of a longer one. Imports no torch until it is asked about plugins."""
+"""Whether a run's training depends on its number of rounds. Imports torch only for a run with plugins."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fedcore.base.registry import is_code
 def follows_rounds(config: RunConfig) -> bool:
     """Return whether the training of a round depends on the number of all rounds, by the schedule or a method.
 
-    A run that was resumed with another number then differs from one that was begun with it. Plugins that are not
-    installed, and the user's own code, are not asked.
+    Then a run that is resumed with another number of rounds differs from a run that begins with it. The user's own
+    code is not asked, and neither are plugins if one of them is not installed.
     """
     if config.lr_schedule == "cosine":
         return True

@@ -1,15 +1,18 @@
-"""Names, numbers and lists as tables and sentences have them."""
+"""Names, numbers and lists for tables and sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from fedcore.base.identity import short_name
 from fedcore.base.objects import CODE, OBJECT
 
+Value = TypeVar("Value")
+
 
 def joined(names: Sequence[str]) -> str:
-    """Return names as a sentence lists them: ``a, b and c``."""
+    """Return a list of names for a sentence: ``a, b and c``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -21,3 +24,16 @@ def counted(number: int, noun: str) -> str:
 def without_module(name: str) -> str:
     """Return ``Near`` for ``module:study.Near``, the user's own code or object. Other names are returned unchanged."""
     return short_name(name) if name.startswith((CODE, OBJECT)) else name
+
+
+def by_value(values: Mapping[str, Value]) -> dict[Value, list[str]]:
+    """Return the names that have each value."""
+    found: dict[Value, list[str]] = {}
+    for name, value in values.items():
+        found.setdefault(value, []).append(name)
+    return found
+
+
+def spaced(count: int, most: int) -> list[int]:
+    """Return all of ``count`` positions, or ``most`` (at least 2) evenly spaced ones including both ends."""
+    return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]

@@ -9,10 +9,12 @@ import typer
 
 from fedcore import ConfigError, RunConfig
 from fedcore.base import output
+from fedcore.base.files import storing
 from fedcore.base.safe_yaml import read_mapping
 from fedcore.cli import data, options
 from fedcore.cli.settings import typed_code
 from fedcore.runs.saved import check_code, code_in
+from fedcore_study.figures import require_matplotlib
 
 
 @options.config_flags(only=data.SPLIT_FIELDS)
@@ -36,6 +38,7 @@ def plot(
     """
     if out is not None:
         data.check_out(out, [".png", ".pdf"], force=force)
+        require_matplotlib()
     if file is not None and given.get("partition") is not None:
         raise ConfigError(f"name either {file} or --partition {given['partition']}")
     config = RunConfig.create(given)
@@ -46,7 +49,6 @@ def plot(
 
     from fedcore.data import load_dataset, load_partition
     from fedcore.runs.resolve import resolve_partition
-    from fedcore_study import figures
     from fedcore_study.cli.plot_picture import draw_picture
 
     dataset = load_dataset(config.dataset, config.data_dir)
@@ -64,7 +66,11 @@ def plot(
     for message in cast(list[str], partition.info.get("notes", [])):
         output.note(message)
     if out is not None:
-        figures.partition(partition, dataset, out)
+        from fedcore_study.reports import samples, static
+
+        with storing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            static.save(samples.picture(partition, dataset), out)
         output.line(f"written: {out}")
 
 

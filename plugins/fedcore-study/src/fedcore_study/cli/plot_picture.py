@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedcore.cli.partition_table import grouped, span
 from fedcore.data import Partition
+from fedcore_study.words import spaced
 
 MAX_ROWS = 40
 MAX_BANDS = 4
@@ -34,7 +35,7 @@ def draw_picture(partition: Partition, labels: Tensor, class_names: Sequence[str
     room = max(8, width - margin)
     cell = max(1, min(4, room // max(1, len(counts))))
     per_band = room // cell
-    clients = _spaced(len(counts), per_band * MAX_BANDS)
+    clients = spaced(len(counts), per_band * MAX_BANDS)
     largest = max(1, int(cells.max()))
 
     lines = []
@@ -58,7 +59,7 @@ def _block(count: int, largest: int) -> str:
 
 
 def _numbers(clients: Sequence[int], margin: int, cell: int) -> Text:
-    """Return the line of client numbers, without those that would overlap."""
+    """Return the line of client numbers, without numbers that would overlap."""
     line = "client".rjust(margin - 1) + " "
     for place, client in enumerate(clients):
         start = margin + place * cell
@@ -66,8 +67,3 @@ def _numbers(clients: Sequence[int], margin: int, cell: int) -> Text:
         if fits and len(line) <= start and (len(line) < start or line.endswith(" ")):
             line = line.ljust(start) + str(client) + ("" if cell > len(str(client)) else " ")
     return Text(line.rstrip(), style="dim")
-
-
-def _spaced(count: int, most: int) -> list[int]:
-    """Return all of ``count`` positions, or ``most`` (at least 2) evenly spaced ones including both ends."""
-    return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]

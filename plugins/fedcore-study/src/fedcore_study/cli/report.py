@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from fedcore import UnknownNameError
 from fedcore.base import output
 from fedcore.cli import options
 from fedcore_study.cli import shared
+
+FORMATS = ("png", "pdf")
 
 
 def report(
@@ -19,7 +22,9 @@ def report(
         Path | None, typer.Option("--figures", metavar="DIR", help="Write each figure as a file, too.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing page and figures.")] = False,
-    form: Annotated[str, typer.Option("--figure-format", metavar="png|pdf", help="Of the files of figures.")] = "png",
+    form: Annotated[
+        str, typer.Option("--figure-format", metavar="|".join(FORMATS), help="Of the files of figures.")
+    ] = "png",
     by: shared.By = None,
     baseline: shared.Baseline = None,
     reported: shared.Reported = None,
@@ -40,16 +45,18 @@ def report(
     with these. Running and stopped runs are shown as far as they came. --figures needs the extra `report` of fedcore.
     """
     from fedcore_study.comparisons.records import find_runs
-    from fedcore_study.figures import check_format
+    from fedcore_study.figures import require_matplotlib
     from fedcore_study.reports.build import build, heading
     from fedcore_study.reports.page import check_target, write_page
 
     check_target(out, figures, force=force)
-    check_format(form, needed=figures is not None)
+    if form not in FORMATS:
+        raise UnknownNameError("figure format", form, FORMATS)
+    if figures is not None:
+        require_matplotlib()
     notes: list[str] = []
     found = find_runs(runs, notes.append)
-    console = output.stderr()
-    with console.status(output.text("reading"), spinner="line") as status:
+    with output.stderr().status(output.text("reading"), spinner="line") as status:
         made = build(
             found,
             notes,
@@ -69,8 +76,7 @@ def report(
             where = f"{section.title}: " if section.title else ""
             output.note(f"{where}not drawn: {entry.title}: {entry.reason}")
     write_page(made, out)
-    drawn = len(made.charts)
-    output.line(f"written: {out} ({len(made.runs)} runs, {drawn} figures)")
+    output.line(f"written: {out} ({len(made.runs)} runs, {len(made.charts)} figures)")
     if figures is not None:
         from fedcore_study.reports import static
 

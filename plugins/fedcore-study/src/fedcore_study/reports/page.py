@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs no network. Everything from files is escaped; no script but ours may run in it."""
+"""The page: one HTML file that needs no network. Texts from files are escaped, and only our script can run in it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from fedcore_study.reports.build import Report
 from fedcore_study.reports.charts import COLORS, plain
 
 CONFIGURATIONS = 100
-"""Most runs whose configuration is in the page, of some 3 KB each."""
+"""The largest number of runs whose configuration is in the page, of some 3 KB each."""
 
 
 def check_target(out: Path, figures: Path | None = None, *, force: bool = False) -> None:
-    """Refuse to write over what is there.
+    """Refuse to overwrite files.
 
-    :param figures: the folder of the figures' files. ``force``: all but a folder in the page's place may be replaced.
-    :raises ConfigError: ``out`` is a folder; or it exists, or the folder of figures holds something.
+    :param figures: the folder of the figures' files.
+    :param force: allow to overwrite files.
+    :raises ConfigError: ``out`` is a folder; or ``out`` exists, or the folder of figures is not empty, without force.
     """
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name a file such as {out / 'report.html'}")
@@ -35,7 +36,7 @@ def check_target(out: Path, figures: Path | None = None, *, force: bool = False)
 
 
 def write_page(report: Report, out: Path) -> None:
-    """Write the report as one HTML file; it is complete or not there.
+    """Write the report as one HTML file.
 
     :raises StorageError: it cannot be written.
     """
@@ -68,11 +69,11 @@ def page(report: Report) -> str:
 
 
 def _link(text: str) -> str:
-    """Return a text as an address of its own, which a browser saves without a network."""
+    """Return an address that contains a text, which a browser saves without a network."""
     return f"data:text/plain;charset=utf-8,{quote(text)}"
 
 
 def _policy(script: str) -> str:
-    """Return a content security policy by which only this script runs, and nothing is loaded from anywhere."""
+    """Return a content security policy that allows only this script, and nothing to be loaded."""
     found = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; script-src 'sha256-{found}'; style-src 'unsafe-inline'"

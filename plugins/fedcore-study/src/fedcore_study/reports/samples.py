@@ -1,4 +1,4 @@
-"""What a report shows of the samples themselves: who holds which, and where a model puts them."""
+"""A report's charts of samples: partitions among the clients, and embeddings of models' features."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from fedcore.runs.directory import RunDirectory
 from fedcore_study.comparisons.groups import Group
 from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.reports.charts import Chart, Heatmap, Omitted, Points, Scatter
+from fedcore_study.words import spaced
 
 MAX_CLIENTS = 300
-"""Most clients in a picture as a file; of more, as many at even distances."""
+"""The largest number of clients in a picture as a file. Of more clients, evenly spaced ones are drawn."""
 
 NARROW = 100
-"""Most clients in a picture on the page."""
+"""The largest number of clients in a picture on the page."""
 
 MAX_PARTITIONS = 3
 FEWEST_POINTS = 10
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_dataset(group: Group, data_dir: Path | None) -> Dataset | str:
-    """Return the data set that all runs of a group train on, or why it is not to be had."""
+    """Return the data set of all runs of a group, or the reason why there is none."""
     config = next(iter(group.rows.values()))[0].config
     if any(run.config.dataset != config.dataset for runs in group.rows.values() for run in runs):
         return "the rows have different data sets; without --by dataset each has a separate section"
@@ -51,7 +52,7 @@ def class_names(dataset: Dataset) -> list[str]:
 
 
 def partition_pictures(group: Group, dataset: Dataset | str) -> Iterator[Chart | Omitted]:
-    """Yield the clients-by-classes picture of each partition among the group's runs."""
+    """Yield a picture of clients by classes for each partition among the group's runs."""
     title = "Who holds what"
     if isinstance(dataset, str):
         yield Omitted(title, dataset)
@@ -73,10 +74,12 @@ def partition_pictures(group: Group, dataset: Dataset | str) -> Iterator[Chart |
 
 
 def picture(partition: Partition, dataset: Dataset, most: int = MAX_CLIENTS) -> Heatmap:
-    """Return training samples by client (columns) and class (rows), of at most so many clients."""
+    """Return training samples by client (columns) and class (rows).
+
+    :param most: the largest number of clients. Of more clients, evenly spaced ones are drawn.
+    """
     counts = partition.class_counts(dataset.train.labels.cpu(), dataset.num_classes)
-    last, shown = partition.num_clients - 1, min(partition.num_clients, most)
-    clients = [round(place * last / max(1, shown - 1)) for place in range(shown)]  # evenly spaced
+    clients = spaced(partition.num_clients, most)
     few = f" Shown are {len(clients)} of {partition.num_clients} clients." if len(clients) < len(counts) else ""
     return Heatmap(
         name="partition",
@@ -93,9 +96,9 @@ def picture(partition: Partition, dataset: Dataset, most: int = MAX_CLIENTS) -> 
 
 
 def embeddings(group: Group, dataset: Dataset | str, most: int) -> Iterator[Chart | Omitted]:
-    """Yield the t-SNE of test features for each row: of its first run that has a model.
+    """Yield the t-SNE of test features for each row, of its first run that has a model.
 
-    :param most: test samples; the same ones for every run of a data set.
+    :param most: the largest number of test samples, which are the same for all runs of a data set.
     """
     for label, runs in group.rows.items():
         title = f"Features of {label}"
@@ -145,7 +148,7 @@ def _embedding(run: RunRecord, dataset: Dataset, most: int, label: str) -> Chart
 
 
 def _features(run: RunRecord, dataset: Dataset, positions: torch.Tensor) -> np.ndarray | str:
-    """Return the encoder's features (n, d) in float64, or why there are none."""
+    """Return the encoder's features (n, d) in float64, or the reason why there are none."""
     config = run.config
     dataset = with_public(dataset, config.public, config.seed, config.data_dir)
     setup = Setup.build(config.model_copy(update={"device": "cpu"}), dataset)
