@@ -20,7 +20,6 @@ from fedcore_study.comparisons.comparison import compare
 from fedcore_study.comparisons.fairness import Spread, spread_of
 from fedcore_study.comparisons.figures import Difference, Figure, paired_difference
 from fedcore_study.comparisons.findings import verdict
-from fedcore_study.comparisons.model_size import ModelSize
 from fedcore_study.comparisons.records import find_runs, read_run
 from fedcore_study.reports.build import build
 from fedcore_study.sweeps.directory import SweepDirectory
@@ -687,18 +686,6 @@ class TestCautions:
     def test_another_model_without_a_head(self, sized):
         (note, _) = join([sized([], 0, 1000), sized(["fedper"], 0, 900)])[0].notes
         assert note.endswith("The difference to fedavg is partly that of the models")
-
-    def test_earlier_runs_are_sized_by_the_model_that_they_left(self, make):
-        import numpy as np
-        from safetensors.numpy import save_file
-
-        folder = make(["moon"], 0, [0.5])
-        shapes = {"encoder.base.0.weight": (7, 3), "encoder.base.1.running_mean": (7,), "classifier.bias": (2,)}
-        shapes |= {"encoder.projection.0.weight": (5, 7), "encoder.projection.2.bias": (4,)}
-        save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, folder / "model.safetensors")
-        assert read_run(folder, print).model == ModelSize(21 + 2 + 35 + 4, 4)
-        (folder / "model.safetensors").write_bytes(b"no tensors")
-        assert read_run(folder, print).model is None
 
     @pytest.mark.parametrize(("seeds", "cell"), [(1, "+0.00 (1 seed)"), (2, "+0.00 (2 seeds)"), (3, "+0.00 [+0.00")])
     def test_few_seeds_have_no_interval(self, make, seeds, cell):

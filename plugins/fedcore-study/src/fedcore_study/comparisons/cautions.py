@@ -1,5 +1,5 @@
-"""What a comparison must say beside its figures: other models than the baseline's, few seeds, different seeds,
-failed clients, restarted schedules.
+"""What a reader of a comparison has to know: models other than the baseline's, few seeds, different seeds, failed
+clients, restarted schedules.
 """
 
 from __future__ import annotations
@@ -9,39 +9,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from fedcore.base.protocols import PROTOCOLS, UNSEEN
 from fedcore.runs.records import errors, first_reason, lost
 from fedcore_study.comparisons.figures import FEW, Difference
-from fedcore_study.comparisons.model_size import ModelSize
-from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.comparisons.records import ModelSize, RunRecord
 from fedcore_study.schedules import follows_rounds
-from fedcore_study.words import counted
+from fedcore_study.words import by_value, counted
 
 OWN = tuple(name for name, protocol in PROTOCOLS.items() if protocol.own_model and name not in UNSEEN)
-"""The protocols that measure clients' own models, those on held-out parts first."""
+"""The protocols that measure clients' own models. The one on held-out parts is first."""
 
 
 def other_models(rows: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
-    """Return a sentence that names the rows whose model is not the baseline's; empty where all are alike.
+    """Return a sentence that names the rows with another model than the baseline's; empty if there is none.
 
-    :param rows: runs by label, the baseline's among them.
+    :param rows: runs by label, with the baseline's.
     """
     reference = _common(rows[baseline])
     if reference is None:
         return ""
-    groups: dict[ModelSize, list[str]] = {}
-    for label, runs in rows.items():
-        size = _common(runs)
-        if size is not None and size != reference:
-            groups.setdefault(size, []).append(label)
+    sizes = {label: size for label, runs in rows.items() if (size := _common(runs)) not in (None, reference)}
+    groups = by_value(sizes)
     if not groups:
         return ""
     said = "; ".join(f"{', '.join(labels)}: {size}" for size, labels in groups.items())
     text = f"the methods do not train the same model. {said}; the baseline {baseline}: {reference}. "
-    if reference.projection is None and any(size.projection for size in groups):
+    if reference.projection is None and any(size and size.projection for size in groups):
         return text + "To compare like with like run all of them with --projection, which gives each the head"
     return text + f"The difference to {baseline} is partly that of the models"
 
 
 def few_seeds(differences: Iterable[Difference | None]) -> str:
-    """Return a sentence if some differences are over too few seeds for an interval; empty if none is."""
+    """Return a sentence if some differences are over too few seeds for an interval, else an empty text."""
     numbers = sorted({found.n for found in differences if found is not None and found.n < FEW})
     if not numbers:
         return ""
@@ -50,7 +46,7 @@ def few_seeds(differences: Iterable[Difference | None]) -> str:
 
 
 def no_baseline(fedavg: Sequence[str]) -> str:
-    """Return a sentence that asks for the baseline where several rows are of FedAvg; else empty.
+    """Return a sentence that asks for the baseline if several rows are of FedAvg, else an empty text.
 
     :param fedavg: the labels of these rows.
     """
@@ -60,13 +56,11 @@ def no_baseline(fedavg: Sequence[str]) -> str:
 
 
 def other_seeds(rows: Mapping[str, Iterable[int]]) -> str:
-    """Return a sentence that names the seeds of the rows; empty where all have the same.
+    """Return a sentence that names the seeds of the rows; empty if all have the same.
 
     :param rows: seeds by label.
     """
-    groups: dict[str, list[str]] = {}
-    for label, seeds in rows.items():
-        groups.setdefault(", ".join(map(str, sorted(seeds))), []).append(label)
+    groups = by_value({label: ", ".join(map(str, sorted(seeds))) for label, seeds in rows.items()})
     if len(groups) < 2:
         return ""
     said = "; ".join(f"{', '.join(labels)}: {seeds}" for seeds, labels in groups.items())
@@ -74,9 +68,9 @@ def other_seeds(rows: Mapping[str, Iterable[int]]) -> str:
 
 
 def failed_clients(rows: Mapping[str, Sequence[RunRecord]], round: int | None = None) -> str:
-    """Return a sentence that names the rows in whose runs clients failed, with the first reason; empty for none.
+    """Return a sentence that names the rows in whose runs clients failed, with the first reason; empty if none failed.
 
-    :param round: count up to this round; default to the end.
+    :param round: count up to this round, by default to the end.
     """
     said, reason = list[str](), ""
     for label, runs in rows.items():
@@ -97,9 +91,9 @@ def in_a_round(failed: int, selected: int, rounds: int) -> str:
 
 
 def restarted_schedules(rows: Mapping[str, Sequence[RunRecord]]) -> str:
-    """Return a sentence that counts the runs whose schedule restarted; empty where none did.
+    """Return a sentence that counts the runs whose schedule restarted; empty if there is none.
 
-    That is so after ``resume --rounds`` where the learning rate or a method follows the number of rounds.
+    A schedule restarts after ``resume --rounds`` if the learning rate or a method follows the number of rounds.
     """
     found = {label: sum(map(_restarted, runs)) for label, runs in rows.items()}
     said = ", ".join(f"{label} ({number})" for label, number in found.items() if number)
@@ -112,16 +106,17 @@ def restarted_schedules(rows: Mapping[str, Sequence[RunRecord]]) -> str:
 
 
 def own_models(rows: Mapping[str, Sequence[RunRecord]], protocol: str) -> list[str]:
-    """Return a sentence for each protocol that measures own models of these rows' clients, which a table does not."""
-    found: dict[str, list[str]] = {}
-    for label, runs in rows.items() if not PROTOCOLS[protocol].own_model else ():
-        there = next((name for name in OWN if any(name in run.protocols for run in runs)), None)
-        if there is not None:
-            found.setdefault(there, []).append(label)
+    """Return a sentence for each protocol of clients' own models, if a table is of global models."""
+    if PROTOCOLS[protocol].own_model:
+        return []
+    found = {}
+    for label, runs in rows.items():
+        if there := [name for name in OWN if any(name in run.protocols for run in runs)]:
+            found[label] = there[0]
     return [
         f"{', '.join(labels)} {'has' if len(labels) == 1 else 'have'} own models on the clients, which this table does "
         f"not measure: --protocol {name}"
-        for name, labels in found.items()
+        for name, labels in by_value(found).items()
     ]
 
 
@@ -131,6 +126,6 @@ def _restarted(run: RunRecord) -> bool:
 
 
 def _common(runs: Iterable[RunRecord]) -> ModelSize | None:
-    """Return the size that all runs of a row have; None where one is unknown or they differ."""
+    """Return the size that all runs of a row have; None if one is unknown or they differ."""
     sizes = {run.model for run in runs}
     return sizes.pop() if len(sizes) == 1 else None

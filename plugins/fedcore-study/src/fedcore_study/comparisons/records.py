@@ -1,11 +1,11 @@
-"""Records of runs, read without changes: of a running, stopped or damaged run as far as they are whole."""
+"""The records of runs, for reading. Those of a running, stopped or damaged run are read up to the first damage."""
 
 from __future__ import annotations
 
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from fedcore.base.identity import digest
 from fedcore.runs.records import further, lost
 from fedcore.runs.saved import SavedConfig, partition_digest
 from fedcore_study.comparisons.fairness import Spread, spread_of
-from fedcore_study.comparisons.model_size import ModelSize, model_size
 from fedcore_study.lenient import mapping_in, number
 from fedcore_study.sweeps.directory import STUDY, SweepDirectory
 
@@ -25,52 +24,68 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One protocol's accuracy, in [0, 1], after a number of rounds that cost some bytes down and up together.
-
-    :param virtual: seconds on the clock of the simulated system; None without one.
-    """
+    """One protocol's accuracy after a number of rounds."""
 
     rounds: int
     accuracy: float
+    """In [0, 1]."""
     bytes: int
-    virtual: float | None = None
+    """Sent down and up until then."""
+    virtual: float | None
+    """Seconds on the clock of the simulated system; None without one."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The size of a run's model."""
+
+    parameters: int
+    """The number of trainable parameters."""
+    projection: int | None
+    """The width of the projection head; None without one."""
+
+    def __str__(self) -> str:
+        head = "no projection head" if self.projection is None else "a projection head"
+        return f"{self.parameters:,} parameters and {head}"
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run's records.
-
-    :param partition: hash of who holds which samples; ``labels`` that of the training labels they were split by.
-    :param rounds: lines of metrics.jsonl, one per round. ``summary`` is None before the run is finished.
-    :param sessions: lines of sessions.jsonl, one per process that trained it. ``changes``: of its options when it was
-        resumed, as config.yaml has them.
-    """
+    """One run's records."""
 
     path: Path
     config: RunConfig
     partition: str
+    """A hash of the partition."""
     labels: str
+    """A hash of the training labels by which the samples were split."""
     rounds: list[dict[str, Any]]
+    """The lines of metrics.jsonl, one per round."""
     summary: dict[str, Any] | None
-    sessions: list[dict[str, Any]] = field(default_factory=list)
-    changes: Sequence[Mapping[str, Any]] = ()
+    """None until the run is finished."""
+    sessions: list[dict[str, Any]]
+    """The lines of sessions.jsonl, one per process that trained the run."""
+    changes: Sequence[Mapping[str, Any]]
+    """The changes of options with which the run was resumed, as config.yaml has them."""
 
     @property
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return self.summary is not None
 
-    @cached_property
+    @property
     def model(self) -> ModelSize | None:
-        """The model's size, where the run recorded it or has left its model."""
-        return model_size(self.path, self.sessions)
+        """The model's size as the last session recorded it."""
+        size = mapping_in(self.sessions[-1], "model") if self.sessions else {}
+        parameters = size.get("parameters")
+        return ModelSize(parameters, size.get("projection")) if isinstance(parameters, int) else None
 
     @cached_property
     def protocols(self) -> list[str]:
         """The protocols that this run has figures for."""
         found = dict(self.summary["metrics"]) if self.summary else {}
         for line in self.rounds:
-            found.update(line.get("metrics") or {})
+            found.update(mapping_in(line, "metrics"))
         return sorted(name for name, row in found.items() if isinstance(row, dict) and "accuracy" in row)
 
     def curve(self, protocol: str) -> list[Evaluation]:
@@ -78,47 +93,49 @@ class RunRecord:
         found, spent = [], 0
         for line in self.rounds:
             spent += line["bytes"]["down"] + line["bytes"]["up"]
-            row = _row(line.get("metrics") or {}, protocol)
-            if row:
+            row = mapping_in(mapping_in(line, "metrics"), protocol)
+            if "accuracy" in row:
                 found.append(Evaluation(line["round"] + 1, row["accuracy"], spent, number(line.get("virtual_time"))))
         return found
 
     def final(self, protocol: str) -> Evaluation | None:
-        """Return the last word of a finished run, corrections after training included."""
-        if self.summary is None:
+        """Return the accuracy of a finished run at its end, corrections after training included."""
+        row = self.figures(protocol, None)
+        if self.summary is None or "accuracy" not in row:
             return None
-        row = _row(self.summary["metrics"], protocol)
         spent = self.summary["bytes"]
         time = number(self.rounds[-1].get("virtual_time")) if self.rounds else None
-        return Evaluation(self.summary["rounds"], row["accuracy"], spent["down"] + spent["up"], time) if row else None
+        return Evaluation(self.summary["rounds"], row["accuracy"], spent["down"] + spent["up"], time)
 
     def spread(self, protocol: str, rounds: int | None) -> Spread | None:
         """Return how a protocol's accuracy is spread over the clients, at the end or after ``rounds`` rounds."""
-        row = _row(self._metrics(rounds), protocol)
-        return None if row is None else spread_of(row)
+        return spread_of(self.figures(protocol, rounds))
 
     def reported(self, name: str, rounds: int | None) -> float | None:
         """Return a number that a plugin reported, ``PLUGIN.NAME``, at the end or after ``rounds`` rounds."""
         plugin, _, figure = name.partition(".")
-        records = [self.summary or {}] if rounds is None else [r for r in self.rounds if r["round"] + 1 == rounds]
-        found = [record.get("reports", {}).get(plugin, {}).get(figure) for record in records]
-        return next((float(value) for value in found if isinstance(value, int | float)), None)
+        return number(mapping_in(mapping_in(self._record(rounds), "reports"), plugin).get(figure))
 
     def at(self, protocol: str, rounds: int | None) -> Evaluation | None:
-        """Return the accuracy after ``rounds`` rounds, the final one for None; None where there is none."""
+        """Return the accuracy after ``rounds`` rounds, for None at the end; None if it was not measured."""
         if rounds is None:
             return self.final(protocol)
         return next((point for point in self.curve(protocol) if point.rounds == rounds), None)
 
     def metrics(self, protocol: str, rounds: int | None) -> dict[str, float | None]:
         """Return the metrics next to accuracy and loss at the end or after ``rounds`` rounds; None if not defined."""
-        row = mapping_in(self._metrics(rounds), protocol)
+        row = self.figures(protocol, rounds)
         return {name: number(row[name]) for name in further(row)}
 
-    def _metrics(self, rounds: int | None) -> Mapping[str, Any]:
+    def figures(self, protocol: str, rounds: int | None) -> Mapping[str, Any]:
+        """Return all figures of a protocol at the end or after ``rounds`` rounds; empty if it was not measured."""
+        return mapping_in(mapping_in(self._record(rounds), "metrics"), protocol)
+
+    def _record(self, rounds: int | None) -> Mapping[str, Any]:
+        """Return the summary, or the line after ``rounds`` rounds; empty if there is none."""
         if rounds is None:
-            return self.summary["metrics"] if self.summary else {}
-        return next((line.get("metrics") or {} for line in self.rounds if line["round"] + 1 == rounds), {})
+            return self.summary or {}
+        return next((line for line in self.rounds if line["round"] + 1 == rounds), {})
 
     def reached(self, protocol: str, target: float, rounds: int | None) -> Evaluation | None:
         """Return the first evaluation with at least the target's accuracy, not after ``rounds``."""
@@ -134,14 +151,14 @@ class RunRecord:
 
 
 def find_runs(paths: Iterable[Path], warn: Warn) -> list[RunRecord]:
-    """Read run directories, and all runs of sweep directories, searches too; one that is named twice counts once.
+    """Read run directories, and all runs of sweeps and searches. A run that is named twice counts once.
 
-    A warning names a sweep's runs that failed, and those that have not begun. An empty folder beside others, such as a
-    run leaves that is killed before it begins, is left out with a warning.
+    Warnings name a sweep's runs that failed, and those that have not begun. A run that is killed before it begins
+    leaves an empty folder. Next to other paths it is left out with a warning.
 
     :raises RunDirectoryError: a path is neither, or a run's files are damaged beyond a half-written last line.
     """
-    found, seen = list[RunRecord](), set[Path]()
+    found: dict[Path, RunRecord] = {}
     paths = list(paths)
     for path in paths:
         if SweepDirectory.is_one(path):
@@ -155,14 +172,13 @@ def find_runs(paths: Iterable[Path], warn: Warn) -> list[RunRecord]:
         else:
             folders = [path.resolve()]
         for folder in folders:
-            if folder not in seen:
-                seen.add(folder)
-                found.append(read_run(folder, warn))
-    return found
+            if folder not in found:
+                found[folder] = read_run(folder, warn)
+    return list(found.values())
 
 
 def _begun(sweep: SweepDirectory, warn: Warn) -> list[Path]:
-    """Return the directories of a sweep's runs that have left something to read."""
+    """Return the directories of a sweep's runs that have begun."""
     standing = {name: sweep.standing(name) for name in sweep.plan()}
     failed = {name: why for name, how in standing.items() if how != "finished" and (why := sweep.failure(name))}
     if failed:
@@ -173,7 +189,7 @@ def _begun(sweep: SweepDirectory, warn: Warn) -> list[Path]:
 
 
 def _trials(path: Path) -> Iterable[RunRecord]:
-    """Return a search's trials; of several with the same options one, finished where one is."""
+    """Return a search's trials. Of several with the same options it is one, a finished one if there is one."""
     found: dict[str, RunRecord] = {}
     for folder in sorted((path / "runs").glob("trial-*")):
         if (folder / "config.yaml").is_file():
@@ -188,7 +204,7 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
     """Read one run directory.
 
     :raises RunDirectoryError: there is no run in it, or its partition file is missing or damaged.
-    :raises ConfigError: its config.yaml holds what this fedcore does not know.
+    :raises ConfigError: its config.yaml has options or values that this fedcore does not know.
     """
     file = path / "config.yaml"
     if not os.path.lexists(file):
@@ -215,17 +231,14 @@ def _hashes(file: Path, saved: SavedConfig) -> tuple[str, str]:
 
 
 def _rounds(file: Path, warn: Warn) -> Iterator[dict[str, Any]]:
-    """Yield the lines of rounds up to the first that is not whole."""
-    try:
-        lines = file.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return
+    """Yield the lines of rounds up to the first damaged one."""
+    lines = RecordFile(file).content().split(b"\n")
     for count, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
             line = parse_record(text)
-            if "round" in line:  # other lines are about what comes after training
+            if "round" in line:  # other lines are from after the training
                 _check(line)
                 yield line
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -235,28 +248,20 @@ def _rounds(file: Path, warn: Warn) -> Iterator[dict[str, Any]]:
 
 
 def _check(line: Mapping[str, Any]) -> None:
-    """Look at what is used of a line; raises KeyError or TypeError."""
+    """Check the values of a line that comparisons use.
+
+    :raises KeyError: or TypeError, or AttributeError: a value is missing or of another type.
+    """
     _check_counts(line["round"], line["bytes"]["down"], line["bytes"]["up"])
     _check_metrics(line["metrics"] or {})
     if "failures" in line:
         lost(line)
     time = line.get("time") or {}
-    for part in ("round", "evaluation"):
-        _check_number(time.get(part, 0.0))
+    _check_numbers(time.get("round", 0.0), time.get("evaluation", 0.0))
 
 
 def _check_metrics(metrics: Mapping[str, Any]) -> None:
-    if not isinstance(metrics, dict):
-        raise TypeError(f"metrics are a {type(metrics).__name__}")
-    for row in metrics.values():
-        if isinstance(row, dict) and "accuracy" in row:
-            _check_number(row["accuracy"])
-
-
-def _row(metrics: Mapping[str, Any], protocol: str) -> Mapping[str, Any] | None:
-    """Return a protocol's figures, None where there are none."""
-    row = mapping_in(metrics, protocol)
-    return row if "accuracy" in row else None
+    _check_numbers(*(row["accuracy"] for row in metrics.values() if isinstance(row, dict) and "accuracy" in row))
 
 
 def _check_counts(*values: Any) -> None:
@@ -265,9 +270,10 @@ def _check_counts(*values: Any) -> None:
             raise TypeError(f"{value!r:.40} is no count")
 
 
-def _check_number(value: Any) -> None:
-    if number(value) is None:
-        raise TypeError(f"{value!r:.40} is no number")
+def _check_numbers(*values: Any) -> None:
+    for value in values:
+        if number(value) is None:
+            raise TypeError(f"{value!r:.40} is no number")
 
 
 def _summary(path: Path, warn: Warn) -> dict[str, Any] | None:
