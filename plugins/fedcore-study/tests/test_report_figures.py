@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,7 @@ import fedcore
 from fedcore import RunConfig
 from fedcore_study.reports import static, svg
 from fedcore_study.reports.axes import Scale, apart, scale_of
-from fedcore_study.reports.breakdowns import _parts
+from fedcore_study.reports.breakdowns import _fared, _parts
 from fedcore_study.reports.charts import (
     Bars,
     Box,
@@ -222,7 +223,7 @@ class TestIntervals:
         from matplotlib.figure import Figure
 
         axes = Figure().add_subplot()
-        rows = [Interval("a", 0, 2.0, 1.0, 3.0, {"seed 0": 2.5}), Interval("b", 1, -1.0, None, None, {"seed 0": -1.0})]
+        rows = [Interval("a", 0, 2.0, (1.0, 3.0), {"seed 0": 2.5}), Interval("b", 1, -1.0, None, {"seed 0": -1.0})]
         static.draw(Intervals(name="d", title="d", x_title="points", rows=rows), axes)
         assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
         _, seeds, mean, bar, *_ = axes.lines
@@ -241,7 +242,7 @@ class TestOtherFigures:
 
     def test_long_names_are_cut_in_the_middle(self):
         """Names of one method with several options differ at their ends."""
-        assert legible(["fedprox (fedprox.mu=0.01)", "short"], 18) == ["fedprox ….mu=0.01)", "short"]
+        assert [legible(name, 18) for name in ("fedprox (fedprox.mu=0.01)", "short")] == ["fedprox ….mu=0.01)", "short"]
 
     def test_bars_add_up(self, tmp_path):
         chart = Bars(
@@ -274,6 +275,19 @@ class TestOtherFigures:
         assert (cells.attributes["d"] or "").count("M") == 100
         small = replace(chart, columns=["a"], rows=["b"], grid=[[40.0]])
         assert drawn(small, tmp_path).all("path", "cell")[0].said() == ["y b, x a\n40.0 %"]
+
+
+def test_a_client_whose_answer_failed_has_taken_part():
+    """A failed answer to a plugin's question is no failed training."""
+    answer = {"client": 0, "kind": "raised", "message": "no statistics", "question": "statistics"}
+    failures = [answer, {"client": 2, "kind": "dropped", "message": ""}]
+    line = {"cohort": [0, 1, 2], "system": {"took_part": [0, 1], "partial": {"1": 1}}, "failures": failures}
+    fared = _fared(SimpleNamespace(rounds=[line]))
+    assert {outcome: number for outcome, number in fared.items() if number} == {
+        "all epochs": 1,
+        "fewer epochs": 1,
+        "dropped": 1,
+    }
 
 
 def test_a_run_without_evaluations(make, cli, tmp_path):

@@ -1,7 +1,7 @@
-"""What every figure on the page is made of: scales, axes, rows, marks, texts and legends, as text of SVG.
+"""The elements of the page's figures as SVG: scales, axes, rows, marks, texts and legends.
 
-Colours are classes, which page.css defines for light and dark. A mark that has a value has it as its title, which
-page.js shows. Every text is escaped here.
+Colours are classes, which page.css defines for light and dark pages. The title of a mark is its value, which page.js
+shows. All texts are escaped here.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import NamedTuple
 from fedcore_study.reports.charts import COLORS, Chart, legible, plain
 
 WIDTH = 400
-"""The width of a figure, whose text is 12 high: it fits a telephone, and a third of a desk's screen, unscaled."""
+"""The width of a figure, in pixels of a text of height 12. It fits a telephone, and a third of a desktop's screen."""
 
 CHARACTER = 7.0
 """The mean width of a character, in a wide font such as DejaVu Sans."""
 
 ROW = 40
-"""The height of a row: a label, and below it what is drawn for it."""
+"""The height of a row: a label, and marks below it."""
 
 
 class Scale(NamedTuple):
-    """Where values stand between two pixels."""
+    """A mapping from values to pixels."""
 
     low: float
     high: float
@@ -32,10 +32,10 @@ class Scale(NamedTuple):
     end: float
     log: bool = False
     whole: bool = False
-    """Whether only whole numbers are named."""
+    """Whether the ticks are whole numbers."""
 
     def __call__(self, value: float) -> float:
-        """Return where a value stands."""
+        """Return the pixel of a value."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(max(value, low))
@@ -54,9 +54,9 @@ class Scale(NamedTuple):
 
 
 def scale_of(values: Iterable[float], start: float, end: float, *, pad: float = 0.05, log: bool = False) -> Scale:
-    """Return a scale on which all values have their place, and constant ones a place in the middle.
+    """Return a scale for all values. Equal values are in its middle.
 
-    :param pad: what part of the values' range is left free at each end.
+    :param pad: the part of the values' range that is left free at each end.
     """
     known = list(values)
     low, high = min(known), max(known)
@@ -69,7 +69,7 @@ def scale_of(values: Iterable[float], start: float, end: float, *, pad: float = 
 
 
 def apart(wanted: Sequence[float], low: float, high: float, distance: float = 14) -> list[float]:
-    """Return places near the wanted ones, in their order, at least a distance apart and within two ends."""
+    """Return places near the wanted places and in their order, at least a distance apart and between two ends."""
     order = sorted(range(len(wanted)), key=lambda place: wanted[place])
     found = [0.0] * len(wanted)
     least = low
@@ -89,7 +89,7 @@ def svg(chart: Chart, height: float, drawn: Iterable[str]) -> str:
 def legend(entries: Sequence[tuple[int, str, str]]) -> str:
     """Return a list of colours with their names; empty without entries.
 
-    :param entries: a colour's number, the class of its dash or nothing for an area, and its name.
+    :param entries: for each colour its number, the class of its dash (empty for an area), and its name.
     """
     items = []
     for number, dash, label in entries:
@@ -114,7 +114,7 @@ def y_axis(y: Scale, left: float, right: float, name: str) -> str:
 
 
 def x_axis(x: Scale, bottom: float, name: str, *, grid: bool = False) -> str:
-    """Return the axis below a figure, with vertical grid lines from its top or without."""
+    """Return the axis below a figure, with or without vertical grid lines."""
     drawn = []
     for tick in x.ticks():
         if grid:
@@ -124,18 +124,21 @@ def x_axis(x: Scale, bottom: float, name: str, *, grid: bool = False) -> str:
 
 
 def rows(labels: Sequence[str], values: Sequence[str]) -> tuple[list[str], list[float], float]:
-    """Return the labels of rows with what they come to, the middles of what is drawn below these, and the end."""
+    """Return rows' labels with their values, the middle of each row's marks, and the end of the last row."""
     places = [ROW * number + 26.0 for number in range(len(labels))]
     drawn = []
     for label, value, at in zip(labels, values, places, strict=True):
         room = int((WIDTH - 8) / CHARACTER) - len(value) - 2
-        drawn.append(text(4, at - 13, legible([label], room)[0], whole=label))
+        drawn.append(text(4, at - 13, legible(label, room), whole=label))
         drawn.append(text(WIDTH - 4, at - 13, value, "value end"))
     return drawn, places, ROW * len(labels) + 4.0
 
 
 def mark(tag: str, kind: str, *said: str, inside: str = "", **attributes: float | str) -> str:
-    """Return an element of a class; ``said`` are the lines of its title."""
+    """Return an element of a class.
+
+    :param said: the lines of its title.
+    """
     given = "".join(
         f' {name.replace("_", "-")}="{value if isinstance(value, str) else n(value)}"'
         for name, value in attributes.items()
@@ -146,7 +149,11 @@ def mark(tag: str, kind: str, *said: str, inside: str = "", **attributes: float 
 
 
 def text(x: float, y: float, words: str, kind: str = "", *, whole: str = "", turned: int = 0) -> str:
-    """Return a text; ``whole`` is its title where that says more. ``turned``: by so many degrees around its place."""
+    """Return a text.
+
+    :param whole: the text before it was cut, for a title.
+    :param turned: the degrees by which it is turned around its place.
+    """
     if not words:
         return ""
     said = [whole] if whole and plain(whole) != words else []
@@ -155,7 +162,7 @@ def text(x: float, y: float, words: str, kind: str = "", *, whole: str = "", tur
 
 
 def upright(x: float, y: float, name: str) -> str:
-    """Return the name of an axis that is read from below."""
+    """Return the name of a vertical axis."""
     return text(x, y, name, "axis middle", turned=-90)
 
 
@@ -165,7 +172,7 @@ def path(x: Scale, y: Scale, xs: Iterable[float], ys: Iterable[float]) -> str:
 
 
 def color(number: int) -> str:
-    """Return the class of a row's, part's or class's number."""
+    """Return the class of a colour's number."""
     return f"c{number % len(COLORS)}"
 
 

@@ -7,11 +7,11 @@ may be damaged or untrusted: what is no finite number counts as not recorded.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fedcore.base.protocols import PROTOCOLS, VALIDATION, confusion_key
-from fedcore.runs.records import SIMULATED
+from fedcore.runs.records import SIMULATED, errors, lost
 from fedcore_study.comparisons.groups import Group
 from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.lenient import list_in, mapping_in, number
@@ -38,31 +38,16 @@ Counts: TypeAlias = "list[list[int]]"
 
 
 def by_client(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
-    """Return the distribution of the accuracy over the clients, of the first protocol that has it."""
+    """Return the distribution of the accuracy over the clients, for the first protocol that recorded it."""
     title = "Accuracy by client"
     for protocol in (*VALIDATION, "personal_global"):
         boxes: list[Box] = []
         after = set()
         for label, runs in group.rows.items():
-            rounds, reached = _standing(runs, protocol)
-            each = [(run, metrics[protocol].get("per_client")) for run, metrics in reached]
-            if each and all(isinstance(found, dict) for _, found in each):
-                values = [
-                    (100 * value, f"client {plain(client)}, seed {run.config.seed}")
-                    for run, found in each
-                    for client, accuracy in found.items()
-                    if (value := number(accuracy)) is not None
-                ]
-                if values:
-                    boxes.append(Box(label, colors[label], [v for v, _ in values], [n for _, n in values]))
-                    after.add(rounds)
-                continue
-            for run, metrics in reached:  # too many clients to have been recorded one by one
-                quantiles = [number(value) for value in metrics[protocol].get("quantiles") or []]
-                if len(quantiles) == 7 and None not in quantiles:
-                    name = f"{label}, seed {run.config.seed}"
-                    boxes.append(Box(name, colors[label], [], [], [100 * q for q in quantiles if q is not None]))
-                    after.add(rounds)
+            rounds, measured = _standing(runs, protocol)
+            if found := _boxes(label, colors[label], measured):
+                boxes += found
+                after.add(rounds)
         if boxes:
             return Boxes(
                 name="clients",
@@ -75,75 +60,92 @@ def by_client(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
     return Omitted(title, "no run recorded it; --client-test-fraction 0.2 holds samples out on each client")
 
 
+def _boxes(label: str, color: int, measured: Sequence[tuple[RunRecord, Metrics]]) -> list[Box]:
+    """Return a box of all clients of a row, or one of the quantiles of each run with more than 1,000 clients.
+
+    :param measured: runs, each with one protocol's figures.
+    """
+    if not all(isinstance(figures.get("per_client"), dict) for _, figures in measured):
+        return [
+            Box(f"{label}, seed {run.config.seed}", color, [], [], [100 * quantile for quantile in quantiles])
+            for run, figures in measured
+            if (quantiles := figures.get("quantiles"))
+        ]
+    values = [
+        (100 * value, f"client {plain(client)}, seed {run.config.seed}")
+        for run, figures in measured
+        for client, accuracy in figures["per_client"].items()
+        if (value := number(accuracy)) is not None
+    ]
+    return [Box(label, color, [value for value, _ in values], [name for _, name in values])] if values else []
+
+
 def by_class(group: Group, class_names: Sequence[str] | None) -> Chart | Omitted:
     """Return the global model's accuracy by class."""
-    title = "Accuracy by class"
-    rows, grid, after = [], [], set()
-    for label, runs in group.rows.items():
-        rounds, reached = _standing(runs, "global")
-        found = [metrics["global"].get("per_class") for _, metrics in reached]
-        lists = [values for values in found if isinstance(values, list) and values]
-        if lists and len({len(values) for values in lists}) == 1:
-            columns = [[v for v in map(number, column) if v is not None] for column in zip(*lists, strict=True)]
-            rows.append(label)
-            grid.append([100 * statistics.fmean(column) if column else None for column in columns])
-            after.add(rounds)
-    width = max(map(len, grid), default=0)
-    if not width:
-        runs = [run for found in group.rows.values() for run in found]
-        reasons = {plain(m["global_reason"]) for run in runs for m in _metrics(run) if "global_reason" in m}
-        return Omitted(title, "; ".join(sorted(reasons)) or "no run has been evaluated yet")
-    return Heatmap(
-        name="classes",
-        title=title,
-        about=f"Accuracy of the global model on the server's test set in percent, {_after(after)}; mean over seeds.",
-        x_title="class",
-        y_title="",
-        columns=_names(class_names, width),
-        rows=rows,
-        grid=[row + [None] * (width - len(row)) for row in grid],
-        unit="%",
-    )
+
+    def read(figures: Metrics) -> Mapping[str, Any]:
+        values = list_in(figures, "per_class")
+        return dict(zip(_names(class_names, len(values)), values, strict=True))
+
+    chart = _accuracy_by(group, read, "classes", "class", "the server's test set")
+    if chart is not None:
+        return chart
+    runs = [run for found in group.rows.values() for run in found]
+    reasons = {plain(m["global_reason"]) for run in runs for m in _metrics(run) if "global_reason" in m}
+    return Omitted("Accuracy by class", "; ".join(sorted(reasons)) or "no run has been evaluated yet")
 
 
 def by_domain(group: Group) -> Iterator[Chart]:
     """Yield the global model's accuracy by domain, for a data set with domains."""
-    found: dict[str, dict[str, float]] = {}
+    samples = "the test samples of each domain"
+    chart = _accuracy_by(group, lambda figures: mapping_in(figures, "domains"), "domains", "domain", samples)
+    if chart is not None:
+        yield chart
+
+
+def _accuracy_by(
+    group: Group, read: Callable[[Metrics], Mapping[str, Any]], name: str, part: str, samples: str
+) -> Heatmap | None:
+    """Return the global model's accuracy by row and part, mean over seeds; None if no run recorded it.
+
+    :param read: returns the accuracies by part from the figures of a run's global model.
+    """
+    means: dict[str, dict[str, float | None]] = {}
     after = set()
     for label, runs in group.rows.items():
-        rounds, reached = _standing(runs, "global")
+        rounds, measured = _standing(runs, "global")
         values: dict[str, list[float]] = {}
-        for _, metrics in reached:
-            for domain, accuracy in mapping_in(metrics["global"], "domains").items():
-                if (value := number(accuracy)) is not None:
-                    values.setdefault(domain, []).append(value)
+        for _, figures in measured:
+            for place, accuracy in read(figures).items():
+                values.setdefault(place, []).extend([] if (value := number(accuracy)) is None else [value])
         if values:
-            found[label] = {domain: 100 * statistics.fmean(each) for domain, each in values.items()}
+            means[label] = {place: 100 * statistics.fmean(each) if each else None for place, each in values.items()}
             after.add(rounds)
-    names = list(dict.fromkeys(domain for row in found.values() for domain in row))
-    if names:
-        yield Heatmap(
-            name="domains",
-            title="Accuracy by domain",
-            about="Accuracy of the global model on the test samples of each domain in percent, "
-            f"{_after(after)}; mean over seeds.",
-            x_title="domain",
-            y_title="",
-            columns=[plain(name) for name in names],
-            rows=list(found),
-            grid=[[row.get(name) for name in names] for row in found.values()],
-            unit="%",
-        )
+    if not means:
+        return None
+    columns = list(dict.fromkeys(place for row in means.values() for place in row))
+    return Heatmap(
+        name=name,
+        title=f"Accuracy by {part}",
+        about=f"Accuracy of the global model on {samples} in percent, {_after(after)}; mean over seeds.",
+        x_title=part,
+        y_title="",
+        columns=[plain(place) for place in columns],
+        rows=list(means),
+        grid=[[row.get(place) for place in columns] for row in means.values()],
+        unit="%",
+    )
 
 
 def confusions(group: Group, class_names: Sequence[str] | None) -> Iterator[Chart | Omitted]:
-    """Yield the confusion matrices of a group's finished runs, by protocol and row: the counts of its seeds added."""
+    """Yield the confusion matrices of a group's finished runs, by protocol and row, each the sum over the seeds."""
     drawn = False
     for protocol in PROTOCOLS:
         clients = "clients and " if PROTOCOLS[protocol].on_clients else ""
         for label, runs in group.rows.items():
-            found = [matrix for run in runs if (matrix := _counts_in(run.summary, confusion_key(protocol))) is not None]
-            if not found or len({len(matrix) for matrix in found}) > 1:
+            key = confusion_key(protocol)
+            found = [run.summary[key] for run in runs if run.summary is not None and run.summary.get(key)]
+            if not found:
                 continue
             drawn = True
             names = _names(class_names, len(found[0]))
@@ -165,27 +167,14 @@ def confusions(group: Group, class_names: Sequence[str] | None) -> Iterator[Char
         yield Omitted("Confusion matrix", "a finished run records it, up to 100 classes")
 
 
-def _counts_in(summary: Any, key: str) -> Counts | None:
-    """Return a matrix of a summary, which may be damaged; None where there is no square one of counts."""
-    matrix = summary.get(key) if isinstance(summary, dict) else None
-    if not isinstance(matrix, list) or not matrix:
-        return None
-    for row in matrix:
-        if not isinstance(row, list) or len(row) != len(matrix):
-            return None
-        if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in row):
-            return None
-    return matrix
-
-
 def _in_percent(found: Sequence[Counts]) -> Grid:
-    """Return the sum of matrices, each row in percent of its samples; None in a row without any."""
+    """Return the sum of matrices, each row in percent of its samples; None in a row without samples."""
     total = [[sum(counts) for counts in zip(*rows, strict=True)] for rows in zip(*found, strict=True)]
     return [[100 * count / sum(row) if sum(row) else None for count in row] for row in total]
 
 
 def participation(group: Group) -> Iterator[Chart]:
-    """Yield the outcomes of the selected clients, where a simulated system recorded them."""
+    """Yield the outcomes of the selected clients, if a simulated system recorded them."""
     about = "Outcomes of the selected clients in the simulated system (--system); mean over rounds and seeds."
     found = {label: [_fared(run) for run in runs] for label, runs in group.rows.items()}
     chart = _bars("participation", "Who took part", about, "clients per round", found)
@@ -195,23 +184,21 @@ def participation(group: Group) -> Iterator[Chart]:
 
 def _fared(run: RunRecord) -> dict[str, float]:
     """Return the mean number of selected clients of a round by outcome; empty without a simulated system."""
-    lines = [line for line in run.rounds if mapping_in(line, "system")]
+    lines = [line for line in run.rounds if "system" in line]
     counts = dict.fromkeys(("all epochs", "fewer epochs", *SIMULATED, "other failures"), 0)
     for line in lines:
-        system, cohort = line["system"], list_in(line, "cohort")
-        fewer = len(mapping_in(system, "partial"))
-        counts["all epochs"] += len(list_in(system, "took_part")) - fewer
+        fewer = len(line["system"]["partial"])
+        counts["all epochs"] += len(line["system"]["took_part"]) - fewer
         counts["fewer epochs"] += fewer
-        failures = [failure for failure in list_in(line, "failures") if isinstance(failure, dict)]
-        kinds = {f["client"]: f.get("kind") for f in failures if isinstance(f.get("client"), int)}
-        for client in kinds.keys() & {client for client in cohort if isinstance(client, int)}:
-            kind = kinds[client]
-            counts[kind if kind in SIMULATED else "other failures"] += 1
+        losses = lost(line)
+        for kind in SIMULATED:
+            counts[kind] += losses[kind]
+        counts["other failures"] += errors(losses)
     return {name: count / len(lines) for name, count in counts.items()} if lines else {}
 
 
 def bytes_sent(group: Group) -> Chart | Omitted:
-    """Return the MB per round, each way, by who sent them."""
+    """Return the MB per round in each direction, by sender."""
     about = "Bytes to all clients of a round (down) and from them (up), by sender; mean over rounds and seeds."
     found = {
         f"{label} {direction}": [_bytes_per_round(run, direction) for run in runs if run.rounds]
@@ -251,7 +238,7 @@ def _seconds_per_round(run: RunRecord) -> dict[str, float]:
 def _bars(
     name: str, title: str, about: str, x_title: str, found: Mapping[str, Sequence[Mapping[str, float]]]
 ) -> Chart | None:
-    """Return stacked bars, each the mean of the runs that recorded something; None where nothing is to be seen."""
+    """Return stacked bars, each the mean of the runs that recorded something; None if there is nothing to see."""
     columns = {}
     for label, runs in found.items():
         recorded = [parts for parts in runs if parts]
@@ -267,7 +254,7 @@ def _bars(
 def _parts(columns: Sequence[Mapping[str, float]]) -> list[Part]:
     """Return the parts of bars from each bar's values by name.
 
-    Parts too narrow to be seen in any bar are joined to one, which is left out if it cannot be seen either.
+    Parts that are too narrow to be seen in every bar are joined to one part. If that is too narrow too, it is left out.
     """
     least = SMALL * max((sum(column.values()) for column in columns), default=0.0)
     parts, small = [], [0.0] * len(columns)
@@ -284,28 +271,20 @@ Metrics: TypeAlias = "Mapping[str, Any]"
 
 
 def _standing(runs: Sequence[RunRecord], protocol: str) -> tuple[int, list[tuple[RunRecord, Metrics]]]:
-    """Return figures of runs that can be put together, and after how many rounds: at the end of the finished ones.
+    """Return a protocol's figures of a row's runs, and the number of rounds after which they were taken.
 
-    Where none is finished, after the last round that all of them reached.
+    The figures are those of the finished runs at their end. If no run is finished, they are of all runs that have
+    begun, after the last evaluated round that these have in common.
     """
-    finished = [(run, run.summary) for run in runs if run.summary is not None]
+    finished = [(run, run.summary["rounds"]) for run in runs if run.summary is not None]
     if finished:
-        ends = [(run, summary["metrics"]) for run, summary in finished if _has(summary["metrics"], protocol)]
-        return max(summary["rounds"] for _, summary in finished), ends
-    by_round = [
-        {line["round"] + 1: line["metrics"] for line in run.rounds if _has(mapping_in(line, "metrics"), protocol)}
-        for run in runs
-    ]
-    begun = [(run, found) for run, found in zip(runs, by_round, strict=True) if found]
-    shared = set.intersection(*(set(found) for _, found in begun)) if begun else set()
-    if not shared:
-        return 0, []
-    last = max(shared)
-    return last, [(run, found[last]) for run, found in begun]
-
-
-def _has(metrics: Metrics, protocol: str) -> bool:
-    return isinstance(metrics.get(protocol), dict)
+        found = [(run, run.figures(protocol, None)) for run, _ in finished]
+        return max(rounds for _, rounds in finished), [(run, figures) for run, figures in found if figures]
+    evaluated = [(run, {point.rounds for point in run.curve(protocol)}) for run in runs]
+    begun = [(run, rounds) for run, rounds in evaluated if rounds]
+    shared = set.intersection(*(rounds for _, rounds in begun)) if begun else set()
+    last = max(shared, default=0)
+    return last, [(run, run.figures(protocol, last)) for run, _ in begun] if shared else []
 
 
 def _metrics(run: RunRecord) -> Iterator[Metrics]:
@@ -315,7 +294,7 @@ def _metrics(run: RunRecord) -> Iterator[Metrics]:
 
 
 def _names(class_names: Sequence[str] | None, count: int) -> list[str]:
-    """Return the classes' names where they fit, else their numbers."""
+    """Return the classes' names if there are as many, else numbers."""
     return list(class_names) if class_names and len(class_names) == count else [str(c) for c in range(count)]
 
 

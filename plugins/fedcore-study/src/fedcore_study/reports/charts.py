@@ -1,16 +1,17 @@
-"""Charts as plain values, titles and captions, for every renderer. Imports no renderer."""
+"""Charts as values, titles and captions, which a renderer draws."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
+
+import numpy as np
 
 from fedcore_study.words import joined
 
 COINCIDE = 0.01
-"""Lines nearer to one another than this part of the values' range cannot be told apart in a picture."""
+"""The part of the values' range below which the distance of two lines is too small to be seen."""
 
 COLORS = (
     "#3b82c4",
@@ -27,16 +28,16 @@ COLORS = (
 """Colours of rows, parts and classes, legible on white and on black."""
 
 DASHES = 4
-"""How many kinds of lines there are: solid ones and three with gaps."""
+"""The number of kinds of lines: solid ones and three with gaps."""
 
 BANDS = 6
-"""Most lines of a chart that have bands, which cover one another."""
+"""The largest number of lines with bands in a chart. More bands would hide one another."""
 
 Grid: TypeAlias = "list[list[float | None]]"
 
 
 def turn(number: int) -> int:
-    """Return how often the colours have been gone through: the number of a dash or a marker."""
+    """Return how often all colours are used before a number: the number of its dash or marker."""
     return number // len(COLORS)
 
 
@@ -50,15 +51,15 @@ class Chart:
     """A figure of the report."""
 
     name: str
-    """Becomes a file's name."""
+    """The name of a file with this figure."""
     title: str
     about: str = ""
-    """The caption: one or two sentences that say what is drawn."""
+    """The caption, in one or two sentences."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """The mean of several runs over rounds, with their standard deviation where there are at least two."""
+    """The mean of several runs over rounds, with the standard deviation of two runs or more."""
 
     label: str
     color: int
@@ -68,7 +69,7 @@ class Line:
     std: list[float]
     runs: int
     tails: list[tuple[list[float], list[float]]] = field(default_factory=list)
-    """Points (x, y) of single runs beyond the end of the others, from the last common x on."""
+    """Points (x, y) of single runs that go on after the others, from the last common x on."""
 
     @property
     def parts(self) -> list[tuple[list[float], list[float]]]:
@@ -84,9 +85,9 @@ class Curves(Chart):
     y_title: str
     lines: list[Line]
     log: bool = False
-    """For values that differ by orders of magnitude."""
+    """Whether the y axis is logarithmic."""
     rounds: bool = True
-    """Whether x counts rounds: whole numbers that all lines share."""
+    """Whether x counts rounds, which are whole numbers and the same for all lines."""
 
     def band(self, line: Line) -> tuple[list[float], list[float]]:
         """Return the ends of a line's deviation at each x; empty for a single run, and beyond ``BANDS`` lines.
@@ -99,7 +100,7 @@ class Curves(Chart):
 
     @property
     def dashes(self) -> list[int]:
-        """The kind of each line: no two of a colour are alike, and those that lie on others have gaps."""
+        """The kind of each line. Lines of one colour have different kinds. Lines that lie on others have gaps."""
         found: list[int] = []
         for line, covers in zip(self.lines, self.covers, strict=True):
             first = turn(line.color) + covers
@@ -112,12 +113,12 @@ class Curves(Chart):
 
     @property
     def covers(self) -> list[int]:
-        """For each line, how many lines before it would be hidden by it for the most part: it is drawn with gaps."""
+        """The number of earlier lines that each line mostly hides. A line that hides others is drawn with gaps."""
         return [len(self._below(number)) for number in range(len(self.lines))]
 
     @property
     def coinciding(self) -> str:
-        """A sentence that names the lines that lie on one another from end to end; empty where none do."""
+        """A sentence that names the lines that lie on one another from end to end; empty if there are none."""
         sets: list[list[str]] = []
         for number, line in enumerate(self.lines):
             under = self._below(number, 1.0)
@@ -130,14 +131,14 @@ class Curves(Chart):
         return f"{said}: the later ones are drawn with gaps." if said else ""
 
     def _below(self, number: int, share: float = 0.5) -> list[str]:
-        """Return the lines before one that have nearly its values at this share of the points that both have."""
+        """Return the lines before a line that nearly have its values at this share of their common points."""
         values = [y for line in self.lines for y in line.y]
         reach = (max(values) - min(values) if values else 0.0) * COINCIDE
         line = self.lines[number]
         return [before.label for before in self.lines[:number] if _coincide(line, before, reach, share)]
 
     def last_third(self) -> Curves | None:
-        """Return the last third of the rounds as a chart of its own; None where there are fewer than three points."""
+        """Return a chart of the last third of the rounds; None if it has fewer than three points."""
         end = max((x for line in self.lines for x in line.x), default=0.0)
         lines = []
         for line in self.lines:
@@ -160,31 +161,24 @@ def _coincide(one: Line, other: Line, reach: float, share: float) -> bool:
 
 @dataclass(frozen=True)
 class Box:
-    """A distribution: single values, or quantiles where there are too many values."""
+    """A distribution: single values, or quantiles if there are too many values."""
 
     label: str
     color: int
     values: list[float]
     names: list[str]
-    """What each value is."""
+    """A name for each value."""
     quantiles: list[float] | None = None
     """At 0, 10, 25, 50, 75, 90 and 100 %."""
 
     @property
     def five(self) -> tuple[float, float, float, float, float]:
-        """Lowest value, quartiles and highest value."""
+        """The lowest value, the quartiles and the highest value."""
         if self.quantiles is not None:
             low, _, first, median, third, _, high = self.quantiles
-            return low, first, median, third, high
-        ordered = sorted(self.values)
-
-        def at(share: float) -> float:
-            place = share * (len(ordered) - 1)
-            below = int(place)
-            above = min(below + 1, len(ordered) - 1)
-            return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-        return ordered[0], at(0.25), at(0.5), at(0.75), ordered[-1]
+        else:
+            low, first, median, third, high = np.quantile(self.values, (0, 0.25, 0.5, 0.75, 1)).tolist()
+        return low, first, median, third, high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,30 +191,30 @@ class Boxes(Chart):
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its interval, and the values that it is of."""
+    """A mean with its interval, and the single values."""
 
     label: str
     color: int
     mean: float
-    low: float | None
-    high: float | None
+    ends: tuple[float, float] | None
+    """The ends of the interval; None without one."""
     each: dict[str, float]
-    """The single values by what they are of."""
+    """The single values by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals(Chart):
-    """Means in rows with their intervals and what they are of."""
+    """Means in rows with their intervals and single values."""
 
     x_title: str
     rows: list[Interval]
     differences: bool = True
-    """Whether they are differences: around zero, with signs."""
+    """Whether the values are differences, which are drawn around zero and with signs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heatmap(Chart):
-    """Numbers in a grid, by colour."""
+    """Numbers in a grid of colours."""
 
     x_title: str
     y_title: str
@@ -229,21 +223,19 @@ class Heatmap(Chart):
     grid: Grid
     unit: str
     root: bool = False
-    """Shade by the square root, which lifts small numbers."""
-    digits: int = 0
-    """How many decimals to write."""
+    """Whether shades grow with the square root, so that small numbers can be seen."""
 
-    def shade(self, value: float | None) -> float | None:
-        """Return where a value stands on the scale of colours."""
-        return value if value is None or not self.root else math.sqrt(value)
+    def shade(self, value: float) -> float:
+        """Return the place of a value on the scale of colours."""
+        return math.sqrt(value) if self.root else value
 
-    def written(self, value: float | None) -> str:
-        """Return a value as it stands in its cell. A count of zero is left blank."""
-        return "" if value is None or (self.root and not value) else f"{value:.{self.digits}f}"
+    def written(self, value: float) -> str:
+        """Return the text of a value in its cell. A count of zero is left blank."""
+        return "" if self.root and not value else f"{value:.0f}"
 
     @property
     def scale(self) -> tuple[float, float]:
-        """Where the scale of colours begins and ends: counts at 0, percentages at the ten below the smallest."""
+        """The ends of the scale of colours. Counts begin at 0, percentages at the multiple of ten below the least."""
         values = [v for row in self.grid for v in row if v is not None]
         if self.root:
             return 0.0, math.sqrt(max([1.0, *values]))
@@ -251,13 +243,13 @@ class Heatmap(Chart):
 
     @property
     def roomy(self) -> bool:
-        """Whether the numbers can be written into the cells."""
+        """Whether the cells have room for numbers."""
         return len(self.columns) <= 12 and len(self.rows) <= 40
 
 
 @dataclass(frozen=True)
 class Part:
-    """One sort of what bars are made of: a value for each bar."""
+    """One part of stacked bars: a value for each bar."""
 
     label: str
     values: list[float]
@@ -265,7 +257,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Chart):
-    """Horizontal bars, each stacked of parts."""
+    """Horizontal bars of stacked parts."""
 
     x_title: str
     bars: list[str]
@@ -283,26 +275,25 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True)
 class Scatter(Chart):
-    """Points in a plane whose axes mean nothing, coloured by class."""
+    """Points in a plane, coloured by class. The axes have no meaning."""
 
     groups: list[Points]
 
 
 @dataclass(frozen=True)
 class Omitted:
-    """A figure that cannot be drawn, and why."""
+    """A figure that cannot be drawn, and the reason."""
 
     title: str
     reason: str
 
 
 def plain(value: object) -> str:
-    """Return a text from a file in one line without control characters."""
+    """Return a value from a file as one line of text without control characters."""
     return "".join(c if c.isprintable() else "�" for c in str(value).replace("\n", " "))
 
 
-def legible(labels: Sequence[str], most: int = 40) -> list[str]:
-    """Return labels in one line each, cut in the middle to a length that is readable on an axis."""
-    first = (most - 1) // 2
-    cleaned = [plain(label) for label in labels]
-    return [text if len(text) <= most else f"{text[:first]}…{text[first + 1 - most :]}" for text in cleaned]
+def legible(label: str, most: int = 40) -> str:
+    """Return a label as one line. A long label is cut in the middle to a length that is legible on an axis."""
+    text, first = plain(label), (most - 1) // 2
+    return text if len(text) <= most else f"{text[:first]}…{text[first + 1 - most :]}"

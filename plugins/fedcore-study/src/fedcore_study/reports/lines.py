@@ -1,7 +1,7 @@
-"""Runs into lines: accuracy over rounds, bytes and virtual time, loss terms, plugins' figures. Imports no torch.
+"""Charts of lines: accuracy over rounds, bytes and virtual time, loss terms, plugins' figures. Imports no torch.
 
-A line is the mean over seeds as far as all runs of a row came. Every value comes from a file, which may be damaged or
-untrusted: what is no finite number counts as not recorded.
+A line is the mean over seeds up to the last round that all runs of a row have. Values come from files of runs. A value
+that is not a finite number is treated as missing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MB = 1e6
 
 
 def over_rounds(group: Group, colors: Mapping[str, int], protocol: str) -> Curves | None:
-    """Return the accuracy over rounds under a protocol; None before there are two evaluations to draw a line through.
+    """Return the accuracy over rounds under a protocol; None for fewer than two evaluations, which make no line.
 
-    :param colors: number of each row's colour.
+    :param colors: the number of each row's colour.
     """
     lines = lines_of(group, colors, accuracy(protocol))
-    if not any(_drawable(line) for line in lines):
+    if not lines:
         return None
     return Curves(
         name=f"learning-{protocol}",
@@ -42,14 +42,13 @@ def over_rounds(group: Group, colors: Mapping[str, int], protocol: str) -> Curve
 
 
 def against_costs(group: Group, colors: Mapping[str, int], protocol: str) -> Iterator[Curves]:
-    """Yield the accuracy against bytes, and against virtual time where a simulated system recorded it."""
+    """Yield the accuracy against bytes, and against virtual time if a simulated system recorded it."""
     spent = "the bytes that all clients received and sent until then"
     for name, title, x_title, places, of in (
         ("bytes", "bytes", "MB sent, down and up", megabytes, spent),
         ("time", "virtual time", "virtual seconds", virtual_seconds, "the clock of the simulated system (--system)"),
     ):
-        lines = lines_of(group, colors, accuracy(protocol), places)
-        if any(_drawable(line) for line in lines):
+        if lines := lines_of(group, colors, accuracy(protocol), places):
             yield Curves(
                 name=f"accuracy-{name}",
                 title=f"Accuracy against {title}, {protocol}",
@@ -67,8 +66,8 @@ def losses(group: Group, colors: Mapping[str, int]) -> Iterator[Curves | Omitted
     terms = dict.fromkeys(term for run in runs for line in run.rounds for term in mapping_in(line, "losses"))
     drawn = 0
     for term in sorted(terms, key=lambda term: (term != "task", term)):
-        lines = lines_of(group, colors, in_rounds(lambda line, term=term: mapping_in(line, "losses").get(term)))  # type: ignore[misc]
-        if any(_drawable(line) for line in lines):
+        points = in_rounds(lambda line, term=term: mapping_in(line, "losses").get(term))  # type: ignore[misc]
+        if lines := lines_of(group, colors, points):
             drawn += 1
             plugin, dot, name = term.rpartition(".")
             yield Curves(
@@ -89,8 +88,8 @@ def reported(group: Group, colors: Mapping[str, int]) -> Iterator[Curves]:
     runs = [run for runs in group.rows.values() for run in runs]
     names = dict.fromkeys(name for run in runs for line in run.rounds for name in _reports(line))
     for name in names:
-        lines = lines_of(group, colors, in_rounds(lambda line, name=name: _reports(line).get(name)))  # type: ignore[misc]
-        if any(_drawable(line) for line in lines):
+        points = in_rounds(lambda line, name=name: _reports(line).get(name))  # type: ignore[misc]
+        if lines := lines_of(group, colors, points):
             plugin, _, figure = name.partition(".")
             yield Curves(
                 name=f"reported-{name}",
@@ -103,16 +102,17 @@ def reported(group: Group, colors: Mapping[str, int]) -> Iterator[Curves]:
 
 
 def _reports(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what plugins reported in a round, by plugin and name."""
+    """Return the figures that plugins reported in a round, by plugin and name."""
     return dict(flat(mapping_in(line, "reports"), "."))
 
 
 def lines_of(group: Group, colors: Mapping[str, int], points: Points, places: Points | None = None) -> list[Line]:
-    """Return a line per row; see :func:`mean_line`.
+    """Return a line per row, see :func:`mean_line`; empty if no line has two points.
 
-    :param points: a run's values by the number of rounds after which they were taken.
-    :param places: where on the x axis a run is after so many rounds, such as the bytes sent until then: runs are
-        averaged round by round, in x as in y. Default the rounds themselves. A round without a place is left out.
+    :param points: returns a run's values by the number of rounds after which they were taken.
+    :param places: returns a run's places on the x axis by number of rounds, such as the bytes sent until then. The
+        default is the number of rounds. Runs are averaged round by round, in x and in y. A round without a place is
+        left out.
     """
     lines = []
     for label, runs in group.rows.items():
@@ -124,13 +124,13 @@ def lines_of(group: Group, colors: Mapping[str, int], points: Points, places: Po
                 found.append(kept)
         if found:
             lines.append(mean_line(label, colors[label], found))
-    return lines
+    return lines if any(len(xs) > 1 for line in lines for xs, _ in line.parts) else []
 
 
 def mean_line(label: str, color: int, found: Sequence[Mapping[int, tuple[float, float]]]) -> Line:
-    """Return the mean of runs as far as all of them came, what single ones have beyond as tails.
+    """Return the mean of runs up to their last common round, with the rest of single runs as tails.
 
-    :param found: of each run, the points (x, y) by the number of rounds after which they were taken.
+    :param found: each run's points (x, y) by the number of rounds after which they were taken.
     """
     shared = sorted(set.intersection(*(set(values) for values in found)))
     end = shared[-1] if shared else 0
@@ -147,7 +147,7 @@ def mean_line(label: str, color: int, found: Sequence[Mapping[int, tuple[float, 
 
 
 def how(lines: Sequence[Line]) -> str:
-    """Return how the lines of a chart are to be read."""
+    """Explain the lines of a chart."""
     parts = []
     if any(line.runs > 1 for line in lines):
         band = ", the band one standard deviation" if len(lines) <= BANDS else ""
@@ -158,7 +158,7 @@ def how(lines: Sequence[Line]) -> str:
 
 
 def in_rounds(read: Callable[[Mapping[str, Any]], Any]) -> Points:
-    """Return what gives a run's figure by the number of rounds after which it was taken."""
+    """Return a function that reads a run's figure by the number of rounds after which it was taken."""
 
     def points(run: RunRecord) -> dict[int, float]:
         found = ((line["round"] + 1, number(read(line))) for line in run.rounds)
@@ -168,7 +168,7 @@ def in_rounds(read: Callable[[Mapping[str, Any]], Any]) -> Points:
 
 
 def accuracy(protocol: str) -> Points:
-    """Return what gives a run's accuracy under a protocol, in percent."""
+    """Return a function that reads a run's accuracy under a protocol in percent, by number of rounds."""
 
     def points(run: RunRecord) -> dict[int, float]:
         return {point.rounds: 100 * point.accuracy for point in run.curve(protocol)}
@@ -185,12 +185,7 @@ def megabytes(run: RunRecord) -> dict[int, float]:
 virtual_seconds = in_rounds(lambda line: line.get("virtual_time"))
 
 
-def _drawable(line: Line) -> bool:
-    """Whether a line has two points, of the mean or of a single run."""
-    return any(len(xs) > 1 for xs, _ in line.parts)
-
-
 def _far_apart(lines: Sequence[Line]) -> bool:
-    """Whether values are all positive and differ so much that a linear axis would show the largest alone."""
+    """Return whether all values are positive, and so different that a linear axis would show only the largest."""
     values = [y for line in lines for _, ys in line.parts for y in ys]
     return bool(values) and min(values) > 0 and max(values) > 1000 * statistics.median(values)

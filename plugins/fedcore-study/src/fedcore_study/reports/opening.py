@@ -126,13 +126,13 @@ def _ranking(protocol: str, ranks: Ranks, settings: Sequence[str], heading: str,
         caption=f"Ranks of the mean accuracies, {protocol}; 1 is the best. {ranks.verdict}",
         best={(number, 1) for number, name in enumerate(order) if ranks.average[name] == ranks.average[order[0]]},
     )
-    reach = ranks.critical / 2 if ranks.different else None
+    reach = ranks.critical / 2
     about = "Rings are the ranks on each data setting, the dot is their mean"
     bars = ", the bar reaches half of Nemenyi's critical difference: bars that overlap are not significantly different."
     chart = Intervals(
         name=f"ranks-{protocol}",
         title=f"Average ranks, {protocol}",
-        about=about + (". Friedman's test finds no difference between them." if reach is None else bars),
+        about=about + (bars if ranks.different else ". Friedman's test finds no difference between them."),
         x_title="rank, 1 is the best",
         differences=False,
         rows=[
@@ -140,8 +140,7 @@ def _ranking(protocol: str, ranks: Ranks, settings: Sequence[str], heading: str,
                 name,
                 colors.get(name, number),
                 ranks.average[name],
-                None if reach is None else ranks.average[name] - reach,
-                None if reach is None else ranks.average[name] + reach,
+                (ranks.average[name] - reach, ranks.average[name] + reach) if ranks.different else None,
                 dict(zip(settings, ranks.each[name], strict=True)),
             )
             for number, name in enumerate(order)
@@ -249,9 +248,10 @@ def _intervals(protocol: str, compared: _Compared, colors: Mapping[str, int]) ->
         own = by_seed(runs[row.label])
         pairs = [seed for seed in own if seed in baseline and own[seed].partition == baseline[seed].partition]
         each = {f"seed {seed}": 100 * (row.accuracy[seed] - reference[seed]) for seed in sorted(pairs)}
-        low, high = (None if end is None else 100 * end for end in (row.difference.low, row.difference.high))
+        low, high = row.difference.low, row.difference.high
+        ends = None if low is None or high is None else (100 * low, 100 * high)
         name = names[row.label]
-        drawn.append(Interval(name, colors[name], 100 * row.difference.mean, low, high, each))
+        drawn.append(Interval(name, colors[name], 100 * row.difference.mean, ends, each))
     if not drawn:
         return Omitted(title, f"no other row has a seed with the same clients as {block.baseline}")
     about = (
@@ -261,7 +261,7 @@ def _intervals(protocol: str, compared: _Compared, colors: Mapping[str, int]) ->
     return Intervals(
         name=f"differences-{protocol}",
         title=title,
-        about=about + (bar if any(row.low is not None for row in drawn) else ". These seeds give no interval."),
+        about=about + (bar if any(row.ends for row in drawn) else ". These seeds give no interval."),
         x_title=f"percentage points to {block.baseline}",
         rows=drawn,
     )

@@ -18,13 +18,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from fedcore.base.files import replacing, storing
 from fedcore_study.reports.charts import Bars, Boxes, Chart, Curves, Heatmap, Intervals, Scatter, color, legible, turn
 
-_WIDTH = 5.0  # inches; some papers' columns are 3.3, which it survives
+_WIDTH = 5.0  # inches; it is still legible in a paper's column of 3.3 inches
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": False,
-    "pdf.fonttype": 42,  # text that stays text; some journals refuse the default's Type 3
+    "pdf.fonttype": 42,  # some journals refuse fonts of Type 3, which are the default
     "savefig.dpi": 200,
     "legend.frameon": False,
     "text.parse_math": False,  # names may hold dollar signs
@@ -35,7 +35,7 @@ _MARKERS = ("o", "s", "D", "x", "^", "*")
 
 
 def write(charts: Iterable[tuple[str, Chart]], folder: Path, form: str) -> list[Path]:
-    """Write charts, each under its group's name and its own, as ``form``; returns the files.
+    """Write charts as files of a format, named by group and chart; return the files.
 
     :raises StorageError: the folder cannot be written.
     """
@@ -51,16 +51,16 @@ def write(charts: Iterable[tuple[str, Chart]], folder: Path, form: str) -> list[
 
 
 def save(chart: Chart, file: Path) -> None:
-    """Draw one chart into a file; what kind of file its name says."""
+    """Draw one chart into a file, whose name says its format."""
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as an empty box
         _figure(chart).savefig(file)
 
 
 def save_svg(chart: Chart, file: Path, *, description: str) -> None:
-    """Draw one chart into an SVG file without date, whose bits depend on the chart and matplotlib alone.
+    """Draw one chart into an SVG file without a date, whose bits depend only on the chart and on matplotlib.
 
-    :param description: stands in the file's metadata.
+    :param description: for the file's metadata.
     """
     style = {**_STYLE, "svg.fonttype": "none", "svg.hashsalt": "fedcore"}
     with mpl.rc_context(style), replacing(file, sync=False) as temporary:
@@ -88,7 +88,7 @@ def _size(chart: Chart) -> tuple[float, float]:
 
 @functools.singledispatch
 def draw(chart: Chart, axes: Axes) -> None:
-    """Draw a chart into axes, which stand alone in their figure."""
+    """Draw a chart into axes, which are the only ones of their figure."""
     raise TypeError(f"no way to draw {type(chart).__name__}")
 
 
@@ -96,9 +96,9 @@ def draw(chart: Chart, axes: Axes) -> None:
 def _(chart: Curves, axes: Axes) -> None:
     for line, covers, dash in zip(chart.lines, chart.covers, chart.dashes, strict=True):
         style: dict[str, Any] = {"color": color(line.color)}
-        label = legible([line.label])[0]
+        label = legible(line.label)
         if line.x:
-            # What lies on others lets them be seen: gaps in a thinner line, rings for points.
+            # A line over others is thinner and has gaps and rings, so that they can be seen.
             marks: dict[str, Any] = {"linewidth": 1.4, "marker": "o" if len(line.x) == 1 else None}
             if covers:
                 marks = {"linewidth": 1.1, "marker": "o", "markersize": 3 + 2 * covers, "markerfacecolor": "none"}
@@ -125,7 +125,7 @@ def _(chart: Boxes, axes: Axes) -> None:
     for box in chart.boxes:
         low, first, median, third, high = box.five
         found = {"whislo": low, "q1": first, "med": median, "q3": third, "whishi": high, "fliers": []}
-        stats.append({**found, "label": legible([box.label], 24)[0]})
+        stats.append({**found, "label": legible(box.label, 24)})
     drawn = axes.bxp(stats, patch_artist=True, medianprops={"color": "black"})
     for patch, box in zip(drawn["boxes"], chart.boxes, strict=True):
         patch.set(facecolor=color(box.color), alpha=0.6)
@@ -142,9 +142,9 @@ def _(chart: Intervals, axes: Axes) -> None:
         style: dict[str, Any] = {"color": color(row.color)}
         axes.plot(list(row.each.values()), [place + 0.25] * len(row.each), "o", fillstyle="none", markersize=4, **style)
         axes.plot(row.mean, place, "o", markersize=6, **style)
-        if row.low is not None and row.high is not None:
-            axes.plot([row.low, row.high], [place, place], linewidth=2, **style)
-    axes.set_yticks(range(len(chart.rows)), labels=legible([row.label for row in chart.rows]))
+        if row.ends is not None:
+            axes.plot(row.ends, [place, place], linewidth=2, **style)
+    axes.set_yticks(range(len(chart.rows)), labels=[legible(row.label) for row in chart.rows])
     axes.set_ylim(len(chart.rows) - 0.4, -0.6)
     axes.set(xlabel=chart.x_title)
 
@@ -152,7 +152,7 @@ def _(chart: Intervals, axes: Axes) -> None:
 @draw.register
 def _(chart: Heatmap, axes: Axes) -> None:
     nan = float("nan")
-    shades = [[nan if (s := chart.shade(v)) is None else s for v in row] for row in chart.grid]
+    shades = [[nan if value is None else chart.shade(value) for value in row] for row in chart.grid]
     least, most = chart.scale
     drawn = axes.pcolormesh(
         shades,
@@ -166,17 +166,20 @@ def _(chart: Heatmap, axes: Axes) -> None:
     if chart.roomy:
         for y, row in enumerate(chart.grid):
             for x, value in enumerate(row):
-                if text := chart.written(value):
-                    ink = "white" if (chart.shade(value) or 0.0) - least > 0.45 * (most - least) else "black"
+                if value is not None:
+                    ink = "white" if chart.shade(value) - least > 0.45 * (most - least) else "black"
+                    text = chart.written(value)
                     axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=ink, fontsize=7)
     else:
         bar = axes.figure.colorbar(drawn, ax=axes, label=chart.unit)
         if chart.root:
             ticks = [most**2 * share for share in (0, 0.05, 0.25, 0.5, 1)]
-            bar.set_ticks([chart.shade(tick) or 0.0 for tick in ticks], labels=[f"{tick:.0f}" for tick in ticks])
+            bar.set_ticks(list(map(chart.shade, ticks)), labels=[f"{tick:.0f}" for tick in ticks])
     for axis, names, most_names in ((axes.xaxis, chart.columns, 30), (axes.yaxis, chart.rows, 60)):
         step = -(-len(names) // most_names)
-        axis.set_ticks([i + 0.5 for i in range(0, len(names), step)], labels=legible(names, 24)[::step])
+        axis.set_ticks(
+            [i + 0.5 for i in range(0, len(names), step)], labels=[legible(name, 24) for name in names[::step]]
+        )
     if sum(map(len, chart.columns[:30])) > 60:
         axes.tick_params(axis="x", rotation=60)
     axes.tick_params(length=0)
@@ -189,9 +192,9 @@ def _(chart: Bars, axes: Axes) -> None:
     left = [0.0] * len(chart.bars)
     places = range(len(chart.bars))
     for number, part in enumerate(chart.parts):
-        axes.barh(places, part.values, left=left, color=color(number), label=legible([part.label])[0], height=0.7)
+        axes.barh(places, part.values, left=left, color=color(number), label=legible(part.label), height=0.7)
         left = [a + b for a, b in zip(left, part.values, strict=True)]
-    axes.set_yticks(places, labels=legible(chart.bars))
+    axes.set_yticks(places, labels=list(map(legible, chart.bars)))
     axes.invert_yaxis()
     axes.set(xlabel=chart.x_title)
     axes.figure.legend(loc="outside lower center", ncols=4)
@@ -201,7 +204,7 @@ def _(chart: Bars, axes: Axes) -> None:
 def _(chart: Scatter, axes: Axes) -> None:
     for number, group in enumerate(chart.groups):
         marker = _MARKERS[turn(number) % len(_MARKERS)]
-        label = legible([group.label], 16)[0]
+        label = legible(group.label, 16)
         axes.scatter(group.x, group.y, s=8, color=color(number), marker=marker, label=label, linewidths=0.5)
     axes.set_axis_off()
     if len(chart.groups) <= 12:

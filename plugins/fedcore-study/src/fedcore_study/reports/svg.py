@@ -26,21 +26,21 @@ from fedcore_study.reports.charts import (
 HEIGHT = 260
 
 LABELS = (12, 20)
-"""Most lines that have their names at their ends, and the longest such name; beyond these there is a legend."""
+"""The largest number of lines with names at their ends, and of characters of such a name. Else there is a legend."""
 
 PLACES = 60
-"""Most places of a line at which its values are shown."""
+"""The largest number of places of a line at which its values are shown."""
 
 CELLS = 1500
-"""Most cells that have a value to be shown; of more, those of one shade are one path."""
+"""The largest number of cells that show their values. In a larger grid, all cells of one shade are one path."""
 
 DOTS = 1000
-"""Most values that are dots of their own beside boxes."""
+"""The largest number of values that are drawn as dots over boxes."""
 
 
 @functools.singledispatch
 def draw(chart: Chart) -> str:
-    """Return a chart as HTML: an SVG element, and its legend where it needs one. Every text in it is escaped."""
+    """Return a chart as HTML: an SVG element, and a legend if it needs one. All texts in it are escaped."""
     raise TypeError(f"no way to draw {type(chart).__name__}")
 
 
@@ -70,7 +70,7 @@ def _(chart: Curves) -> str:
 
 
 def _line(line: Line, dash: str, covers: int, x: Scale, y: Scale) -> str:
-    """Return a mean and its tails. What lies on others lets them be seen: gaps in a thinner line, rings for points."""
+    """Return a mean and its tails. A line over others is thinner and has gaps and rings, so that they can be seen."""
     kind = color(line.color)
     drawn = (
         [mark("path", f"{kind} line {dash}{' over' if covers else ''}", d=path(x, y, line.x, line.y))] if line.x else []
@@ -84,7 +84,7 @@ def _line(line: Line, dash: str, covers: int, x: Scale, y: Scale) -> str:
 
 
 def _names(chart: Curves, x: Scale, y: Scale, right: float) -> Iterator[str]:
-    """Yield the lines' names at their ends, moved apart, each with a stroke to where its line ends."""
+    """Yield the lines' names at their ends, moved apart, each with a stroke to the end of its line."""
     last = [max(line.parts, key=lambda part: part[0][-1:]) for line in chart.lines]
     ends = [(x(xs[-1]), y(ys[-1])) for xs, ys in last]
     places = axes.apart([height for _, height in ends], 8, HEIGHT - 44)
@@ -96,7 +96,7 @@ def _names(chart: Curves, x: Scale, y: Scale, right: float) -> Iterator[str]:
 
 
 def _strips(chart: Curves, x: Scale, top: float, bottom: float) -> Iterator[str]:
-    """Yield for each round, or some of very many, an invisible strip that has all lines' values as its title."""
+    """Yield invisible strips for the rounds (some, if there are many) with the values of all lines as title."""
     values = [dict(zip(line.x, zip(line.y, line.std or line.y, strict=True), strict=True)) for line in chart.lines]
     every = sorted(set().union(*values))
     places = every[:: math.ceil(len(every) / PLACES)]
@@ -112,7 +112,7 @@ def _strips(chart: Curves, x: Scale, top: float, bottom: float) -> Iterator[str]
 
 
 def _hits(chart: Curves, x: Scale, y: Scale) -> Iterator[str]:
-    """Yield an invisible circle for each point, or some of very many, that has its values as its title."""
+    """Yield invisible circles for the points (some, if there are many) with their values as title."""
     for line in chart.lines:
         for a, b in list(zip(line.x, line.y, strict=True))[:: math.ceil(len(line.x) / PLACES) or 1]:
             said = line.label, f"{b:.4g} at {a:.4g} {chart.x_title}"
@@ -133,7 +133,7 @@ def _(chart: Boxes) -> str:
         said = box.label, f"lowest {lowest}, middle half {lower} to {upper}, highest {highest}"
         drawn.append(mark("g", color(box.color), *said, inside=parts))
         for number, (value, name) in enumerate(zip(box.values, box.names, strict=True) if few else ()):
-            height = at - 5 + number * 7 % 11  # apart, and the same in each report
+            height = at - 5 + number * 7 % 11  # not over one another, and the same in each report
             said = name, f"{value:.1f}"
             drawn.append(mark("circle", f"{color(box.color)} dot", *said, cx=x(value), cy=height, r=2.5))
     return axes.svg(chart, bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), *drawn])
@@ -141,21 +141,20 @@ def _(chart: Boxes) -> str:
 
 @draw.register
 def _(chart: Intervals) -> str:
-    ends = [end for row in chart.rows for end in (row.mean, row.low, row.high) if end is not None]
+    ends = [end for row in chart.rows for end in (row.mean, *(row.ends or ()))]
     ends += [0.0] if chart.differences else []
     x = scale_of([*ends, *(value for row in chart.rows for value in row.each.values())], 8, WIDTH - 12)
     form = "+.2f" if chart.differences else ".2f"
     values = [
-        f"{row.mean:{form}}"
-        + ("" if row.low is None or row.high is None else f" [{row.low:{form}}, {row.high:{form}}]")
+        f"{row.mean:{form}}" + (f" [{row.ends[0]:{form}}, {row.ends[1]:{form}}]" if row.ends else "")
         for row in chart.rows
     ]
     drawn, places, bottom = axes.rows([row.label for row in chart.rows], values)
     for row, value, place in zip(chart.rows, values, places, strict=True):
         at = place - 3
         parts = mark("circle", "mean", cx=x(row.mean), cy=at, r=4.5)
-        if row.low is not None and row.high is not None:
-            low, high = n(x(row.low)), n(x(row.high))
+        if row.ends is not None:
+            low, high = (n(x(end)) for end in row.ends)
             parts += mark("path", "line", d=f"M{low} {n(at)}H{high}M{low} {n(at - 4)}v8M{high} {n(at - 4)}v8")
         drawn.append(mark("g", f"{color(row.color)} interval", row.label, value, inside=parts))
         for name, single in row.each.items():
@@ -186,7 +185,8 @@ def _(chart: Bars) -> str:
 
 @draw.register
 def _(chart: Heatmap) -> str:
-    rows, columns = legible(chart.rows, 18), legible(chart.columns, 12)
+    rows = [legible(name, 18) for name in chart.rows]
+    columns = [legible(name, 12) for name in chart.columns]
     left = 24 + CHARACTER * max(map(len, rows))
     wide = (WIDTH - 4 - left) / len(columns)
     high = min(24.0, max(wide, 3.0 if len(rows) > 40 else 12.0))
@@ -206,7 +206,7 @@ def _(chart: Heatmap) -> str:
 
 
 def _cells(chart: Heatmap, left: float, wide: float, high: float) -> Iterator[str]:
-    """Yield the cells that have a value, with it inside where there is room."""
+    """Yield the cells that have a value, and the value if there is room."""
     least, most = chart.scale
     few = len(chart.rows) * len(chart.columns) <= CELLS
     gap = 1 if wide > 6 else 0
@@ -215,7 +215,7 @@ def _cells(chart: Heatmap, left: float, wide: float, high: float) -> Iterator[st
         for column, value in enumerate(values):
             if value is None or (chart.root and not value):
                 continue
-            shade = round(20 * max(0.0, ((chart.shade(value) or 0.0) - least) / (most - least)))
+            shade = round(20 * max(0.0, (chart.shade(value) - least) / (most - least)))
             if not few:
                 shades[shade] = shades.get(shade, "") + f"M{column} {row}h1v1h-1Z"
                 continue
