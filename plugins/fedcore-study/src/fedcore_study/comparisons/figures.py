@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fedcore_study.comparisons.significance import holm, level, paired_p, seeds_needed
 
 FEW = 3
-"""Below so many pairs of seeds there is no interval: of two, Student's t multiplies their deviation by nine."""
+"""The least number of pairs of seeds for an interval. For two, Student's t multiplies their deviation by nine."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Mean and sample standard deviation (n - 1; None for one value) of ``n`` values."""
+    """The mean of ``n`` values and their sample standard deviation (n - 1), which is None for one value."""
 
     mean: float
     std: float | None
     n: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Figure | None:
-        """Summarise values; None where there are none."""
-        if not values:
+    def of(cls, values: Iterable[float | None]) -> Figure | None:
+        """Summarise the values that are not None; None if there is none."""
+        known = [value for value in values if value is not None]
+        if not known:
             return None
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Difference:
     low: float | None
     """The lower bound of the confidence interval by Student's t, of this comparison alone.
 
-    None below ``FEW`` pairs, and where the difference is the same on every seed.
+    None for fewer than ``FEW`` pairs, and if the difference is the same on every seed.
     """
     high: float | None
     """The upper bound."""
@@ -46,52 +47,49 @@ class Difference:
     std: float | None = None
     """The sample deviation of the differences. None for one pair."""
     p: float | None = None
-    """The p-value of the paired t-test, of this comparison alone. None where there is no interval."""
+    """The p-value of the paired t-test, of this comparison alone. None without an interval."""
     corrected: float | None = None
     """The p-value, corrected by Holm for all comparisons with the baseline in the same table."""
     seeds: int | None = None
-    """About how many seeds a difference of this size needs to be found. None for very many, or without a p-value."""
+    """About how many seeds are needed to find a difference of this size. None for very many, or without a p-value."""
+
+    def __str__(self) -> str:
+        """Return the difference in points with its interval: ``+1.03 [+0.41, +1.66]``."""
+        text = f"{100 * self.mean:+.2f}"
+        if self.low is None or self.high is None:
+            return text
+        return f"{text} [{100 * self.low:+.2f}, {100 * self.high:+.2f}]"
 
 
 def paired_difference(
     values: Mapping[int, float], baseline: Mapping[int, float], confidence: float = 0.95
 ) -> Difference | None:
-    """Return values minus baseline over the seeds that both have; None where there is no such seed.
+    """Return values minus baseline over the seeds that both have; None if there is no such seed.
 
-    :param confidence: probability in (0, 1) that the interval covers the true mean, were the differences normal.
+    :param confidence: the probability in (0, 1) that the interval covers the true mean if the differences are normal.
     """
     figure = Figure.of([values[seed] - baseline[seed] for seed in sorted(values.keys() & baseline.keys())])
     if figure is None:
         return None
-    if figure.std is None or figure.n < FEW:
+    if figure.std is None or figure.n < FEW or (p := paired_p(figure.mean, figure.std, figure.n)) is None:
         return Difference(figure.mean, None, None, figure.n, figure.std)
     from scipy.stats import t  # takes a second to import
 
-    p = paired_p(figure.mean, figure.std, figure.n)
-    if p is None:
-        return Difference(figure.mean, None, None, figure.n, figure.std)
     reach = float(t.ppf((1 + confidence) / 2, figure.n - 1)) * figure.std / math.sqrt(figure.n)
     return Difference(figure.mean, figure.mean - reach, figure.mean + reach, figure.n, figure.std, p)
 
 
 def corrected(differences: Mapping[str, Difference | None], confidence: float) -> dict[str, Difference | None]:
-    """Return differences to one baseline with corrected p-values, and the seeds that each would need.
+    """Return differences to one baseline with corrected p-values, and the number of seeds that each needs.
 
-    Each comparison with the baseline is one hypothesis. The seeds are those for the level of Holm's first step, that
-    of the smallest p-value.
+    Each comparison with the baseline is one hypothesis. The number of seeds is for the level of Holm's first step,
+    which is applied to the smallest p-value.
     """
-    tested = {name: found for name, found in differences.items() if found is not None and found.p is not None}
-    p_values = holm({name: found.p for name, found in tested.items() if found.p is not None})
-    first = level(confidence) / max(1, len(tested))
+    p_values = holm({name: found.p for name, found in differences.items() if found and found.p is not None})
+    first = level(confidence) / max(1, len(p_values))
     made = dict(differences)
-    for name, found in tested.items():
-        made[name] = replace(found, corrected=p_values[name], seeds=_seeds(found, first))
+    for name, found in differences.items():
+        if found and name in p_values:
+            seeds = seeds_needed(found.mean / found.std, first) if found.std else None
+            made[name] = replace(found, corrected=p_values[name], seeds=seeds and max(FEW, seeds))
     return made
-
-
-def _seeds(found: Difference, alpha: float) -> int | None:
-    """Return about how many seeds a difference needs to be found."""
-    if not found.mean:
-        return None
-    needed = seeds_needed(found.mean / found.std, alpha) if found.std else FEW
-    return None if needed is None else max(FEW, needed)

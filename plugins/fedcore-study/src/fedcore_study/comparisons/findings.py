@@ -1,4 +1,4 @@
-"""What a comparison shows, in words: which rows differ from the baseline, and which seeds are too few to tell."""
+"""The findings of a comparison in sentences: which rows differ from the baseline, and which have too few seeds."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def findings(
     said = [_highest(known)] if one_set_of_seeds else []
     if baseline is None:
         return said
-    told: dict[str, dict[str, Difference | None]] = {}
-    for label, difference in differences.items():
+    pairs = {label: difference for label, difference in differences.items() if difference is not None}
+    told: dict[str, dict[str, Difference]] = {}
+    for label, difference in pairs.items():
         told.setdefault(verdict(difference, confidence), {})[label] = difference
     for name, words in (
         ("better", f"Better than {baseline}"),
@@ -47,24 +48,22 @@ def findings(
             f"Too few seeds to rank {joined(list(told['few']))} against {baseline}: {each}. Run at least {FEW}."
         )
     for label, difference in told.get("", {}).items():
-        assert difference is not None  # that is "none"
         said.append(
-            f"{label}: the same difference on every seed ({100 * difference.mean:+.2f}); a t-test has no deviation to "
-            "go by, run more seeds."
+            f"{label}: the same difference on every seed ({difference}); a t-test has no deviation to go by, run more "
+            "seeds."
         )
-    if "none" in told:
-        said.append(f"No seed in common with {baseline}: {', '.join(told['none'])}.")
-    tested = {label: found for label, found in differences.items() if found is not None and found.p is not None}
-    if tested:
-        said.append(_how(len(tested), baseline, confidence))
-        said += _undone(told.get("same", {}), len(tested))
+    if unpaired := [label for label in differences if label not in pairs]:
+        said.append(f"No seed in common with {baseline}: {', '.join(unpaired)}.")
+    if tested := sum(difference.p is not None for difference in pairs.values()):
+        said.append(_how(tested, baseline, confidence))
+        said += _undone(told.get("same", {}), tested)
     return said
 
 
 def verdict(difference: Difference | None, confidence: float = 0.95) -> str:
-    """Return ``better``, ``worse`` or ``same``; ``few`` where the seeds are too few to tell, ``none`` without any.
+    """Return ``better``, ``worse`` or ``same``; ``few`` for too few seeds, and ``none`` without a difference.
 
-    Empty where the difference is the same on every seed, which no test can judge.
+    It is empty if the difference is the same on every seed, which no test can judge.
     """
     if difference is None:
         return "none"
@@ -86,13 +85,9 @@ def _how(tested: int, baseline: str, confidence: float) -> str:
     )
 
 
-def _undone(same: Mapping[str, Difference | None], tested: int) -> Iterable[str]:
-    """Name the rows whose own interval excludes zero, but not after the correction."""
-    named = [
-        label
-        for label, found in same.items()
-        if found is not None and found.low is not None and found.high is not None and not found.low <= 0 <= found.high
-    ]
+def _undone(same: Mapping[str, Difference], tested: int) -> Iterable[str]:
+    """Name the rows whose interval excludes zero, but which have no significant difference after the correction."""
+    named = [label for label, found in same.items() if found.low and found.high and found.low * found.high > 0]
     if named and tested > 1:
         yield (
             f"Zero is outside of the interval of {joined(named)}, but after the correction for {tested} comparisons "
@@ -101,22 +96,18 @@ def _undone(same: Mapping[str, Difference | None], tested: int) -> Iterable[str]
 
 
 def _highest(known: Mapping[str, Figure]) -> str:
-    """Name the rows with the highest mean as it is printed."""
+    """Name the rows with the highest mean, as it is printed."""
     printed = {label: f"{100 * figure.mean:.2f}" for label, figure in known.items()}
     top = max(printed.values(), key=float)
     names = [label for label, text in printed.items() if text == top]
     return f"Highest mean accuracy: {joined(names)} with {top} %."
 
 
-def _worded(label: str, difference: Difference | None, open_question: bool) -> str:
-    """Return a row with its difference; where the question is open, with the seeds that would answer it."""
-    if difference is None:
-        return label
-    parts = [f"{100 * difference.mean:+.2f}"]
-    if difference.low is None or difference.high is None or difference.corrected is None:
-        return f"{label} ({parts[0]} over {counted(difference.n, 'seed')})"
-    parts[0] += f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
-    parts.append(p_text(difference.corrected))
+def _worded(label: str, difference: Difference, open_question: bool) -> str:
+    """Return a row with its difference, and for an open question with the number of seeds that could answer it."""
+    if difference.corrected is None:
+        return f"{label} ({difference} over {counted(difference.n, 'seed')})"
+    parts = [str(difference), p_text(difference.corrected)]
     if open_question and difference.seeds is not None and difference.seeds > difference.n:
         parts.append(f"about {difference.seeds} seeds would show a difference of this size")
     return f"{label} ({', '.join(parts)})"

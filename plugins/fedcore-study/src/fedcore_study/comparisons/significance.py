@@ -1,6 +1,6 @@
 """Tests of differences: paired t, Holm's correction, the seeds that a difference needs, ranks over data sets.
 
-scipy is imported where it is needed: it takes a second.
+scipy and pandas are imported where they are needed: they take a second.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 POWER = 0.8
-"""The probability with which :func:`seeds_needed` seeds show a difference that is there."""
+"""The probability with which :func:`seeds_needed` seeds show an existing difference."""
 
 MOST_SEEDS = 1000
-"""Beyond so many seeds the number is not worth telling."""
+"""The largest number of seeds that is worth telling."""
 
 ROUNDING = 1e-9
 """Means and deviations of accuracies below this are rounding errors of 0."""
@@ -26,7 +26,7 @@ _LARGEST = 10.0
 def paired_p(mean: float, deviation: float, n: int) -> float | None:
     """Return the two-sided p-value of the paired t-test, from the mean and sample deviation of ``n`` differences.
 
-    :returns: None where all differences are the same, and not 0: the test has no deviation to go by.
+    :returns: None if all differences are the same and not 0: without a deviation there is no test.
     """
     from scipy.stats import t
 
@@ -36,7 +36,7 @@ def paired_p(mean: float, deviation: float, n: int) -> float | None:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return p-values corrected for their number (Holm 1979): step-down, each at least its predecessor, at most 1."""
+    """Return p-values corrected for their number by Holm's step-down method (1979)."""
     corrected: dict[str, float] = {}
     largest = 0.0
     for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
@@ -96,7 +96,7 @@ class Ranks:
 
     @property
     def verdict(self) -> str:
-        """What the tests show, and which methods they leave out, in sentences."""
+        """The results of the tests, and the methods that they leave out, in sentences."""
         rest = f" Not ranked, for not every setting has them: {', '.join(self.left_out)}." if self.left_out else ""
         if not self.different:
             return f"Friedman's test finds no difference between the methods ({p_text(self.p)}).{rest}"
@@ -106,31 +106,35 @@ class Ranks:
         )
 
     def __str__(self) -> str:
-        """Return the average ranks and what the tests show, in sentences."""
+        """Return the average ranks and the results of the tests in sentences."""
         each = ", ".join(f"{name} {rank:.2f}" for name, rank in sorted(self.average.items(), key=lambda item: item[1]))
         return f"Average ranks over {self.tables} data settings, 1 is the best: {each}. {self.verdict}"
 
 
 def ranked(tables: Sequence[Mapping[str, float]], alpha: float) -> Ranks | None:
-    """Rank the methods that all tables have, by figures of which more is better; None for fewer than two
-    tables or three methods.
+    """Rank the methods that all tables have, by figures that are better if they are larger.
 
-    Friedman's test is approximate: with few tables it finds less than is there.
+    Friedman's test is approximate: with few tables it misses differences.
+
+    :returns: None for fewer than two tables or three methods.
     """
-    names = [name for name in tables[0] if all(name in table for table in tables)] if tables else []
-    if len(tables) < 2 or len(names) < 3:
+    if len(tables) < 2 or min(map(len, tables)) < 3:
         return None
-    from scipy.stats import friedmanchisquare, rankdata, studentized_range
+    import pandas
+    from scipy.stats import friedmanchisquare, studentized_range
 
-    rows = [rankdata([-table[name] for name in names]) for table in tables]
-    each = {name: [float(row[place]) for row in rows] for place, name in enumerate(names)}
-    average = {name: sum(ranks) / len(ranks) for name, ranks in each.items()}
-    alike = all(len(set(row)) == 1 for row in rows)
-    p = 1.0 if alike else float(friedmanchisquare(*([table[n] for table in tables] for n in names)).pvalue)
-    quantile = float(studentized_range.ppf(1 - alpha, len(names), math.inf)) / math.sqrt(2)
-    critical = quantile * math.sqrt(len(names) * (len(names) + 1) / (6 * len(tables)))
-    left_out = list(dict.fromkeys(name for table in tables for name in table if name not in names))
-    return Ranks(len(tables), average, p, critical, alpha, each, left_out)
+    methods = pandas.DataFrame(tables)
+    complete = methods.dropna(axis="columns")
+    count = len(complete.columns)
+    if count < 3:
+        return None
+    ranks = complete.rank(axis="columns", ascending=False)
+    alike = bool((ranks.nunique(axis="columns") == 1).all())
+    p = 1.0 if alike else float(friedmanchisquare(*(complete[name] for name in complete)).pvalue)
+    quantile = float(studentized_range.ppf(1 - alpha, count, math.inf)) / math.sqrt(2)
+    critical = quantile * math.sqrt(count * (count + 1) / (6 * len(tables)))
+    left_out = [name for name in methods if name not in complete]
+    return Ranks(len(tables), ranks.mean().to_dict(), p, critical, alpha, ranks.to_dict("list"), left_out)
 
 
 def p_text(p: float) -> str:
