@@ -67,6 +67,14 @@ def make(tmp_path):
     return write
 
 
+def headings(comparison, block):
+    return formats.table(comparison, block)[0]
+
+
+def cells(comparison, block, row):
+    return [column.cell(row) for column in formats.columns(comparison, block)]
+
+
 def join(folders, **options):
     notes = []
     found = compare(find_runs(folders, notes.append), warn=notes.append, **options)
@@ -112,7 +120,7 @@ class TestComparison:
         assert moon.bytes == Figure(600.0, 0.0, 2)
         assert (fedavg.rounds, fedavg.bytes) == (Figure(3.0, None, 1), Figure(900.0, None, 1))  # seed 0 never does
         assert fedavg.seconds == Figure(2.0, math.sqrt(0.5), 2)
-        assert formats.cells(found, block, fedavg)[-3:-1] == ["3.0 (1/2)", "0.00 (1/2)"]
+        assert cells(found, block, fedavg)[-3:-1] == ["3.0 (1/2)", "0.00 (1/2)"]
 
     def test_a_correction_after_training_counts_with_its_bytes(self, make):
         found, _ = join([make(["uscc"], 0, [0.2, 0.3], final=0.9)], target=0.8)
@@ -431,7 +439,7 @@ class TestOverClients:
             assert row.clients["mean"] == Figure(pytest.approx(0.55), pytest.approx(math.sqrt(0.005)), 2)
             assert row.clients["variance"] == Figure(pytest.approx(500), pytest.approx(0, abs=1e-9), 2)
             (block,) = found.blocks
-            shown = dict(zip(formats.headings(found, block), formats.cells(found, block, row), strict=True))
+            shown = dict(zip(headings(found, block), cells(found, block, row), strict=True))
             assert shown["clients' mean %"] == "55.00 ± 7.07"
             assert shown["worst 10 %"] == "25.00 ± 7.07"
             assert shown["Jain"].startswith("0.8")
@@ -453,7 +461,7 @@ class TestOverClients:
         for at in (None, 1):
             found, _ = join([*folders, make([], 0, [0.6])], round=at, reported=["attack.success"])
             (block,) = found.blocks
-            shown = [dict(zip(formats.headings(found, block), formats.cells(found, block, row))) for row in block.rows]
+            shown = [dict(zip(headings(found, block), cells(found, block, row))) for row in block.rows]
             assert [row["attack.success"] for row in shown] == ["0.5500 ± 0.0707", "-"]
         lines = list(csv.DictReader(io.StringIO(formats.as_csv(found))))
         assert [line["attack.success_mean"] for line in lines] == ["0.55", ""]
@@ -487,7 +495,7 @@ class TestOverClients:
 
     def test_runs_without_figures_by_client_are_compared(self, make):
         found, _ = join([make([], 0, [0.5], protocol="personal")], protocol="personal", by_client=True)
-        assert formats.cells(found, found.blocks[0], found.blocks[0].rows[0])[3:9] == ["-"] * 6
+        assert cells(found, found.blocks[0], found.blocks[0].rows[0])[3:9] == ["-"] * 6
 
 
 class TestFindings:
@@ -523,7 +531,7 @@ class TestFindings:
         ]
         text = formats.markdown(join(folders)[0])
         assert all(f"- {formats.markdown_text(sentence)}" in text for sentence in block.findings)
-        shown = {row.label: formats.cells(join(folders)[0], block, row)[3:5] for row in block.rows}
+        shown = {row.label: cells(join(folders)[0], block, row)[3:5] for row in block.rows}
         assert shown["fedcd"] == ["-1.00 (3 seeds)", "-"]
         (line,) = (row for row in formats.plain_rows(join(folders)[0]) if row["row"] == "fedcd")
         assert (line["p"], line["p_holm"], line["verdict"]) == (None, None, None)
@@ -547,7 +555,7 @@ class TestFindings:
         assert block.findings[-1] == (
             "Zero is outside of the interval of moon, but after the correction for 5 comparisons that can be chance."
         )
-        assert formats.cells(found, block, block.rows[1])[4] == "0.096"
+        assert cells(found, block, block.rows[1])[4] == "0.096"
         *_, line = csv.DictReader(io.StringIO(formats.as_csv(found)))
         assert float(line["p_holm"]) <= 1.0
         assert "p (Holm)" in formats.latex(found)
@@ -628,10 +636,10 @@ def test_virtual_time_to_the_target(make):
     found, _ = join([folder], target=0.6)
     (row,) = found.blocks[0].rows
     assert row.virtual == Figure(20.0, None, 1)
-    assert formats.headings(found, found.blocks[0])[-2] == "virtual s to 60 %"
-    assert formats.cells(found, found.blocks[0], row)[-2] == "20.0"
+    assert headings(found, found.blocks[0])[-2] == "virtual s to 60 %"
+    assert cells(found, found.blocks[0], row)[-2] == "20.0"
     plain, _ = join([make(["moon"], 0, [0.7])], target=0.6)
-    assert "virtual s to 60 %" not in formats.headings(plain, plain.blocks[0])
+    assert "virtual s to 60 %" not in headings(plain, plain.blocks[0])
 
 
 def test_a_search_by_optuna_is_read_as_its_trials(make, tmp_path):
@@ -691,7 +699,7 @@ class TestCautions:
     def test_few_seeds_have_no_interval(self, make, seeds, cell):
         found = join([make(plugins, seed, [0.5]) for plugins in ([], ["moon"]) for seed in range(seeds)])[0]
         (block,) = found.blocks
-        assert formats.cells(found, block, block.rows[1])[3].startswith(cell)
+        assert cells(found, block, block.rows[1])[3].startswith(cell)
         assert bool(found.notes) == (seeds < 3)
         *_, line = csv.DictReader(io.StringIO(formats.as_csv(found)))
         assert bool(line["difference_low"]) == bool(line["difference_high"]) == (seeds >= 3)
@@ -817,10 +825,10 @@ def test_metrics_next_to_accuracy(make):
     ]
     made = compare(find_runs(folders, print))
     (block,) = made.blocks
-    assert formats.headings(made, block)[2:6] == ["accuracy %", "macro-f1", "ece", "Own"]
+    assert headings(made, block)[2:6] == ["accuracy %", "macro-f1", "ece", "Own"]
     rows = {row.label: row for row in block.rows}
-    assert formats.cells(made, block, rows["fedavg"])[3:6] == ["0.6000 ± 0.1414", "0.3000 ± 0.1414", "1.0000 ± 0.0000"]
-    assert formats.cells(made, block, rows["moon"])[4] == "0.1000"
+    assert cells(made, block, rows["fedavg"])[3:6] == ["0.6000 ± 0.1414", "0.3000 ± 0.1414", "1.0000 ± 0.0000"]
+    assert cells(made, block, rows["moon"])[4] == "0.1000"
     best = {c.heading: formats.best_rows(c, block.rows) for c in formats.columns(made, block)}
     moon = [row.label for row in block.rows].index("moon")
     assert (best["macro-f1"], best["ece"], best["Own"]) == ([moon], [moon], [])

@@ -51,12 +51,12 @@ def compare(
     if form not in shared.FORMATS:
         raise UnknownNameError("format", form, shared.FORMATS)
 
+    from fedcore_study.comparisons import formats
     from fedcore_study.comparisons.comparison import compare as join
     from fedcore_study.comparisons.records import find_runs
 
-    found = find_runs(runs, output.note)
     comparison = join(
-        found,
+        find_runs(runs, output.note),
         protocol=protocol,
         by=by or ["plugin"],
         baseline=baseline,
@@ -67,8 +67,6 @@ def compare(
         reported=reported or (),
         warn=output.note,
     )
-    from fedcore_study.comparisons import formats
-
     if form not in ("markdown", "latex", "json"):  # these hold the notes themselves
         for note in comparison.notes:
             output.note(note)
@@ -77,8 +75,7 @@ def compare(
         return
     console = output.stdout()
     for block in comparison.blocks:
-        rows = [formats.cells(comparison, block, row) for row in block.rows]
-        table = shared.figures(formats.title(block), formats.headings(comparison, block), rows)
+        table = shared.figures(formats.title(block), *formats.table(comparison, block))
         table.columns[0].overflow = "fold"  # two rows whose names are cut could look the same
         console.print(table)
         for sentence in block.findings:

@@ -1,14 +1,14 @@
-"""Runs joined to a comparison: the same settings in one block, a row per method, figures over seeds.
+"""Runs joined to a comparison: a block for runs with the same settings, a row per method, figures over seeds.
 
-Runs that differ in anything but the rows' options and the seed stand in different blocks; nothing else is averaged.
+Figures are only averaged over seeds. Runs that differ in a setting other than the seed and the rows' options are in
+different blocks.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from fedcore import ConfigError, UnknownNameError
 from fedcore.base.config import Json
@@ -23,80 +23,81 @@ from fedcore_study.comparisons.cautions import (
     own_models,
     restarted_schedules,
 )
+from fedcore_study.comparisons.fairness import FIGURES
 from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
 from fedcore_study.comparisons.findings import findings
-from fedcore_study.comparisons.groups import Group, by_seed, distinct, field, grouped
-from fedcore_study.comparisons.records import Evaluation, RunRecord, Warn
+from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, option
+from fedcore_study.comparisons.records import RunRecord, Warn
 from fedcore_study.comparisons.significance import Ranks, level, ranked
 
 BASELINE = "fedavg"
 
 DATA = (*PARTITION_OPTIONS, "labels")
-"""What makes the data of a block: the data set and who holds what of it."""
-
-CLIENT_FIGURES = ("mean", "std", "worst", "best", "variance", "jain")
-"""Figures of :class:`fedcore_study.comparisons.fairness.Spread`."""
+"""The settings that make the data of a block: the data set and its partition."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method (or other value of the rows' options) over seeds.
-
-    :param accuracy: by seed; ``summary`` of them. ``rounds``, ``bytes`` and ``virtual`` (seconds of the simulated
-        system): to reach the target, over the seeds that do. ``difference`` is to the baseline, paired by seed.
-    :param clients: how the accuracy is spread over the clients, by ``CLIENT_FIGURES``: over seeds.
-    """
+    """One method (or other value of the rows' options) over seeds. Each figure is over the seeds that have it."""
 
     label: str
     accuracy: dict[int, float]
+    """By seed."""
     summary: Figure | None
+    """The accuracy."""
     difference: Difference | None
+    """The difference to the baseline, paired by seed."""
     rounds: Figure | None
+    """The rounds until the target is reached."""
     bytes: Figure | None
+    """The bytes until the target is reached."""
     seconds: Figure | None
+    """The seconds per round."""
     virtual: Figure | None
+    """The seconds of the simulated system until the target is reached."""
     clients: dict[str, Figure | None]
+    """How the accuracy is spread over the clients, by the names in ``fairness.FIGURES``."""
     reported: dict[str, Figure | None]
-    """Numbers that plugins reported, over the seeds that have them: by ``PLUGIN.NAME``."""
-    metrics: dict[str, Figure | None] = dataclasses.field(default_factory=dict)
-    """The metrics next to accuracy that a run of the row recorded, each over the seeds that have it."""
+    """Numbers that plugins reported, by ``PLUGIN.NAME``."""
+    metrics: dict[str, Figure | None]
+    """The metrics next to accuracy."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows that share all settings but the rows' own; ``settings`` are those in which blocks differ.
-
-    :param notes: what a reader has to know: a baseline with another model, too few seeds.
-    :param findings: what the block shows, in sentences.
-    """
+    """Rows that share all settings except for their own."""
 
     settings: dict[str, Json]
+    """The settings in which blocks differ."""
     baseline: str | None
     rows: list[Row]
     notes: list[str]
+    """Cautions for a reader, such as a baseline with another model or too few seeds."""
     findings: list[str]
+    """The results in sentences."""
 
 
 def same_seeds(rows: Iterable[Row]) -> bool:
-    """Return whether all rows have the same seeds. Means over different seeds show the seeds, too."""
+    """Return whether all rows have the same seeds. Means over different seeds also differ by the seeds."""
     return len({frozenset(row.accuracy) for row in rows}) <= 1
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All blocks, with what they were made of: accuracies are fractions, times seconds.
-
-    :param by_client: whether tables show how the accuracy is spread over the clients.
-    """
+    """All blocks, and the question that they answer. Accuracies are fractions, times are seconds."""
 
     protocol: str
     by: list[str]
-    round: int | None
-    target: float | None
-    confidence: float
-    common: dict[str, Json]
-    blocks: list[Block]
+    """What makes a row: ``plugin`` and options of a run."""
+    round: int | None = None
+    """The number of rounds after which the runs are compared; None for their end."""
+    target: float | None = None
+    confidence: float = 0.95
+    common: dict[str, Json] = field(default_factory=dict)
+    """The settings that all blocks share."""
+    blocks: list[Block] = field(default_factory=list)
     by_client: bool = False
+    """Whether tables show how the accuracy is spread over the clients."""
     reported: Sequence[str] = ()
     """Figures of plugins' reports that tables show, as ``PLUGIN.NAME``."""
     ranks: Ranks | None = None
@@ -104,7 +105,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader has to know of the blocks, each said once, with the block where not all have it."""
+        """The notes of all blocks. A note that some blocks do not have begins with the names of those that have it."""
         where: dict[str, list[str]] = {}
         for block in self.blocks:
             for note in block.notes:
@@ -117,7 +118,7 @@ class Comparison:
 
     @property
     def heading(self) -> str:
-        """What the rows are: ``method``, or options of a run."""
+        """The heading of the column of rows: ``method``, or options of a run."""
         return ", ".join("method" if name == "plugin" else name for name in self.by)
 
 
@@ -137,15 +138,15 @@ def compare(
     """Compare runs by seed.
 
     :param by: what makes a row: ``plugin`` and options of a run.
-    :param baseline: label of the row that differences are to; default the row of fedavg where a block has one.
-    :param target: accuracy in (0, 1] whose first reaching is counted in rounds and bytes.
-    :param round: compare after so many rounds, unfinished runs included; default at the end of finished runs.
-    :param by_client: show how the accuracy is spread over the clients, for a protocol that these measure.
+    :param baseline: the label of the row that differences are to, by default a block's only row of fedavg.
+    :param target: an accuracy in (0, 1]; the rounds and bytes until it is first reached are counted.
+    :param round: compare after this number of rounds, also unfinished runs; by default finished runs at their end.
+    :param by_client: show how the accuracy is spread over the clients, for a protocol that they measure.
     :param reported: figures of plugins' reports to show, such as ``attack.success``.
-    :raises ConfigError: nothing to compare, names that do not exist, or runs that contradict one another: the same
-        settings and seed twice, or split among the clients otherwise.
+    :raises ConfigError: there is nothing to compare, a name does not exist, or runs contradict one another: two have
+        the same settings and seed, or the same partition but other clients.
     """
-    fields = [field(name) for name in by]
+    fields = [option(name) for name in by]
     if protocol not in PROTOCOLS:
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
     if target is not None and not 0 < target <= 1:
@@ -165,13 +166,10 @@ def compare(
             "can depend on --rounds. To see them in one table: --by plugin --by rounds"
         )
     check_reported(kept, reported, round)
-    made = [
-        _block(group.rows, group.settings, fields, baseline, protocol, target, round, confidence, reported, warn)
-        for group in groups
-    ]
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
-    ranks = _ranks(made, confidence)
-    return Comparison(protocol, rows_by, round, target, confidence, common, made, by_client, reported, ranks)
+    asked = Comparison(protocol, rows_by, round, target, confidence, common, by_client=by_client, reported=reported)
+    blocks = [block_of(group, asked, baseline, warn) for group in groups]
+    return replace(asked, blocks=blocks, ranks=_ranks(blocks, confidence))
 
 
 def _differ_in_rounds_alone(groups: Sequence[Group]) -> bool:
@@ -192,8 +190,9 @@ def check_reported(runs: Sequence[RunRecord], names: Sequence[str], round: int |
 
 
 def _ranks(blocks: Sequence[Block], confidence: float) -> Ranks | None:
-    """Rank the rows that all blocks have, unless two blocks have the same data, which would count twice, or the rows
-    of a block have different seeds.
+    """Rank the rows that all blocks have.
+
+    :returns: None if two blocks have the same data, which would count twice, or the rows of a block different seeds.
     """
     data = [key([block.settings.get(name) for name in DATA]) for block in blocks]
     if len(set(data)) < len(data):
@@ -206,7 +205,10 @@ def _ranks(blocks: Sequence[Block], confidence: float) -> Ranks | None:
 
 
 def usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Warn) -> list[RunRecord]:
-    """Return the runs that have the figure, and say which have not."""
+    """Return the runs that have an accuracy under a protocol, and warn of the others.
+
+    :raises ConfigError: no run has one.
+    """
     if not runs:
         raise ConfigError("there is no run to compare yet")
     if round is None:
@@ -243,51 +245,48 @@ def usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Wa
     return kept
 
 
-def _block(
-    rows: Mapping[str, list[RunRecord]],
-    shown: dict[str, Json],
-    fields: Sequence[str],
-    baseline: str | None,
-    protocol: str,
-    target: float | None,
-    round: int | None,
-    confidence: float,
-    reported: Sequence[str],
-    warn: Warn,
-) -> Block:
-    seeds = {label: by_seed(runs) for label, runs in rows.items()}
-    plain = [label for label in rows if "plugins" in fields and not settings(rows[label][0].config)["plugins"]]
+def block_of(group: Group, asked: Comparison, baseline: str | None, warn: Warn) -> Block:
+    """Compare the runs of a group, which all have an accuracy.
+
+    :param asked: the comparison, whose blocks do not matter yet.
+    :param baseline: the label of the row that differences are to, by default the only row of fedavg.
+    """
+    seeds = {label: by_seed(runs) for label, runs in group.rows.items()}
+    plain = []
+    if "plugin" in asked.by:
+        plain = [label for label, runs in group.rows.items() if not settings(runs[0].config)["plugins"]]
     against = baseline or (plain[0] if len(plain) == 1 else None)
-    if baseline and baseline not in rows:
+    if baseline and baseline not in group.rows:
         against = None
-        where = ", ".join(f"{name}={value}" for name, value in shown.items())
+        where = ", ".join(f"{name}={value}" for name, value in group.settings.items())
         warn(f"{where}: no run of the baseline {baseline!r}, hence no differences")
     _check_clients(seeds)
     accuracies = {
-        label: {seed: _at(run, protocol, round).accuracy for seed, run in sorted(runs.items())}
+        label: {
+            seed: point.accuracy for seed, run in sorted(runs.items()) if (point := run.at(asked.protocol, asked.round))
+        }
         for label, runs in seeds.items()
     }
     differences: dict[str, Difference | None] = {}
     if against is not None:
         others = [label for label in seeds if label != against]
-        found = {label: _difference(label, against, seeds, accuracies, confidence, warn) for label in others}
-        differences = corrected(found, confidence)
-    made = [
-        _row(label, runs, accuracies[label], differences.get(label), protocol, target, round, reported)
-        for label, runs in seeds.items()
+        found = {label: _difference(label, against, seeds, accuracies, asked.confidence, warn) for label in others}
+        differences = corrected(found, asked.confidence)
+    rows = [
+        _row(label, runs.values(), accuracies[label], differences.get(label), asked) for label, runs in seeds.items()
     ]
     notes = [
-        other_models(rows, against) if against is not None else "",
-        failed_clients(rows, round),
+        other_models(group.rows, against) if against is not None else "",
+        failed_clients(group.rows, asked.round),
         no_baseline(plain) if baseline is None else "",
-        few_seeds(row.difference for row in made),
-        other_seeds({row.label: row.accuracy for row in made}),
-        restarted_schedules(rows),
-        *own_models(rows, protocol),
+        few_seeds(differences.values()),
+        other_seeds(accuracies),
+        restarted_schedules(group.rows),
+        *own_models(group.rows, asked.protocol),
     ]
-    summaries = {row.label: row.summary for row in made}
-    said = findings(summaries, differences, against, confidence, one_set_of_seeds=same_seeds(made))
-    return Block(shown, against, made, [note for note in notes if note], said)
+    summaries = {row.label: row.summary for row in rows}
+    said = findings(summaries, differences, against, asked.confidence, one_set_of_seeds=same_seeds(rows))
+    return Block(group.settings, against, rows, [note for note in notes if note], said)
 
 
 def _difference(
@@ -298,17 +297,12 @@ def _difference(
     confidence: float,
     warn: Warn,
 ) -> Difference | None:
-    """Return a row's difference to the baseline over the pairs of runs, and say which seeds have no pair.
+    """Return a row's difference to the baseline over the pairs of runs, and warn of seeds without a pair.
 
     :param seeds: the rows' runs by seed.
     """
-    # Runs whose samples were split otherwise are no pairs, even with the same seed.
-    pairs = {
-        seed: accuracies[baseline][seed]
-        for seed, run in seeds[baseline].items()
-        if _same_clients(run, seeds[label].get(seed))
-    }
-    difference = paired_difference(accuracies[label], pairs, confidence)
+    paired = {seed: accuracies[baseline][seed] for seed in pairs(seeds[label], seeds[baseline])}
+    difference = paired_difference(accuracies[label], paired, confidence)
     if difference is None:
         warn(f"{label} and {baseline} have no seed with the same clients in common, hence no difference")
     elif difference.n < len(seeds[label]):
@@ -316,71 +310,50 @@ def _difference(
     return difference
 
 
+def pairs(runs: Mapping[int, RunRecord], others: Mapping[int, RunRecord]) -> list[int]:
+    """Return the seeds that two rows have in common with the same samples on each client."""
+    return sorted(seed for seed in runs if seed in others and runs[seed].partition == others[seed].partition)
+
+
 def _row(
     label: str,
-    runs: Mapping[int, RunRecord],
+    runs: Collection[RunRecord],
     accuracy: dict[int, float],
     difference: Difference | None,
-    protocol: str,
-    target: float | None,
-    round: int | None,
-    reported: Sequence[str],
+    asked: Comparison,
 ) -> Row:
-    reached = [point for run in runs.values() if target and (point := run.reached(protocol, target, round)) is not None]
-    seconds = [s for run in runs.values() if (s := run.seconds_per_round(round)) is not None]
+    protocol, target, round = asked.protocol, asked.target, asked.round
+    reached = [point for run in runs if target and (point := run.reached(protocol, target, round)) is not None]
+    spreads = [spread for run in runs if (spread := run.spread(protocol, round)) is not None]
+    metrics = [run.metrics(protocol, round) for run in runs]
     return Row(
         label,
         accuracy,
-        Figure.of(list(accuracy.values())),
-        difference,
-        Figure.of([point.rounds for point in reached]),
-        Figure.of([point.bytes for point in reached]),
-        Figure.of(seconds),
-        Figure.of([point.virtual for point in reached if point.virtual is not None]),
-        _over_clients(runs.values(), protocol, round),
-        {
-            name: Figure.of([v for run in runs.values() if (v := run.reported(name, round)) is not None])
-            for name in reported
+        summary=Figure.of(accuracy.values()),
+        difference=difference,
+        rounds=Figure.of(point.rounds for point in reached),
+        bytes=Figure.of(point.bytes for point in reached),
+        seconds=Figure.of(run.seconds_per_round(round) for run in runs),
+        virtual=Figure.of(point.virtual for point in reached),
+        clients={name: Figure.of(getattr(spread, name) for spread in spreads) for name in FIGURES},
+        reported={name: Figure.of(run.reported(name, round) for run in runs) for name in asked.reported},
+        metrics={
+            name: Figure.of(values.get(name) for values in metrics)
+            for name in dict.fromkeys(name for values in metrics for name in values)
         },
-        _metrics(runs.values(), protocol, round),
     )
 
 
-def _metrics(runs: Iterable[RunRecord], protocol: str, round: int | None) -> dict[str, Figure | None]:
-    """Return the metrics of runs, each over the runs that have it."""
-    found = [run.metrics(protocol, round) for run in runs]
-    names = dict.fromkeys(name for values in found for name in values)
-    known = {name: [value for values in found if (value := values.get(name)) is not None] for name in names}
-    return {name: Figure.of(values) for name, values in known.items()}
-
-
-def _over_clients(runs: Iterable[RunRecord], protocol: str, round: int | None) -> dict[str, Figure | None]:
-    """Return the figures of the spread over clients, each over the runs that have it."""
-    spreads = [spread for run in runs if (spread := run.spread(protocol, round)) is not None]
-    values = {name: [getattr(spread, name) for spread in spreads] for name in CLIENT_FIGURES}
-    return {name: Figure.of([value for value in found if value is not None]) for name, found in values.items()}
-
-
 def _check_clients(rows: Mapping[str, Mapping[int, RunRecord]]) -> None:
-    """Refuse runs that say they split the same way with the same seed, but whose clients hold other samples."""
+    """Refuse runs with the same options of the partition and the same seed, but other samples on the clients."""
     splits: dict[str, RunRecord] = {}
     for runs in rows.values():
         for run in runs.values():
             values = settings(run.config)
             other = splits.setdefault(key([values[name] for name in (*PARTITION_OPTIONS, "seed")]), run)
-            if not _same_clients(other, run):
+            if run.partition != other.partition:
                 raise ConfigError(
                     f"{other.path} and {run.path} have the same settings and seed, but their clients hold different "
                     "samples (partition.json): another data set or partition file under the same name. "
                     "Compare them one by one"
                 )
-
-
-def _same_clients(one: RunRecord, other: RunRecord | None) -> bool:
-    return other is not None and one.partition == other.partition
-
-
-def _at(run: RunRecord, protocol: str, round: int | None) -> Evaluation:
-    point = run.at(protocol, round)
-    assert point is not None  # the others were left out
-    return point

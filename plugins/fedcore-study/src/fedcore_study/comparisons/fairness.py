@@ -13,27 +13,39 @@ from typing import Any
 
 from fedcore_study.lenient import number
 
+FIGURES = {
+    "mean": ("clients' mean %", 100.0, 2, 1),
+    "std": ("std %", 100.0, 2, -1),
+    "worst": ("worst 10 %", 100.0, 2, 1),
+    "best": ("best 10 %", 100.0, 2, 1),
+    "variance": ("variance", 1.0, 1, -1),
+    "jain": ("Jain", 1.0, 4, 1),
+}
+"""The figures of a :class:`Spread`, each with its heading in a table, its factor and decimals there, and 1 if more is
+better or -1 if less is.
+"""
+
 PART = 0.1
-"""The part of the clients in the worst and the best ones."""
+"""The part of the clients that ``worst`` and ``best`` are of."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One run's accuracies over its clients, fractions; None where the run recorded no accuracy by client.
-
-    :param std: population standard deviation. ``worst`` and ``best``: means of the lowest and highest tenth.
-    :param jain: Jain's index, see :func:`jain`.
-    """
+    """One run's accuracies over its clients, as fractions. A figure that the run did not record is None."""
 
     mean: float | None
     std: float | None
+    """The population standard deviation."""
     worst: float | None
+    """The mean of the lowest tenth."""
     best: float | None
+    """The mean of the highest tenth."""
     jain: float | None
+    """Jain's index, see :func:`jain`."""
 
     @property
     def variance(self) -> float | None:
-        """The variance of accuracies in percent, as q-FFL's tables have it."""
+        """The variance of the accuracies in percent, as in q-FFL's tables."""
         return None if self.std is None else (100 * self.std) ** 2
 
     @classmethod
@@ -48,16 +60,16 @@ class Spread:
 def jain(mean: float, std: float) -> float | None:
     """Return Jain's index (sum x)^2 / (n sum x^2) of n values of at least 0, which is mean^2 / (mean^2 + std^2).
 
-    1 where all are equal, 1/n where one has everything, None where all are 0.
+    It is 1 if all values are equal, 1/n if all but one are 0, and None if all are 0.
     """
     squares = mean**2 + std**2
     return mean**2 / squares if squares else None
 
 
 def spread_of(row: Mapping[str, Any]) -> Spread | None:
-    """Return the spread that a protocol's figures in a run's records give; None where they are not by client.
+    """Return the spread in a protocol's figures; None if they are not by client.
 
-    Beyond 1,000 clients a run records the figures alone.
+    A run with more than 1,000 clients records the spread, but not the accuracy of each client.
     """
     each = row.get("per_client")
     accuracies = list(map(_fraction, each.values())) if isinstance(each, dict) else []

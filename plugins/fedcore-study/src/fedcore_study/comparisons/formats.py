@@ -1,6 +1,6 @@
-"""A comparison as text: the cells that every table shows, and markdown, LaTeX, CSV and JSON of them.
+"""A comparison as text: the cells of its tables, and Markdown, LaTeX, CSV and JSON.
 
-Names may come from a stranger's run: what they mean to a terminal or to the reader of a format is escaped.
+Names may come from a stranger's run. Characters with a meaning to a terminal or in a format are escaped.
 """
 
 from __future__ import annotations
@@ -18,39 +18,31 @@ from fedcore.base.identity import method
 from fedcore.base.output import clean
 from fedcore.base.registry import available, resolve
 from fedcore_study.comparisons.comparison import Block, Comparison, Row, same_seeds
+from fedcore_study.comparisons.fairness import FIGURES
 from fedcore_study.comparisons.figures import Difference, Figure
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.significance import p_text
 from fedcore_study.words import counted, without_module
 
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_LATEX |= {character: "\\" + character for character in "&%$#_{}"} | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
+_LATEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {character: "\\" + character for character in "&%$#_{}"}
+    | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
+)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a block's table.
-
-    :param cell: a row's text. ``rank``: what the best row of a column has most of, None for a row that cannot be the
-        best; columns without ``rank`` have no best.
-    """
+    """A column of a block's table."""
 
     heading: str
     cell: Callable[[Row], str]
-    rank: Callable[[Row], float | None] | None = None
+    """A row's text."""
+    rank: Callable[[Row], float | None] = lambda row: None
+    """A number that is largest for the best row; None for a row that cannot be the best."""
 
 
 SECONDS = "s/round"
-
-CLIENTS = {
-    "mean": ("clients' mean %", 100.0, 2, 1),
-    "std": ("std %", 100.0, 2, -1),
-    "worst": ("worst 10 %", 100.0, 2, 1),
-    "best": ("best 10 %", 100.0, 2, 1),
-    "variance": ("variance", 1.0, 1, -1),
-    "jain": ("Jain", 1.0, 4, 1),
-}
-"""Figure over the clients: its heading, what it is multiplied by, its decimals, and 1 where more is better, else -1."""
 
 
 def columns(comparison: Comparison, block: Block) -> list[Column]:
@@ -65,8 +57,8 @@ def columns(comparison: Comparison, block: Block) -> list[Column]:
         ),
     ]
     for name in comparison.reported:
-        found.append(Column(name, lambda row, name=name: spread(row.reported[name], 1, 4)))  # type: ignore[misc]
-    if comparison.by_client:  # beside differences and costs they would be too many to read
+        found.append(_figures(name, lambda row, name=name: row.reported[name], 1, 4, 0))  # type: ignore[misc]
+    if comparison.by_client:  # with differences and costs there would be too many columns to read
         return [*found, *client_columns()]
     if block.baseline is not None:
         interval = f"[{100 * comparison.confidence:g} % interval]"
@@ -79,7 +71,13 @@ def columns(comparison: Comparison, block: Block) -> list[Column]:
         found.append(_to_target(f"MB to {goal}", lambda row: row.bytes, 1e-6, 2))
         if any(row.virtual for row in block.rows):
             found.append(_to_target(f"virtual s to {goal}", lambda row: row.virtual, 1.0, 1))
-    return [*found, Column(SECONDS, lambda row: spread(row.seconds, 1, 3))]
+    return [*found, _figures(SECONDS, lambda row: row.seconds, 1, 3, 0)]
+
+
+def table(comparison: Comparison, block: Block) -> tuple[list[str], list[list[str]]]:
+    """Return the headings of a block's table, and its rows: accuracies in percent, mean ± standard deviation."""
+    shown = columns(comparison, block)
+    return [column.heading for column in shown], [[column.cell(row) for column in shown] for row in block.rows]
 
 
 def metric_names(blocks: Iterable[Block]) -> list[str]:
@@ -101,7 +99,7 @@ def client_columns() -> list[Column]:
     """Return the columns of how the accuracy is spread over the clients."""
     return [
         _figures(heading, lambda row, name=name: row.clients[name], scale, digits, sign)  # type: ignore[misc]
-        for name, (heading, scale, digits, sign) in CLIENTS.items()
+        for name, (heading, scale, digits, sign) in FIGURES.items()
     ]
 
 
@@ -113,25 +111,24 @@ def _figures(heading: str, figure: Callable[[Row], Figure | None], scale: float,
 
     def rank(row: Row) -> float | None:
         found = figure(row)
-        return None if found is None else sign * round(scale * found.mean, digits)
+        return sign * round(scale * found.mean, digits) if found and sign else None
 
-    return Column(heading, lambda row: spread(figure(row), scale, digits), rank if sign else None)
+    return Column(heading, lambda row: spread(figure(row), scale, digits), rank)
 
 
 def _to_target(heading: str, figure: Callable[[Row], Figure | None], scale: float, digits: int) -> Column:
-    """Return a column of what it took to reach the target, with ``(2/3)`` where not all seeds did."""
+    """Return a column of the cost to reach the target, with ``(2/3)`` if some seeds did not reach it."""
 
     def cell(row: Row) -> str:
         found = figure(row)
         if found is None:
             return "not reached"
-        return spread(found, scale, digits) + (
-            f" ({found.n}/{len(row.accuracy)})" if found.n < len(row.accuracy) else ""
-        )
+        share = f" ({found.n}/{len(row.accuracy)})" if found.n < len(row.accuracy) else ""
+        return spread(found, scale, digits) + share
 
     def rank(row: Row) -> float | None:
         found = figure(row)
-        return None if found is None or found.n < len(row.accuracy) else -round(scale * found.mean, digits)
+        return -round(scale * found.mean, digits) if found and found.n == len(row.accuracy) else None
 
     return Column(heading, cell, rank)
 
@@ -139,24 +136,11 @@ def _to_target(heading: str, figure: Callable[[Row], Figure | None], scale: floa
 def _difference(difference: Difference | None) -> str:
     if difference is None:
         return "-"
-    text = f"{100 * difference.mean:+.2f}"
-    if difference.low is None or difference.high is None:
-        return text + f" ({counted(difference.n, 'seed')})"
-    return text + f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
+    return str(difference) if difference.low is not None else f"{difference} ({counted(difference.n, 'seed')})"
 
 
 def _p(difference: Difference | None) -> str:
     return "-" if difference is None or difference.corrected is None else p_text(difference.corrected)[2:].lstrip("= ")
-
-
-def headings(comparison: Comparison, block: Block) -> list[str]:
-    """Return the columns' headings of a block."""
-    return [column.heading for column in columns(comparison, block)]
-
-
-def cells(comparison: Comparison, block: Block, row: Row) -> list[str]:
-    """Return a row's cells, accuracies in percent: mean ± standard deviation, ``(2/3)`` where not all seeds have it."""
-    return [column.cell(row) for column in columns(comparison, block)]
 
 
 def spread(figure: Figure | None, scale: float, digits: int = 2) -> str:
@@ -168,12 +152,12 @@ def spread(figure: Figure | None, scale: float, digits: int = 2) -> str:
 
 
 def title(block: Block) -> str:
-    """Return in what a block differs from the others; empty for the only one."""
+    """Return the settings in which a block differs from the others; empty for the only block."""
     return ", ".join(f"{name} {short_value(name, value)}" for name, value in block.settings.items())
 
 
 def caption(comparison: Comparison) -> str:
-    """Return what all blocks have in common, as far as one wants to read it under a table."""
+    """Return the protocol and the main settings that all blocks have in common, in a line below a table."""
     names = ("plugins", "dataset", "model", "partition", "alpha", "clients", "participation", "rounds", "local_epochs")
     common = comparison.common
     parts = [f"{name} {short_value(name, common[name])}" for name in names if name in common]
@@ -185,8 +169,7 @@ def markdown(comparison: Comparison) -> str:
     """Return a GitHub table for each block."""
     parts = []
     for block in comparison.blocks:
-        rows = [cells(comparison, block, row) for row in block.rows]
-        parts.append(markdown_table(title(block), headings(comparison, block), rows))
+        parts.append(markdown_table(title(block), *table(comparison, block)))
         parts += ["\n".join(f"- {markdown_text(said)}" for said in block.findings)] if block.findings else []
     ranks = [str(comparison.ranks)] if comparison.ranks else []
     notes = [f"Note: {note}." for note in comparison.notes]
@@ -207,14 +190,9 @@ def latex(comparison: Comparison) -> str:
 
 
 def _latex_float(comparison: Comparison, block: Block, number: int) -> str:
-    shown = [column for column in columns(comparison, block) if column.heading != SECONDS]  # of one machine
-    rows = [
-        [
-            latex_number(column.cell(row)) if place else latex_text(column.cell(row))
-            for place, column in enumerate(shown)
-        ]
-        for row in block.rows
-    ]
+    shown = [column for column in columns(comparison, block) if column.heading != SECONDS]  # depends on the machine
+    first, *others = shown
+    rows = [[latex_text(first.cell(row)), *(latex_number(c.cell(row)) for c in others)] for row in block.rows]
     for place, column in enumerate(shown):
         for best in best_rows(column, block.rows):
             rows[best][place] = rf"\textbf{{{rows[best][place]}}}"
@@ -234,11 +212,11 @@ def _latex_float(comparison: Comparison, block: Block, number: int) -> str:
 def best_rows(column: Column, rows: Sequence[Row]) -> list[int]:
     """Return the numbers of the rows that are best in a column, as it is printed.
 
-    None where there is no choice, or the rows have different seeds.
+    There is no best row if all are equal, or if the rows have different seeds.
     """
     if not same_seeds(rows):
         return []
-    ranks = [column.rank(row) if column.rank else None for row in rows]
+    ranks = [column.rank(row) for row in rows]
     known = [rank for rank in ranks if rank is not None]
     if len(known) < 2 or min(known) == max(known):
         return []
@@ -264,7 +242,7 @@ def latex_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 
 def csv_text(rows: Iterable[Sequence[Json]]) -> str:
-    """Return rows as CSV in which no text is a formula of a spreadsheet."""
+    """Return rows as CSV in which a spreadsheet finds no formula."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     for row in rows:
@@ -274,13 +252,13 @@ def csv_text(rows: Iterable[Sequence[Json]]) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Return a text in which nothing is HTML, a link, or the end of a table's cell."""
+    """Return a text that has no meaning in Markdown: no HTML, no link, no end of a table's cell."""
     return re.sub(r"[\\|]", r"\\\g<0>", _line(text)).replace("<", "&lt;").replace("](", r"]\(")
 
 
 def latex_text(text: str) -> str:
-    """Return a text in which nothing is a command of LaTeX."""
-    return "".join(_LATEX.get(character, character) for character in _line(text))
+    """Return a text in which LaTeX finds no command."""
+    return _line(text).translate(_LATEX)
 
 
 def latex_comment(text: str) -> str:
@@ -293,12 +271,12 @@ def _line(text: str) -> str:
 
 
 def latex_number(text: str) -> str:
-    """Return a cell of numbers for LaTeX, with signs of the right length."""
+    """Return a cell of numbers for LaTeX, with minus signs instead of hyphens."""
     return re.sub(r"-(?=\d)", "$-$", latex_text(text))
 
 
 def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
-    """Return one mapping per row with plain numbers: fractions, bytes, seconds; None where there is none.
+    """Return one mapping per row with plain numbers: fractions, bytes, seconds. A missing number is None.
 
     It begins with the settings in which blocks differ.
     """
@@ -308,22 +286,25 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
         for row in block.rows:
             values = {name: short_value(name, block.settings.get(name, "")) for name in named}
             values |= {"row": row.label, "protocol": comparison.protocol, "baseline": block.baseline}
-            costs = {"rounds": row.rounds, "bytes": row.bytes, "seconds": row.seconds}
-            for name, figure in {"accuracy": row.summary, **costs}.items():
+            for name, figure in (
+                ("accuracy", row.summary),
+                ("rounds", row.rounds),
+                ("bytes", row.bytes),
+                ("seconds", row.seconds),
+            ):
                 values |= _parts(name, figure)
             d = row.difference
-            parts = ("mean", "low", "high")
-            values |= {f"difference_{part}": getattr(d, part) if d else None for part in parts}
+            values |= {f"difference_{part}": getattr(d, part) if d else None for part in ("mean", "low", "high")}
             values["difference_n"] = d.n if d else 0
             for name, figure in (
                 ("virtual_seconds", row.virtual),
-                *((f"clients_{n}", row.clients[n]) for n in CLIENTS),
+                *((f"clients_{n}", row.clients[n]) for n in FIGURES),
                 *row.reported.items(),
                 *((f"metric_{n}", row.metrics.get(n)) for n in metric_names(comparison.blocks)),
             ):
                 values |= _parts(name, figure)
-            values |= {"p": d.p, "p_holm": d.corrected} if d else {"p": None, "p_holm": None}
-            values["seeds_needed"] = d.seeds if d else None
+            parts = {"p": "p", "p_holm": "corrected", "seeds_needed": "seeds"}
+            values |= {name: getattr(d, part) if d else None for name, part in parts.items()}
             compared = block.baseline not in (None, row.label)
             values["verdict"] = (verdict(d, comparison.confidence) or None) if compared else None
             found.append(values)
@@ -331,7 +312,7 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """Return one line per row; empty where there is no value."""
+    """Return one line per row. A missing value is empty."""
     return csv_of(plain_rows(comparison))
 
 
@@ -364,7 +345,7 @@ def _latex_row(row: Sequence[str]) -> str:
 
 
 def short_value(name: str, value: Json) -> Json:
-    """Return a setting's value as a table names it: plugins without their options, objects without their module."""
+    """Return a setting's value for a table: plugins without their options, objects without their module."""
     if isinstance(value, str):
         return without_module(value)
     return method(value) if name == "plugins" and isinstance(value, dict) else value

@@ -1,17 +1,17 @@
-"""Comparisons as data frames of pandas: a row per method, or one per run."""
+"""Comparisons as data frames of pandas, with a row per method or per run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
 
 from fedcore_study.comparisons.comparison import Comparison
-from fedcore_study.comparisons.formats import CLIENTS, metric_names, plain_rows, short_value, title
-from fedcore_study.comparisons.groups import field, grouped
+from fedcore_study.comparisons.fairness import FIGURES
+from fedcore_study.comparisons.formats import metric_names, plain_rows, short_value, title
+from fedcore_study.comparisons.groups import grouped, option
 from fedcore_study.comparisons.records import RunRecord
-
-if TYPE_CHECKING:
-    import pandas
 
 DIFFERENCE = {
     "difference_mean": "difference",
@@ -23,13 +23,11 @@ DIFFERENCE = {
     "verdict": "verdict",
     "seeds_needed": "seeds_needed",
 }
-"""Column of a CSV file -> column of a frame, for what is said of a difference."""
+"""Column of a CSV file -> column of a frame, for a difference."""
 
 
 def of_methods(comparison: Comparison) -> pandas.DataFrame:
-    """Return one row per method and table; the index names the settings in which tables differ, and the method."""
-    import pandas
-
+    """Return one row per method and table. The index has the settings in which tables differ, and the method."""
     names = {"accuracy_mean": "accuracy_mean", "accuracy_std": "accuracy_std", "accuracy_n": "seeds", **DIFFERENCE}
     names["seconds_mean"] = "seconds"
     if comparison.target is not None:
@@ -38,23 +36,22 @@ def of_methods(comparison: Comparison) -> pandas.DataFrame:
             names[f"{cost}_mean"] = f"{cost}_to_target"
         names["rounds_n"] = "seeds_at_target"
     if comparison.by_client:
-        names |= {f"clients_{name}_mean": f"clients_{name}" for name in CLIENTS}
+        names |= {f"clients_{name}_mean": f"clients_{name}" for name in FIGURES}
     names |= {f"{name}_mean": name for name in comparison.reported}
     for name in metric_names(comparison.blocks):
         names |= {f"metric_{name}_mean": f"{name}_mean", f"metric_{name}_std": f"{name}_std"}
     rows = plain_rows(comparison)
-    frame = pandas.DataFrame([{short: row[name] for name, short in names.items()} for row in rows])
+    frame = pandas.DataFrame(rows)[list(names)].rename(columns=names)
     words = [short for short in names.values() if short != "verdict"]
     frame[words] = frame[words].astype(float)
     for counted in ("seeds", "difference_seeds", "seeds_needed"):
         frame[counted] = frame[counted].astype("Int64")  # whole numbers, some of them missing
     shown = list(dict.fromkeys(name for block in comparison.blocks for name in block.settings))
-    index = [(*(_hashable(row[name]) for name in shown), row["row"]) for row in rows]
-    frame.index = (
-        pandas.MultiIndex.from_tuples(index, names=[*shown, comparison.heading])
-        if shown
-        else pandas.Index([row for (row,) in index], name=comparison.heading)
-    )
+    if shown:
+        index = [(*(_hashable(row[name]) for name in shown), row["row"]) for row in rows]
+        frame.index = pandas.MultiIndex.from_tuples(index, names=[*shown, comparison.heading])
+    else:
+        frame.index = pandas.Index([row["row"] for row in rows], name=comparison.heading)
     frame.attrs = {
         "findings": [
             f"{title(block)}: {sentence}" if shown else sentence
@@ -70,16 +67,18 @@ def of_methods(comparison: Comparison) -> pandas.DataFrame:
 
 
 def of_runs(runs: Sequence[RunRecord], by: Sequence[str], protocol: str, round: int | None) -> pandas.DataFrame:
-    """Return one row per run, in long form: settings in which runs differ, method, seed, accuracy, costs, directory."""
-    import pandas
+    """Return one row per run, in long form: settings in which runs differ, method, seed, accuracy, costs, directory.
 
-    method = ", ".join("method" if field(name) == "plugins" else name for name in by)
+    :param runs: each has an accuracy.
+    """
+    fields = [option(name) for name in by]
+    method = ", ".join("method" if field == "plugins" else name for name, field in zip(by, fields, strict=True))
     rows: list[dict[str, Any]] = []
-    for group in grouped(runs, [field(name) for name in by])[1]:
+    for group in grouped(runs, fields)[1]:
         for label, found in group.rows.items():
             for run in sorted(found, key=lambda run: run.config.seed):
                 point = run.at(protocol, round)
-                assert point is not None  # the others were left out
+                assert point is not None
                 cost = {"rounds": point.rounds, "bytes": point.bytes, "seconds": run.seconds_per_round(round)}
                 figures: dict[str, Any] = {"seed": run.config.seed, "accuracy": point.accuracy}
                 figures |= {**run.metrics(protocol, round), **cost, "directory": str(run.path)}

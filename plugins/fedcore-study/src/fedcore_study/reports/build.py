@@ -1,10 +1,10 @@
-"""A report put together: which tables and charts it has, from runs that were read."""
+"""The parts of a report, made from runs that were read: tables and charts."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +17,33 @@ from fedcore.base.safe_yaml import read_yaml
 from fedcore.runs.records import errors, lost
 from fedcore.runs.saved import check_code, code_in
 from fedcore_study.comparisons import formats
-from fedcore_study.comparisons.comparison import BASELINE, check_reported
-from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, uses_alpha
-from fedcore_study.comparisons.groups import field as option
+from fedcore_study.comparisons.comparison import BASELINE, Comparison, check_reported
+from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, option, uses_alpha
 from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.lenient import mapping_in
 from fedcore_study.reports import breakdowns, lines
 from fedcore_study.reports.charts import Chart, Curves, Omitted
 from fedcore_study.reports.opening import Opening, Ranking, Table, opening, rankings
-from fedcore_study.words import counted
+from fedcore_study.words import by_value, counted
 
 
 @dataclass(frozen=True)
 class Section:
-    """What is shown of one group of runs."""
+    """The part of the page about one group of runs."""
 
     title: str
     """Empty for the only group."""
     settings: str
-    """All in which the group differs from the others."""
+    """All settings in which the group differs from the others."""
     opening: Opening
     parts: dict[str, list[Chart]]
-    """The charts by what they are about. Those of the results are first and have no heading."""
+    """The charts by heading. The results' charts are first, and their heading is empty."""
     omitted: list[Omitted]
 
     @property
     def charts(self) -> list[Chart]:
         """All charts of the section."""
         return [chart for charts in self.parts.values() for chart in charts]
-
-
-@dataclass(frozen=True)
-class RunText:
-    """One run's configuration as its config.yaml has it, versions included."""
-
-    name: str
-    path: str
-    config: str
 
 
 @dataclass(frozen=True)
@@ -66,11 +56,12 @@ class Report:
     created: str
     notes: list[str]
     sections: list[Section]
-    ranks: list[Ranking] = field(default_factory=list)
+    ranks: list[Ranking]
     """The methods' ranks over the sections, by protocol, if these are of different data."""
-    runs: list[RunText] = field(default_factory=list)
-    details: dict[str, Table] = field(default_factory=dict)
-    """Tables at the end by their title: the runs, what they share, machines, versions."""
+    runs: dict[Path, str]
+    """The text of each run's config.yaml, versions included, by the run's directory."""
+    details: dict[str, Table]
+    """The tables at the end by title: the runs, settings that they share, machines, versions."""
 
     @property
     def charts(self) -> list[tuple[str, Chart]]:
@@ -80,7 +71,7 @@ class Report:
 
 
 def heading(folders: Sequence[Path]) -> str:
-    """Return the heading of a report about runs and sweeps for which nobody gives one: the first folders' names."""
+    """Return the usual heading of a report: the names of the first folders."""
     return ", ".join(folder.resolve().name for folder in folders[:3]) + ", ..." * (len(folders) > 3)
 
 
@@ -97,14 +88,15 @@ def build(
     progress: Callable[[str], None] = lambda message: None,
     allow_code: bool = False,
 ) -> Report:
-    """Put a report together.
+    """Make the parts of a report.
 
-    :param notes: what was noticed while the runs were read. ``points``: test samples in an embedding, 0 for none.
-    :param baseline: the row that differences are to, in the groups that have it; default fedavg.
+    :param notes: warnings about the runs' files.
+    :param baseline: the row that differences are to, in the groups that have it; by default fedavg.
+    :param points: the number of test samples in an embedding, 0 for none.
     :param reported: figures of plugins' reports to show in the tables, such as ``attack.success``.
     :param allow_code: import what the runs' configurations name as ``module:...``.
-    :raises ConfigError: there is no run, two of the same settings and seed, one that names code, or a figure that no
-        finished run reports.
+    :raises ConfigError: there is no run, two runs have the same settings and seed, a run names code, or no finished run
+        reports a figure.
     """
     fields, said = [option(name) for name in by], list(notes)
     runs = distinct(found, fields, said.append)
@@ -126,10 +118,13 @@ def build(
         said.append(f"{len(unfinished)} of {len(runs)} runs are not finished: {', '.join(unfinished)}")
     colors = {label: number for number, label in enumerate(labels)}
     telling = _telling(groups)
+    rows_by = ["plugin" if name == "plugins" else name for name in fields]
+    asked = Comparison("", rows_by, common=common, reported=reported)
     sections = []
     for number, group in enumerate(groups, start=1):
         progress(f"group {number} of {len(groups)}")
-        sections.append(_section(group, telling, colors, by, baseline, data_dir, points, reported))
+        opened = opening(group, asked, colors, baseline)
+        sections.append(_section(group, opened, telling, colors, data_dir, points))
     details = {
         f"{len(runs)} runs": _overview(runs),
         "Settings that all runs share": Table(
@@ -145,28 +140,25 @@ def build(
         notes=said,
         sections=sections,
         ranks=rankings(runs, by, colors),
-        runs=[RunText(run.path.name, str(run.path), _config_text(run)) for run in runs],
+        runs={run.path: _config_text(run) for run in runs},
         details={name: table for name, table in details.items() if table.rows},
     )
 
 
 def _section(
     group: Group,
+    opened: Opening,
     telling: Sequence[str],
     colors: dict[str, int],
-    by: Sequence[str],
-    baseline: str | None,
     data_dir: Path | None,
     points: int,
-    reported: Sequence[str],
 ) -> Section:
     from fedcore_study.reports import samples  # torch, scikit-learn
 
-    opened = opening(group, by, colors, baseline, reported)
     dataset = samples.find_dataset(group, data_dir)
     names = None if isinstance(dataset, str) else samples.class_names(dataset)
     measured = {name: sum(any(name in r.protocols for r in runs) for runs in group.rows.values()) for name in EVALUATED}
-    parts: dict[str, Iterable[Chart | Omitted | None]] = {
+    parts: dict[str, Iterable[Chart | Omitted]] = {
         "": _first(group, opened, colors),
         "Clients": [breakdowns.by_client(group, colors), *samples.partition_pictures(group, dataset)],
         "Classes": [
@@ -212,7 +204,7 @@ def _first(group: Group, opened: Opening, colors: Mapping[str, int]) -> list[Cha
 
 
 def _telling(groups: Sequence[Group]) -> list[str]:
-    """Return the settings that are enough to tell groups apart, the first ones of a configuration preferred."""
+    """Return settings that suffice to tell groups apart, as early ones of a configuration as possible."""
     chosen: list[str] = []
 
     def apart(names: Sequence[str]) -> int:
@@ -225,7 +217,7 @@ def _telling(groups: Sequence[Group]) -> list[str]:
 
 
 def _setting(runs: Sequence[RunRecord]) -> str:
-    """Return data, model, partition, clients, rounds and seeds in one line; up to three values of what varies."""
+    """Return data, model, partition, clients, rounds and seeds in one line, each with up to three values."""
     kinds = zip(*(_setting_of(run.config) for run in runs), strict=True)
     parts = [" or ".join(values) for values in map(dict.fromkeys, kinds) if len(values) <= 3]
     seeds = sorted({run.config.seed for run in runs})
@@ -252,7 +244,7 @@ def _setting_of(config: RunConfig) -> tuple[str, ...]:
 
 
 def _state(run: RunRecord) -> str:
-    """Return how far a run is, in words."""
+    """Return the progress of a run in words."""
     if run.finished:
         return "finished"
     return f"{len(run.rounds)} of {run.config.rounds} rounds" if run.rounds else "no round yet"
@@ -277,7 +269,7 @@ def _overview(runs: Sequence[RunRecord]) -> Table:
 
 
 def _machines(runs: Sequence[RunRecord]) -> Table:
-    """Return what the runs' processes ran on, and fedcore's commit where it was a checkout."""
+    """Return the machines of the runs' processes, and fedcore's commit if it was a checkout."""
     found: dict[tuple[str, ...], set[str]] = {}
     for run in runs:
         for session in run.sessions:
@@ -289,7 +281,7 @@ def _machines(runs: Sequence[RunRecord]) -> Table:
 
 
 def _versions(runs: Sequence[RunRecord]) -> Table:
-    """Return the versions of installed packages, without those whose plugins no run has; by run where they differ."""
+    """Return the versions of installed packages, without packages of plugins that no run has."""
     used = {BASELINE, *(name for run in runs for name in run.config.plugins)}
     of_plugins = {name: point.dist.name for name, point in available("plugin").items() if point.dist}
     idle = set(of_plugins.values()) - {package for name, package in of_plugins.items() if name in used}
@@ -313,10 +305,8 @@ def _config_text(run: RunRecord) -> str:
 
 
 def _joined(omitted: Sequence[Omitted]) -> list[Omitted]:
-    """Say once what holds for several figures."""
-    titles: dict[str, list[str]] = {}
-    for entry in omitted:
-        titles.setdefault(entry.reason, []).append(entry.title)
+    """Join the figures that are omitted for the same reason."""
+    titles = by_value({entry.title: entry.reason for entry in omitted})
     return [Omitted("; ".join(names), reason) for reason, names in titles.items()]
 
 

@@ -1,17 +1,15 @@
-"""What a page and its sections open with: ranks over data settings; a group's comparison, findings and differences."""
+"""The openings of a page and its sections: ranks over data settings; a group's comparison, findings and differences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from fedcore.base.config import Json
 from fedcore.base.protocols import EVALUATED, PROTOCOLS
 from fedcore_study.comparisons import formats
-from fedcore_study.comparisons.comparison import Block, Comparison, compare
-from fedcore_study.comparisons.groups import Group, by_seed, grouped
-from fedcore_study.comparisons.groups import field as option
+from fedcore_study.comparisons.comparison import Comparison, block_of, compare, pairs
+from fedcore_study.comparisons.groups import Group, by_seed
 from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.comparisons.significance import Ranks
 from fedcore_study.reports.charts import Interval, Intervals, Omitted
@@ -29,18 +27,18 @@ class Table:
     words: int = 1
     """How many columns hold words."""
     groups: list[tuple[str, int]] = field(default_factory=list)
-    """Headings above the columns, each with how many columns it spans; empty for a table without."""
+    """Headings above the columns, each with the number of columns that it spans."""
     best: set[tuple[int, int]] = field(default_factory=set)
-    """Row and column of the cells that are the best of their column."""
+    """The row and column of each cell that is the best of its column."""
 
 
 @dataclass
 class Opening:
-    """The comparison of a group's finished runs under every protocol that they have figures for."""
+    """The comparison of a group's finished runs under every protocol that measured them."""
 
     table: Table | None = None
     clients: Table | None = None
-    """How the accuracy is spread over the clients, under the protocols that these measure."""
+    """How the accuracy is spread over the clients, for the protocols that they measure."""
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
@@ -49,45 +47,37 @@ class Opening:
     """The paired differences, by protocol."""
 
 
-class _Compared(NamedTuple):
-    """A comparison under one protocol, with the runs of its rows and the names that the section has for these."""
+def opening(group: Group, asked: Comparison, colors: Mapping[str, int], baseline: str | None) -> Opening:
+    """Compare a group's finished runs. All is empty if there are none.
 
-    comparison: Comparison
-    block: Block
-    runs: dict[str, list[RunRecord]]
-    names: dict[str, str]
-
-
-def opening(
-    group: Group,
-    by: Sequence[str],
-    colors: Mapping[str, int],
-    baseline: str | None = None,
-    reported: Sequence[str] = (),
-) -> Opening:
-    """Compare a group's finished runs; all is empty where there are none.
-
-    :param by: what makes a row, in the words of ``compare``. ``colors``: number of each row's colour.
-    :param baseline: the row that differences are to, where the group has it; default fedavg.
-    :param reported: figures of plugins' reports to show, where the group has them.
+    :param asked: the rows' options, the settings that all runs of the page share, and figures of plugins' reports,
+        which are shown if the group has them.
+    :param colors: the number of each row's colour.
+    :param baseline: the row that differences are to, if the group has it; by default fedavg.
     """
-    made, found = Opening(), dict[str, _Compared]()
+    made, found = Opening(), dict[str, Comparison]()
     for protocol in PROTOCOLS:
-        runs = [run for rows in group.rows.values() for run in rows if run.final(protocol)]
-        if runs:
-            told = [name for name in reported if any(run.reported(name, None) is not None for run in runs)]
-            found[protocol] = _compared(group, runs, protocol, by, baseline, told)
-            made.intervals[protocol] = _intervals(protocol, found[protocol], colors)
+        measured = {label: [run for run in runs if run.final(protocol)] for label, runs in group.rows.items()}
+        rows = {label: runs for label, runs in measured.items() if runs}
+        if not rows:
+            continue
+        runs = [run for runs in rows.values() for run in runs]
+        reported = [name for name in asked.reported if any(run.reported(name, None) is not None for run in runs)]
+        question = replace(asked, protocol=protocol, common={**asked.common, **group.settings}, reported=reported)
+        block = block_of(Group({}, rows), question, baseline if baseline in rows else None, lambda message: None)
+        found[protocol] = replace(question, blocks=[block])
+        made.intervals[protocol] = _intervals(found[protocol], rows, colors)
     if not found:
         return made
     made.table = _table(found)
     on_clients = {name: compared for name, compared in found.items() if PROTOCOLS[name].on_clients}
     made.clients = _client_table(on_clients) if on_clients else None
     csv, tex = list[dict[str, Json]](), list[str]()
-    measured = tuple(f"--protocol {protocol}" for protocol in found)  # what a note says that a table lacks stands here
-    for protocol, (comparison, block, _, _) in found.items():
+    shown = tuple(f"--protocol {protocol}" for protocol in found)  # a note on a protocol that is not shown ends so
+    for protocol, comparison in found.items():
+        (block,) = comparison.blocks
         made.findings += [f"{protocol}: {sentence}" for sentence in block.findings]
-        made.notes += [note for note in block.notes if note not in made.notes and not note.endswith(measured)]
+        made.notes += [note for note in block.notes if note not in made.notes and not note.endswith(shown)]
         csv += formats.plain_rows(comparison)
         tex.append(formats.latex(comparison).replace("{tab:comparison}", f"{{tab:comparison-{protocol}}}"))
     made.files = {"csv": formats.csv_of(csv), "tex": "\n".join(tex)}
@@ -104,9 +94,10 @@ class Ranking:
 
 
 def rankings(runs: Sequence[RunRecord], by: Sequence[str], colors: Mapping[str, int]) -> list[Ranking]:
-    """Rank the rows under every protocol that all have, over two data settings or more; none for fewer than three rows.
+    """Rank the rows under every protocol, over two data settings or more; for fewer than three rows there are no ranks.
 
-    :param by: what makes a row. ``colors``: number of each row's colour.
+    :param by: what makes a row.
+    :param colors: the number of each row's colour.
     """
     found = []
     for protocol in EVALUATED:
@@ -149,42 +140,25 @@ def _ranking(protocol: str, ranks: Ranks, settings: Sequence[str], heading: str,
     return Ranking(protocol, table, chart)
 
 
-def _compared(
-    group: Group,
-    runs: Sequence[RunRecord],
-    protocol: str,
-    by: Sequence[str],
-    baseline: str | None,
-    reported: Sequence[str],
-) -> _Compared:
-    """Compare runs of one group. Their rows may have shorter names than the group's, which has other runs, too."""
-    (rows,) = (found.rows for found in grouped(runs, [option(name) for name in by])[1])
-    places = {run.path: label for label, found in group.rows.items() for run in found}
-    names = {label: places[found[0].path] for label, found in rows.items()}
-    chosen = next((label for label, name in names.items() if name == baseline), None)
-    comparison = compare(runs, protocol=protocol, by=by, baseline=chosen, reported=reported)
-    (block,) = comparison.blocks
-    return _Compared(comparison, block, rows, names)
-
-
-def _table(found: Mapping[str, _Compared]) -> Table:
-    """Join the tables of several protocols side by side; seeds, figures of plugins and times stand once."""
+def _table(found: Mapping[str, Comparison]) -> Table:
+    """Join the tables of several protocols side by side. Seeds, figures of plugins and times are there once."""
     cells: dict[str, dict[tuple[str, str], str]] = {}
     best: set[tuple[str, tuple[str, str]]] = set()
-    for protocol, (comparison, block, _, names) in found.items():
+    for protocol, comparison in found.items():
+        (block,) = comparison.blocks
         for column in formats.columns(comparison, block)[1:]:
             place = protocol, column.heading
             for row in block.rows:
-                cells.setdefault(names[row.label], {})[place] = column.cell(row)
-            best |= {(names[block.rows[number].label], place) for number in formats.best_rows(column, block.rows)}
+                cells.setdefault(row.label, {})[place] = column.cell(row)
+            best |= {(block.rows[number].label, place) for number in formats.best_rows(column, block.rows)}
 
     def once(label: str, heading: str) -> str:
-        """Return what holds under all protocols; several values where it does not."""
+        """Return the value under all protocols, or the values if they differ."""
         return " / ".join(dict.fromkeys(text for place, text in cells[label].items() if place[1] == heading))
 
     every = dict.fromkeys(place for by_place in cells.values() for place in by_place)
     places = [place for protocol in found for place in every if place[0] == protocol]
-    first = [SEEDS, *dict.fromkeys(name for compared in found.values() for name in compared.comparison.reported)]
+    first = [SEEDS, *dict.fromkeys(name for comparison in found.values() for name in comparison.reported)]
     places = [place for place in places if place[1] not in (*first, formats.SECONDS)]
     rows = [
         [
@@ -205,19 +179,19 @@ def _table(found: Mapping[str, _Compared]) -> Table:
     )
 
 
-def _caption(found: Mapping[str, _Compared]) -> str:
+def _caption(found: Mapping[str, Comparison]) -> str:
     said = ["Accuracy at the end: mean ± standard deviation over seeds, the best mean of a column in bold."]
-    baselines = dict.fromkeys(block.baseline for _, block, _, _ in found.values() if block.baseline is not None)
-    said += [f"Differences to {name} are paired by seed, with Student's t interval." for name in baselines]
+    baselines = dict.fromkeys(comparison.blocks[0].baseline for comparison in found.values())
+    said += [f"Differences to {name} are paired by seed, with Student's t interval." for name in baselines if name]
     return " ".join([*said, *(f"{protocol}: {PROTOCOLS[protocol].measures}." for protocol in found)])
 
 
-def _client_table(found: Mapping[str, _Compared]) -> Table:
+def _client_table(found: Mapping[str, Comparison]) -> Table:
     columns = formats.client_columns()
     cells: dict[str, dict[str, list[str]]] = {}
-    for protocol, (_, block, _, names) in found.items():
-        for row in block.rows:
-            cells.setdefault(names[row.label], {})[protocol] = [column.cell(row) for column in columns]
+    for protocol, comparison in found.items():
+        for row in comparison.blocks[0].rows:
+            cells.setdefault(row.label, {})[protocol] = [column.cell(row) for column in columns]
     absent = ["-"] * len(columns)
     return Table(
         heads=[_heading(found), *(column.heading for _ in found for column in columns)],
@@ -227,31 +201,29 @@ def _client_table(found: Mapping[str, _Compared]) -> Table:
     )
 
 
-def _heading(found: Mapping[str, _Compared]) -> str:
-    return next(compared.comparison.heading for compared in found.values())
+def _heading(found: Mapping[str, Comparison]) -> str:
+    return next(iter(found.values())).heading
 
 
-def _intervals(protocol: str, compared: _Compared, colors: Mapping[str, int]) -> Intervals | Omitted:
+def _intervals(
+    comparison: Comparison, runs: Mapping[str, Sequence[RunRecord]], colors: Mapping[str, int]
+) -> Intervals | Omitted:
     """Return the paired differences to the baseline, of each seed and their mean."""
-    comparison, block, runs, names = compared
-    title = f"Differences by seed, {protocol}"
+    (block,) = comparison.blocks
+    title = f"Differences by seed, {comparison.protocol}"
     if block.baseline is None:
         return Omitted(
             title, "no finished run of fedavg has this accuracy; --baseline names another row that differences are to"
         )
-    accuracies = {row.label: row.accuracy for row in block.rows}
-    reference, baseline = accuracies[block.baseline], by_seed(runs[block.baseline])
+    reference = next(row.accuracy for row in block.rows if row.label == block.baseline)
     drawn = []
     for row in block.rows:
-        if row.difference is None:
-            continue
-        own = by_seed(runs[row.label])
-        pairs = [seed for seed in own if seed in baseline and own[seed].partition == baseline[seed].partition]
-        each = {f"seed {seed}": 100 * (row.accuracy[seed] - reference[seed]) for seed in sorted(pairs)}
-        low, high = row.difference.low, row.difference.high
-        ends = None if low is None or high is None else (100 * low, 100 * high)
-        name = names[row.label]
-        drawn.append(Interval(name, colors[name], 100 * row.difference.mean, ends, each))
+        if row.difference is not None:
+            paired = pairs(by_seed(runs[row.label]), by_seed(runs[block.baseline]))
+            each = {f"seed {seed}": 100 * (row.accuracy[seed] - reference[seed]) for seed in paired}
+            low, high = row.difference.low, row.difference.high
+            ends = None if low is None or high is None else (100 * low, 100 * high)
+            drawn.append(Interval(row.label, colors[row.label], 100 * row.difference.mean, ends, each))
     if not drawn:
         return Omitted(title, f"no other row has a seed with the same clients as {block.baseline}")
     about = (
@@ -259,7 +231,7 @@ def _intervals(protocol: str, compared: _Compared, colors: Mapping[str, int]) ->
     )
     bar = f", the bar its {100 * comparison.confidence:g} % interval."
     return Intervals(
-        name=f"differences-{protocol}",
+        name=f"differences-{comparison.protocol}",
         title=title,
         about=about + (bar if any(row.ends for row in drawn) else ". These seeds give no interval."),
         x_title=f"percentage points to {block.baseline}",
