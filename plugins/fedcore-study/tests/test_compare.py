@@ -410,7 +410,7 @@ class TestOverClients:
         many = Spread.of([i / 100 for i in range(100)])  # a tenth are ten clients
         assert (many.worst, many.best) == pytest.approx((0.045, 0.945))
 
-    @pytest.mark.parametrize("each", [None, {}, {"0": "x"}, {"0": 0.5, "1": None}, {"0": 2.0}, [0.5], {"0": True}])
+    @pytest.mark.parametrize("each", [None, {}, {"0": "x"}, {"0": 0.5, "1": None}, [0.5], {"0": True}])
     def test_what_is_not_recorded_by_client(self, each):
         assert spread_of({"accuracy": 0.5, "per_client": each}) is None
         figures = {"per_client": each, "std": 0.1, "worst10": 0.2}

@@ -72,17 +72,11 @@ def spread_of(row: Mapping[str, Any]) -> Spread | None:
     A run with more than 1,000 clients records the spread, but not the accuracy of each client.
     """
     each = row.get("per_client")
-    accuracies = list(map(_fraction, each.values())) if isinstance(each, dict) else []
+    accuracies = list(map(number, each.values())) if isinstance(each, dict) else []
     known = [accuracy for accuracy in accuracies if accuracy is not None]
     if known and len(known) == len(accuracies):
         return Spread.of(known)
-    mean, std, worst, best = (_fraction(row.get(name)) for name in ("mean", "std", "worst10", "best10"))
+    mean, std, worst, best = (number(row.get(name)) for name in ("mean", "std", "worst10", "best10"))
     if mean is None and std is None and worst is None:
         return None
     return Spread(mean, std, worst, best, None if mean is None or std is None else jain(mean, std))
-
-
-def _fraction(value: Any) -> float | None:
-    """Return a number in [0, 1] from a file, else None."""
-    found = number(value)
-    return found if found is not None and 0 <= found <= 1 else None

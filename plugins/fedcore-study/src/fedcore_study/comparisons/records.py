@@ -165,7 +165,8 @@ def find_runs(paths: Iterable[Path], warn: Warn) -> list[RunRecord]:
             folders = _begun(SweepDirectory(path), warn)
         elif (path / STUDY).is_file():
             warn(f"{path} is a search by Optuna: its trials differ in options, of which --by OPTION makes rows")
-            folders = [run.path for run in _trials(path.resolve())]
+            found |= {run.path: run for run in _trials(path.resolve(), warn)}
+            folders = []
         elif len(paths) > 1 and path.is_dir() and not any(path.iterdir()):
             warn(f"{path} is empty and left out: its run was killed before it began")
             folders = []
@@ -188,12 +189,12 @@ def _begun(sweep: SweepDirectory, warn: Warn) -> list[Path]:
     return [sweep.run_directory(name) for name, how in standing.items() if how != "waiting"]
 
 
-def _trials(path: Path) -> Iterable[RunRecord]:
+def _trials(path: Path, warn: Warn) -> Iterable[RunRecord]:
     """Return a search's trials. Of several with the same options it is one, a finished one if there is one."""
     found: dict[str, RunRecord] = {}
     for folder in sorted((path / "runs").glob("trial-*")):
         if (folder / "config.yaml").is_file():
-            run = read_run(folder, lambda message: None)
+            run = read_run(folder, warn)
             same = digest(run.config)
             if same not in found or (run.finished and not found[same].finished):
                 found[same] = run
