@@ -585,6 +585,10 @@ class TestRanks:
         assert join([*self.blocks(make), *self.blocks(make, lr=0.3)])[0].ranks is None
         assert join(self.blocks(make)[:3])[0].ranks is None
 
+    def test_a_setting_without_effect_on_the_partition_makes_no_other_data(self, make):
+        blocks = [*self.blocks(make), *self.blocks(make, classes_per_client=3)]
+        assert join(blocks)[0].ranks is None
+
     def test_rows_with_different_seeds_are_not_ranked(self, make):
         """MOON is below FedAvg on each seed that it has, and lacks the one that is hard for both."""
         curves = {(): [0.90, 0.91, 0.60], ("moon",): [0.89, 0.90], ("fedprox",): [0.91, 0.92, 0.61]}
@@ -828,10 +832,10 @@ def test_metrics_next_to_accuracy(make):
     assert headings(made, block)[2:6] == ["accuracy %", "macro-f1", "ece", "Own"]
     rows = {row.label: row for row in block.rows}
     assert cells(made, block, rows["fedavg"])[3:6] == ["0.6000 ± 0.1414", "0.3000 ± 0.1414", "1.0000 ± 0.0000"]
-    assert cells(made, block, rows["moon"])[4] == "0.1000"
+    assert cells(made, block, rows["moon"])[4] == "0.1000 (1/2)", "the other seed has no value"
     best = {c.heading: formats.best_rows(c, block.rows) for c in formats.columns(made, block)}
     moon = [row.label for row in block.rows].index("moon")
-    assert (best["macro-f1"], best["ece"], best["Own"]) == ([moon], [moon], [])
+    assert (best["macro-f1"], best["ece"], best["Own"]) == ([moon], [], [])
     assert r"\textbf{0.9000" in formats.latex(made)
     values = {row["row"]: row for row in formats.plain_rows(made)}
     assert values["fedavg"]["metric_macro-f1_mean"] == pytest.approx(0.6)
@@ -839,3 +843,29 @@ def test_metrics_next_to_accuracy(make):
     frame = fedcore_study.compare(folders)
     assert frame.loc["fedavg", "ece_mean"] == pytest.approx(0.3)
     assert list(fedcore_study.compare(folders, each=True)["macro-f1"]) == [0.5, 0.7, 0.9, 0.9]
+
+
+def test_metrics_of_clients_have_a_mean_over_the_clients(make):
+    measured = {"ece": 0.3, "ece_mean": 0.2, "ece_std": 0.1}
+    folders = [make([name] * bool(name), 0, [0.5], protocol="personal", measured=measured) for name in ("", "moon")]
+    made = compare(find_runs(folders, print), protocol="personal")
+    (block,) = made.blocks
+    assert headings(made, block)[3:5] == ["ece", "ece (clients)"]
+    assert cells(made, block, block.rows[0])[3:5] == ["0.3000", "0.2000"]
+    assert formats.direction("ece (clients)") == formats.direction("ece") == -1
+
+
+def test_clients_that_could_not_be_measured_are_told(make):
+    def folders(counts):
+        return [
+            make([name] * bool(name), seed, [0.5], protocol="personal", measured={"clients": clients})
+            for name, numbers in counts.items()
+            for seed, clients in enumerate(numbers)
+        ]
+
+    def notes(counts):
+        return [n for n in compare(find_runs(folders(counts), print), protocol="personal").notes if "clients" in n]
+
+    assert notes({"": (3, 4), "moon": (3, 4)}) == []
+    (note,) = notes({"": (3, 4), "moon": (3, 2)})
+    assert note.startswith("the rows are measured on different numbers of clients (fedavg: 3, 4; moon: 3, 2). ")

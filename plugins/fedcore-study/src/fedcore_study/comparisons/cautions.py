@@ -5,6 +5,7 @@ clients, restarted schedules.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fedcore.base.protocols import PROTOCOLS, UNSEEN
 from fedcore.runs.records import errors, first_reason, lost
@@ -82,6 +83,25 @@ def failed_clients(rows: Mapping[str, Sequence[RunRecord]], round: int | None = 
     if not said:
         return ""
     return f"clients failed in runs of: {', '.join(said)}. Their figures come from the others: {reason}"
+
+
+def other_clients(rows: Mapping[str, Sequence[RunRecord]], protocol: str, round: int | None = None) -> str:
+    """Return a sentence if rows with the same seed are measured on different numbers of clients, else an empty text."""
+    measured: dict[str, dict[int, Any]] = {
+        label: {run.config.seed: run.figures(protocol, round).get("clients") for run in runs}
+        for label, runs in rows.items()
+    }
+    by_seed: dict[int, set[Any]] = {}
+    for counts in measured.values():
+        for seed, count in counts.items():
+            by_seed.setdefault(seed, set()).add(count)
+    if all(len(counts) == 1 for counts in by_seed.values()):
+        return ""
+    said = "; ".join(f"{label}: {', '.join(map(str, counts.values()))}" for label, counts in measured.items())
+    return (
+        f"the rows are measured on different numbers of clients ({said}). A client whose model could not be evaluated "
+        "is left out, and a mean without hard clients is higher"
+    )
 
 
 def in_a_round(failed: int, selected: int, rounds: int) -> str:

@@ -18,6 +18,7 @@ from fedcore_study.comparisons.cautions import (
     failed_clients,
     few_seeds,
     no_baseline,
+    other_clients,
     other_models,
     other_seeds,
     own_models,
@@ -31,9 +32,6 @@ from fedcore_study.comparisons.records import RunRecord, Warn
 from fedcore_study.comparisons.significance import Ranks, level, ranked
 
 BASELINE = "fedavg"
-
-DATA = (*PARTITION_OPTIONS, "labels")
-"""The settings that make the data of a block: the data set and its partition."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ def compare(
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
     asked = Comparison(protocol, rows_by, round, target, confidence, common, by_client=by_client, reported=reported)
     blocks = [block_of(group, asked, baseline, warn) for group in groups]
-    return replace(asked, blocks=blocks, ranks=_ranks(blocks, confidence))
+    return replace(asked, blocks=blocks, ranks=_ranks(blocks, groups, confidence))
 
 
 def _differ_in_rounds_alone(groups: Sequence[Group]) -> bool:
@@ -189,13 +187,15 @@ def check_reported(runs: Sequence[RunRecord], names: Sequence[str], round: int |
         )
 
 
-def _ranks(blocks: Sequence[Block], confidence: float) -> Ranks | None:
+def _ranks(blocks: Sequence[Block], groups: Sequence[Group], confidence: float) -> Ranks | None:
     """Rank the rows that all blocks have.
 
-    :returns: None if two blocks have the same data, which would count twice, or the rows of a block different seeds.
+    :param groups: the runs of each block.
+    :returns: None if two blocks have a partition in common, which would count twice, or the rows of a block different
+        seeds.
     """
-    data = [key([block.settings.get(name) for name in DATA]) for block in blocks]
-    if len(set(data)) < len(data):
+    data = [{(run.partition, run.labels) for runs in group.rows.values() for run in runs} for group in groups]
+    if len(set.union(*data)) < sum(map(len, data)):
         return None
     everywhere = set.intersection(*({row.label for row in block.rows} for block in blocks))
     if not all(same_seeds(row for row in block.rows if row.label in everywhere) for block in blocks):
@@ -278,6 +278,7 @@ def block_of(group: Group, asked: Comparison, baseline: str | None, warn: Warn) 
     notes = [
         other_models(group.rows, against) if against is not None else "",
         failed_clients(group.rows, asked.round),
+        other_clients(group.rows, asked.protocol, asked.round),
         no_baseline(plain) if baseline is None else "",
         few_seeds(differences.values()),
         other_seeds(accuracies),

@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from fedcore import FedcoreError
 from fedcore.base.config import Json
@@ -21,6 +21,7 @@ from fedcore_study.comparisons.comparison import Block, Comparison, Row, same_se
 from fedcore_study.comparisons.fairness import FIGURES
 from fedcore_study.comparisons.figures import Difference, Figure
 from fedcore_study.comparisons.findings import verdict
+from fedcore_study.comparisons.records import OVER_CLIENTS
 from fedcore_study.comparisons.significance import p_text
 from fedcore_study.words import counted, without_module
 
@@ -86,7 +87,11 @@ def metric_names(blocks: Iterable[Block]) -> list[str]:
 
 
 def direction(name: str) -> int:
-    """Return 1 if more of an installed metric is better, -1 if less is, 0 if the metric is not installed."""
+    """Return 1 if more of an installed metric is better, -1 if less is, 0 if the metric is not installed.
+
+    :param name: a metric, or its mean over the clients.
+    """
+    name = name.removesuffix(OVER_CLIENTS)
     if name not in available("metric"):
         return 0
     try:
@@ -106,31 +111,27 @@ def client_columns() -> list[Column]:
 def _figures(heading: str, figure: Callable[[Row], Figure | None], scale: float, digits: int, sign: int) -> Column:
     """Return a column of figures whose best mean, as it is printed, is the largest (``sign`` 1) or the smallest (-1).
 
+    A row of which some seeds lack the figure shows ``(2/3)``, and is not the best.
+
     :param sign: 0 for a column without a best mean.
     """
 
     def rank(row: Row) -> float | None:
         found = figure(row)
-        return sign * round(scale * found.mean, digits) if found and sign else None
+        return sign * round(scale * found.mean, digits) if found and sign and not _share(row, found) else None
 
-    return Column(heading, lambda row: spread(figure(row), scale, digits), rank)
+    return Column(heading, lambda row: spread(figure(row), scale, digits) + _share(row, figure(row)), rank)
 
 
 def _to_target(heading: str, figure: Callable[[Row], Figure | None], scale: float, digits: int) -> Column:
-    """Return a column of the cost to reach the target, with ``(2/3)`` if some seeds did not reach it."""
+    """Return a column of the cost to reach the target."""
+    column = _figures(heading, figure, scale, digits, -1)
+    return replace(column, cell=lambda row: "not reached" if figure(row) is None else column.cell(row))
 
-    def cell(row: Row) -> str:
-        found = figure(row)
-        if found is None:
-            return "not reached"
-        share = f" ({found.n}/{len(row.accuracy)})" if found.n < len(row.accuracy) else ""
-        return spread(found, scale, digits) + share
 
-    def rank(row: Row) -> float | None:
-        found = figure(row)
-        return -round(scale * found.mean, digits) if found and found.n == len(row.accuracy) else None
-
-    return Column(heading, cell, rank)
+def _share(row: Row, figure: Figure | None) -> str:
+    """Return the seeds that have a figure, if some lack it: `` (2/3)``."""
+    return f" ({figure.n}/{len(row.accuracy)})" if figure and figure.n < len(row.accuracy) else ""
 
 
 def _difference(difference: Difference | None) -> str:

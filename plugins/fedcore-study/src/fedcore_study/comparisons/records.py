@@ -13,6 +13,7 @@ from typing import Any
 from fedcore import RunConfig, RunDirectoryError
 from fedcore.base.files import RecordFile, parse_json, parse_record, refuse_links
 from fedcore.base.identity import digest
+from fedcore.base.protocols import PROTOCOLS
 from fedcore.runs.records import further, lost
 from fedcore.runs.saved import SavedConfig, partition_digest
 from fedcore_study.comparisons.fairness import Spread, spread_of
@@ -20,6 +21,9 @@ from fedcore_study.lenient import mapping_in, number
 from fedcore_study.sweeps.directory import STUDY, SweepDirectory
 
 Warn = Callable[[str], None]
+
+OVER_CLIENTS = " (clients)"
+"""The end of the name of a metric's mean over the clients."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,17 @@ class RunRecord:
         return next((point for point in self.curve(protocol) if point.rounds == rounds), None)
 
     def metrics(self, protocol: str, rounds: int | None) -> dict[str, float | None]:
-        """Return the metrics next to accuracy and loss at the end or after ``rounds`` rounds; None if not defined."""
+        """Return the metrics next to accuracy and loss at the end or after ``rounds`` rounds; None if not defined.
+
+        For a protocol that clients measure, ``NAME`` is of all samples together, ``NAME (clients)`` the clients' mean.
+        """
         row = self.figures(protocol, rounds)
-        return {name: number(row[name]) for name in further(row)}
+        found: dict[str, float | None] = {}
+        for name in further(row):
+            found[name] = number(row[name])
+            if PROTOCOLS[protocol].on_clients:
+                found[f"{name}{OVER_CLIENTS}"] = number(row.get(f"{name}_mean"))
+        return found
 
     def figures(self, protocol: str, rounds: int | None) -> Mapping[str, Any]:
         """Return all figures of a protocol at the end or after ``rounds`` rounds; empty if it was not measured."""
