@@ -25,14 +25,14 @@ def _forked_jobs(_forked_workers: None) -> Iterator[None]:
         def _start(self) -> None:
             """Start nothing."""
 
-        def __call__(self, arguments: Sequence[str], log: int, keep: Sequence[int] = ()) -> Any:
+        def __call__(self, arguments: Sequence[str], log: int) -> Any:
             stdin, ours = os.pipe()
             read, stdout = os.pipe()
             process: Any = server.fork(
                 f"{warm.CHILD}:main",
                 [list(arguments)],
                 environment=self._environment,
-                descriptors={0: stdin, 1: stdout, 2: log, **{number: number for number in keep}},
+                descriptors={0: stdin, 1: stdout, 2: log},
                 session=True,
             )
             os.close(stdin)

@@ -276,11 +276,11 @@ class TestDirectory:
 SLEEP = 'import sys, time; print(\'{"event": "up"}\', flush=True); time.sleep(60)'
 
 
-def python(arguments, log, keep):
+def python(arguments, log):
     """Start a program's process."""
     command = [sys.executable, "-c", *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, pass_fds=keep, start_new_session=True)
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, start_new_session=True)
 
 
 class TestProcesses:
@@ -313,7 +313,7 @@ class TestProcesses:
             "says": 'print(\'{"event": "error", "message": "no data"}\'); exit(2)',
             "silent": "import sys; print('why', file=sys.stderr); exit(7)",
             "killed": "import os; os.kill(os.getpid(), 9)",
-            "noise": "print('not json'); print('[1]'); print('{\"event')",
+            "noise": "print('not json'); print('{\"event')",
             "good": "",
         }
         found, _ = self.run(tmp_path, programs, 1)

@@ -43,7 +43,6 @@ def test_the_allocator_is_that_of_workers():
 
 
 def test_runs_one_after_another_have_the_bits_of_runs_alone_and_a_crash_ends_one_of_them(start, tmp_path):
-    start.preload(["fedcore_moon", "fedcore_no_such_module"])
     jobs = [job(tmp_path, "fedavg"), job(tmp_path, "bad", lr=1e30), job(tmp_path, "moon", plugins=["moon"])]
     crashing = job(tmp_path, "crash", rounds=5000)
     heard = []
@@ -96,21 +95,11 @@ def test_a_run_stops_with_a_checkpoint_when_the_sweep_is_gone_and_goes_on_to_mor
     assert model_bytes(straight.directory) == model_bytes(tmp_path / "run")
 
 
-@pytest.mark.slow
-def test_when_the_process_that_forks_is_killed_another_one_takes_its_place(start, tmp_path):
-    start._server.kill()
-    start._server.wait()
-    (outcome,), _ = run_jobs([job(tmp_path, "run", rounds=1)], 1, lambda *event: None, start)
-    assert outcome.status == "finished", outcome.message
-    assert start._server.poll() is None
-
-
 @pytest.mark.slow  # the process imports torch
 def test_elsewhere_each_process_starts_anew(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "darwin")
         starter = warm.Starter.__bases__[0]() if warm.Starter.__bases__ != (object,) else warm.Starter()
-    starter.preload(["fedcore_moon"])
     (outcome,), _ = run_jobs([job(tmp_path, "run", rounds=1)], 1, lambda *event: None, starter)
     assert outcome.status == "finished", outcome.message
     starter.close()

@@ -13,7 +13,6 @@ from fedcore.base.objects import lent
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.given import Given
 from fedcore_study.sweeps.spec import SweepSpec, changed, read_earlier, read_spec
-from fedcore_study.sweeps.warm import starting
 
 if TYPE_CHECKING:
     import pandas
@@ -60,19 +59,17 @@ def sweep(
     :raises Interrupted: Ctrl-C. The runs have stopped with checkpoints; the same call goes on.
     """
     from fedcore_study.cli.sweep_display import script_display
+    from fedcore_study.sweeps.run import run_sweep
 
     given, place = Given(getattr(out, "objects", {})), None if out is None else _folders(out)[0]
     spec, folder, goes_on = _asked_for(grid, seeds, place, settings or {}, options, given, preset)
-    with starting() as start, script_display(quiet=quiet) as display:
-        from fedcore_study.sweeps.run import run_sweep
-
+    with script_display(quiet=quiet) as display:
         result = run_sweep(
             spec,
             folder,
             rounds=options.get("rounds") if goes_on else None,
             parallel=parallel,
             listen=display,
-            start=start,
             allow_code=allow_code,
             allow_outside=allow_outside,
             given=given,

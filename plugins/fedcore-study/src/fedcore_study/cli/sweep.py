@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import signal
 from collections.abc import Callable
@@ -22,8 +21,8 @@ from fedcore.runs.saved import check_code, code_in
 from fedcore_study.cli import shared
 from fedcore_study.sweeps.cluster import Cluster
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
+from fedcore_study.sweeps.run import plan_sweep, run_sweep
 from fedcore_study.sweeps.spec import SweepSpec, override, read_earlier, read_spec
-from fedcore_study.sweeps.warm import starting
 
 _FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "name", "seed")]
 
@@ -137,8 +136,6 @@ def sweep(
     goes_on = source is not None and source.is_dir()
     rounds = given.get("rounds") if goes_on else None
     if dry_run:
-        from fedcore_study.sweeps.run import plan_sweep
-
         planned = plan_sweep(spec) if spec else SweepDirectory(folder).plan().items()
         labels = SweepDirectory(folder).extended(planned, rounds)[1] if goes_on else [label for label, _ in planned]
         output.line("\n".join(labels))
@@ -148,17 +145,11 @@ def sweep(
     from fedcore_study.cli.sweep_display import SweepDisplay
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
-    with (
-        starting() if cluster is None else contextlib.nullcontext() as start,
-        SweepDisplay(output.stderr(), quiet=quiet) as display,
-    ):
-        from fedcore_study.sweeps.run import run_sweep  # torch is imported while the other process imports it, too
-
+    with SweepDisplay(output.stderr(), quiet=quiet) as display:
         result = run_sweep(
             spec,
             folder,
             rounds=rounds,
-            start=start,
             parallel=parallel,
             listen=display,
             allow_code=allow_code,

@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,9 +29,6 @@ from fedcore_study.sweeps.processes import GO, STOP
 FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130
 ALONE = "alone"
 """The argument of a run whose process outlives the sweep's: a job of a cluster."""
-
-GRACE = 60.0
-"""Seconds for a run to stop with a checkpoint when the sweep's process is gone."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +96,7 @@ def _objects(size: int) -> dict[Key, Any]:
         return {}
     with importing():
         import torch  # noqa: F401 - the objects import it
-    sent = bytearray()
-    while len(sent) < size and (part := os.read(0, size - len(sent))):
-        sent += part
-    given: dict[Key, Any] = unpickled(bytes(sent), str)  # nothing travels apart
+    given: dict[Key, Any] = unpickled(sys.stdin.buffer.read(size), str)  # nothing travels apart
     return given
 
 
@@ -158,8 +151,6 @@ def _stop_with_parent(verdicts: queue.Queue[bytes]) -> None:
     while said := os.read(0, 1):
         verdicts.put(said)
     os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(GRACE)
-    os._exit(STOPPED)  # stuck, on a dead disk perhaps; the last checkpoint is whole
 
 
 if __name__ == "__main__":

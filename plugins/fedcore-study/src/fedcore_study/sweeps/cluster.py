@@ -47,16 +47,15 @@ def submit_jobs(
         executor.update_parameters(**parameters)
     except (NameError, TypeError, RuntimeError) as error:
         raise ConfigError(f"--submit {cluster}: {error}") from error
-    order = list(jobs)
-    waiting, running = deque(order), dict[str, tuple[Any, float]]()
-    outcomes = {job.name: Outcome(job.name, "waiting") for job in order}
+    waiting, running = deque(jobs), dict[str, tuple[Any, float]]()
+    outcomes = {job.name: Outcome(job.name, "waiting") for job in waiting}
+    interrupted = False
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
                 job = waiting.popleft()
-                environment = process.environment()
                 command = process.command(CHILD, *job.arguments, ALONE)
-                function = submitit.helpers.CommandFunction(command, verbose=False, env=environment)
+                function = submitit.helpers.CommandFunction(command, verbose=False, env=process.environment())
                 running[job.name] = executor.submit(function), time.monotonic()
                 listen(job.name, "start", {})
             time.sleep(POLL)
@@ -66,11 +65,11 @@ def submit_jobs(
                     outcome = outcomes[name] = _outcome(name, handle, time.monotonic() - began)
                     listen(name, outcome.status, {"seconds": outcome.seconds, "message": outcome.message})
     except KeyboardInterrupt:
+        interrupted = True
         for name, (handle, began) in running.items():
             handle.cancel(check=False)
             outcomes[name] = Outcome(name, "stopped", time.monotonic() - began)
-        return [outcomes[job.name] for job in order], True
-    return [outcomes[job.name] for job in order], False
+    return list(outcomes.values()), interrupted
 
 
 def _outcome(name: str, handle: Any, seconds: float) -> Outcome:

@@ -140,11 +140,8 @@ class SweepDirectory:
         return names
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[int]:
-        """Keep other sweeps out of this directory until the block ends; yields the lock's file descriptor.
-
-        Processes that inherit it hold the lock, too: runs of a sweep that was killed may still be writing. When the
-        last of them is gone, so is the lock.
+    def lock(self) -> Iterator[None]:
+        """Keep other sweeps out of this directory until the block ends.
 
         :raises RunDirectoryError: another one is at work, the folder cannot be made, or there is a link in it.
         """
@@ -161,10 +158,9 @@ class SweepDirectory:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise RunDirectoryError(
-                    f"another sweep, or a run that one left behind, is at work in {self.path}; "
-                    "wait for it, or choose another --out"
+                    f"another sweep is at work in {self.path}; wait for it, or choose another --out"
                 ) from None
-            yield file.fileno()
+            yield
 
     def _foreign_files(self) -> Iterator[Path]:
         return (path for path in self.path.iterdir() if path.name != ".lock")

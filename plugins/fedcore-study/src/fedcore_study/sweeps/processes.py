@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 GO, STOP = b"g", b"s"
 """Verdicts."""
@@ -25,24 +25,8 @@ After an event that ``waits``, the job gets a verdict: ``STOP`` if the listener 
 """
 
 
-class Process(Protocol):
-    """The part of ``subprocess.Popen`` that is used of a job's process."""
-
-    stdin: IO[bytes] | None
-    stdout: IO[bytes] | None
-    returncode: int | None
-
-    def wait(self) -> int:
-        """Wait for the end and return the exit code."""
-        ...
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the process if it is running."""
-        ...
-
-
-Start = Callable[[Sequence[str], int, Sequence[int]], Process]
-"""Starts a job's process from its arguments, the log's descriptor, and descriptors that the process inherits."""
+Start = Callable[[Sequence[str], int], Any]
+"""Starts a job's process from its arguments and the log's descriptor. Returns a ``subprocess.Popen`` or alike."""
 
 
 @dataclass(frozen=True)
@@ -69,43 +53,35 @@ class Outcome:
 class _Process:
     """A running job. It ends by itself when this process dies: its stdin closes."""
 
-    def __init__(self, job: Job, inbox: Inbox, start: Start, keep: Sequence[int]) -> None:
+    def __init__(self, job: Job, inbox: Inbox, start: Start) -> None:
         self.job, self.inbox = job, inbox
         self.began = time.monotonic()
         self.message = ""
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("ab") as log:
-            self.process = start(job.arguments, log.fileno(), keep)
+            self.process = start(job.arguments, log.fileno())
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        assert self.process.stdout is not None
         self.say(self.job.sent)
         for line in self.process.stdout:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # cut off by a kill
-            if isinstance(event, dict):
-                self.inbox.put((self, event))
+            with contextlib.suppress(ValueError):  # a kill cut the line off
+                self.inbox.put((self, json.loads(line)))
         self.process.wait()
         self.inbox.put((self, None))
 
     def say(self, content: bytes) -> None:
         """Write to the stdin. Long content waits while the process imports: a pipe holds little."""
-        assert self.process.stdin is not None
-        left = memoryview(content)
         with contextlib.suppress(OSError):  # it has ended
-            while left:
-                left = left[self.process.stdin.write(left) :]
+            self.process.stdin.write(content)
             self.process.stdin.flush()
 
     def outcome(self, stopping: bool) -> Outcome:
         code = self.process.wait()
         seconds = time.monotonic() - self.began
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
+        with contextlib.suppress(OSError):  # it ended before it read everything
+            self.process.stdin.close()
+        self.process.stdout.close()
         if code == 0:
             return Outcome(self.job.name, "finished", seconds)
         if stopping:
@@ -113,24 +89,15 @@ class _Process:
         return Outcome(self.job.name, "failed", seconds, self.message or _how_it_ended(code, self.job.log))
 
 
-def run_jobs(
-    jobs: Iterable[Job],
-    parallel: int,
-    listen: Listener,
-    start: Start,
-    *,
-    keep: Sequence[int] = (),
-) -> tuple[list[Outcome], bool]:
+def run_jobs(jobs: Iterable[Job], parallel: int, listen: Listener, start: Start) -> tuple[list[Outcome], bool]:
     """Run jobs, at most ``parallel`` at a time, in their order; one that fails does not stop the others.
 
     The first Ctrl-C asks the running ones to stop, the second kills them; no further one is started.
 
-    :param keep: file descriptors that the processes inherit.
     :returns: the outcomes in the jobs' order, and whether it was interrupted.
     """
-    order = list(jobs)
-    waiting, running = deque(order), set[_Process]()
-    outcomes = {job.name: Outcome(job.name, "waiting") for job in order}
+    waiting, running = deque(jobs), set[_Process]()
+    outcomes = {job.name: Outcome(job.name, "waiting") for job in waiting}
     inbox: Inbox = queue.Queue()
     interrupts = 0
     try:
@@ -138,7 +105,7 @@ def run_jobs(
             try:
                 while waiting and len(running) < parallel and not interrupts:
                     job = waiting.popleft()
-                    running.add(_Process(job, inbox, start, keep))
+                    running.add(_Process(job, inbox, start))
                     listen(job.name, "start", {})
                 process, event = inbox.get()
                 if event is not None:
@@ -158,7 +125,7 @@ def run_jobs(
     finally:
         for process in running:  # an error of our own: nothing is left behind
             process.process.send_signal(signal.SIGKILL)
-    return [outcomes[job.name] for job in order], bool(interrupts)
+    return list(outcomes.values()), bool(interrupts)
 
 
 def _how_it_ended(code: int, log: Path) -> str:

@@ -1,4 +1,4 @@
-"""A whole sweep: plan, check, run what is not finished yet, report."""
+"""A whole sweep: plan, check, run what is not finished yet, report. Imports no torch until it plans."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig
-from fedcore.base import registry
 from fedcore.base.identity import key, settings
 from fedcore.base.objects import Key, lent
-from fedcore.client.setup import Setup
-from fedcore.data import Dataset
-from fedcore.engines import cores
-from fedcore.hooks.plugins import PluginSet
-from fedcore.models import resolve_device
-from fedcore.runs.resolve import plugin_options, resolve, resolve_trackers
+from fedcore.base.process import cores
 from fedcore.runs.saved import check_code, check_places, code_in, places_in
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.cluster import Cluster, submit_jobs
@@ -27,7 +21,11 @@ from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.given import Given, check_given
 from fedcore_study.sweeps.processes import Job, Listener, Outcome, run_jobs
 from fedcore_study.sweeps.spec import SweepSpec
-from fedcore_study.sweeps.warm import Starter, starting
+from fedcore_study.sweeps.warm import starting
+
+if TYPE_CHECKING:
+    from fedcore.data import Dataset
+    from fedcore.hooks.plugins import PluginSet
 
 MEMORY_PER_RUN = 1.5 * 2**30
 """Bytes that a run is taken to need, for the default of ``parallel``: torch and a data set of CIFAR's size."""
@@ -72,6 +70,9 @@ def resolved(config: RunConfig, plugins: PluginSet | None = None) -> RunConfig:
     :param plugins: the run's, where they are created already.
     :raises ConfigError: and its kin: unknown names or options, plugins that cannot be combined.
     """
+    from fedcore.hooks.plugins import PluginSet
+    from fedcore.runs.resolve import plugin_options, resolve_trackers
+
     options = plugin_options(config, plugins or PluginSet.create(config.plugins))
     return config.model_copy(update={"plugins": options, "trackers": resolve_trackers(config.trackers)})
 
@@ -81,6 +82,10 @@ def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
 
     :raises ConfigError: and its kin, with the run that cannot work: names, options, conflicts, missing data.
     """
+    from fedcore.client.setup import Setup
+    from fedcore.hooks.plugins import PluginSet
+    from fedcore.runs.resolve import resolve
+
     planned: list[tuple[str, RunConfig]] = []
     loaded: dict[str, tuple[RunConfig, Dataset]] = {}
     checked: set[str] = set()
@@ -111,7 +116,6 @@ def run_sweep(
     rounds: int | None = None,
     parallel: int | None = None,
     listen: Listener = lambda name, event, details: None,
-    start: Starter | None = None,
     allow_code: bool = False,
     allow_outside: bool = False,
     submit: Cluster | None = None,
@@ -128,28 +132,21 @@ def run_sweep(
         runs go on.
     :param parallel: runs side by side; default one per core as far as memory allows, one on a CUDA device.
     :param listen: called with a run's name, an event (``plan``, ``start``, ``round``, an outcome's status), details.
-    :param start: starts the processes; default one of its own.
     :param allow_code: import what runs that ``out`` holds already name as ``module:...``; those of ``spec`` are yours.
     :param allow_outside: let their trackers write outside of their directories.
     :param submit: run each as a job of submitit's, with ``parameters`` of its executor.
     :param given: the objects that names of ``spec`` stand for.
     :raises ConfigError: and its kin, before anything runs.
     """
-    if parallel is not None and parallel < 1:
-        raise ConfigError(f"--parallel is {parallel}; at least one run has to be running")
     objects = {} if given is None else given.found
-    sent = b"" if given is None else given.as_bytes()
-    with (
-        lent(objects),
-        contextlib.nullcontext(start) if start is not None or submit is not None else starting() as start,
-    ):
-        if start is not None and spec is not None:
-            start.preload(_modules(config for _, config in spec.cells()))
+    # The process that forks the runs imports torch while this one does, to plan.
+    with lent(objects), starting() if submit is None else contextlib.nullcontext() as start:
+        sent = b"" if given is None else given.as_bytes()
         planned = plan_sweep(spec) if spec else []
         directory = SweepDirectory(out)
         if spec is None:
             directory.plan()  # there must be one, before a lock file is written
-        with directory.lock() as lock:
+        with directory.lock():
             names = list(directory.plan()) if spec is None else directory.add(spec.as_yaml(), planned, rounds)
             configs = directory.plan()
             check_given(objects, {directory.run_directory(name): configs[name] for name in names})
@@ -185,7 +182,7 @@ def run_sweep(
                 )
             else:
                 assert start is not None
-                ran, interrupted = run_jobs(jobs, parallel, listening, start, keep=(lock,))
+                ran, interrupted = run_jobs(jobs, parallel, listening, start)
     found = {outcome.name: outcome for outcome in ran}
     outcomes = [found.get(name) or Outcome(name, "finished") for name in names]
     return SweepResult(directory.path, outcomes, interrupted, objects)
@@ -204,14 +201,10 @@ def _check_permissions(
             check_places(places_in(config, folder), source, allow=outside, own=places)
 
 
-def _modules(configs: Iterable[RunConfig]) -> list[str]:
-    """Return the modules of the runs' installed plugins."""
-    points = registry.available("plugin")
-    return sorted({points[name].module for config in configs for name in config.plugins if name in points})
-
-
-def default_parallel(configs: Any) -> int:
+def default_parallel(configs: Iterable[RunConfig]) -> int:
     """Return how many runs go side by side: one per core as far as memory allows, one on a CUDA device."""
+    from fedcore.models import resolve_device
+
     if any(resolve_device(config.device).type == "cuda" for config in configs):
         return 1
     return max(1, min(cores(), int(available_memory() / MEMORY_PER_RUN)))
