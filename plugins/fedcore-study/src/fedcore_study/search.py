@@ -6,11 +6,9 @@ Trials are proposed four at a time, whatever the number of processors: a search 
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,12 @@ from fedcore.base import registry
 from fedcore.base.errors import flag_of
 from fedcore.base.files import parse_json, write_text
 from fedcore.base.identity import full_name, settings
+from fedcore.base.process import cores
 from fedcore.base.safe_yaml import read_yaml, write_yaml
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.directory import STUDY
-from fedcore_study.sweeps.processes import Job, Outcome, run_jobs
+from fedcore_study.sweeps.processes import Job, Start, run_jobs
+from fedcore_study.sweeps.run import default_parallel, resolved
 from fedcore_study.sweeps.spec import SweepSpec, axis_name
 from fedcore_study.sweeps.warm import starting
 
@@ -34,7 +34,7 @@ TOGETHER = 4
 NOTHING_HELD_OUT = "no round was evaluated on held-out parts: the clients hold too few samples"
 
 Listener = Callable[[int, str, Mapping[str, Any]], None]
-"""Called with a trial's number, an event (``start``, ``round``, ``finished``, ``pruned``, ``failed``), its details."""
+"""Called with a trial's number, an event (``start``, ``finished``, ``pruned``, ``failed``), its details."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,7 @@ def parse_search(text: str) -> Axis:
         if not (equals and values) or scale not in ("", "log") or (colon and not scale):
             raise ValueError("neither a range nor values")
         if not dots:
-            choices = tuple(read_yaml(part) for part in values.split(","))
-            return Axis(axis, choices=choices)
+            return Axis(axis, choices=tuple(read_yaml(f"[{values}]")))
         bounds = [float(part) if set(part) & set(".eE") else int(part) for part in (low, high)]
         if bounds[0] >= bounds[1] or (scale and bounds[0] <= 0):
             raise ValueError("the first bound must be the lower one, and above 0 on a logarithmic scale")
@@ -118,8 +117,6 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
     :raises ConfigError: Optuna is not installed, runs have no held-out parts, an axis is no option of a trial, or a
         choice or bound is no value of its option.
     """
-    from fedcore_study.sweeps.run import resolved
-
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError("--optuna needs optuna, which is not installed: pip install optuna")
     if not axes:
@@ -164,35 +161,37 @@ def search(
     check_search(spec, axes)
     _check_study(out / STUDY)
     with starting() as start:
-        seed, base = spec.seeds[0], spec.run({}, spec.seeds[0])
-        optuna: Any = import_module("optuna")
-        from fedcore.engines import cores
-        from fedcore_study.sweeps.run import default_parallel
+        import optuna
 
+        base = spec.run({}, spec.seeds[0])
         parallel = parallel or min(TOGETHER, default_parallel([base]))
         workers = None if parallel == 1 else cores() // parallel if cores() > parallel else 0
         out.mkdir(parents=True, exist_ok=True)
-        with _quiet(optuna):
-            storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / STUDY)))
-            study = optuna.create_study(
-                study_name="fedcore",
-                direction="maximize",
-                storage=storage,
-                load_if_exists=True,
-                pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=base.rounds // 4),
-            )
-            _check_same(study, base, axes, out / STUDY)
-            study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))  # other draws where it goes on
-            left = trials - sum(trial.state.is_finished() for trial in study.trials)
-            while left > 0:
-                asked = [study.ask() for _ in range(min(max(TOGETHER, parallel), left))]
-                batch = _Batch(optuna, spec, axes, out.resolve(), asked, workers, listen)
-                outcomes, interrupted = run_jobs(batch.jobs(), parallel, batch, start)
-                batch.tell(study, outcomes)
-                if interrupted:
-                    raise KeyboardInterrupt
-                left -= len(asked)
-    return _result(study, axes, out, spec, seed)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # the listener reports trials
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / STUDY)))
+        study = optuna.create_study(
+            study_name="fedcore",
+            direction="maximize",
+            storage=storage,
+            load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=base.rounds // 4),
+        )
+        _check_same(study, base, axes, out / STUDY)
+        # A study that goes on must not draw what it drew before.
+        study.sampler = optuna.samplers.TPESampler(seed=spec.seeds[0] + len(study.trials))
+        left = trials - sum(trial.state.is_finished() for trial in study.trials)
+        while left > 0:
+            proposed = [study.ask() for _ in range(min(max(TOGETHER, parallel), left))]
+            batch = _Batch(spec, axes, out.resolve(), proposed, workers, listen)
+            interrupted = batch.run(parallel, start)
+            for asked in batch.asked.values():
+                if asked.state:
+                    value = max(asked.found) if asked.state == "complete" else None
+                    study.tell(asked.trial, value, state=optuna.trial.TrialState[asked.state.upper()])
+            if interrupted:
+                raise KeyboardInterrupt
+            left -= len(proposed)
+    return _result(study, axes, out, spec)
 
 
 def _check_study(file: Path) -> None:
@@ -222,24 +221,33 @@ def _check_same(study: Any, base: RunConfig, axes: Sequence[Axis], file: Path) -
         study.set_user_attr("asked", asked)
         return
     for name in kept | asked:
-        if kept.get(name) != asked.get(name):
-            before, now = (_words(values, name) for values in (kept, asked))
+        before, now = (values.get(name, "not given") for values in (kept, asked))
+        if before != now:
             raise ConfigError(
                 f"{file} is of another search: {name} was {before} and is {now} now. Give the same options to go on, "
                 "or name another --out, for a new search"
             )
 
 
-def _words(values: Mapping[str, Any], name: str) -> str:
-    return str(values[name]) if name in values else "not given"
+@dataclass
+class _Asked:
+    """A trial that was proposed and is under way."""
+
+    trial: Any
+    """Optuna's."""
+    options: dict[str, Any]
+    found: list[float] = field(default_factory=list)
+    """The accuracies of the rounds until now."""
+    pruned: bool = False
+    state: str = ""
+    """How it ended, as Optuna names it; empty while it runs, and for good if it was interrupted."""
 
 
 class _Batch:
-    """Trials that were proposed together: their jobs, and what is heard of them."""
+    """Trials that were proposed together. The study learns of their ends when all have ended."""
 
     def __init__(
         self,
-        optuna: Any,
         spec: SweepSpec,
         axes: Sequence[Axis],
         out: Path,
@@ -247,69 +255,45 @@ class _Batch:
         workers: int | None,
         listen: Listener,
     ) -> None:
-        self._states, self._out, self._workers, self._tell = optuna.trial.TrialState, out, workers, listen
-        self._trials = {_name(trial.number): trial for trial in trials}
-        self._options = {name: _drawn(spec, axes, trial) for name, trial in self._trials.items()}
-        self._configs: dict[str, RunConfig] = {}
-        self._wrong: dict[str, str] = {}
-        for name, options in self._options.items():
+        self._spec, self._out, self._workers, self._listen = spec, out, workers, listen
+        self.asked = {_name(trial.number): _Asked(trial, _drawn(spec, axes, trial)) for trial in trials}
+        """In the order of the proposals."""
+
+    def run(self, parallel: int, start: Start) -> bool:
+        """Run the trials; returns whether they were interrupted. Options that make no run fail their trial."""
+        jobs = []
+        for name, asked in self.asked.items():
             try:
-                self._configs[name] = spec.run(options, spec.seeds[0])
+                config = self._spec.run(asked.options, self._spec.seeds[0])
             except FedcoreError as error:
-                self._wrong[name] = str(error)
-        self._found: dict[str, list[float]] = {name: [] for name in self._trials}
-        self._pruned: set[str] = set()
-
-    def jobs(self) -> list[Job]:
-        """Return a job for each trial whose options make a run."""
-        made = []
-        for name, config in self._configs.items():
-            folder = self._out / "runs" / name
-            task = Task(str(folder), config.model_dump(mode="json"), self._workers, judged=True)
-            made.append(Job(name, [task.as_text()], self._out / "logs" / f"{name}.log"))
-        return made
-
-    def __call__(self, name: str, event: str, details: Mapping[str, Any]) -> bool:
-        """Take an event of a trial; returns False if the trial is pruned."""
-        trial = self._trials[name]
-        if event == "start":
-            self._tell(trial.number, "start", {"options": self._options[name]})
-        elif event in ("finished", "failed"):
-            self._ended(name, details["message"], finished=event == "finished")
-        if event != "round":
-            return True
-        accuracy = details["validation"]
-        self._tell(trial.number, "round", {"round": details["round"], "accuracy": accuracy})
-        if accuracy is None:
-            return True
-        self._found[name].append(accuracy)
-        trial.report(accuracy, details["round"] - 1)
-        if trial.should_prune():
-            self._pruned.add(name)
-        return name not in self._pruned
-
-    def tell(self, study: Any, outcomes: Sequence[Outcome]) -> None:
-        """Tell the study how trials ended, in the order of their proposals; of those that did not end, nothing."""
-        status = {outcome.name: outcome.status for outcome in outcomes}
-        for name, trial in self._trials.items():
-            if name in self._wrong:
-                self._ended(name, self._wrong[name], finished=False)
-            if status.get(name) in ("stopped", "waiting"):
+                self._end(asked, str(error))
                 continue
-            if name in self._pruned:
-                study.tell(trial, state=self._states.PRUNED)
-            elif status.get(name) == "finished" and self._found[name]:
-                study.tell(trial, max(self._found[name]))
-            else:
-                study.tell(trial, state=self._states.FAIL)
+            task = Task(str(self._out / "runs" / name), config.model_dump(mode="json"), self._workers, judged=True)
+            jobs.append(Job(name, [task.as_text()], self._out / "logs" / f"{name}.log"))
+        return run_jobs(jobs, parallel, self._hear, start)[1]
 
-    def _ended(self, name: str, message: str, *, finished: bool) -> None:
-        """Tell the listener how a trial ended."""
-        number, found = self._trials[name].number, self._found[name]
-        if finished and found:
-            self._tell(number, "pruned" if name in self._pruned else "finished", {"accuracy": max(found)})
+    def _hear(self, name: str, event: str, details: Mapping[str, Any]) -> bool:
+        """Take an event of a trial; returns False if the trial is pruned."""
+        asked = self.asked[name]
+        if event == "start":
+            self._listen(asked.trial.number, "start", {"options": asked.options})
+        elif event in ("finished", "failed"):
+            self._end(asked, details["message"])
+        elif event == "round" and (accuracy := details["validation"]) is not None:
+            asked.found.append(accuracy)
+            asked.trial.report(accuracy, details["round"] - 1)
+            asked.pruned = asked.trial.should_prune()
+        return not asked.pruned
+
+    def _end(self, asked: _Asked, problem: str) -> None:
+        """Keep how a trial ended, and tell the listener. It also failed if it gave no accuracy."""
+        if problem or not asked.found:
+            asked.state = "fail"
+            self._listen(asked.trial.number, "failed", {"message": problem or NOTHING_HELD_OUT})
         else:
-            self._tell(number, "failed", {"message": message or NOTHING_HELD_OUT})
+            asked.state = "pruned" if asked.pruned else "complete"
+            event = "pruned" if asked.pruned else "finished"
+            self._listen(asked.trial.number, event, {"accuracy": max(asked.found)})
 
 
 def _drawn(spec: SweepSpec, axes: Sequence[Axis], trial: Any) -> dict[str, Any]:
@@ -328,33 +312,20 @@ def _name(number: int) -> str:
     return f"trial-{number:04d}"
 
 
-def _result(study: Any, axes: Sequence[Axis], out: Path, spec: SweepSpec, seed: int) -> SearchResult:
-    by_name = {axis.name: axis for axis in axes}
+def _result(study: Any, axes: Sequence[Axis], out: Path, spec: SweepSpec) -> SearchResult:
+    choices = {axis.name: axis.choices for axis in axes}
 
-    def options(trial: Any) -> dict[str, Any]:
-        chosen = {name: by_name[name] for name in trial.params if name in by_name}
-        return {n: axis.choices[trial.params[n]] if axis.choices else trial.params[n] for n, axis in chosen.items()}
+    def options(drawn: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: choices[name][value] if choices[name] else value for name, value in drawn.items()}
 
     trials = [
-        Trial(t.number, t.state.name.lower(), t.value, options(t), out / "runs" / _name(t.number))
+        Trial(t.number, t.state.name.lower(), t.value, options(t.params), out / "runs" / _name(t.number))
         for t in study.trials
         if t.state.is_finished()
     ]
     done = [trial for trial in trials if trial.state == "complete"]
     best = max(done, key=lambda trial: trial.value or 0.0, default=None)
     if best is not None:
-        config: RunConfig = spec.run(best.options, seed)
-        values = config.model_dump(mode="json", exclude_defaults=True)
-        write_text(out / BEST, write_yaml(values))
+        config = spec.run(best.options, spec.seeds[0])
+        write_text(out / BEST, write_yaml(config.model_dump(mode="json", exclude_defaults=True)))
     return SearchResult(out, trials, best)
-
-
-@contextlib.contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
-    """Silence Optuna's own log; trials are reported by the listener."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(before)

@@ -35,7 +35,7 @@ def run_search(
         return
 
     def listen(number: int, event: str, details: Mapping[str, Any]) -> None:
-        if quiet or event == "round":
+        if quiet:
             return
         told = details.get("options") or details.get("message") or f"{100 * details['accuracy']:.2f} %"
         if isinstance(told, Mapping):

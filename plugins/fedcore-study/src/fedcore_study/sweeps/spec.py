@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.errors import describe
 from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method, preset_options, short_name
-from fedcore.base.safe_yaml import parse_setting, read_config_file, read_yaml
+from fedcore.base.safe_yaml import parse_setting, read_config_file, read_yaml, write_yaml
 from fedcore_study.words import without_module
 
 MOST_RUNS = 100_000
@@ -124,7 +123,7 @@ class SweepSpec(BaseModel):
 
     def as_yaml(self) -> str:
         """Return the sweep as a file that ``fedcore sweep`` reads."""
-        return yaml.safe_dump(self.model_dump(mode="json", by_alias=True), sort_keys=False)
+        return write_yaml(self.model_dump(mode="json", by_alias=True))
 
     def cells(self) -> Iterator[tuple[str, RunConfig]]:
         """Yield each run of the grid with a readable name, seed by seed; combinations that are equal once.
@@ -210,7 +209,7 @@ def axis_name(name: str) -> str:
 
 
 def parse_axis(text: str) -> tuple[str, list[Json]]:
-    """Split ``alpha=0.1,0.5``; each value is read as YAML, and commas inside brackets do not separate.
+    """Split ``alpha=0.1,0.5``. The values are read as a list in YAML.
 
     :raises ConfigError: the text has another form.
     """
@@ -218,7 +217,7 @@ def parse_axis(text: str) -> tuple[str, list[Json]]:
     if not (equals and name.strip() and values.strip()):
         raise ConfigError(f"--grid {text!r}: write AXIS=VALUE,VALUE, for example --grid alpha=0.1,0.5")
     try:
-        return name.strip(), [read_yaml(part) for part in _split(values)]
+        return name.strip(), read_yaml(f"[{values}]")
     except ValueError as error:
         raise ConfigError(f"--grid {text!r}: a value is not readable as YAML ({error})") from None
 
@@ -303,14 +302,3 @@ def _combination(value: Json) -> Json:
     if isinstance(value, list):
         return [name for item in value for name in (_combination(item) if isinstance(item, str) else [item])]
     return value
-
-
-def _split(text: str) -> list[str]:
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "[{(") - (character in "]})")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part for part in parts if part.strip()]
