@@ -40,8 +40,6 @@ def whole(run: Overview, *, certain: bool = False) -> Removal:
     :raises RunDirectoryError: a process trains the run, or its directory holds links.
     """
     refuse_links(run.path)
-    if run.path.is_symlink():
-        raise RunDirectoryError(f"{run.path} is a link; delete it yourself")
     if run.path.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise ConfigError(f"{run.path} is the current folder or above it; change to another folder first")
     with _held(run.path, certain=certain):

@@ -77,17 +77,14 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, An
     Figures have a third value, the second minus the first. An option that only one of them has is None in the other.
     """
     changed = _pairs(_compared(one["options"]), _compared(other["options"]))
-    measured = _pairs(dict(flat(one["figures"], ".")), dict(flat(other["figures"], ".")), equal=True)
-    spent = {"rounds": (one["rounds"], other["rounds"])}
-    for name in ("bytes.down", "bytes.up", "seconds"):
-        spent[name] = (_at(one, name), _at(other, name))
+    measured = _pairs(_measured(one), _measured(other), equal=True)
     return {
         "runs": [one["path"], other["path"]],
         "options": {name: pair for name, pair in changed.items() if not _without_effect(name)},
         "without_effect": {name: pair for name, pair in changed.items() if _without_effect(name)},
         "figures": {
             name: [a, b, None if number(a) is None or number(b) is None else b - a]
-            for name, (a, b) in {**measured, **spent}.items()
+            for name, (a, b) in measured.items()
             if a is not None or b is not None
         },
         "versions": _pairs(_versions(one), _versions(other)),
@@ -124,6 +121,12 @@ def _pairs(one: Mapping[str, Any], other: Mapping[str, Any], *, equal: bool = Fa
     return {name: pair for name, pair in pairs.items() if equal or pair[0] != pair[1]}
 
 
+def _measured(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a run and what it cost, by name: ``global.accuracy``, ``bytes.up``."""
+    spent = {"rounds": run["rounds"], "bytes": run["bytes"] or {"down": None, "up": None}, "seconds": run["seconds"]}
+    return dict(flat({**run["figures"], **spent}, "."))
+
+
 def _without_effect(name: str) -> bool:
     return name.partition(".")[0] in WITHOUT_EFFECT
 
@@ -136,13 +139,6 @@ def _versions(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any], what: str) -> bool:
     return one["digests"].get(what) is not None and one["digests"].get(what) == other["digests"].get(what)
-
-
-def _at(values: Mapping[str, Any], path: str) -> Any:
-    found: Any = values
-    for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
 
 
 def _resume(run: Overview, config: RunConfig | None) -> str | None:
