@@ -259,12 +259,11 @@ def _found(texts: Sequence[str]) -> list[Overview]:
 
 
 def _parts(method: str | None) -> list[str]:
-    return (method or "").split("+") if method else []
+    return method.split("+") if method else []
 
 
 def _sorted(runs: Sequence[Overview], column: str) -> list[Overview]:
     """Return the runs in the order of a column. Runs without a value come last."""
     value = COLUMNS[column]
-    with_value = [run for run in runs if value(run) is not None]
-    without = [run for run in runs if value(run) is None]
-    return [*sorted(with_value, key=value, reverse=column in DESCENDING), *without]
+    with_value = sorted((run for run in runs if value(run) is not None), key=value, reverse=column in DESCENDING)
+    return with_value + [run for run in runs if value(run) is None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -22,7 +22,8 @@ COLORS = {"finished": "", "stopped": "yellow", "running": "cyan", "broken": "red
 
 def runs_table(runs: Sequence[Overview]) -> Table:
     """Return the table of ``runs list``. It fits into 80 columns: long names are folded."""
-    table = _table("", "when", "run", "method", "data", "rounds", "acc %", "state")
+    headings = ("when", "run", "method", "data", "rounds", "acc %", "state")
+    table = _table("", *headings, right=("rounds", "acc %"), whole=("when", "rounds", "acc %", "state"))
     if any(run.labels.tags for run in runs):
         table.add_column("tags", overflow="fold", max_width=14)
     for run in runs:
@@ -31,11 +32,7 @@ def runs_table(runs: Sequence[Overview]) -> Table:
         cells = [when(run.begun), run.title, run.method or "-", run.dataset or "-", planned, accuracy]
         state = output.text(run.state, style=COLORS[run.state])
         table.add_row(*map(output.text, cells), state, output.text(" ".join(run.labels.tags)))
-    for name in ("when", "rounds", "acc %", "state"):
-        _column(table, name).no_wrap = True
-    for name in ("rounds", "acc %"):
-        _column(table, name).justify = "right"
-    others = [run.protocol for run in runs if run.protocol not in (None, "global")]
+    others = {run.protocol for run in runs} - {None, "global"}
     if others:
         meant = "; ".join(PROTOCOLS[name].heading for name in PROTOCOLS if name in others)
         table.caption, table.caption_justify = output.text(f"* {meant}"), "left"
@@ -53,30 +50,22 @@ def details_tables(run: Mapping[str, Any]) -> Iterator[Table | Text]:
     yield _rows(run["name"] or run["folder"], [*about, ("method", run["method"])])
     yield _rows("Setting", [(name, _value(value)) for name, value in run["setting"].items()])
     if run["figures"]:
-        rows = [
-            [name, PROTOCOLS[name].heading, output.percent(row.get("accuracy")), output.number(row.get("loss"))]
-            for name, row in run["figures"].items()
-        ]
         table = _table("Figures", "protocol", "of what", "accuracy %", "loss")
-        for row in rows:
-            table.add_row(*map(output.text, row))
+        for name, row in run["figures"].items():
+            figures = output.percent(row.get("accuracy")), output.number(row.get("loss"))
+            table.add_row(*map(output.text, (name, PROTOCOLS[name].heading, *figures)))
         yield table
     if run["sessions"]:
         table = _table("Sessions", "began", "commit", "fedcore", "torch", "machine")
         for session in run["sessions"]:
             machine, versions = session.get("machine") or {}, session.get("versions") or {}
             computer = machine.get("gpu") or machine.get("cpu") or "-"
-            cells = [_time(session.get("started")), session.get("commit") or "-"]
-            cells += [
-                versions.get("fedcore", "-"),
-                versions.get("torch", "-"),
-                f"{computer}, {machine.get('cores')} cores",
-            ]
-            table.add_row(*map(output.text, cells))
+            begun_by = [_time(session.get("started")), session.get("commit") or "-"]
+            libraries = [versions.get("fedcore", "-"), versions.get("torch", "-")]
+            table.add_row(*map(output.text, [*begun_by, *libraries, f"{computer}, {machine.get('cores')} cores"]))
         yield table
-    whole = sum(run["files"].values())
-    files = [(name, _size(count)) for name, count in run["files"].items()]
-    yield _rows("Files", [*files, ("all", _size(whole))])
+    files = {**run["files"], "all": sum(run["files"].values())}
+    yield _rows("Files", [(name, output.size(count)) for name, count in files.items()])
     if run["resume"]:
         what = "for more rounds" if run["state"] == "finished" else "go on with"
         yield Text.assemble((f"{what}: ", "bold"), output.clean(run["resume"]))
@@ -93,13 +82,9 @@ def difference_tables(
         yield _pairs("Options", first, second, found["options"])
     else:
         yield Text("The runs have the same options, but for those that cannot change a result.")
-    table = _table("Figures", "", first, second, "difference")
+    table = _table("Figures", "", first, second, "difference", right=(first, second, "difference"))
     for name, (one, other, change) in found["figures"].items():
-        table.add_row(
-            *map(output.text, [name, *(_figure(name, value) for value in (one, other)), _change(name, change)])
-        )
-    for column in table.columns[1:]:
-        column.justify = "right"
+        table.add_row(*map(output.text, [name, _figure(name, one), _figure(name, other), _change(name, change)]))
     yield table
     if found["without_effect"] or found["versions"]:
         rest = {**found["without_effect"], **found["versions"]}
@@ -112,14 +97,12 @@ def difference_tables(
 
 def removals_table(removals: Sequence[Removal]) -> Table:
     """Return the table of what would be deleted."""
-    table = _table("", "run", "state", "rounds", "deleted", "size")
+    figures = ("rounds", "size")
+    table = _table("", "run", "state", "rounds", "deleted", "size", right=figures, whole=figures)
     for removal in removals:
         run = removal.run
         planned = "-" if run.planned is None else f"{run.done}/{run.planned}"
         table.add_row(*map(output.text, [run.folder, run.state, planned, removal.what, output.size(removal.bytes)]))
-    for name in ("rounds", "size"):
-        _column(table, name).justify = "right"
-        _column(table, name).no_wrap = True
     return table
 
 
@@ -181,11 +164,7 @@ def _pairs(title: str, first: str, second: str, pairs: Mapping[str, Sequence[Any
 
 def _rows(title: str, rows: Sequence[tuple[str, str]]) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.title, table.title_justify, table.title_style = (
-        output.text(title) if title else None,
-        "left",
-        "bold not italic",
-    )
+    table.title, table.title_justify, table.title_style = output.text(title), "left", "bold not italic"
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
@@ -193,7 +172,12 @@ def _rows(title: str, rows: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _table(title: str, *headings: str) -> Table:
+def _table(title: str, *headings: str, right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
+    """Return an empty table.
+
+    :param right: headings of columns that are set flush right.
+    :param whole: headings of columns whose cells are not folded.
+    """
     table = Table(
         title=output.text(title) if title else None,
         title_justify="left",
@@ -204,9 +188,6 @@ def _table(title: str, *headings: str) -> Table:
         show_edge=False,
     )
     for heading in headings:
-        table.add_column(output.text(heading), overflow="fold")
+        side: Any = "right" if heading in right else "left"
+        table.add_column(output.text(heading), justify=side, overflow="fold", no_wrap=heading in whole)
     return table
-
-
-def _column(table: Table, heading: str) -> Any:
-    return next(column for column in table.columns if str(column.header) == heading)
