@@ -147,7 +147,7 @@ BAD_INPUT = [
     ("sweep --grid plugin=moon --seeds=", "--seeds"),
     ("sweep --grid plugin=moon --seeds 99999999999", "are too many"),
     ("sweep --grid plugin=moon --seeds=-1,2", "--seed: input should be greater than or equal to 0"),
-    ("sweep --grid plugin=moon --out notes.txt", "notes.txt cannot be written"),
+    ("sweep --grid plugin=moon --out notes.txt", "notes.txt: File exists"),
     # compare, report, reproduce
     ("compare nowhere", "nowhere does not exist. Name folders that train or sweep printed"),
     ("compare .", "is neither a run nor a sweep"),

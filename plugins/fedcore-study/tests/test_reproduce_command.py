@@ -189,7 +189,7 @@ def test_the_list_and_the_dry_run_start_nothing(cli, recipe: Path, tmp_path: Pat
         (("fedprox", "--table", "7", "--row", "fedprox"), "unknown row of Table 7 of fedprox 'fedprox'. Did you mean"),
         (("fedprox", "--table", "7", "--column", "A"), "unknown column of Table 7 of fedprox 'A'. Did you mean 'a'?"),
         (("fedprox", "--row", "FedAvg"), "--row FedAvg: of which table? Add --table N"),
-        (("fedprox", "--table", "7", "--out", "table_7.yaml"), "cannot be written"),
+        (("fedprox", "--table", "7", "--out", "table_7.yaml"), "cannot write"),
     ],
 )
 def test_mistakes(cli, recipe: Path, arguments, says) -> None:

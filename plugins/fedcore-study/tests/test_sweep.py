@@ -273,6 +273,14 @@ class TestDirectory:
         with directory.lock():
             pass
 
+    def test_where_nothing_can_be_locked_a_sweep_works(self, tmp_path, monkeypatch):
+        def flock(descriptor, operation):
+            raise OSError(95, "Operation not supported")
+
+        monkeypatch.setattr("fcntl.flock", flock)
+        with SweepDirectory(tmp_path).lock():
+            pass
+
 
 SLEEP = 'import sys, time; print(\'{"event": "up"}\', flush=True); time.sleep(60)'
 

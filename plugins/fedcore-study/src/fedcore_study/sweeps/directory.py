@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedcore import FedcoreError, RunConfig, RunDirectoryError
-from fedcore.base.files import parse_json, refuse_links, write_json, write_text
+from fedcore.base.files import parse_json, refuse_links, storing, write_json, write_text
 from fedcore.base.identity import digest
 from fedcore.runs.saved import SavedConfig
 from fedcore_study.schedules import follows_rounds
@@ -109,7 +109,7 @@ class SweepDirectory:
     ) -> tuple[dict[str, RunConfig], list[str]]:
         """Return the plan with more runs, and the names of those that are asked for; as :meth:`add`, writes nothing."""
         plan = self.plan() if self.is_one(self.path) else {}
-        if not plan and self.path.exists() and (not self.path.is_dir() or any(self._foreign_files())):
+        if not plan and self.path.is_dir() and any(path.name != ".lock" for path in self.path.iterdir()):
             raise RunDirectoryError(f"--out {self.path} exists already and holds no sweep; choose another directory")
         names = _extend(plan, runs)
         if rounds is not None:
@@ -126,44 +126,41 @@ class SweepDirectory:
 
         :param runs: readable names, from which the folders' names are made, with configurations.
         :param rounds: everything that was ever planned gets at least so many rounds, and is asked for.
-        :raises RunDirectoryError: the folder holds something else, or cannot be written.
+        :raises RunDirectoryError: the folder holds something else.
+        :raises StorageError: the folder cannot be written.
         """
         plan, names = self.extended(runs, rounds)
-        try:
+        with storing(self.path):
             for folder in ("runs", "logs"):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
-            values = {name: config.model_dump(mode="json") for name, config in plan.items()}
-            write_text(self.spec_file, spec)
-            write_json(self.path / "sweep.json", {"format": FORMAT, "runs": values})
-        except OSError as error:
-            raise RunDirectoryError(f"--out {self.path} cannot be written: {error}") from error
+        values = {name: config.model_dump(mode="json") for name, config in plan.items()}
+        write_text(self.spec_file, spec)
+        write_json(self.path / "sweep.json", {"format": FORMAT, "runs": values})
         return names
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other sweeps out of this directory until the block ends.
 
-        :raises RunDirectoryError: another one is at work, the folder cannot be made, or there is a link in it.
+        :raises RunDirectoryError: another one is at work, or there is a link in the folder.
+        :raises StorageError: the folder cannot be made.
         """
         for folder in (self.path, self.path / "runs", self.path / "logs"):
             if folder.is_dir():
                 refuse_links(folder, deep=False)
-        try:
+        with storing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             opened = (self.path / ".lock").open("a")
-        except OSError as error:
-            raise RunDirectoryError(f"--out {self.path} cannot be written: {error}") from error
         with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise RunDirectoryError(
                     f"another sweep is at work in {self.path}; wait for it, or choose another --out"
                 ) from None
+            except OSError:  # a network file system that cannot lock files
+                pass
             yield
-
-    def _foreign_files(self) -> Iterator[Path]:
-        return (path for path in self.path.iterdir() if path.name != ".lock")
 
 
 def _extend(plan: dict[str, RunConfig], runs: Iterable[tuple[str, RunConfig]]) -> list[str]:
