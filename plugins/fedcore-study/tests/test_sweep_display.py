@@ -48,12 +48,12 @@ def test_the_status_names_rounds_accuracy_and_the_time_left() -> None:
     display = SweepDisplay(Console(file=io.StringIO()), clock=clock)
     played(display, clock)
     assert display.status() == (
-        "0 of 3 runs finished; a: 1/4 rounds, 50.00 %, 6.00 s left; b: 6/10 rounds, 8.00 s left; about 11 s left"
+        "all runs: 0/3 finished, about 11 s left; a: 1/4 rounds, 50.00 %, 6.00 s left; b: 6/10 rounds, 8.00 s left"
     )
     display("a", "failed", ended(3, "no memory"))
     display("b", "finished", ended(4))
     display("c", "start", {})
-    assert display.status() == "1 of 3 runs finished; 1 failed; c: 0/4 rounds; about 4.00 s left"
+    assert display.status() == "all runs: 1/3 finished, 1 failed, about 4.00 s left; c: 0/4 rounds"
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -73,7 +73,7 @@ def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, quiet: bool) -
         "note: 1 finished runs go on to more rounds, as with resume --rounds",
         "3 runs, 2 at a time, in sweeps/s",
     ]
-    assert said[3].startswith("0 of 3 runs finished; a: 1/4 rounds, 50.00 %")
+    assert said[3].startswith("all runs: 0/3 finished, about ")
     assert said[-1] == "finished a after 9.00 s, 50.00 %, clients failed: 3.0 of 10 in a round (1/3)"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,6 @@ from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
 from fedcore.cli.settings import typed_code
 from fedcore.runs.saved import check_code, code_in
 from fedcore_study.cli import shared
-from fedcore_study.sweeps.cluster import Cluster
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.run import plan_sweep, run_sweep
 from fedcore_study.sweeps.spec import SweepSpec, override, read_earlier, read_spec
@@ -123,10 +123,10 @@ def sweep(
             raise ConfigError("--optuna runs its trials on this machine; leave --submit and --submit-set out")
         from fedcore_study.cli.search import run_search
 
-        shown = {"as_json": as_json, "quiet": quiet, "dry_run": dry_run}
-        run_search(changed(SweepSpec()), searched or [], trials, out or new_folder(), parallel=parallel, **shown)
+        asked = changed(SweepSpec()), searched or [], trials, out or new_folder()
+        run_search(*asked, parallel=parallel, as_json=as_json, quiet=quiet, dry_run=dry_run)
         return
-    cluster, parameters = _cluster(submit, submitted_with or [])
+    parameters = _parameters(submit, submitted_with or [])
     is_changed = bool(given or grid or seeds or settings or preset)
     spec, folder = _asked_for(source, out, changed if is_changed else None)
     if spec is not None and source is not None:
@@ -154,17 +154,14 @@ def sweep(
             listen=display,
             allow_code=allow_code,
             allow_outside=allow_outside,
-            submit=cluster,
+            submit=submit,
             parameters=parameters,
         )
     for note in _cautions(result.directory):
         output.note(note)
     failed = result.named("failed")
     if as_json:
-        runs = [
-            {"name": o.name, "status": o.status, "seconds": o.seconds, "message": o.message} for o in result.outcomes
-        ]
-        output.print_json({"sweep_dir": str(result.directory), "runs": runs})
+        output.print_json({"sweep_dir": str(result.directory), "runs": list(map(asdict, result.outcomes))})
     for outcome in failed:
         output.error(f"{outcome.name}: {outcome.message}", label="failed")
     path = shlex.quote(str(result.directory))
@@ -179,13 +176,11 @@ def sweep(
         output.line(f"{done}. Compare them with: fedcore compare {path}")
 
 
-def _cluster(submit: str | None, texts: list[str]) -> tuple[Cluster | None, dict[str, Any]]:
-    """Return where runs are submitted to, and the parameters of submitit's executor."""
-    if submit is None:
-        if texts:
-            raise ConfigError("--submit-set is for --submit slurm")
-        return None, {}
-    if submit not in ("slurm", "local"):
+def _parameters(submit: str | None, texts: list[str]) -> dict[str, Any]:
+    """Return the parameters of submitit's executor."""
+    if submit is None and texts:
+        raise ConfigError("--submit-set is for --submit slurm")
+    if submit not in (None, "slurm", "local"):
         raise ConfigError(f"--submit {submit!r}: write slurm or local")
     parameters = {}
     for text in texts:
@@ -196,7 +191,7 @@ def _cluster(submit: str | None, texts: list[str]) -> tuple[Cluster | None, dict
             parameters[name] = read_yaml(value)
         except ValueError as error:
             raise ConfigError(f"--submit-set {text!r}: the value is not valid YAML ({error})") from None
-    return ("slurm" if submit == "slurm" else "local"), parameters
+    return parameters
 
 
 def _cautions(folder: Path) -> list[str]:

@@ -7,7 +7,6 @@ import io
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -76,9 +75,7 @@ class SweepDisplay:
             threading.Thread(target=self._tell, daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Leave the terminal as it should be."""
         self._ended.set()
         self._bars.stop()
@@ -102,11 +99,9 @@ class SweepDisplay:
     def status(self) -> str:
         """Return how far the sweep is, in one line."""
         with self._turn:
-            now, parts = self.clock(), [f"{self.finished} of {self.total} runs finished"]
-            parts += [f"{self.failed} failed"] if self.failed else []
-            parts += [f"{run.name}: {run.words(now)}" for run in self._running.values()]
-            left = self._left()
-            return "; ".join(parts + ([f"about {duration(left)} left"] if left else []))
+            now = self.clock()
+            running = [f"{run.name}: {run.words(now)}" for run in self._running.values()]
+            return "; ".join([f"all runs: {self._words()}", *running])
 
     def _planned(self, details: Mapping[str, Any]) -> None:
         self.total, self.parallel, self._asked = len(details["left"]), details["parallel"], details["rounds"]
@@ -187,12 +182,10 @@ class NotebookSweepDisplay(SweepDisplay):
         self._said: list[str] = []
         self._notes: list[str] = []
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Draw how the sweep ended."""
-        super().__exit__(kind, error, trace)
-        if error is None or self._said:
+        super().__exit__(*raised)
+        if raised[0] is None or self._said:
             self.draw(self.page())
 
     def __call__(self, name: str, event: str, details: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedcore import ConfigError
 from fedcore.base import process
@@ -15,15 +15,13 @@ from fedcore_study.sweeps.child import ALONE
 from fedcore_study.sweeps.processes import Job, Listener, Outcome
 from fedcore_study.sweeps.warm import CHILD
 
-Cluster = Literal["slurm", "local"]
-
 POLL = 1.0
 """Seconds between two looks at the submitted jobs; submitit asks SLURM itself less often."""
 
 
 def submit_jobs(
     jobs: Iterable[Job],
-    cluster: Cluster,
+    cluster: str,
     folder: Path,
     *,
     parallel: int,
@@ -34,6 +32,7 @@ def submit_jobs(
 
     Ctrl-C cancels the submitted ones; SLURM ends them by SIGTERM, at which a run stops with a checkpoint.
 
+    :param cluster: ``slurm`` or ``local``.
     :param folder: for submitit's files, which the nodes see as well.
     :param parameters: of submitit's executor, such as ``slurm_partition`` and ``timeout_min``.
     :raises ConfigError: submitit is not installed, there is no SLURM, or a parameter that it does not have.

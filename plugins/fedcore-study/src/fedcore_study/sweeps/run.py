@@ -16,7 +16,7 @@ from fedcore.base.objects import Key, lent
 from fedcore.base.process import cores
 from fedcore.runs.saved import check_code, check_places, code_in, places_in
 from fedcore_study.sweeps.child import Task
-from fedcore_study.sweeps.cluster import Cluster, submit_jobs
+from fedcore_study.sweeps.cluster import submit_jobs
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.given import Given, check_given
 from fedcore_study.sweeps.processes import Job, Listener, Outcome, run_jobs
@@ -118,7 +118,7 @@ def run_sweep(
     listen: Listener = lambda name, event, details: None,
     allow_code: bool = False,
     allow_outside: bool = False,
-    submit: Cluster | None = None,
+    submit: str | None = None,
     parameters: Mapping[str, Any] | None = None,
     given: Given | None = None,
 ) -> SweepResult:
@@ -134,7 +134,7 @@ def run_sweep(
     :param listen: called with a run's name, an event (``plan``, ``start``, ``round``, an outcome's status), details.
     :param allow_code: import what runs that ``out`` holds already name as ``module:...``; those of ``spec`` are yours.
     :param allow_outside: let their trackers write outside of their directories.
-    :param submit: run each as a job of submitit's, with ``parameters`` of its executor.
+    :param submit: run each as a job of submitit's on ``slurm`` or ``local``, with ``parameters`` of its executor.
     :param given: the objects that names of ``spec`` stand for.
     :raises ConfigError: and its kin, before anything runs.
     """
