@@ -29,7 +29,7 @@ from fedcore_study.sweeps.warm import starting
 BEST = "best.yaml"
 
 TOGETHER = 4
-"""Trials that are proposed at a time: each of them knows those before, and not the others."""
+"""The number of trials that are proposed together, from the results of the trials before them."""
 
 NOTHING_HELD_OUT = "no round was evaluated on held-out parts: the clients hold too few samples"
 
@@ -162,17 +162,18 @@ def search(
     _check_study(out / STUDY)
     with starting() as start:
         import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
 
         base = spec.run({}, spec.seeds[0])
         parallel = parallel or min(TOGETHER, default_parallel([base]))
         workers = None if parallel == 1 else cores() // parallel if cores() > parallel else 0
         out.mkdir(parents=True, exist_ok=True)
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # the listener reports trials
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / STUDY)))
         study = optuna.create_study(
             study_name="fedcore",
             direction="maximize",
-            storage=storage,
+            storage=JournalStorage(JournalFileBackend(str(out / STUDY))),
             load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=base.rounds // 4),
         )

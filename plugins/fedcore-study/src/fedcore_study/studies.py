@@ -208,8 +208,7 @@ def _asked_for(
 ) -> tuple[SweepSpec | None, Path, bool]:
     """Return the grid, None for all that a folder has planned; the sweep's folder; and whether that sweep goes on."""
     base = {name: given.named(name, value) for name, value in options.items()}
-    goes_on = grid is None and out is not None and SweepDirectory.is_one(out)
-    if goes_on and out is not None:
+    if grid is None and out is not None and SweepDirectory.is_one(out):
         if not (base or settings or preset or seeds is not None):
             return None, out, True
         return changed(read_earlier(SweepDirectory(out).spec_file), base, {}, seeds, settings, preset=preset), out, True
@@ -225,8 +224,8 @@ def _asked_for(
 
 def _axis(given: Given, name: str, values: Any) -> Any:
     """Return an axis's values by their names; a single value is an axis of one."""
-    single = not isinstance(values, (list, tuple))
-    return given.named(name, values) if single else [given.named(name, value) for value in values]
+    listed = values if isinstance(values, (list, tuple)) else [values]
+    return [given.named(name, value) for value in listed]
 
 
 def _listed(runs: Runs | Iterable[Runs]) -> list[Any]:

@@ -31,7 +31,7 @@ class Labels:
     def checked(cls, values: Mapping[str, Any]) -> Labels:
         """Return the labels in a mapping.
 
-        :raises ConfigError: a value is none that ``train`` takes.
+        :raises ConfigError: ``train`` refuses a value.
         """
         config = RunConfig.create({name: values[name] for name in LABELS if values.get(name) is not None})
         return cls(config.name, tuple(config.tags), config.note)
@@ -41,7 +41,7 @@ class Labels:
     ) -> Labels:
         """Return other labels. An empty name or note removes it; None keeps it.
 
-        :raises ConfigError: a value is none that ``train`` takes.
+        :raises ConfigError: ``train`` refuses a value.
         """
         dropped = set(remove)
         tags = [*(tag for tag in self.tags if tag not in dropped), *add]

@@ -1,4 +1,4 @@
-"""One line about each run below a folder, from a few small files and the end of metrics.jsonl."""
+"""One line about each run below a folder, from a few small files; of an unfinished run also from metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import datetime
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -21,7 +21,7 @@ from fedcore_study.runs.labels import Labels, read_labels
 from fedcore_study.words import without_module
 
 State = Literal["finished", "stopped", "running", "broken"]
-STATES: tuple[State, ...] = ("finished", "stopped", "running", "broken")
+STATES: tuple[State, ...] = get_args(State)
 
 RUNS, SWEEPS = Path("runs"), Path("sweeps")
 """The folders in which ``train`` makes its run directories, and ``sweep`` its folders."""
@@ -64,9 +64,7 @@ class Overview:
         return {
             "path": str(self.path),
             "folder": self.folder,
-            "name": self.labels.name,
-            "tags": list(self.labels.tags),
-            "note": self.labels.note,
+            **asdict(self.labels),
             "state": self.state,
             "problem": self.problem or None,
             "begun": self.begun.isoformat() if self.begun else None,

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedcore.base.identity import CHANGEABLE, WITHOUT_EFFECT
 from fedcore.base.objects import Key, lent, unpickled
 from fedcore.base.process import end_without_collecting, importing, keep_freed_memory
 from fedcore.base.protocols import EVALUATED, VALIDATION
-from fedcore_study.sweeps.processes import GO, STOP
+from fedcore_study.sweeps.processes import STOP
 
 FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130
 ALONE = "alone"
@@ -46,7 +46,7 @@ class Task:
     judged: bool = False
     """The run is new, and waits after each round for a verdict on stdin: ``STOP`` ends it there."""
     objects: int = 0
-    """How many bytes of objects stdin begins with."""
+    """The number of bytes of objects at the beginning of stdin."""
 
     def as_text(self) -> str:
         """Return the task as the argument of the process."""
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
         if ALONE not in arguments:
             threading.Thread(target=_stop_with_parent, args=(verdicts,), daemon=True).start()
         with lent(given):
-            _run(task, tell, verdicts.get if task.judged else lambda: GO)
+            _run(task, tell, verdicts)
     except _Judged:
         return FINISHED
     except KeyboardInterrupt:
@@ -100,7 +100,7 @@ def _objects(size: int) -> dict[Key, Any]:
     return given
 
 
-def _run(task: Task, tell: Any, verdict: Callable[[], bytes]) -> None:
+def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
     with importing():
         from fedcore.runs import experiment
     from fedcore.runs.directory import RunDirectory
@@ -115,7 +115,7 @@ def _run(task: Task, tell: Any, verdict: Callable[[], bytes]) -> None:
             found = {"accuracy": accuracy_of(metrics, EVALUATED), "validation": accuracy_of(metrics, VALIDATION)}
             clients = {"clients": len(details["cohort"]), "lost": lost(details)}
             tell("round", round=details["round"] + 1, **found, **clients, waits=task.judged)
-            if verdict() == STOP:
+            if task.judged and verdicts.get() == STOP:
                 raise _Judged
         elif event == "note":
             tell("note", note=details["message"])
@@ -147,7 +147,7 @@ def accuracy_of(metrics: Mapping[str, Any] | None, protocols: Iterable[str]) -> 
 
 
 def _stop_with_parent(verdicts: queue.Queue[bytes]) -> None:
-    """Hand on what the sweep's process says. It ends when that process does: then the run stops."""
+    """Pass on the verdicts of the sweep's process. When that process ends, its end of stdin closes: stop the run."""
     while said := os.read(0, 1):
         verdicts.put(said)
     os.kill(os.getpid(), signal.SIGINT)

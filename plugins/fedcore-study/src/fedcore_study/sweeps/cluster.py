@@ -1,4 +1,4 @@
-"""Runs of a sweep as jobs that submitit submits: to SLURM, or to this machine, which tries the same way."""
+"""Submit the runs of a sweep as jobs with submitit: to SLURM, or to this machine, to try it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def submit_jobs(
     parameters: Mapping[str, Any],
     listen: Listener,
 ) -> tuple[list[Outcome], bool]:
-    """Submit jobs, at most ``parallel`` at a time, and wait for them; as :func:`run_jobs` does on this machine.
+    """Submit jobs, at most ``parallel`` at a time, and wait for them. Returns what :func:`run_jobs` returns.
 
     Ctrl-C cancels the submitted ones; SLURM ends them by SIGTERM, at which a run stops with a checkpoint.
 

@@ -107,7 +107,10 @@ class SweepDirectory:
     def extended(
         self, runs: Iterable[tuple[str, RunConfig]], rounds: int | None = None
     ) -> tuple[dict[str, RunConfig], list[str]]:
-        """Return the plan with more runs, and the names of those that are asked for; as :meth:`add`, writes nothing."""
+        """Return the plan with more runs, and the names of those that are asked for. Nothing is written.
+
+        Parameters and errors are as for :meth:`add`.
+        """
         plan = self.plan() if self.is_one(self.path) else {}
         if not plan and self.path.is_dir() and any(path.name != ".lock" for path in self.path.iterdir()):
             raise RunDirectoryError(f"--out {self.path} exists already and holds no sweep; choose another directory")

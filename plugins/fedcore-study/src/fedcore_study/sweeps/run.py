@@ -31,7 +31,7 @@ MEMORY_PER_RUN = 1.5 * 2**30
 """Bytes that a run is taken to need, for the default of ``parallel``: torch and a data set of CIFAR's size."""
 
 LOADED = ("dataset", "model", "augment", "public", "weights", "precision")
-"""Options, beside those of the machine, for which a plan loads the data anew."""
+"""Options for which a plan loads the data again, next to the data folder, the engine and the device."""
 
 COMBINED = (
     *("plugins", "projection", "buffers", "optimizer", "local_epochs", "local_steps"),
@@ -68,7 +68,7 @@ def resolved(config: RunConfig, plugins: PluginSet | None = None) -> RunConfig:
     """Return a run with all options of its plugins and trackers, as a sweep's plan has it; loads no data.
 
     :param plugins: the run's, where they are created already.
-    :raises ConfigError: and its kin: unknown names or options, plugins that cannot be combined.
+    :raises ConfigError: or a subclass. A name or option is unknown, or plugins cannot be combined.
     """
     from fedcore.hooks.plugins import PluginSet
     from fedcore.runs.resolve import plugin_options, resolve_trackers
@@ -80,7 +80,7 @@ def resolved(config: RunConfig, plugins: PluginSet | None = None) -> RunConfig:
 def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
     """Return the runs of a sweep, each with a readable name, checked as far as possible before they run.
 
-    :raises ConfigError: and its kin, with the run that cannot work: names, options, conflicts, missing data.
+    :raises ConfigError: or a subclass, with the run that cannot work: names, options, conflicts, missing data.
     """
     from fedcore.client.setup import Setup
     from fedcore.hooks.plugins import PluginSet
@@ -136,7 +136,7 @@ def run_sweep(
     :param allow_outside: let their trackers write outside of their directories.
     :param submit: run each as a job of submitit's on ``slurm`` or ``local``, with ``parameters`` of its executor.
     :param given: the objects that names of ``spec`` stand for.
-    :raises ConfigError: and its kin, before anything runs.
+    :raises ConfigError: or a subclass. Nothing has run by then.
     """
     objects = {} if given is None else given.found
     # The process that forks the runs imports torch while this one does, to plan.
