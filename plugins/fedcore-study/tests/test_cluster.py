@@ -43,6 +43,25 @@ def test_an_interrupt_cancels_what_is_submitted(tmp_path, monkeypatch):
     assert [outcome.status for outcome in outcomes] == ["stopped", "waiting"]
 
 
+def test_a_job_that_slurm_refuses_is_a_failed_run(tmp_path, monkeypatch):
+    import submitit
+
+    def refused(executor, function):
+        raise submitit.core.utils.FailedJobError("sbatch: error: invalid partition specified: gpuu")
+
+    monkeypatch.setattr(submitit.AutoExecutor, "submit", refused)
+    monkeypatch.setattr(cluster, "POLL", 0.0)
+    heard = []
+    jobs = [processes.Job(name, ["{}"], tmp_path / "log") for name in ("one", "two")]
+    outcomes, stopped = cluster.submit_jobs(
+        jobs, "local", tmp_path / "jobs", parallel=1, parameters={}, listen=lambda *event: heard.append(event[:2])
+    )
+    assert not stopped
+    assert [outcome.status for outcome in outcomes] == ["failed", "failed"]
+    assert outcomes[0].message == "it could not be submitted: sbatch: error: invalid partition specified: gpuu"
+    assert heard == [("one", "start"), ("one", "failed"), ("two", "start"), ("two", "failed")]
+
+
 def test_unknown_parameters_and_a_missing_cluster_are_named(tmp_path):
     for name, parameters in (("local", {"partitions": 1}), ("slurm", {})):
         with pytest.raises(ConfigError, match=f"--submit {name}: "):

@@ -49,20 +49,27 @@ def submit_jobs(
     waiting, running = deque(jobs), dict[str, tuple[Any, float]]()
     outcomes = {job.name: Outcome(job.name, "waiting") for job in waiting}
     interrupted = False
+
+    def end(outcome: Outcome) -> None:
+        outcomes[outcome.name] = outcome
+        listen(outcome.name, outcome.status, {"seconds": outcome.seconds, "message": outcome.message})
+
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
                 job = waiting.popleft()
                 command = process.command(CHILD, *job.arguments, ALONE)
                 function = submitit.helpers.CommandFunction(command, verbose=False, env=process.environment())
-                running[job.name] = executor.submit(function), time.monotonic()
                 listen(job.name, "start", {})
+                try:
+                    running[job.name] = executor.submit(function), time.monotonic()
+                except RuntimeError as error:  # sbatch refuses it: no such partition, too many jobs of this user
+                    end(Outcome(job.name, "failed", message=f"it could not be submitted: {str(error).strip()}"))
             time.sleep(POLL)
             for name, (handle, began) in list(running.items()):
                 if handle.done():
                     del running[name]
-                    outcome = outcomes[name] = _outcome(name, handle, time.monotonic() - began)
-                    listen(name, outcome.status, {"seconds": outcome.seconds, "message": outcome.message})
+                    end(_outcome(name, handle, time.monotonic() - began))
     except KeyboardInterrupt:
         interrupted = True
         for name, (handle, began) in running.items():
