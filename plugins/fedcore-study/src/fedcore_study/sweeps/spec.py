@@ -152,11 +152,11 @@ class SweepSpec(BaseModel):
         values = {**self.base, **{name: value for name, value in choice.items() if "." not in name}}
         where = ", ".join(f"{name}={value}" for name, value in choice.items())
         source = f"run {where}" if where else ""
-        chosen = RunConfig.create({"plugins": _combination(values.pop("plugins", {}))}, source=source).plugins
-        plugins = {name: dict(options) for name, options in chosen.items()}
+        given = {"plugins": _combination(values.pop("plugins", {})), "trackers": values.pop("trackers", {})}
+        chosen = RunConfig.create(given, source=source)
+        plugins = {name: dict(options) for name, options in chosen.plugins.items()}
+        trackers = {name: dict(options) for name, options in chosen.trackers.items()}
         options = {name: value for name, value in choice.items() if "." in name}
-        listed = RunConfig.create({"trackers": values.pop("trackers", {})}, source=source).trackers
-        trackers = {name: dict(given) for name, given in listed.items()}
         for target, value in {**self.settings, **options}.items():
             name, _, option = target.rpartition(".")
             name = full_name(name, [*plugins, *trackers])
