@@ -86,11 +86,9 @@ class Starter:
         stdin, ours = os.pipe()
         theirs, stdout = os.pipe()
         status, ended = os.pipe()
-        try:
-            socket.send_fds(self._channel, [json.dumps(list(arguments)).encode()], [ended, stdin, stdout, log])
-        finally:
-            for descriptor in (ended, stdin, stdout):
-                os.close(descriptor)
+        socket.send_fds(self._channel, [json.dumps(list(arguments)).encode()], [ended, stdin, stdout, log])
+        for descriptor in (ended, stdin, stdout):
+            os.close(descriptor)
         return WarmProcess(status, ours, theirs)
 
     def close(self) -> None:
