@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "results.md"
 @pytest.mark.slow
 def test_the_page_and_its_pictures_are_made_from_the_evidence():
     evidence = read_all(ROOT / "results")
-    recipes = find_recipes().recipes
+    recipes = find_recipes(print)
     text = PAGE.read_text(encoding="utf-8")
     assert filled(text, evidence, recipes, list(cells(recipes))) == text, "run: make results"
     assert not unplaced(text, evidence)

@@ -76,9 +76,10 @@ def write(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def installed():
-    found = find_recipes()
-    assert not found.broken
-    return {(recipe.method, recipe.table): recipe for recipe in found.recipes}
+    broken = []
+    found = find_recipes(broken.append)
+    assert not broken
+    return {(recipe.method, recipe.table): recipe for recipe in found}
 
 
 CURVE = {"name": "theirs", "column": "a", "source": "a log", "round": [1, 2], "accuracy": [40, 60]}
@@ -153,7 +154,7 @@ class TestInstalled:
 
     def test_finding_them_imports_no_torch_and_no_plugin(self):
         code = (
-            "import sys; from fedcore_study.reproduce.find import find_recipes; assert find_recipes().recipes;"
+            "import sys; from fedcore_study.reproduce.find import find_recipes; assert find_recipes(print);"
             "print([name for name in ('torch', 'fedcore_fedcd') if name in sys.modules])"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -294,26 +295,30 @@ class TestFind:
 
     def test_a_third_partys_recipe_is_found_by_its_package_alone(self, third_party):
         self.write(third_party)
-        recipe, broken = find_recipe("strange", "7")
+        broken = []
+        recipe = find_recipe(broken.append, "strange", "7")
         assert recipe.file == third_party / "recipes" / "table_7.yaml"
+        assert find_recipe(broken.append, "strange", "vii") == recipe
         assert not broken
-        assert find_recipe("strange", "vii")[0] == recipe
 
     def test_a_broken_recipe_is_told_and_hides_no_other(self, third_party):
         self.write(third_party)
         self.write(third_party, "table_8.yaml", table="eight")
-        assert find_recipe("strange", "7")[0].table == 7
-        found = find_recipes()
-        assert len(found.broken) == 1
-        assert ("fedcd", 1) in {(recipe.method, recipe.table) for recipe in found.recipes}
-        with pytest.raises(ConfigError, match=r"table_8\.yaml: table: input should be a valid integer"):
-            find_recipe("strange", "8")
+        broken = []
+        found = find_recipes(broken.append)
+        assert {("strange", 7), ("fedcd", 1)} <= {(recipe.method, recipe.table) for recipe in found}
+        with pytest.raises(UnknownNameError, match=r"unknown table of strange '8'. Known: 7."):
+            find_recipe(broken.append, "strange", "8")
+        assert len(broken) == 2
+        assert all("table_8.yaml: table: input should be a valid integer" in message for message in broken)
 
     def test_two_recipes_of_one_table_are_refused(self, third_party):
         self.write(third_party)
         self.write(third_party, "table_7b.yaml")
-        (error,) = find_recipes().broken
-        assert "table_7b.yaml is about table 7 of strange, as is " in str(error)
+        broken = []
+        find_recipes(broken.append)
+        assert "table_7b.yaml is about table 7 of strange, as is " in broken[0]
+        assert len(broken) == 1
 
     @pytest.mark.sampled(3)
     @pytest.mark.parametrize(
@@ -329,7 +334,7 @@ class TestFind:
     def test_unknown_names(self, method, table, says, monkeypatch):
         monkeypatch.setitem(registry.packages()["plugin"], "absent", "fedcore-absent")
         with pytest.raises(ConfigError) as error:
-            find_recipe(method, table)
+            find_recipe(print, method, table)
         assert says in str(error.value)
 
     def test_every_file_is_listed_once(self):

@@ -236,14 +236,17 @@ def test_a_run_that_stopped_early_is_complete_and_a_refused_one_keeps_no_other_o
 
     options = {**RECIPE["base"], "alpha": 0.5, "rounds": 2, "seed": 4, "out": tmp_path / "early"}
     fedcore.run(**options, on_round=lambda row: True, notify=lambda event, details: None)
-    refused = tmp_path / "refused"
-    shutil.copytree(recipes / "other", refused)
-    summary = json.loads((refused / "summary.json").read_text())
-    summary["metrics"]["global"]["accuracy"] = 50
-    (refused / "summary.json").write_text(json.dumps(summary))
-    added = cli("results", "add", refused, recipes / "sweep", tmp_path / "early")
+    refused = [tmp_path / name for name in ("summary", "line")]
+    for folder, name in zip(refused, ("summary.json", "metrics.jsonl"), strict=True):
+        shutil.copytree(recipes / "other", folder)
+        record = json.loads((folder / name).read_text())
+        record["metrics"]["global"]["accuracy"] = 50
+        (folder / name).write_text(json.dumps(record) + "\n")
+    added = cli("results", "add", *refused, recipes / "sweep", tmp_path / "early")
     assert added.exit_code == 2
     assert "the accuracy of global is not between 0 and 1; it is left out" in added.stderr
+    assert "curves.global.accuracy.0: input should be less than or equal to 1 (given: 50); it is left" in added.stderr
+    assert "2 of the runs are left out" in added.stderr
     early = next(evidence for evidence in read_all(tmp_path / "results") if evidence.seed == 4)
     assert (early.rounds, early.planned, early.is_finished, early.folder) == (1, 2, True, "fedprox-table-7-quick")
     (tmp_path / "page.md").write_text(PAGE, encoding="utf-8")
@@ -287,7 +290,6 @@ def test_mistakes(cli, recipes: Path, tmp_path: Path) -> None:
         ({"rounds": 9}, "9 rounds are recorded of 2 planned ones"),
         ({"rounds": 1}, "it has final figures after 1 of 2 rounds"),
         ({"figures": {"global": {"accuracy": 50}}}, "the accuracy of global is not between 0 and 1"),
-        ({"config": {"model": "/home/me/net"}}, "is a path of one machine"),
         ({"seed": 4}, "is evidence of another run than its name says"),
         ({"format": "fedcore-evidence-9"}, "format: input should be 'fedcore-evidence-1'"),
         ({"hostname": "me"}, "hostname: extra inputs are not permitted"),
@@ -298,10 +300,12 @@ def test_mistakes(cli, recipes: Path, tmp_path: Path) -> None:
         assert first.name in error
     first.write_text("{half")
     assert "cannot be read as a run's evidence" in refused("page", page)
-    gone = values | {"place": {**values["place"], "row": "Gone"}}
     first.unlink()
-    (first.parent / "a_gone_seed-0.json").write_text(json.dumps(gone))
-    assert "name the row 'Gone', which the table no longer has" in refused("page", page)
+    for part, name in (("row", "a_gone_seed-0.json"), ("column", "gone_fedavg_seed-0.json")):
+        gone = first.parent / name
+        gone.write_text(json.dumps(values | {"place": {**values["place"], part: "Gone"}}))
+        assert f"name the {part} 'Gone', which the table no longer has" in refused("page", page)
+        gone.unlink()
 
 
 @pytest.mark.parametrize("command", [("report",), ("results", "page")])
@@ -320,7 +324,7 @@ def test_a_run_that_is_further_than_the_others_goes_on_alone() -> None:
     curve = whole.curves["global"]
     cut = Curve(round=curve.round[:4], accuracy=curve.accuracy[:4], loss=curve.loss[:4])
     other = whole.model_copy(update={"seed": 1, "figures": None, "rounds": 44, "curves": {"global": cut}})
-    recipe, _ = find_recipe("fedproc", "2")
+    recipe = find_recipe(print, "fedproc", "2")
     line = next(line for line in chart(recipe, "CIFAR-10", [whole, other]).lines if line.label.startswith("FedProc ("))
     assert line.x == [10, 20, 30, 40]
     assert line.tails == [(curve.round[3:], [100 * accuracy for accuracy in curve.accuracy[3:]])]

@@ -17,7 +17,6 @@ from fedcore_study.cli import shared
 from fedcore_study.words import counted
 
 if TYPE_CHECKING:
-    from fedcore_study.reproduce.recipe import Recipe
     from fedcore_study.reproduce.run import Plan, Reproduction
 
 TABLE = "Table"
@@ -98,9 +97,7 @@ def reproduce(
         return
     if method is None:
         raise ConfigError(f"--table {table}: of which method? Write fedcore reproduce METHOD --table {table}")
-    recipe, broken = find_recipe(method, table)
-    for error in broken:
-        output.note(error)
+    recipe = find_recipe(output.note, method, table)
 
     from fedcore_study.reproduce import run
 
@@ -126,7 +123,7 @@ def reproduce(
     with SweepDisplay(output.stderr(), quiet=quiet) as display:
         made, result = run.run(planned, folder, parallel=parallel, listen=display)
     if evidence is not None and result is not None:
-        _keep(recipe, scale, planned, folder, evidence)
+        _keep(planned, folder, evidence)
     if result is not None and result.interrupted:
         output.error(
             f"{len(result.named('finished'))} of {len(result.outcomes)} runs are finished. Go on with the same command",
@@ -154,34 +151,23 @@ def _estimate(planned: Plan, folder: Path, parallel: int | None) -> None:
         output.note(found, console)
 
 
-def _keep(recipe: Recipe, scale: str, planned: Plan, folder: Path, evidence: Path) -> None:
+def _keep(planned: Plan, folder: Path, evidence: Path) -> None:
     """Write the evidence of a table's runs."""
     from fedcore_study.reproduce.collect import collect
     from fedcore_study.reproduce.places import cells
 
-    asked = {(cell.row, cell.column) for cell in planned.cells}
-    made = collect(
-        [folder],
-        evidence,
-        list(cells([recipe])),
-        warn=output.note,
-        wanted=lambda place: place.scale == scale and (place.row, place.column) in asked,
-        only_tables=True,
-    )
+    asked = {(planned.scale, cell.row, cell.column) for cell in planned.cells}
+    among = [cell for cell in cells([planned.recipe]) if (cell.place.scale, cell.place.row, cell.place.column) in asked]
+    made = collect([folder], evidence, among, warn=output.note, only_tables=True)
     output.note(f"the evidence of {len(made.written)} runs is in {evidence}")
 
 
 def _list(method: str | None) -> None:
     from fedcore_study.reproduce.find import find_recipes
 
-    found = find_recipes(method)
-    for error in found.broken:
-        output.note(error)
-    rows = [
-        (recipe.method, recipe.numeral or str(recipe.table), *_counts(recipe), recipe.title) for recipe in found.recipes
-    ]
+    recipes = find_recipes(output.note, method)
     console = output.stdout()
-    if not rows:
+    if not recipes:
         console.print("No installed package has recipes.")
         return
     from rich import box
@@ -190,16 +176,13 @@ def _list(method: str | None) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("method", "table", "cells", "quick runs", "title"):
         table.add_column(heading, justify="right" if heading in ("cells", "quick runs") else "left")
-    for row in rows:
+    for recipe in recipes:
+        cells = list(recipe.cells("quick"))
+        runs = sum(cell.choice is not None for cell in cells)
+        row = (recipe.method, recipe.numeral or recipe.table, len(cells), runs, recipe.title)
         table.add_row(*map(output.text, row))
     console.print(table)
-    first = found.recipes[0]
-    console.print(f"Run one: fedcore reproduce {first.method} --table {first.table}", style="dim")
-
-
-def _counts(recipe: Recipe) -> tuple[str, str]:
-    cells = list(recipe.cells("quick"))
-    return str(len(cells)), str(sum(cell.choice is not None for cell in cells))
+    console.print(f"Run one: fedcore reproduce {recipes[0].method} --table {recipes[0].table}", style="dim")
 
 
 def _show_plan(planned: Plan) -> None:

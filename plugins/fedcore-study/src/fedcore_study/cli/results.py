@@ -9,6 +9,7 @@ import typer
 
 from fedcore import ConfigError
 from fedcore.base import output
+from fedcore.base.files import write_text
 from fedcore.cli import options
 from fedcore_study.cli import shared
 
@@ -18,7 +19,6 @@ app = typer.Typer(
 
 RESULTS = Path("results")
 PAGE = Path("docs/results.md")
-OUTDATED = 1
 
 
 @app.command("add")
@@ -37,10 +37,7 @@ def add(
     from fedcore_study.reproduce.find import find_recipes
     from fedcore_study.reproduce.places import cells
 
-    found = find_recipes()
-    for error in found.broken:
-        output.note(error)
-    made = collect(runs, to, list(cells(found.recipes)), warn=output.note)
+    made = collect(runs, to, list(cells(find_recipes(output.note))), warn=output.note)
     for file in made.written:
         output.line(f"written: {file}")
     if made.refused:
@@ -76,10 +73,7 @@ def page(
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
     evidence = read_all(source)
-    installed = find_recipes()
-    for broken in installed.broken:
-        output.note(broken)
-    recipes = installed.recipes
+    recipes = find_recipes(output.note)
     new = filled(text, evidence, recipes, list(cells(recipes)))
     for table in unplaced(text, evidence):
         output.note(f"{file} has no place for {table}: add the lines {marker(table)} and {END}")
@@ -90,10 +84,8 @@ def page(
         for path in outdated:
             output.error(f"{path} is not what {source} gives; run: fedcore results page {file} --from {source}")
         if outdated:
-            raise typer.Exit(OUTDATED)
+            raise typer.Exit(1)
         return
-    from fedcore.base.files import write_text
-
     write_text(file, new)
     for picture, chart in drawn.items():
         if picture in outdated:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,12 +11,11 @@ from fedcore.base.identity import method
 from fedcore_study.comparisons.records import RunRecord, Warn, find_runs
 from fedcore_study.reproduce.evidence import Evidence, Place, evidence_of, read_evidence, write_evidence
 from fedcore_study.reproduce.places import Cell, comparable, differences, nearest, places_of
-from fedcore_study.reproduce.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What was written, the files that were kept as they say more, and the runs that were refused."""
+    """The files that were written, the files that were kept because they hold more rounds, and the refused runs."""
 
     written: list[Path] = field(default_factory=list)
     kept: list[Path] = field(default_factory=list)
@@ -29,17 +28,15 @@ def collect(
     among: Sequence[Cell],
     *,
     warn: Warn,
-    wanted: Callable[[Place], bool] = lambda place: True,
     only_tables: bool = False,
 ) -> Collected:
-    """Write the evidence of runs, of those in progress too, under each table that they belong to.
+    """Write the evidence of runs, also of runs in progress, under each table that they belong to.
 
     A run whose records contradict themselves, or whose options this installation does not know, is refused.
 
     :param among: the tables' cells, see :func:`fedcore_study.reproduce.places.cells`.
-    :param wanted: which of the cells that a run belongs to are written.
-    :param warn: is told why a run is refused, too.
-    :param only_tables: leave out runs that belong to no table, in place of writing them to ``runs/``.
+    :param warn: is also told why a run is refused.
+    :param only_tables: leave out runs that belong to no cell, instead of writing them to ``runs/``.
     :raises RunDirectoryError: a path holds no run and no sweep, or a damaged one.
     """
     made = Collected()
@@ -48,7 +45,10 @@ def collect(
             warn(f"{run.path}: no round is recorded yet; it is left out")
             continue
         try:
-            places = [place for place in _places(run, among, warn, only_tables) if place is None or wanted(place)]
+            places: Sequence[Place | None] = _places(run, among)
+            if not places and not only_tables:
+                _tell_nearest(run, among, warn)
+                places = [None]
             evidence = [evidence_of(run, place, warn) for place in places]
         except ConfigError as error:
             warn(f"{error}; it is left out")
@@ -63,19 +63,10 @@ def collect(
     return made
 
 
-def changed_since(evidence: Evidence, recipes: Sequence[Recipe], among: Sequence[Cell]) -> str:
-    """Return in what a run differs from its table's recipe as it is now; empty where it does not.
-
-    :raises ConfigError: the run's table has no such row or column, or there is no such table.
-    """
-    place = evidence.place
-    if place is None:
-        return ""
-    for recipe in recipes:
-        if (recipe.method, recipe.table) == (place.method, place.table):
-            _check(place, recipe)
+def changed_since(evidence: Evidence, among: Sequence[Cell]) -> str:
+    """Return in what a run differs from its table's recipe as it is now; empty where it does not."""
     for cell in among:
-        if cell.place == place:
+        if cell.place == evidence.place:
             try:
                 found = differences(comparable(RunConfig.create(evidence.config)), cell.settings)
             except FedcoreError as error:
@@ -84,38 +75,25 @@ def changed_since(evidence: Evidence, recipes: Sequence[Recipe], among: Sequence
     return ""
 
 
-def _places(run: RunRecord, among: Sequence[Cell], warn: Warn, only_tables: bool) -> list[Place | None]:
+def _places(run: RunRecord, among: Sequence[Cell]) -> list[Place]:
     try:
-        places = places_of(run.config, among)
-        close = None if places else nearest(run.config, among)
+        return places_of(run.config, among)
     except FedcoreError as error:
         raise ConfigError(f"{run.path}: {error}") from None
-    if places:
-        return list(places)
+
+
+def _tell_nearest(run: RunRecord, among: Sequence[Cell], warn: Warn) -> None:
     hint = ""
-    if close is not None:
+    if close := nearest(run.config, among):
         place, found = close
         hint = f"; nearest is {place.folder}, {place.row}, {place.column}, but for {_in_words(found)}"
     name = f"{run.path} ({method(run.config.plugins)}, seed {run.config.seed})"
     warn(f"{name} belongs to no table of a paper{hint}")
-    return [] if only_tables else [None]
 
 
 def _in_words(found: Mapping[str, tuple[object, object]]) -> str:
     parts = [f"{name} {ours} (in the recipe {wanted})" for name, (ours, wanted) in list(found.items())[:5]]
     return ", ".join(parts) + (f" and {len(found) - 5} other options" if len(found) > 5 else "")
-
-
-def _check(place: Place, recipe: Recipe) -> None:
-    for kind, name, known in (
-        ("row", place.row, [row.name for row in recipe.rows]),
-        ("column", place.column, [column.name for column in recipe.columns]),
-    ):
-        if name not in known:
-            raise ConfigError(
-                f"results for {place.folder} name the {kind} {name!r}, which the table no longer has. "
-                "Delete these files and add the runs again"
-            )
 
 
 def _says_more(file: Path, evidence: Evidence, warn: Warn) -> bool:

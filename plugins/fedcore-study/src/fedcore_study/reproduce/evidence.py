@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
@@ -20,7 +20,7 @@ from fedcore.base.errors import describe
 from fedcore.base.files import parse_json, write_text
 from fedcore.base.identity import digest, method, settings
 from fedcore_study.comparisons.records import RunRecord, Warn
-from fedcore_study.lenient import number
+from fedcore_study.lenient import mapping_in, number
 from fedcore_study.reproduce.recipe import Part, Scale, folder_name
 
 DIGITS = 6
@@ -50,7 +50,7 @@ class Curve(Part):
     """One protocol's figures over rounds: lists of the same length; ``loss`` is null where there is none."""
 
     round: list[int] = Field(description="Number of rounds after which the model was evaluated, ascending from 1.")
-    accuracy: list[float] = Field(description="Fractions.")
+    accuracy: list[Annotated[float, Field(ge=0, le=1)]]
     loss: list[float | None]
 
     @model_validator(mode="after")
@@ -62,8 +62,6 @@ class Curve(Part):
             )
         if any(after <= before for before, after in zip([0, *self.round], self.round, strict=False)):
             raise ValueError("the rounds do not ascend from 1")
-        if any(not 0 <= value <= 1 for value in self.accuracy):
-            raise ValueError("an accuracy is not between 0 and 1")
         return self
 
 
@@ -128,9 +126,6 @@ class Evidence(Part):
         for name, row in (self.figures or {}).items():
             if not 0 <= row.get("accuracy", 0.0) <= 1:
                 raise ValueError(f"the accuracy of {name} is not between 0 and 1")
-        for text in _texts(self.config):
-            if _ABSOLUTE.match(text):
-                raise ValueError(f"config: {text!r} is a path of one machine")
         return self
 
     @property
@@ -166,15 +161,13 @@ class Evidence(Part):
 def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
     """Return a run's evidence; of one in progress as far as it came.
 
-    :raises ConfigError: no round is recorded yet, or what is recorded contradicts itself.
+    :raises ConfigError: what is recorded contradicts itself.
     """
-    if not run.rounds:
-        raise ConfigError(f"{run.path}: no round is recorded yet")
     summary = run.summary
     if not run.sessions:
         warn(f"{run.path}: its sessions.jsonl, with commit and machine, is missing")
-    names = [*_LIBRARIES, *_packages(run.config.plugins)]
-    known = [{**session, "versions": _chosen(session.get("versions", {}), names)} for session in run.sessions]
+    packages = [*_LIBRARIES, *_packages(run.config.plugins)]
+    spent = run.rounds if summary is None else [summary]
     values = {
         "place": place,
         "method": method({name: None for name in run.config.plugins if name != "fedavg"}),
@@ -189,10 +182,10 @@ def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
         "stopped_early": "stopped_early" in (summary or {}),
         "curves": _curves(run),
         "figures": None if summary is None else _figures(summary["metrics"]),
-        "bytes": {way: _bytes(run, way) for way in ("down", "up")},
+        "bytes": {way: sum(record["bytes"][way] for record in spent) for way in ("down", "up")},
         "seconds": round(sum(_seconds(line) for line in run.rounds), 3),
-        "sessions": [{name: s[name] for name in Session.model_fields if name in s} for s in known],
-        "finished": None if summary is None else summary.get("finished"),
+        "sessions": [_session(record, packages) for record in run.sessions],
+        "finished": (summary or {}).get("finished"),
     }
     try:
         return Evidence.model_validate(values)
@@ -206,13 +199,10 @@ def read_evidence(file: Path) -> Evidence:
     :raises ConfigError: the file's name, and what is wrong in it.
     """
     try:
-        values = parse_json(file.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise TypeError("it holds no mapping")
-        evidence = Evidence.model_validate(values)
+        evidence = Evidence.model_validate(parse_json(file.read_text(encoding="utf-8")))
     except ValidationError as error:
         raise ConfigError(describe(error, f"{file}: ", flags=False)) from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read as a run's evidence: {error}") from None
     expected = f"{evidence.folder}/{evidence.file_name}"
     if f"{file.parent.name}/{file.name}" != expected:
@@ -243,20 +233,17 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.+]+", "-", text.lower()).strip("-.") or "none"
 
 
-def _curves(run: RunRecord) -> dict[str, Curve]:
-    found: dict[str, Curve] = {}
+def _curves(run: RunRecord) -> dict[str, Any]:
+    """Return the values of a :class:`Curve` by protocol."""
+    found = {}
     for protocol in run.protocols:
-        rows = [
-            (line["round"] + 1, row)
-            for line in run.rounds
-            if isinstance(row := (line.get("metrics") or {}).get(protocol), dict) and "accuracy" in row
-        ]
-        if rows:
-            found[protocol] = Curve(
-                round=[number for number, _ in rows],
-                accuracy=[round(row["accuracy"], DIGITS) for _, row in rows],
-                loss=[_rounded(row.get("loss")) for _, row in rows],
-            )
+        evaluated = [(line["round"] + 1, mapping_in(line["metrics"] or {}, protocol)) for line in run.rounds]
+        if rows := [(number, row) for number, row in evaluated if "accuracy" in row]:
+            found[protocol] = {
+                "round": [number for number, _ in rows],
+                "accuracy": [round(row["accuracy"], DIGITS) for _, row in rows],
+                "loss": [_rounded(row.get("loss")) for _, row in rows],
+            }
     return found
 
 
@@ -273,20 +260,16 @@ def _rounded(value: Any) -> float | None:
     return None if found is None else round(found, DIGITS)
 
 
-def _bytes(run: RunRecord, way: str) -> int:
-    if run.summary is not None:
-        return int(run.summary["bytes"][way])
-    return sum(int(line["bytes"][way]) for line in run.rounds)
-
-
 def _seconds(line: Mapping[str, Any]) -> float:
     time = line.get("time") or {}
     return float(time.get("round", 0.0) + time.get("evaluation", 0.0))
 
 
-def _chosen(versions: Any, names: Collection[str]) -> Any:
-    """Return the versions of the packages with these names; another thing than a mapping as it is."""
-    return {name: v for name, v in versions.items() if name in names} if isinstance(versions, dict) else versions
+def _session(record: Mapping[str, Any], packages: Collection[str]) -> dict[str, Any]:
+    """Return the fields of a line of sessions.jsonl that are kept, with the versions of these packages only."""
+    versions = mapping_in(record, "versions")
+    kept = {name: record[name] for name in Session.model_fields if name in record}
+    return kept | {"versions": {name: version for name, version in versions.items() if name in packages}}
 
 
 def _packages(plugins: Mapping[str, Any]) -> list[str]:
@@ -295,7 +278,7 @@ def _packages(plugins: Mapping[str, Any]) -> list[str]:
 
 
 def _without_paths(value: Any) -> Any:
-    """Return plain values in which a path of this machine is its last part: ``npz:/data/x.npz`` is ``npz:x.npz``."""
+    """Cut the paths of this machine in plain values to their last part: ``npz:/data/x.npz`` becomes ``npz:x.npz``."""
     if isinstance(value, dict):
         return {name: _without_paths(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -304,11 +287,3 @@ def _without_paths(value: Any) -> Any:
         prefix = re.match(r"[a-z]{2,}:", value)
         return (prefix[0] if prefix else "") + Path(value[found.end() :]).name
     return value
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        return [text for item in value.values() for text in _texts(item)]
-    if isinstance(value, list):
-        return [text for item in value for text in _texts(item)]
-    return [value] if isinstance(value, str) else []

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -52,7 +52,7 @@ def filled(page: str, found: Sequence[Evidence], recipes: Sequence[Recipe], amon
     """Return a page with the tables between its markers made anew.
 
     :param among: the recipes' cells as they are now; a run that was configured otherwise is said to be.
-    :raises UnknownNameError: a marker names a table without recipe.
+    :raises UnknownNameError: a marker names a table that has no recipe.
     :raises ConfigError: a marker has no end, or evidence names a row or column that its table does not have.
     """
     if page.count(_BEGIN) != len(_MARKER.findall(page)):
@@ -63,7 +63,7 @@ def filled(page: str, found: Sequence[Evidence], recipes: Sequence[Recipe], amon
         name = match[1]
         if name not in tables:
             raise UnknownNameError("table in a marker", name, tables)
-        text = block(tables[name], name, _of_table(name, found), recipes, among)
+        text = block(tables[name], name, _of_table(name, found), among)
         return f"{marker(name)}\n\n{text}\n\n{END}"
 
     return _MARKER.sub(made, page)
@@ -75,27 +75,39 @@ def unplaced(page: str, found: Iterable[Evidence]) -> list[str]:
     return sorted({evidence.folder for evidence in found if evidence.place} - named)
 
 
-def block(
-    recipe: Recipe, name: str, found: Sequence[Evidence], recipes: Sequence[Recipe], among: Sequence[Cell]
-) -> str:
+def block(recipe: Recipe, name: str, found: Sequence[Evidence], among: Sequence[Cell]) -> str:
     """Return a table's text: for each column that has runs the figures, a picture of the curves, and what to know."""
+    _check_places(recipe, found)
+    columns = by_column(recipe, found)
     scale = name.rpartition("-")[2]
     flag = "" if scale == "quick" else f" --scale {scale}"
     lines = [f"{recipe.label} of {recipe.source}: {recipe.title}.", ""]
     lines += [f"    fedcore reproduce {recipe.method} --table {recipe.table}{flag}", ""]
     if not found:
         return "\n".join([*lines, "No run of it has been recorded yet."])
-    for column, evidence in by_column(recipe, found).items():
+    for column, evidence in columns.items():
         lines += [column_table(recipe, column, evidence), ""]
         missing = [row.name for row in recipe.rows if not _runs_of(row, evidence)]
         if missing:
             lines += [f"Rows without runs so far: {', '.join(missing)}.", ""]
-        lines += [f"![{alt(recipe, column)}]({picture_name(name, column)})", ""]
-    if empty := len(recipe.columns) - len(by_column(recipe, found)):
+        alt = f"{recipe.label} of {recipe.method}'s paper, {column}: test accuracy over rounds"
+        lines += [f"![{alt}]({picture_name(name, column)})", ""]
+    if empty := len(recipe.columns) - len(columns):
         lines += [f"Columns without runs so far: {empty} of {len(recipe.columns)}.", ""]
-    notes = [f"{curve.name}: {curve.source}." for curve in recipe.curves if curve.column in by_column(recipe, found)]
-    notes += [*_changed(found, recipes, among), *_corrected(recipe, found), _origin(name, found)]
+    notes = [f"{curve.name}: {curve.source}." for curve in recipe.curves if curve.column in columns]
+    notes += [*_changed(found, among), *_corrected(columns), _origin(name, found)]
     return "\n".join([*lines, *(f"- {note}" for note in notes)])
+
+
+def _check_places(recipe: Recipe, found: Iterable[Evidence]) -> None:
+    rows, columns = ({part.name for part in parts} for parts in (recipe.rows, recipe.columns))
+    for place in (evidence.place for evidence in found if evidence.place):
+        for kind, name, known in (("row", place.row, rows), ("column", place.column, columns)):
+            if name not in known:
+                raise ConfigError(
+                    f"results for {place.folder} name the {kind} {name!r}, which the table no longer has. "
+                    "Delete these files and add the runs again"
+                )
 
 
 def by_column(recipe: Recipe, found: Iterable[Evidence]) -> dict[str, list[Evidence]]:
@@ -132,9 +144,7 @@ def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
                 gains.append(_gain(runs, fedavg, protocols) if row is not baseline else "-")
                 cells.append(gains[-1])
             cells.append(difference)
-        rows.append(
-            [*cells, _late(runs, recipe), ", ".join(str(run.seed) for run in _order(runs)) or "-", _rounds(runs)]
-        )
+        rows.append([*cells, _late(runs, recipe), ", ".join(str(run.seed) for run in runs), _rounds(runs)])
     beside = [f"minus {baseline.name}"] if baseline else []
     headings = ["method", "paper %", *beside]
     if any("[" in gain for gain in gains):
@@ -145,7 +155,9 @@ def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
 
 
 def _runs_of(row: Row, found: Iterable[Evidence]) -> list[Evidence]:
-    return [evidence for evidence in found if evidence.place and evidence.place.row == row.name]
+    """Return a row's runs by seed."""
+    runs = [evidence for evidence in found if evidence.place and evidence.place.row == row.name]
+    return sorted(runs, key=lambda run: run.seed)
 
 
 def _late(runs: Sequence[Evidence], recipe: Recipe) -> str:
@@ -194,11 +206,6 @@ def _with_interval(difference: Difference, seeds: int) -> str:
     return f"{text} [{_signed(100 * difference.low)}, {_signed(100 * difference.high)}]"
 
 
-def alt(recipe: Recipe, column: str) -> str:
-    """Return what stands in place of a column's picture."""
-    return f"{recipe.label} of {recipe.method}'s paper, {column}: test accuracy over rounds"
-
-
 def picture_name(folder: str, column: str) -> str:
     """Return the path of a column's picture, beside the page."""
     return f"results/{folder}-{slug(column)}.svg"
@@ -217,7 +224,7 @@ def _figure(runs: Sequence[Evidence], protocols: Sequence[str], paper: Printed) 
             return [spread(figure, 100), _minus(100 * figure.mean, paper.mean)]
         texts = [
             f"{100 * run.accuracy(protocol):.2f} after round {run.curves[protocol].round[-1]} of {run.planned}"  # type: ignore[operator]
-            for run in _order(shown)
+            for run in shown
         ]
         return [", ".join(texts), "-"]
     return ["-", "-"]
@@ -226,20 +233,16 @@ def _figure(runs: Sequence[Evidence], protocols: Sequence[str], paper: Printed) 
 def _rounds(runs: Sequence[Evidence]) -> str:
     texts = [
         f"{run.rounds}{' (stopped early)' * run.stopped_early}" if run.is_finished else f"{run.rounds} of {run.planned}"
-        for run in _order(runs)
+        for run in runs
     ]
-    return ", ".join(dict.fromkeys(texts)) or "-"
+    return ", ".join(dict.fromkeys(texts))
 
 
-def _order(runs: Sequence[Evidence]) -> list[Evidence]:
-    return sorted(runs, key=lambda run: run.seed)
-
-
-def _changed(found: Sequence[Evidence], recipes: Sequence[Recipe], among: Sequence[Cell]) -> list[str]:
+def _changed(found: Sequence[Evidence], among: Sequence[Cell]) -> list[str]:
     """Return for runs that the recipe would configure otherwise now, in what they differ."""
     told: dict[str, list[str]] = {}
     for evidence in found:
-        difference = changed_since(evidence, recipes, among)
+        difference = changed_since(evidence, among)
         if difference and evidence.place:
             told.setdefault(difference, []).append(f"{evidence.place.row}, seed {evidence.seed}")
     return [
@@ -247,9 +250,9 @@ def _changed(found: Sequence[Evidence], recipes: Sequence[Recipe], among: Sequen
     ]
 
 
-def _corrected(recipe: Recipe, found: Sequence[Evidence]) -> list[str]:
+def _corrected(columns: Mapping[str, Sequence[Evidence]]) -> list[str]:
     texts = []
-    for column, runs in by_column(recipe, found).items():
+    for column, runs in columns.items():
         values: dict[str, list[float]] = {}
         for run in runs:
             if run.place and run.figures and "global_before_correction" in run.figures:
