@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcore import ConfigError
 from fedcore.data import Dataset, SequenceSamples, Split, TensorSamples, assemble
-from fedcore_huggingface.spec import NoOptions, Options, parse, place, split
+from fedcore_huggingface.spec import Options, folder_of, place, split
 from fedcore_zoo import fixed_split
 
 Table: TypeAlias = Any
@@ -49,7 +49,7 @@ def dataset(rest: str) -> Callable[[Path | None], Dataset]:
     :raises ConfigError: there is no such place, or an unknown option.
     """
     name = f"hf:{rest}"
-    path, options = split(rest, Options, name)
+    path, options = split(rest, name)
     table = _reader(path, options, name)
 
     def load(data_dir: Path | None = None) -> Dataset:
@@ -59,8 +59,8 @@ def dataset(rest: str) -> Callable[[Path | None], Dataset]:
 
 
 def _reader(path: str, options: Options, name: str) -> Callable[[], Table]:
-    """Return what reads the table or the splits at a place."""
-    where = place(path, name)
+    """Return the function that reads the table or the splits at a place."""
+    where = place(path)
     if where.is_dir():
         return partial(_saved, where, name)
     if where.suffix in FILES:
@@ -75,7 +75,9 @@ def _reader(path: str, options: Options, name: str) -> Callable[[], Table]:
 
 
 def read(table: Table, options: Options, name: str) -> Dataset:
-    """Read a table or a dictionary of splits; without a split for testing a stratified fifth, always the same, is one.
+    """Make a data set of a table or a dictionary of splits.
+
+    Without a split for testing, a stratified fifth is the test set, always the same one.
 
     :raises ConfigError: its columns do not say what they are, or there are too few samples.
     """
@@ -125,7 +127,7 @@ def _saved(folder: Path, name: str) -> Table:
 
 
 def _file(path: Path, name: str) -> Table:
-    """Read a file without datasets' cache, which would copy it into the home."""
+    """Read a file without datasets' cache, which would copy it into the home folder."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
     from pyarrow import csv, parquet  # type: ignore[import-untyped]
@@ -155,7 +157,7 @@ def _of_the_hub(repository: str, options: Options, name: str) -> Table:
 
 
 def _splits(found: Table, options: Options, name: str) -> tuple[Table, dict[str, Table]]:
-    """Return the training split, and those that may be the test set, by name, the first choice first."""
+    """Return the training split, and the splits that can be the test set by name, in order of preference."""
     from datasets import DatasetDict
 
     splits = dict(found) if isinstance(found, DatasetDict) else {"train": found}
@@ -193,14 +195,17 @@ def _label_column(table: Table, options: Options, name: str) -> str:
 
 
 def _labels(tables: Sequence[Table], column: str, name: str) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return the classes of each table as 0..C-1, and their names: a ClassLabel's, or the first one's sorted values."""
+    """Return the classes of each table as 0..C-1, and their names.
+
+    The names are those of a ClassLabel, or the sorted values of the first table.
+    """
     from datasets import ClassLabel
 
     values = [[_whole(value) for value in _column(table, column, name)] for table in tables]
-    feature = tables[0].features[column]
-    known = list(range(len(feature.names))) if isinstance(feature, ClassLabel) else sorted(set(values[0]), key=_order)
-    if any(isinstance(value, float) for value in known) or None in known:
+    feature, seen = tables[0].features[column], set(values[0])
+    if any(value is None or isinstance(value, float) for value in seen):
         raise ConfigError(f"{name}: column {column!r} holds no classes: fractions or empty cells are among its values")
+    known = list(range(len(feature.names))) if isinstance(feature, ClassLabel) else sorted(seen)
     numbers = {value: number for number, value in enumerate(known)}
     for value in {value for part in values for value in part if value not in numbers}:
         raise ConfigError(f"{name}: {value!r} in column {column!r} is no class of the training samples")
@@ -210,7 +215,7 @@ def _labels(tables: Sequence[Table], column: str, name: str) -> tuple[list[Tenso
 
 
 def _whole(value: Any) -> Any:
-    """Return a float such as 2.0, as pandas writes whole numbers of a column with gaps, as an integer."""
+    """Return a float such as 2.0 as an integer: pandas writes whole numbers as floats in a column with gaps."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -249,12 +254,11 @@ def _inputs(table: Table, options: Options, label: str, name: str) -> tuple[str,
         if label in columns:
             raise ConfigError(f"{name}: column {label!r} holds the classes, so it cannot be an input, too")
         return kind, columns
+    dtypes = {column: feature.dtype for column, feature in features.items() if isinstance(feature, Value)}
     of_kind = {
         "image": [column for column, feature in features.items() if isinstance(feature, Image)],
-        "text": [column for column, feature in features.items() if _is(feature, Value, ("string", "large_string"))],
-        "table": [
-            column for column, feature in features.items() if _is(feature, Value, ("int", "uint", "float", "bool"))
-        ],
+        "text": [column for column, dtype in dtypes.items() if dtype.startswith(("string", "large_string"))],
+        "table": [column for column, dtype in dtypes.items() if dtype.startswith(("int", "uint", "float", "bool"))],
     }
     for kind in ("image", "text"):
         if len(of_kind[kind]) == 1:
@@ -268,7 +272,7 @@ def _inputs(table: Table, options: Options, label: str, name: str) -> tuple[str,
 
 
 def _images(tables: Sequence[Table], column: str, size: int | None, name: str) -> list[Tensor]:
-    """Return the pixels of each table, (n, C, H, W) uint8: grey where all images are, else in colours."""
+    """Return the pixels of each table, (n, C, H, W) uint8. C is 1 if all images are grey, else 3."""
     modes = {image.mode for table in tables for image in _column(table, column, name)}
     if deep := sorted(mode for mode in modes if mode.startswith(("I", "F"))):  # Pillow would cut values off at 255
         raise ConfigError(
@@ -299,7 +303,7 @@ def _tokens(tables: Sequence[Table], column: str, options: Options, name: str) -
             f"{name}: column {column!r} holds texts; name a tokenizer that save_pretrained wrote: ?tokenizer=FOLDER. "
             f"For a table of numbers name their ?columns=..., or this column as its ?source={column}"
         )
-    folder, _ = parse(options.tokenizer, NoOptions, f"{name}: tokenizer")
+    folder = folder_of(options.tokenizer, f"{name}: tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library's own, JSON: the advice is the same
@@ -317,7 +321,7 @@ def _tokens(tables: Sequence[Table], column: str, options: Options, name: str) -
 
 
 def _rows(tables: Sequence[Table], columns: Sequence[str], name: str) -> tuple[list[Tensor], Array, Array]:
-    """Return each table's numbers (n, columns), normalised by the mean and deviation of the first one's, and these."""
+    """Return each table's numbers (n, columns), normalised by the first table's mean and deviation, and these two."""
     tables_of_numbers = []
     for table in tables:
         try:
@@ -338,13 +342,8 @@ def _numbered(table: Table, column: str, name: str) -> Tensor:
     values = _column(table, column, name)
     if any(value in (None, "") or value != value for value in values):
         raise ConfigError(f"{name}: column {column!r} has cells that are empty or no number: samples without a source")
-    numbers = {value: number for number, value in enumerate(sorted(set(values), key=_order))}
+    numbers = {value: number for number, value in enumerate(sorted(set(values)))}
     return torch.tensor([numbers[value] for value in values], dtype=torch.int64)
-
-
-def _order(value: Any) -> tuple[str, Any]:
-    """Sort numbers as numbers and texts as texts."""
-    return (type(value).__name__, value if isinstance(value, (str, int, float)) else str(value))
 
 
 def _column(table: Table, column: str, name: str) -> list[Any]:
@@ -364,7 +363,3 @@ def _known(table: Table) -> str:
 def _listed(columns: Sequence[str]) -> str:
     more = f" and {len(columns) - 10} more" if len(columns) > 10 else ""
     return f"{', '.join(map(repr, columns[:10]))}{more}" or "none"
-
-
-def _is(feature: Any, kind: type, dtypes: tuple[str, ...]) -> bool:
-    return isinstance(feature, kind) and feature.dtype.startswith(dtypes)  # type: ignore[attr-defined]

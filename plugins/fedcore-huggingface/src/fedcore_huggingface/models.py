@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedcore import ConfigError, SplitModel
 from fedcore.data import SequenceBatch
-from fedcore_huggingface.spec import NoOptions, parse
+from fedcore_huggingface.spec import folder_of
 from fedcore_zoo import load_torchvision
 
 WEIGHTS = "model.safetensors"
@@ -49,7 +49,7 @@ class SequenceFeatures(nn.Module):
 
 
 def padded(batch: SequenceBatch, pad: int) -> tuple[Tensor, Tensor]:
-    """Return sequences as (B, L) tokens, filled up behind, and the mask (B, L) int64 of those that are theirs.
+    """Return sequences as tokens (B, L), padded at their ends, and the mask (B, L) int64 of the sequences' own tokens.
 
     >>> padded(SequenceBatch(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 3])), 0)
     (tensor([[5, 0],
@@ -68,7 +68,7 @@ def model(rest: str) -> Callable[[int, tuple[int, ...]], nn.Module]:
     :raises ConfigError: there is no such folder, or no configuration of a classifier in it.
     """
     name = f"hf:{rest}"
-    folder, _ = parse(rest, NoOptions, name)
+    folder = folder_of(rest, name)
     kind, config = _configuration(folder, name)
 
     def images(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
@@ -99,9 +99,9 @@ def model(rest: str) -> Callable[[int, tuple[int, ...]], nn.Module]:
 
 
 def _padding(config: Any) -> int:
-    """Return the token that fills the end of a sequence: the network's own, or one that no text holds inside.
+    """Return the token that pads a sequence: the network's own, else its end-of-sequence token.
 
-    Networks such as GPT-2 have none, and their token 0 is a word.
+    Networks such as GPT-2 have no padding token, and their token 0 is a word.
     """
     for token in (getattr(config, name, None) for name in ("pad_token_id", "eos_token_id")):
         if isinstance(token, int) and 0 <= token < config.vocab_size:
@@ -129,7 +129,7 @@ def _configuration(folder: Path, name: str) -> tuple[str, Any]:
 
 
 def _network(kind: str, config: Any, folder: Path, num_classes: int, name: str) -> nn.Module:
-    """Return the network with fresh weights, or those of the folder; its last layer is for so many classes."""
+    """Return the network for C classes, with the folder's weights if there are some, else with fresh weights."""
     import transformers
 
     made = getattr(transformers, kind)
@@ -165,7 +165,7 @@ def _refuse_with_weights(folder: Path, name: str, attribute: str, own: Any, give
 def _split(base: SequenceFeatures, num_classes: int, name: str) -> SplitModel:
     """Take the last layer off and return encoder and classifier.
 
-    :raises ConfigError: the network's logits are not those of a linear layer.
+    :raises ConfigError: the network does not end with a linear layer that gives the logits.
     """
     layers = {path: layer for path, layer in base.named_modules() if isinstance(layer, nn.Linear)}
     last = next((path for path in reversed(layers) if layers[path].out_features == num_classes), None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,7 +12,7 @@ from fedcore import ConfigError
 
 
 class Options(BaseModel):
-    """What may stand behind the folder of a data set, after a question mark."""
+    """The options of a data set, after the question mark of its name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -33,54 +33,36 @@ class Options(BaseModel):
     revision: str | None = Field(default=None, description="Commit, tag or branch of a data set of the Hub.")
 
 
-class NoOptions(BaseModel):
-    """A folder and nothing else."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def parse(rest: str, options: type[Model], name: str) -> tuple[Path, Model]:
-    """Split ``FOLDER?option=value&option=value``.
+def split(rest: str, name: str) -> tuple[str, Options]:
+    """Split ``PLACE?option=value&option=value``.
 
     :param name: the whole name, for messages.
-    :raises ConfigError: there is no such folder on this machine, or an option is unknown or out of bounds.
+    :raises ConfigError: an option is unknown or out of bounds.
     """
-    path, parsed = split(rest, options, name)
-    folder = place(path, name)
+    path, _, query = rest.partition("?")
+    try:
+        return path, Options.model_validate(dict(parse_qsl(query, keep_blank_values=True)))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        known = ", ".join(Options.model_fields)
+        raise ConfigError(f"{name}: option {where!r}: {problem['msg'].lower()}; there are: {known}") from None
+
+
+def place(path: str) -> Path:
+    """Return a path, with the home of ``~`` or ``~USER``."""
+    return Path(os.path.expanduser(path))  # unlike Path.expanduser it does not raise where there is no such home
+
+
+def folder_of(path: str, name: str) -> Path:
+    """Return the folder of a model or tokenizer.
+
+    :raises ConfigError: there is no such folder on this machine.
+    """
+    folder = place(path)
     if not folder.is_dir():
         raise ConfigError(
             f"{name}: {folder} is no folder on this machine. Nothing is downloaded: save a model or tokenizer with "
             "save_pretrained, and name that folder"
         )
-    return folder, parsed
-
-
-def split(rest: str, options: type[Model], name: str) -> tuple[str, Model]:
-    """Split ``PLACE?option=value&option=value``.
-
-    :raises ConfigError: an option is unknown or out of bounds.
-    """
-    path, _, query = rest.partition("?")
-    given: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
-    try:
-        parsed = options.model_validate(given)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        known = ", ".join(options.model_fields) or "none"
-        where = ".".join(map(str, problem["loc"]))
-        raise ConfigError(f"{name}: option {where!r}: {problem['msg'].lower()}; there are: {known}") from None
-    return path, parsed
-
-
-def place(path: str, name: str) -> Path:
-    """Return a path whose ``~`` is a home.
-
-    :raises ConfigError: there is no such home.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise ConfigError(f"{name}: there is no such user's home; write the full path") from None
+    return folder
