@@ -1,4 +1,4 @@
-"""The card of an exported model: what was trained on what and how, its figures, its input, and its files' hashes."""
+"""The card of an exported model: its training, its figures, its input and use, and the hashes of its files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from fedcore import SplitModel, __version__
 from fedcore.base.identity import digest, method, settings
+from fedcore.base.output import percent
 from fedcore.base.protocols import PROTOCOLS, UNSEEN
 from fedcore.data import Dataset, ResidentSamples, TensorSamples
 from fedcore.models import build_model
@@ -34,7 +35,7 @@ class ExportedFile:
 def model_card(
     run: Run,
     summary: Mapping[str, Any],
-    sessions: Sequence[Mapping[str, Any]],
+    session: Mapping[str, Any],
     files: Sequence[ExportedFile],
     *,
     model: nn.Module,
@@ -43,10 +44,10 @@ def model_card(
 ) -> str:
     """Return README.md.
 
-    :param client: whose own model it is; None for the global one.
+    :param client: the client whose own model it is; None for the global model.
     :param took_part: whether this client has trained.
-    :param sessions: the record of the process that finished the run, see :func:`fedcore.runs.provenance.session`;
-        none where it is missing.
+    :param session: the record of the process that finished the run, see :func:`fedcore.runs.provenance.session`;
+        empty where it is missing.
     """
     config, dataset = run.config, run.dataset
     name, network = method(config.plugins), network_of(run, client)
@@ -62,7 +63,7 @@ def model_card(
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {network} trained with {name} on {dataset.name}",
         f"{whose} of a federation of {config.clients} clients after {summary['rounds']} rounds of {name}, "
-        f"seed {config.seed}. {_origin(summary, sessions[-1] if sessions else {})}",
+        f"seed {config.seed}. {_origin(summary, session)}",
         "## Figures",
         "\n".join(_figures(summary["metrics"]) if client is None else _own_figures(summary["metrics"], client)),
         "## Input and output",
@@ -118,7 +119,7 @@ def _figures(metrics: Mapping[str, Any]) -> Iterator[str]:
         row = metrics.get(protocol)
         if isinstance(row, Mapping):
             over = [row.get(part) for part in ("std", "worst10")]
-            rows.append([meaning.measures, _percent(row["accuracy"]), _number(row.get("loss")), *map(_percent, over)])
+            rows.append([meaning.measures, percent(row["accuracy"]), _number(row.get("loss")), *map(percent, over)])
     yield from _table(["of what", "accuracy %", "loss", "std over clients %", "worst 10 % of clients %"], rows)
     yield ""
     yield "The samples behind these figures are the run's own; on other data the model can be worse."
@@ -131,7 +132,7 @@ def _own_figures(metrics: Mapping[str, Any], client: int) -> Iterator[str]:
         exported = (meaning.own_model or protocol == unseen) and protocol != adapted  # an adaptation is not kept
         if accuracy is not None and exported:
             where = "its held-out part" if meaning.held_out else "the server's test set"
-            rows.append([where, _percent(accuracy)])
+            rows.append([where, percent(accuracy)])
     yield from _table(["measured on", "accuracy %"], rows)
 
 
@@ -157,7 +158,7 @@ def _input(dataset: Dataset) -> Iterator[str]:
 
 
 def _normalisation(samples: ResidentSamples) -> str:
-    """Return what turns an image into ``x``; numbers that leave 0..1 are the data's own units."""
+    """Return how an image becomes ``x``. If its numbers leave 0..1, they have the data's own unit."""
     mean, std = list(samples.mean), list(samples.std)
     then = f"minus mean {mean}, divided by std {std}, per channel"
     brightness = f"Brightness from 0 to 1 (8-bit images divided by 255), then {then}"
@@ -214,10 +215,6 @@ def _code(*lines: str) -> str:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in (heads, ["---"] * len(heads), *rows):
         yield f"| {' | '.join(row)} |"
-
-
-def _percent(value: Any) -> str:
-    return f"{100 * value:.2f}" if isinstance(value, (int, float)) else "-"
 
 
 def _number(value: Any) -> str:

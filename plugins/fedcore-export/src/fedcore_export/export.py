@@ -1,4 +1,4 @@
-"""A finished run's model, the global or a client's own, in a folder for other programs, with a card of what it is."""
+"""Writes a finished run's model, the global or a client's own, to a folder for other programs, with a model card."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib.util
 import io
 import logging
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -39,9 +38,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The written files.
 
-    :param notes: what could not be, and why.
+    :param notes: what could not be written, and why.
     """
 
     directory: Path
@@ -67,7 +66,7 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
 
     :param form: ``safetensors``; ``torch``: a state dict, and a program of torch.export where the batches are
         tensors; or ``onnx``.
-    :param client: the own model of this client in place of the global one.
+    :param client: the own model of this client instead of the global one.
     :param allow_code: as for :func:`fedcore.runs.experiment.resume`.
     :raises RunDirectoryError: there is no run in ``path``, it is not finished, or its model is damaged.
     :raises ConfigError: ``out`` holds something, there is no global model, or the format does not work for it.
@@ -93,22 +92,17 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
             model, took_part = own_model(run, client)
             notes += [] if took_part else [f"client {client} took part in no round"]
         merge_adapters(run, model, client)
+        session = (run.directory.sessions.read() or [{}])[-1]
         with storing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-        try:
-            with storing(out):
+            with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
+                folder = Path(temporary) / "model"
+                folder.mkdir()
                 notes += WRITERS[form](model, run.dataset, folder)
                 files = [_described(file) for file in sorted(folder.iterdir())]
-                for file in files:
-                    (folder / file.name).chmod(0o644)  # like the folder, below
-                sessions = run.directory.sessions.read()[-1:]
-                card = model_card(run, summary, sessions, files, model=model, client=client, took_part=took_part)
+                card = model_card(run, summary, session, files, model=model, client=client, took_part=took_part)
                 write_text(folder / "README.md", card)
-                folder.chmod(0o755)  # mkdtemp makes it private
-                os.rename(folder, out)  # whole, or not there
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+                os.rename(folder, out)  # the folder appears complete or not at all
     return Exported(out, [*(file.name for file in files), "README.md"], notes)
 
 
@@ -132,7 +126,7 @@ def trained_model(run: Run) -> SplitModel:
 def merge_adapters(run: Run, model: nn.Module, client: int | None) -> None:
     """Turn weights that plugins parametrized (LoRA's W + (alpha / r) B A) into plain ones, in place.
 
-    Parametrizations of the network itself, such as a weight norm, stay: its weights go by their names.
+    Parametrizations of the network itself, such as a weight norm, stay: the network's state dict has their names.
     """
     adapted = {name: module for name, module in model.named_modules() if is_parametrized(module)}
     if not adapted:
@@ -155,7 +149,7 @@ def require_onnx() -> None:
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights by their names in files: those of the user's own network, see ``SplitModel.file_names``."""
+    """Return the weights by the names of the user's own network, see ``SplitModel.file_names``."""
     names = model.file_names() if isinstance(model, SplitModel) else {}
     return {names.get(name, name): tensor for name, tensor in model.state_dict().items()}
 
@@ -169,7 +163,7 @@ def _safetensors(model: nn.Module, dataset: Dataset, folder: Path) -> list[str]:
 
 def _torch(model: nn.Module, dataset: Dataset, folder: Path) -> list[str]:
     """Write a state dict, and the program if torch can export it."""
-    weights = io.BytesIO()  # written here: a library that writes hides the system's error, such as a full disk
+    weights = io.BytesIO()  # the libraries hide a system error such as a full disk: the file is written below
     torch.save(_weights(model), weights)
     (folder / "model.pt").write_bytes(weights.getvalue())
     if dataset.kind != "tensor":
@@ -207,7 +201,7 @@ def _onnx(model: nn.Module, dataset: Dataset, folder: Path) -> list[str]:
             )
     except OSError:  # of the disk, not of the network
         raise
-    except Exception as error:  # likewise
+    except Exception as error:  # torch.onnx.export, too, can raise anything
         raise ConfigError(f"torch cannot write this network as ONNX: {_first_line(error)}") from error
     return []
 
