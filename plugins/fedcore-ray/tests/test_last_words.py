@@ -22,7 +22,7 @@ LINE = "\nGo on with: fedcore resume '$HOME' %s\n"
     [
         ("os._exit(1)", LINE),
         ("os.kill(os.getpid(), 9)", LINE),
-        ("words.take_back(); words.take_back()", ""),
+        ("words.take_back()", ""),
         ("words._shell.kill(); words._shell.wait(); words.take_back()", ""),
     ],
 )

@@ -1,6 +1,6 @@
-"""A line on stderr for a process that ends without one.
+"""A line on stderr for a process that ends without a message.
 
-Ray ends the process of a run at once, past Python, when its raylet, one of its agents or the head is gone.
+When its raylet, one of its agents or the head is gone, Ray ends the process of a run at once; no Python code runs then.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ WAITS = 'read -r _ || printf "\\n%s\\n" "$1" >&2'
 
 
 class LastWords:
-    """Prints a line when this process ends, unless they are taken back before.
+    """Prints a line when this process ends, unless :meth:`take_back` was called before.
 
-    A shell waits at a pipe, which the kernel closes however the process ends.
+    A shell reads from a pipe, which the kernel closes however the process ends.
     """
 
     def __init__(self, line: str) -> None:
@@ -26,7 +26,6 @@ class LastWords:
         )
 
     def take_back(self) -> None:
-        """Let the process end without them; idempotent."""
-        if self._shell.returncode is None:
-            with contextlib.suppress(BrokenPipeError):
-                self._shell.communicate(b"\n")
+        """Let the process end without the line."""
+        with contextlib.suppress(BrokenPipeError):
+            self._shell.communicate(b"\n")
