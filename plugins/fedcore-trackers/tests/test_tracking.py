@@ -15,7 +15,7 @@ from fedcore_study.sweeps.run import run_sweep
 from fedcore_study.sweeps.spec import SweepSpec
 from fedcore_testing import SMALL, federate, model_bytes, records
 from fedcore_trackers.base import create_tracker, resolve_trackers
-from fedcore_trackers.memory import Memory, memory_file
+from fedcore_trackers.process import Memory, memory_file
 from fedcore_trackers.testing import check_tracker
 from tests.reliability.processes import start, wait_for
 

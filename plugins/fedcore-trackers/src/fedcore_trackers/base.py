@@ -32,9 +32,9 @@ class TrackedRun:
     """The run that a tracker is started with.
 
     :param directory: the run directory, an absolute path; ``config.yaml`` is in it.
-    :param config: everything resolved, the options of plugins and trackers included.
-    :param round: the first round that will come: 0, or where an earlier process of this run got to.
-    :param state: JSON values of the tracker's own. What it puts in is in it again when the run is resumed.
+    :param config: all options, resolved, with the options of plugins and trackers.
+    :param round: the first round that will come: 0, or the first that earlier processes of this run did not take.
+    :param state: the tracker's own JSON values. They are kept when the run is resumed.
     """
 
     directory: Path
@@ -51,10 +51,11 @@ class TrackedRun:
 class Tracker(ABC):
     """Sends the records of a run in progress to another place.
 
-    It lives in a separate process that follows the run directory: whatever it imports, draws or waits for leaves the
-    run as it is. ``start`` comes first, ``round`` and ``evaluation`` in the order of the rounds, each round once, also
-    over a resume; ``finish`` last, unless this process is killed. Whatever it raises switches it off, with a warning.
-    Import what is heavy or may be missing inside ``start``: the run itself reads the options of the class.
+    A tracker has its own process, which follows the run directory. What it imports, draws or waits for does not change
+    the run. ``start`` is called first, then ``round`` and ``evaluation`` in the order of the rounds. Each round comes
+    once, also over a resume. ``finish`` is called last, unless the process is killed. An exception switches the tracker
+    off, with a warning. Import heavy or optional packages inside ``start``: the run itself imports the class for its
+    options.
     """
 
     Options: ClassVar[type[PluginOptions]] = TrackerOptions
@@ -70,7 +71,7 @@ class Tracker(ABC):
         """Take a round's line of metrics.jsonl; see :func:`fedcore_trackers.round_scalars`."""
 
     def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:  # noqa: B027
-        """Take what a round was evaluated to, by protocol; follows that round's ``round``."""
+        """Take a round's evaluation, by protocol. It follows the ``round`` of the same round."""
 
     def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:  # noqa: B027
         """Write what is left and close.
@@ -115,7 +116,7 @@ def create_tracker(name: str, options: Mapping[str, Any]) -> Tracker:
 
 
 def resolve_trackers(choices: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the trackers with all their options, defaults included; one that does not load keeps what was given.
+    """Return the trackers with all their options, defaults included. One that does not load keeps its given options.
 
     :raises ConfigError: a name or an option that does not exist, a value out of bounds.
     """
@@ -124,7 +125,7 @@ def resolve_trackers(choices: Mapping[str, Mapping[str, Any]]) -> dict[str, dict
         try:
             cls = tracker_class(name)
         except PluginContractError:
-            resolved[name] = dict(given)  # its own process will say so; no tracker stops a run
+            resolved[name] = dict(given)  # its own process reports the error: no tracker stops a run
             continue
         options = parse_options(name, cls, given, kind="tracker")
         resolved[name] = options.model_dump(mode="json", by_alias=True)

@@ -1,4 +1,4 @@
-"""The run's side of tracking: a process per tracker, woken after every round and waited for at the end only.
+"""The run's side of tracking: a process per tracker. It is woken after every round; the run waits for it at its end.
 
 The core finds this module by the entry point ``processes`` of the group ``fedcore.tracking``.
 """
@@ -17,8 +17,7 @@ from typing import Any
 from fedcore import RunConfig
 from fedcore.base.process import command, environment
 from fedcore_trackers.base import Status, TrackerOptions, resolve_trackers
-from fedcore_trackers.memory import Memory, memory_file
-from fedcore_trackers.process import SWITCHED_OFF
+from fedcore_trackers.process import SWITCHED_OFF, Memory, memory_file
 
 __all__ = ["resolve_trackers", "tracked"]
 
@@ -27,9 +26,9 @@ Notify = Callable[[str, Mapping[str, Any]], None]
 
 @contextmanager
 def tracked(config: RunConfig, directory: Path, notify: Notify) -> Iterator[Notify]:
-    """Start a run's trackers; yields ``notify`` that wakes them, too. They are closed when the block ends.
+    """Start a run's trackers and yield a ``notify`` that also wakes them. They are closed when the block ends.
 
-    Nothing that goes wrong with one is raised: it is told once, as event ``note``, and the tracker is switched off.
+    A problem with a tracker is not raised. It is told once, as event ``note``, and the tracker is switched off.
     """
     processes = [TrackerProcess(name, options, directory, notify) for name, options in config.trackers.items()]
     status: Status | None = None
@@ -38,14 +37,14 @@ def tracked(config: RunConfig, directory: Path, notify: Notify) -> Iterator[Noti
         nonlocal status
         if event == "round":
             for process in processes:
-                process.wake()
+                process.say("")
         elif event in ("done", "stopped"):
             status = "finished" if event == "done" else "stopped"
         notify(event, details)
 
     try:
         yield told
-        status = status or "stopped"  # a caller that goes round by round had enough
+        status = status or "stopped"  # a caller that trains round by round does not train the remaining rounds
     except KeyboardInterrupt:
         status = status or "stopped"
         raise
@@ -59,10 +58,8 @@ class TrackerProcess:
     def __init__(self, name: str, options: Mapping[str, Any], directory: Path, notify: Notify) -> None:
         self.name, self.notify = name, notify
         self.file = memory_file(directory, name)
-        given = options.get("patience", TrackerOptions().patience)
-        self.patience = float(given) if isinstance(given, (int, float)) else TrackerOptions().patience
+        self.patience: float = options.get("patience", TrackerOptions().patience)
         self.process: subprocess.Popen[bytes] | None = None
-        self._ending = False
         try:
             self.log.parent.mkdir(exist_ok=True)
             with self.log.open("ab") as log:
@@ -84,31 +81,27 @@ class TrackerProcess:
         """What the tracker printed."""
         return self.file.with_suffix(".log")
 
-    def wake(self) -> None:
-        """Say that a round was recorded; tells if the tracker has ended before its time."""
+    def say(self, text: str) -> None:
+        """Send a line: an empty one after each round, at the end the run's status. Tells if the tracker has failed."""
         if self.process is None:
             return
-        self._say("\n")
+        assert self.process.stdin is not None
+        with suppress(OSError):  # the process has ended, which poll tells, or hangs: it has not read 65,536 lines
+            os.write(self.process.stdin.fileno(), f"{text}\n".encode())
         if self.process.poll():
             self._switch_off(self._why(self.process.returncode))
 
-    def end(self, status: Status) -> None:
-        """Say how the run ended."""
-        if self.process is not None and not self._ending:
-            self._ending = self._say(f"{status}\n")
-
-    def wait(self, status: Status, deadline: float) -> None:
-        """Wait until the tracker has ended, too, or the deadline (monotonic) has come."""
-        process = self.process
-        if process is None:
+    def wait(self, deadline: float) -> None:
+        """Wait until the tracker has ended, or until the deadline (monotonic)."""
+        if self.process is None:
             return
-        while process.poll() is None and time.monotonic() < deadline:
-            self.end(status)
-            time.sleep(0.02)
-        if process.poll() is None:
+        try:
+            code = self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
             self.kill(f"it did not finish within {self.patience:g} s; to wait longer: --set {self.name}.patience=300")
-        elif process.returncode:
-            self._switch_off(self._why(process.returncode))
+            return
+        if code:
+            self._switch_off(self._why(code))
         else:
             self._forget()
 
@@ -119,17 +112,6 @@ class TrackerProcess:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self._switch_off(reason)
-
-    def _say(self, text: str) -> bool:
-        assert self.process is not None
-        assert self.process.stdin is not None
-        try:
-            os.write(self.process.stdin.fileno(), text.encode())
-        except BlockingIOError:  # full of wakings that it has yet to hear
-            return False
-        except OSError:
-            pass  # it has ended; poll says how
-        return True
 
     def _why(self, code: int) -> str:
         if code == SWITCHED_OFF:
@@ -153,11 +135,11 @@ class TrackerProcess:
 
 def _close(processes: list[TrackerProcess], status: Status) -> None:
     began = time.monotonic()
-    for process in processes:  # all hear of it before the first is waited for
-        process.end(status)
+    for process in processes:  # before the wait for the first one
+        process.say(status)
     try:
         for process in processes:
-            process.wait(status, began + process.patience)
+            process.wait(began + process.patience)
     except KeyboardInterrupt:
         for process in processes:
             process.kill("Ctrl-C came before it had finished")

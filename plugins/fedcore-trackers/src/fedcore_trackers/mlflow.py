@@ -7,20 +7,16 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
 from fedcore import PLACE
 from fedcore_trackers.base import Status, TrackedRun, Tracker, TrackerOptions, requires
 from fedcore_trackers.scalars import parameters, round_scalars, scalars
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 __all__ = ["MLflow", "MLflowOptions"]
 
@@ -50,7 +46,7 @@ class MLflow(Tracker):
     Options = MLflowOptions
 
     def start(self, run: TrackedRun) -> None:
-        """Make a run in the store, or go on with the one that this run has there."""
+        """Make a run in the store, or continue this run's earlier one."""
         uri = self.options.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder, where one is asked for by name
         with requires("mlflow-skinny", "SQLAlchemy", "alembic"):
@@ -59,7 +55,8 @@ class MLflow(Tracker):
         self.directory = run.directory
         with _alone(uri):
             self.client = MlflowClient(tracking_uri=uri)
-            experiment = _experiment(self.client, self.options.experiment)
+            found = self.client.get_experiment_by_name(self.options.experiment)
+            experiment = found.experiment_id if found else self.client.create_experiment(self.options.experiment)
         self.id: str = run.state.get("run_id", "")
         if self.id:
             self.client.update_run(self.id, status="RUNNING")
@@ -76,7 +73,7 @@ class MLflow(Tracker):
         self._log(round_scalars(record), record["round"] + 1)
 
     def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:
-        """Log what the protocols say."""
+        """Log the figures of the protocols."""
         self._log(scalars(metrics), round + 1)
 
     def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:
@@ -102,21 +99,14 @@ class MLflow(Tracker):
             self.client.log_batch(self.id, metrics=some)
 
 
-def _experiment(client: MlflowClient, name: str) -> str:
-    found = client.get_experiment_by_name(name)
-    return found.experiment_id if found else client.create_experiment(name)
-
-
 @contextmanager
 def _alone(uri: str) -> Iterator[None]:
-    """Keep the other runs of a sweep away while a store and an experiment are made."""
+    """Let one process at a time make a store and an experiment: the runs of a sweep start together."""
     name = f"fedcore-mlflow-{os.getuid()}-{hashlib.sha256(uri.encode()).hexdigest()[:16]}.lock"
     with (Path(tempfile.gettempdir()) / name).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    left = iter(items)
-    while some := list(islice(left, size)):
-        yield some
+def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

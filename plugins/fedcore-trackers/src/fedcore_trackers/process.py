@@ -1,35 +1,76 @@
 """The process of one tracker: ``python -m fedcore_trackers.process NAME RUN_DIR``.
 
-Follows metrics.jsonl: every line on stdin says that it may have grown, the last one how the run ended; without it the
-run's process was killed. What the tracker prints goes to its log in the run directory.
+It follows metrics.jsonl. A line on stdin says that the file may have grown; the last line says how the run ended. If
+stdin ends without this last line, the run's process was killed. The tracker's output goes to its log in the run
+directory.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import re
 import signal
 import sys
 import traceback
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from fedcore.base.files import parse_record
+from fedcore.base.files import parse_json, parse_record, write_bytes
 from fedcore.runs.saved import SavedConfig
 from fedcore_trackers.base import Status, TrackedRun, Tracker, create_tracker
-from fedcore_trackers.memory import Memory, memory_file
 
 SWITCHED_OFF = 3
 """The exit code of a tracker that raised; its memory says what."""
 
 
+@dataclass
+class Memory:
+    """How far a tracker is. The next process of the same run continues from there.
+
+    :param round: the first round that it has not taken.
+    :param status: ``new``, ``running``, or how its process ended.
+    :param error: why it was switched off.
+    :param state: the tracker's own values.
+    """
+
+    round: int = 0
+    status: str = "new"
+    error: str = ""
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, file: Path) -> Memory:
+        """Read a tracker's file. Without a file, nothing has happened yet."""
+        return cls(**parse_json(file.read_bytes())) if file.exists() else cls()
+
+    def write(self, file: Path) -> None:
+        """Write the file: a reader sees the old one or the new one.
+
+        :raises RuntimeError: the tracker's state is not JSON.
+        """
+        try:
+            text = json.dumps(asdict(self))
+        except (TypeError, ValueError) as error:
+            raise RuntimeError(f"run.state can hold JSON only: {error}") from error
+        file.parent.mkdir(exist_ok=True)
+        write_bytes(file, text.encode(), sync=False)
+
+
+def memory_file(directory: Path, name: str) -> Path:
+    """Return a tracker's file in a run directory. Its log and lock are next to it."""
+    return directory / "trackers" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.json"
+
+
 def main(arguments: list[str]) -> int:
-    """Run one tracker to the end of its run; returns the exit code."""
+    """Run one tracker to the end of its run and return the exit code."""
     name, folder = arguments
     directory = Path(folder)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the run decides; its end is the end of stdin
+        signal.signal(number, signal.SIG_IGN)  # the run tells on stdin when it ends
     wake = _private_stdin()
     file = memory_file(directory, name)
     with file.with_suffix(".lock").open("a") as lock:
@@ -45,7 +86,7 @@ def main(arguments: list[str]) -> int:
             Follower(tracker, TrackedRun(directory, config, memory.round, memory.state), memory, file).follow(wake)
         except BaseException as error:
             traceback.print_exc()
-            memory = Memory.read(file)  # as it was written last: what raised may be a state that is no JSON
+            memory = Memory.read(file)  # as last written: the error may be that the new state is not JSON
             memory.status, memory.error = "failed", f"{error}" or type(error).__name__
             memory.write(file)
             return SWITCHED_OFF
@@ -77,7 +118,7 @@ class Follower:
         self.memory.write(self.file)
 
     def _catch_up(self) -> None:
-        """Hand over the whole lines that are new; a resumed run's earlier ones were taken, or are made up for."""
+        """Hand over the new whole lines, and after a resume the earlier rounds that the tracker has not taken."""
         records = self.run.directory / "metrics.jsonl"
         if not records.exists():
             return
@@ -90,7 +131,7 @@ class Follower:
                 try:
                     record = parse_record(line)
                 except ValueError:
-                    continue  # damaged while the run was stopped, which the run has said
+                    continue  # damaged while the run was stopped; the run has warned about it
                 if record.get("round", -1) >= self.memory.round:
                     self._take(record)
 

@@ -31,7 +31,7 @@ class TensorBoard(Tracker):
     Options = TensorBoardOptions
 
     def start(self, run: TrackedRun) -> None:
-        """Open a file of events; what an earlier one holds of the rounds that come is void."""
+        """Open a file of events. It replaces the coming rounds in earlier files."""
         with requires("tensorboard"):
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.plugins.hparams.summary_v2 import hparams_pb
@@ -53,7 +53,7 @@ class TensorBoard(Tracker):
         self._add_scalars(round_scalars(record), record["round"] + 1)
 
     def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:
-        """Add what the protocols say."""
+        """Add the figures of the protocols."""
         self._add_scalars(scalars(metrics), round + 1)
 
     def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:
@@ -78,7 +78,7 @@ class TensorBoard(Tracker):
 
 
 def _new_file(chosen: Path | None, run: TrackedRun) -> BinaryIO:
-    """Make a file of events."""
+    """Make a file of events. Microseconds in its name: TensorBoard reads a folder's files in the order of names."""
     folder = chosen / run.name if chosen else run.directory / "tensorboard"
     folder.mkdir(parents=True, exist_ok=True)
     name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"

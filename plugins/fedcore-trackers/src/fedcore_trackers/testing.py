@@ -13,8 +13,7 @@ from fedcore.hooks.plugin import option_names, parse_options
 from fedcore.runs.saved import SavedConfig
 from fedcore_testing import federate, model_bytes, name_of, records
 from fedcore_trackers.base import TrackedRun, Tracker, tracker_class
-from fedcore_trackers.memory import Memory, memory_file
-from fedcore_trackers.process import Follower
+from fedcore_trackers.process import Follower, Memory, memory_file
 
 ROUNDS = 3
 
@@ -78,36 +77,20 @@ def _check_stop_and_resume(name: str, cls: type[Tracker], options: Mapping[str, 
     memory_file(directory, name).parent.mkdir(exist_ok=True)
     for part, end in ((whole.partition("\n")[0] + "\n", "stopped"), (whole, "finished")):
         file.write_text(part, encoding="utf-8")
-        watched = _Watched(cls(parse_options(name, cls, options, kind="tracker")))
+        tracker = cls(parse_options(name, cls, options, kind="tracker"))
         run = TrackedRun(directory, config, memory.round, memory.state)
         try:
-            Follower(watched, run, memory, memory_file(directory, name)).follow([f"{end}\n"])
+            _CheckedFollower(tracker, run, memory, memory_file(directory, name)).follow([f"{end}\n"])
         except RuntimeError as error:
             raise AssertionError(f"{name}: {error}") from error
         kept = json.loads(json.dumps(memory.state))
         assert kept == memory.state, f"{name} keeps {memory.state} in run.state, which comes back as {kept}: JSON only"
 
 
-class _Watched(Tracker):
-    """A tracker under test: checks that it does not change its arguments."""
+class _CheckedFollower(Follower):
+    """Checks that the tracker does not change its arguments, except ``run.state``."""
 
-    def __init__(self, tracker: Tracker) -> None:
-        super().__init__(tracker.options)
-        self.tracker = tracker
-
-    def start(self, run: TrackedRun) -> None:
-        self._call("start", run)
-
-    def round(self, record: Mapping[str, Any]) -> None:
-        self._call("round", record)
-
-    def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:
-        self._call("evaluation", round, metrics)
-
-    def finish(self, status: Any, summary: Mapping[str, Any] | None) -> None:
-        self._call("finish", status, summary)
-
-    def _call(self, method: str, *given: Any) -> None:
-        before = copy.deepcopy(given) if method != "start" else given
-        getattr(self.tracker, method)(*given)
-        assert given == before, f"edits what it is given by {method}"
+    def _call(self, method: str, *arguments: Any) -> None:
+        before = arguments if method == "start" else copy.deepcopy(arguments)
+        super()._call(method, *arguments)
+        assert arguments == before, f"{type(self.tracker).__name__} edits what it is given by {method}"

@@ -66,7 +66,7 @@ class Wandb(Tracker):
         self.run.log({STEP: record["round"] + 1, **round_scalars(record)}, commit=not record["metrics"])
 
     def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:
-        """Log what the protocols say in the round's row."""
+        """Log the figures of the protocols in the round's row."""
         self.run.log({STEP: round + 1, **scalars(metrics)})
 
     def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:
