@@ -29,7 +29,6 @@ import table  # noqa: E402
 
 TINY = Workload(
     "tiny",
-    "digits",
     {"dataset": "digits", "model": "mlp", "clients": 4, "participation": 0.5, "local_epochs": 1, "batch_size": 64,
      "partition": "dirichlet", "weight_decay": 0.0, "eval_every": 2},
 )  # fmt: skip

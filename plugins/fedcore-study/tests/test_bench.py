@@ -18,7 +18,7 @@ from fedcore_study.bench.workloads import AGAINST_REFERENCE, W3, Workload
 
 TINY = Workload(
     "tiny",
-    "digits in one batch per client, so that no shuffling tells the two apart",
+    # One batch per client, so that no shuffling tells the two apart.
     {"dataset": "digits", "model": "mlp", "clients": 4, "participation": 0.5, "local_epochs": 3, "batch_size": 2000,
      "partition": "iid", "weight_decay": 0.0, "eval_every": 2, "workers": 0, "device": "cpu"},
     block=2,
@@ -147,7 +147,6 @@ def test_a_parts_time_leaves_out_the_parts_that_it_calls():
         inner()
         busy(0.01)
 
-    clock.reset()
     clock.timed("outer", calls_inner)()
     busy(0.05)  # outside of all parts
     assert clock.seconds["outer"] == pytest.approx(0.02, abs=0.005)
@@ -201,7 +200,7 @@ def test_bare_steps_are_every_step_of_the_cohort(monkeypatch):
     ("arguments", "said"),
     [
         (["--workload", "W9"], "unknown workload"),
-        (["--workload", "W3", "--plugin", "nope"], "not installed"),
+        (["--workload", "W3", "--plugin", "nope"], "unknown plugin 'nope'"),
         (["--profile", "--workload", "tiny", "--workload", "W3"], "lists those of: W1, W2, tiny, pfl-cifar10"),
     ],
 )

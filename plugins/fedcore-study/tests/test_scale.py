@@ -15,7 +15,7 @@ from fedcore_study.bench.scale import Memory
 @pytest.fixture
 def tiny(monkeypatch):
     config = {**scale.SCALE.config, "dataset": "digits", "local_epochs": 1}
-    monkeypatch.setattr(scale, "SCALE", scale.Workload("scale", "digits", config, block=1))
+    monkeypatch.setattr(scale, "SCALE", scale.Workload("scale", config, block=1))
     monkeypatch.setattr(scale, "COHORT", 2)
 
 
@@ -70,7 +70,7 @@ def test_what_grows_is_the_number_of_clients_only():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(["--clients", "0"], "--clients"), (["--plugin", "nope"], "'nope' is not installed")]
+    ("arguments", "said"), [(["--clients", "0"], "--clients"), (["--plugin", "nope"], "unknown plugin 'nope'")]
 )
 def test_what_cannot_be_measured_is_said(arguments, said):
     found = CliRunner().invoke(app, ["bench", "--workload", "scale", *arguments])

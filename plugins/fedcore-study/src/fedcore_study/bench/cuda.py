@@ -33,7 +33,7 @@ class CudaReference:
         self._sums = [torch.zeros_like(parameter) for parameter in self.trainer.parameters]
 
     def rounds(self, count: int) -> float:
-        """Run rounds; returns seconds, the device's work included."""
+        """Run rounds, each evaluated where the workload says so; returns seconds, the device's work included."""
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(count):

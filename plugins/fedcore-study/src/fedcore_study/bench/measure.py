@@ -15,15 +15,14 @@ from typing import Any
 
 import torch
 
-from fedcore import FedcoreError, RunConfig
-from fedcore.base.registry import available, how_to_install
+from fedcore import RunConfig
 from fedcore.data import Dataset, Partition
 from fedcore.models import Placement
 from fedcore.runs.experiment import started
 from fedcore.runs.training import Experiment
 from fedcore_study.bench.cpu import CpuReference
 from fedcore_study.bench.cuda import CudaReference
-from fedcore_study.bench.reference import Reference, Task
+from fedcore_study.bench.reference import Task
 from fedcore_study.bench.workloads import W3, Workload
 
 MANY = 1_000_000
@@ -48,8 +47,9 @@ class Spread:
 class Measured:
     """One row of the benchmark.
 
-    :param seconds: per round, of what is measured; ``beside`` the same of what it is compared with.
-    :param ratio: of each block that was timed right after its counterpart.
+    :param seconds: per round of what is measured.
+    :param beside: seconds per round of what it is compared with.
+    :param ratio: of the two, block by block.
     """
 
     name: str
@@ -87,12 +87,7 @@ def engine(config: RunConfig) -> Iterator[EngineRounds]:
 
 
 def configured(workload: Workload, options: Mapping[str, Any], method: str = "fedavg") -> RunConfig:
-    """Return a workload's configuration with the user's device, precision and workers, and a method.
-
-    :raises FedcoreError: the method is not installed.
-    """
-    if method not in available("plugin"):
-        raise FedcoreError(f"plugin {method!r} is not installed: {how_to_install(f'fedcore-{method}')}")
+    """Return a workload's configuration with the user's device, precision and workers, and a method."""
     plugins: dict[str, Any] = {} if method == "fedavg" else {method: {}}
     return RunConfig.create({**workload.config, **options, "plugins": plugins})
 
@@ -104,7 +99,7 @@ def against_reference(
     size = block or workload.block
     with engine(configured(workload, options)) as ours:
         federation = ours.experiment.federation
-        # The reference lays the data out itself, and always computes in float32 on a CPU: that is the limit.
+        # On a CPU the reference always computes in float32.
         config = federation.config
         if federation.config.device == "cpu":
             config = config.model_copy(update={"precision": "float32"})
@@ -119,7 +114,7 @@ def against_reference(
 def beside_fedavg(plugin: str, options: Mapping[str, Any], *, blocks: int, block: int | None = None) -> Measured:
     """Time a method's rounds of W3 and FedAvg's, in turn.
 
-    :raises FedcoreError: the method is not installed.
+    :raises UnknownNameError: the method is not installed.
     """
     size = block or W3.block
     with engine(configured(W3, options, plugin)) as method, engine(configured(W3, options)) as fedavg:
@@ -127,7 +122,7 @@ def beside_fedavg(plugin: str, options: Mapping[str, Any], *, blocks: int, block
     return _measured(f"W3 {plugin}", "fedavg", seconds, size, lambda mine, its: mine / its, "time")
 
 
-def reference_for(config: RunConfig, dataset: Dataset, partition: Partition) -> Reference:
+def reference_for(config: RunConfig, dataset: Dataset, partition: Partition) -> CpuReference | CudaReference:
     """Return the reference loop of a device."""
     if torch.device(config.device).type == "cuda":
         task = Task.of(config, Placement.plain().dataset(dataset), partition)  # it moves the data itself
@@ -136,9 +131,9 @@ def reference_for(config: RunConfig, dataset: Dataset, partition: Partition) -> 
 
 
 def in_turn(sides: Sequence[Callable[[], float]], blocks: int) -> list[list[float]]:
-    """Return the seconds of each side's blocks, after one of each that does not count.
+    """Return the seconds of each side's blocks. The first block of each side does not count.
 
-    Every other time the order is reversed, so that a slow drift of the machine cancels.
+    The order of the sides is reversed every other time, so that a slow drift of the machine cancels.
     """
     for side in sides:
         side()
@@ -151,7 +146,7 @@ def in_turn(sides: Sequence[Callable[[], float]], blocks: int) -> list[list[floa
 
 
 def children() -> list[int]:
-    """Return the processes that this one has started; none where there is no /proc."""
+    """Return the processes that this process has started; empty on a system without /proc."""
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:

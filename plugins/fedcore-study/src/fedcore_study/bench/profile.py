@@ -1,10 +1,10 @@
-"""Processor time per client, by part of the engine: what a client costs beside its steps.
+"""Processor time per client, by part of the engine: what a client costs next to its steps.
 
 Processor time wavers less than the clock when other work runs on the machine. Three sides take turns: the engine in
 this process, the engine with one worker process, and the bare steps (the reference's ``Trainer.step`` on batches of the
-same size). The parts are timed in one more run in this process, whose functions note when they begin and end; a part's
-time leaves out the parts that it calls, and a checkpoint's that of the thread that writes it. Messages are what the
-engine with one worker takes more than the one in this process.
+same size). One more run in this process times the parts: their functions note when they begin and end. The time of a
+part does not include the parts that it calls, and the time of a checkpoint does not include the thread that writes it.
+Messages are the time that the engine with one worker takes more than the engine in this process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pkgutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -54,26 +54,21 @@ PARTS: Mapping[str, Sequence[str]] = {
         f"{_RUNS}.training.Experiment.checkpoint",
     ],
 }
-"""Part -> the functions whose time it is, without that of other parts."""
+"""Part -> the functions whose time counts for it, without the other parts that they call."""
 
 REST = "rest"
 MESSAGES = "messages"
 
 
 class PartClock:
-    """Adds the processor time of this thread up by part.
+    """Adds up the processor time of this thread by part.
 
-    :ivar seconds: by part, since :meth:`reset`; up to the last time that a part began or ended.
+    :ivar seconds: by part, until a part last began or ended.
     """
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._inside = [REST]
-        self._since = time.thread_time()
-
-    def reset(self) -> None:
-        """Start to count anew."""
-        self.seconds.clear()
         self._since = time.thread_time()
 
     def _turn(self) -> None:
@@ -82,7 +77,7 @@ class PartClock:
         self._since = now
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function whose time is that of a part."""
+        """Return a function whose time counts for a part."""
 
         @functools.wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
@@ -96,24 +91,17 @@ class PartClock:
 
         return call
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Time the functions of all parts within a block."""
-        with ExitStack() as stack:
-            for part, names in PARTS.items():
-                for name in names:
-                    stack.enter_context(mock.patch(name, self.timed(part, pkgutil.resolve_name(name))))
-            yield
-
 
 @dataclass(frozen=True)
 class Profile:
     """Milliseconds of processor time per client; a round's other costs are divided among its clients.
 
-    :param total: of the engine in this process; ``with_worker`` of it and one worker process together.
-    :param steps: of the bare steps.
-    :param beyond: ``total`` without the bare steps, of each block; ``beyond_with_worker`` likewise.
-    :param parts: by name, the largest first; ``messages`` are the difference of the two engines.
+    :param total: the engine in this process.
+    :param with_worker: the engine with one worker process, both processes together.
+    :param steps: the bare steps.
+    :param beyond: ``total`` minus the bare steps, block by block.
+    :param beyond_with_worker: ``with_worker`` minus the bare steps, block by block.
+    :param parts: by name, the largest first.
     """
 
     name: str
@@ -161,12 +149,14 @@ def profile(workload: Workload, *, blocks: int, block: int | None = None) -> Pro
 
 
 def by_part(ours: EngineRounds, count: int) -> dict[str, float]:
-    """Run rounds in this process; returns seconds by part."""
+    """Run rounds in this process and return the seconds by part."""
     clock = PartClock()
-    with clock.watching():
-        clock.reset()
+    with ExitStack() as stack:
+        for part, names in PARTS.items():
+            for name in names:
+                stack.enter_context(mock.patch(name, clock.timed(part, pkgutil.resolve_name(name))))
         ours.rounds(count)
-        return dict(clock.seconds)
+    return dict(clock.seconds)
 
 
 class BareSteps:
@@ -205,5 +195,5 @@ def _processor(ours: EngineRounds, count: int) -> float:
 
 
 def _clock_of(process: int) -> int:
-    """Return the processor clock of another process: what Linux's ``clock_getcpuclockid`` gives."""
+    """Return the id of another process's processor clock, as Linux's ``clock_getcpuclockid`` does."""
     return (~process << 3) | 2

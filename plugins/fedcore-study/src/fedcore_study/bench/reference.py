@@ -9,10 +9,9 @@ knows nothing of plugins, states, failures or records, checks nothing and keeps 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +20,6 @@ from torch.nn import functional as F
 from fedcore import RunConfig
 from fedcore.data import Dataset, Partition, ResidentSamples
 from fedcore.models import build_model, forward_chunk
-
-
-class Reference(Protocol):
-    """Runs rounds of FedAvg."""
-
-    def rounds(self, count: int) -> float:
-        """Run rounds, each evaluated where the workload says so; returns seconds."""
-        ...
-
-    def close(self) -> None:
-        """Free everything."""
 
 
 @dataclass
@@ -48,7 +36,7 @@ class Task:
 
     @classmethod
     def of(cls, config: RunConfig, dataset: Dataset, partition: Partition) -> Task:
-        """Lay the data out as the loop wants them."""
+        """Lay out the data for the loop: images with channels last, and copies of indices and weights."""
         train, test = dataset.train, dataset.test
         assert isinstance(train, ResidentSamples)
         assert isinstance(test, ResidentSamples)
@@ -62,10 +50,6 @@ class Task:
             [indices.clone() for indices in partition.train],
             [parameter.detach().clone() for parameter in model.parameters()],
         )
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Iterate over all tensors."""
-        yield from (self.images, self.labels, self.test_images, self.test_labels, *self.holds, *self.weights)
 
 
 def make_model(config: RunConfig, num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:

@@ -1,24 +1,22 @@
 """The workload ``scale``: does a round cost the same however many clients are registered?
 
-A cohort of 50 out of 10^3 to 10^6 clients with 10 samples each. 10,000 samples are dealt again and again, 1,000 clients
-share a window of them at 10^6, so that nothing but the number of clients grows.
+A round has a cohort of 50 out of 10^3 to 10^6 clients with 10 samples each. The same 10,000 samples are dealt again and
+again, so that nothing but the number of clients grows: with 10^6 clients, 1,000 of them share each sample.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig
-from fedcore.base.process import command, environment
 from fedcore_study.bench.measure import EngineRounds, Spread, children, configured, engine, in_turn
 from fedcore_study.bench.workloads import Windows, Workload
 
@@ -33,7 +31,6 @@ windows = Windows(SAMPLES)
 
 SCALE = Workload(
     "scale",
-    f"{COHORT} of 10^3 to 10^6 clients x {SAMPLES}, 1x28x28, 2 local epochs, batch 5, mlp",
     {"dataset": "module:fedcore_study.bench.workloads.small_mnist_shape", "model": "mlp",
      "partition": "module:fedcore_study.bench.scale.windows", "local_epochs": 2, "batch_size": 5, "lr": 0.01,
      "momentum": 0.9, "weight_decay": 0.0, "eval_every": 10},
@@ -57,9 +54,11 @@ class Memory:
 class Scaled:
     """One number of registered clients.
 
-    :param seconds: per round; ``ratio`` of each block to that of the fewest clients, timed next to it.
-    :param start_seconds: from the configuration to the first task that could be given out.
-    :param memory: of a fresh process; ``memory_ratio`` to the fewest clients.
+    :param seconds: per round.
+    :param ratio: of the seconds to those with the fewest clients, block by block.
+    :param start_seconds: from the configuration until the first task could start.
+    :param memory: of a fresh process.
+    :param memory_ratio: of the memory to that with the fewest clients.
     """
 
     method: str
@@ -74,7 +73,7 @@ class Scaled:
 
 
 def scaled_config(method: str, clients: int, options: Mapping[str, Any]) -> RunConfig:
-    """Return the workload with a method and a number of registered clients. Errors are as for :func:`configured`."""
+    """Return the workload with a method and a number of registered clients."""
     return configured(SCALE, {**options, "clients": clients, "participation": min(1.0, COHORT / clients)}, method)
 
 
@@ -106,10 +105,10 @@ def over_clients(
 
 
 def same_rounds(ours: EngineRounds, block: int) -> float:
-    """Run the first rounds once more; returns seconds.
+    """Run the first rounds once more and return the seconds.
 
-    The same clients are drawn every time, so that from the second block on every client of every cohort has a state
-    to go on from: among 10^6 clients none would return by chance.
+    The same clients are drawn every time. From the second block on, each of them therefore has a state to go on from.
+    Among 10^6 clients none would return by chance.
     """
     ours.experiment.settle()  # the last block's checkpoint deletes versions of rounds that come again
     ours.state = replace(ours.state, round=0)
@@ -121,17 +120,20 @@ def peak_memory(config: RunConfig, block: int) -> Memory:
 
     :raises FedcoreError: the process failed, or this system does not tell the peak.
     """
-    done = subprocess.run(  # noqa: S603 - our own module, fixed arguments
-        command(__spec__.name, config.model_dump_json(), str(block)),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise FedcoreError(f"scale with {config.clients} clients: the process measured for memory ended: {last[0]}")
-    return Memory(**json.loads(done.stdout.splitlines()[-1]))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        try:
+            return process.submit(_two_blocks, config.model_dump_json(), block).result()
+        except Exception as error:  # of the run, or of the process: it is killed where memory is short
+            raise FedcoreError(
+                f"scale with {config.clients} clients: the process measured for memory ended: {error}"
+            ) from error
+
+
+def _two_blocks(config: str, block: int) -> Memory:
+    with engine(RunConfig.model_validate_json(config)) as ours:
+        for _ in range(2):
+            same_rounds(ours, block)
+        return peaks()
 
 
 def peaks() -> Memory:
@@ -149,16 +151,3 @@ def _peak(process: int) -> float | None:
     except OSError:
         return None
     return int(found[1]) / 1024 if found else None
-
-
-def main(config: str, block: str) -> None:
-    """Run the workload as the fresh process whose memory is measured."""
-    with engine(RunConfig.model_validate_json(config)) as ours:
-        for _ in range(2):
-            same_rounds(ours, int(block))
-        found = peaks()
-    print(json.dumps(asdict(found)))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,14 @@ class Workload:
     """
 
     name: str
-    summary: str
     config: Mapping[str, Any] = field(default_factory=dict)
     block: int = 5
 
 
 class Windows:
-    """A partitioner: the same number of samples for each client, from the data in random order, again from their start.
+    """A partitioner: deals the samples in random order, the same number to each client, again from the start if needed.
 
-    :param samples: of each client.
+    :param samples: the number per client.
     """
 
     shares_samples = True
@@ -67,28 +67,15 @@ def _images(n: int, shape: tuple[int, int, int], seed: int) -> ResidentSamples:
     return ResidentSamples(images, labels, [0.0] * shape[0], [1.0] * shape[0])
 
 
-def _dataset(name: str, shape: tuple[int, int, int], train: int) -> Dataset:
+def _dataset(name: str, shape: tuple[int, int, int], train: int, data_dir: Path | None = None) -> Dataset:
     return Dataset(name, _images(train, shape, 1), _images(10_000, shape, 2), CLASSES, shape)
 
 
-def mnist_shape(data_dir: Path | None = None) -> Dataset:
-    """Return 60,000 and 10,000 images of 1x28x28."""
-    return _dataset("1x28x28", (1, 28, 28), 60_000)
-
-
-def small_mnist_shape(data_dir: Path | None = None) -> Dataset:
-    """Return 10,000 and 10,000 images of 1x28x28."""
-    return _dataset("1x28x28", (1, 28, 28), 10_000)
-
-
-def cifar_shape(data_dir: Path | None = None) -> Dataset:
-    """Return 50,000 and 10,000 images of 3x32x32."""
-    return _dataset("3x32x32", (3, 32, 32), 50_000)
-
-
-def small_cifar_shape(data_dir: Path | None = None) -> Dataset:
-    """Return 20,000 and 10,000 images of 3x32x32."""
-    return _dataset("3x32x32", (3, 32, 32), 20_000)
+# Data sets by their numbers of training images; each has 10,000 test images.
+mnist_shape = partial(_dataset, "1x28x28", (1, 28, 28), 60_000)
+small_mnist_shape = partial(_dataset, "1x28x28", (1, 28, 28), 10_000)
+cifar_shape = partial(_dataset, "3x32x32", (3, 32, 32), 50_000)
+small_cifar_shape = partial(_dataset, "3x32x32", (3, 32, 32), 20_000)
 
 
 def pfl_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
@@ -125,35 +112,28 @@ _SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.0, "partition": "iid", "e
 
 W1 = Workload(
     "W1",
-    "60,000 of 1x28x28, 10 of 100 clients x 600, 2 local epochs, batch 32, fdcl-cnn",
     {**_SGD, "dataset": f"{_HERE}mnist_shape", "model": "fdcl-cnn", "clients": 100, "participation": 0.1,
      "local_epochs": 2, "batch_size": 32},
 )  # fmt: skip
 W2 = Workload(
     "W2",
-    "3x32x32, 10 clients x 2,000, 1 local epoch, batch 64, simple-cnn with projection head",
     {**_SGD, "dataset": f"{_HERE}small_cifar_shape", "model": "simple-cnn", "projection": True, "clients": 10,
      "local_epochs": 1, "batch_size": 64},
 )  # fmt: skip
-W3 = Workload(
-    "W3",
-    "W2 with 5 local epochs: each method's round beside FedAvg's",
-    {**W2.config, "local_epochs": 5, "eval_every": 1000},
-    block=1,
-)
+W3 = Workload("W3", {**W2.config, "local_epochs": 5, "eval_every": 1000}, block=1)
+"""Each method's round next to FedAvg's."""
 PFL = Workload(
     "pfl-cifar10",
-    "3x32x32, 50 of 1,000 clients x 50, 1 local epoch, batch 10, lr 0.1, two convolutions with dropout",
     {**_SGD, "dataset": f"{_HERE}cifar_shape", "model": f"{_HERE}pfl_cnn", "clients": 1000, "participation": 0.05,
      "local_epochs": 1, "batch_size": 10, "lr": 0.1, "momentum": 0.0, "eval_every": 10},
     block=10,
 )  # fmt: skip
 TINY = Workload(
     "tiny",
-    "digits, 100 of 1,000 clients x 16, 1 step of 16, mlp: what a client costs beside its steps",
     {**_SGD, "dataset": "digits", "model": "mlp", "partition": f"{_HERE}windows_of_16", "clients": 1000,
      "participation": 0.1, "local_epochs": 1, "batch_size": 16, "eval_every": 10},
     block=10,
 )  # fmt: skip
+"""Clients of one step of 16 samples: what a client costs next to its steps."""
 AGAINST_REFERENCE = {workload.name: workload for workload in (W1, W2, TINY, PFL)}
-METHODS = ("fedavg", "fedprox", "moon", "fdcl", "fedproc", "fedeccr", "fedcd", "fedcme", "scaffold")
+METHODS = ("fedprox", "moon", "fdcl", "fedproc", "fedeccr", "fedcd", "fedcme", "scaffold")

@@ -90,7 +90,7 @@ def bench(
             measured.append(measure.against_reference(against, given, blocks=blocks, block=rounds))
             _show(measured[-1])
             continue
-        usual = scale.METHODS if name == "scale" else [name for name in workloads.METHODS if name != "fedavg"]
+        usual = scale.METHODS if name == "scale" else workloads.METHODS
         for method in plugin or usual:
             try:
                 if name == "scale":
