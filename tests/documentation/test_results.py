@@ -21,7 +21,7 @@ def test_the_page_and_its_pictures_are_made_from_the_evidence():
     evidence = read_all(ROOT / "results")
     recipes = find_recipes(print)
     text = PAGE.read_text(encoding="utf-8")
-    assert filled(text, evidence, recipes, list(cells(recipes))) == text, "run: make results"
+    assert filled(text, evidence, recipes, cells(recipes)) == text, "run: make results"
     assert not unplaced(text, evidence)
     drawn = pictures(evidence, recipes, PAGE)
     for picture, chart in drawn.items():

@@ -157,7 +157,8 @@ def _keep(planned: Plan, folder: Path, evidence: Path) -> None:
     from fedcore_study.reproduce.places import cells
 
     asked = {(planned.scale, cell.row, cell.column) for cell in planned.cells}
-    among = [cell for cell in cells([planned.recipe]) if (cell.place.scale, cell.place.row, cell.place.column) in asked]
+    found = cells([planned.recipe])
+    among = {place: found[place] for place in found if (place.scale, place.row, place.column) in asked}
     made = collect([folder], evidence, among, warn=output.note, only_tables=True)
     output.note(f"the evidence of {len(made.written)} runs is in {evidence}")
 

@@ -37,7 +37,7 @@ def add(
     from fedcore_study.reproduce.find import find_recipes
     from fedcore_study.reproduce.places import cells
 
-    made = collect(runs, to, list(cells(find_recipes(output.note))), warn=output.note)
+    made = collect(runs, to, cells(find_recipes(output.note)), warn=output.note)
     for file in made.written:
         output.line(f"written: {file}")
     if made.refused:
@@ -74,7 +74,7 @@ def page(
         raise ConfigError(f"{file} cannot be read: {error}") from None
     evidence = read_all(source)
     recipes = find_recipes(output.note)
-    new = filled(text, evidence, recipes, list(cells(recipes)))
+    new = filled(text, evidence, recipes, cells(recipes))
     for table in unplaced(text, evidence):
         output.note(f"{file} has no place for {table}: add the lines {marker(table)} and {END}")
     outdated = [file] if new != text else []

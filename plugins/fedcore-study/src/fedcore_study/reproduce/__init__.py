@@ -1,1 +1,1 @@
-"""Tables of papers as recipes: their runs, the figures they print, and ours beside them."""
+"""Tables of papers as recipes: their runs, the papers' figures and ours."""

@@ -10,7 +10,7 @@ from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.base.identity import method
 from fedcore_study.comparisons.records import RunRecord, Warn, find_runs
 from fedcore_study.reproduce.evidence import Evidence, Place, evidence_of, read_evidence, write_evidence
-from fedcore_study.reproduce.places import Cell, comparable, differences, nearest, places_of
+from fedcore_study.reproduce.places import Cells, comparable, differences, nearest, places_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Collected:
 def collect(
     paths: Iterable[Path],
     root: Path,
-    among: Sequence[Cell],
+    among: Cells,
     *,
     warn: Warn,
     only_tables: bool = False,
@@ -34,7 +34,7 @@ def collect(
 
     A run whose records contradict themselves, or whose options this installation does not know, is refused.
 
-    :param among: the tables' cells, see :func:`fedcore_study.reproduce.places.cells`.
+    :param among: the cells of the tables.
     :param warn: is also told why a run is refused.
     :param only_tables: leave out runs that belong to no cell, instead of writing them to ``runs/``.
     :raises RunDirectoryError: a path holds no run and no sweep, or a damaged one.
@@ -63,26 +63,24 @@ def collect(
     return made
 
 
-def changed_since(evidence: Evidence, among: Sequence[Cell]) -> str:
-    """Return in what a run differs from its table's recipe as it is now; empty where it does not."""
-    for cell in among:
-        if cell.place == evidence.place:
-            try:
-                found = differences(comparable(RunConfig.create(evidence.config)), cell.settings)
-            except FedcoreError as error:
-                return f"its configuration is not one of this fedcore ({error})"
-            return _in_words(found)
-    return ""
+def changed_since(evidence: Evidence, among: Cells) -> str:
+    """Return the options in which a run differs from today's recipe of its table; empty if there are none."""
+    if evidence.place is None or evidence.place not in among:
+        return ""
+    try:
+        return _in_words(differences(comparable(RunConfig.create(evidence.config)), among[evidence.place]))
+    except FedcoreError as error:
+        return f"its configuration is not one of this fedcore ({error})"
 
 
-def _places(run: RunRecord, among: Sequence[Cell]) -> list[Place]:
+def _places(run: RunRecord, among: Cells) -> list[Place]:
     try:
         return places_of(run.config, among)
     except FedcoreError as error:
         raise ConfigError(f"{run.path}: {error}") from None
 
 
-def _tell_nearest(run: RunRecord, among: Sequence[Cell], warn: Warn) -> None:
+def _tell_nearest(run: RunRecord, among: Cells, warn: Warn) -> None:
     hint = ""
     if close := nearest(run.config, among):
         place, found = close
@@ -97,7 +95,7 @@ def _in_words(found: Mapping[str, tuple[object, object]]) -> str:
 
 
 def _says_more(file: Path, evidence: Evidence, warn: Warn) -> bool:
-    """Whether a file that is there holds more rounds of the same run."""
+    """Return whether the file exists already and holds more rounds of the same run."""
     if not file.is_file():
         return False
     try:

@@ -17,9 +17,10 @@ _FINGERPRINT = re.compile(r"data ([0-9a-f]{16})")
 
 
 def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
-    """Return the curves of a column's rows, in the table's order: the mean over seeds where there are several.
+    """Return the curves of a column's rows, in the table's order: the mean if a row has several seeds.
 
-    Runs that are further than the others go on alone. Curves that others published for the column follow.
+    A run with more rounds than the others continues as a line of its own. Curves that others published for the column
+    follow.
     """
     lines = []
     for number, row in enumerate(recipe.rows):
@@ -37,7 +38,7 @@ def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
 
 
 def draw(drawn: Curves, file: Path) -> None:
-    """Draw curves into an SVG file whose bits depend on the data and on matplotlib alone."""
+    """Draw curves into an SVG file. Its bits depend on the data and on matplotlib alone."""
     from fedcore_study.reports import static
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -45,12 +46,12 @@ def draw(drawn: Curves, file: Path) -> None:
 
 
 def fingerprint(drawn: Curves) -> str:
-    """Return a hash of all that is drawn."""
+    """Return a hash of the drawn lines."""
     return hashlib.sha256(json.dumps([vars(line) for line in drawn.lines]).encode()).hexdigest()[:16]
 
 
 def is_current(drawn: Curves, file: Path) -> bool:
-    """Whether a file shows these data."""
+    """Return whether a file shows these curves."""
     if not file.is_file():
         return False
     found = _FINGERPRINT.search(file.read_text(encoding="utf-8"))

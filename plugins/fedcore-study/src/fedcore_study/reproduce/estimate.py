@@ -18,7 +18,7 @@ from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.run import default_parallel, resolved
 
 FEWEST = 3
-"""Runs for which an estimate is worth a round."""
+"""The smallest number of runs for which an estimate is worth a round."""
 
 PROCESS = 0.3
 """Seconds that a run's process takes to begin and to end."""
@@ -51,10 +51,10 @@ class Estimate:
 
 
 def estimate(planned: Plan, out: Path, parallel: int | None) -> Estimate | None:
-    """Train one round of the first run that is left, in a folder that is deleted, and reckon from it.
+    """Train one round of the first unfinished run in a temporary folder, and extrapolate from its time.
 
-    Training is taken to grow with clients, epochs and samples, evaluation with the number of models; what a method
-    adds to a step is not known. None where few runs are left, or the round cannot be trained.
+    Training is assumed to be proportional to clients, epochs and samples, evaluation to the number of models. What a
+    method adds to a step is not known. Return None if few runs are left, or if the round cannot be trained.
     """
     left = unfinished(planned, out)
     if len(left) < FEWEST:
@@ -112,16 +112,16 @@ def total(timed: Timed, configs: Iterable[RunConfig]) -> float:
 
 
 def _share(config: RunConfig, other: RunConfig) -> float:
-    """Return how many times as long as another run's a round's training is taken to be.
+    """Return the estimated training time of a round, relative to a round of the other run.
 
-    Of a run on all samples the number is not known; it is then taken to be the other's.
+    If a run takes all samples, their number is not known here, and both runs count as equally large.
     """
     samples = config.samples / other.samples if config.samples and other.samples else 1
     return config.local_epochs / other.local_epochs * config.participation / other.participation * samples
 
 
 def _models(config: RunConfig) -> int:
-    """Return how many models are evaluated: the global one, and each client's where the method has such."""
+    """Return how many models are evaluated: the global model, and each client's own if the method has such models."""
     plugins = PluginSet.create(config.plugins)
     own = plugins.implementers("personal_model") or plugins.implementers("personal_parameters")
     return 1 + config.clients * bool(own)

@@ -88,8 +88,9 @@ class Session(Part):
 class Evidence(Part):
     """A run's resolved configuration, partition, curves and final figures, with what produced them.
 
-    :param rounds: that are recorded, of ``planned`` ones. ``figures`` are the final ones by protocol, corrections after
-        the last round included; null while the run is in progress.
+    :param rounds: the number of recorded rounds, of ``planned`` rounds.
+    :param figures: the final figures by protocol, after corrections that follow the last round; null while the run is
+        in progress.
     """
 
     format: Literal["fedcore-evidence-1"] = "fedcore-evidence-1"
@@ -109,8 +110,8 @@ class Evidence(Part):
     curves: dict[str, Curve]
     figures: dict[str, dict[str, float]] | None = None
     silhouette: float | None = Field(default=None, description="Of runs that recorded it.")
-    bytes: dict[str, int] = Field(description="All clients', down and up.")
-    seconds: float = Field(ge=0, description="Of all rounds with their evaluations, on the machine as busy as it was.")
+    bytes: dict[str, int] = Field(description="Traffic of all clients, down and up.")
+    seconds: float = Field(ge=0, description="Of all rounds with their evaluations. Other work on the machine counts.")
     sessions: list[Session] = Field(default_factory=list, description="Empty for runs of before they were recorded.")
     finished: AwareDatetime | None = None
 
@@ -130,7 +131,7 @@ class Evidence(Part):
 
     @property
     def is_finished(self) -> bool:
-        """Whether these are the figures of the run's end."""
+        """Whether the run came to its end."""
         return self.figures is not None
 
     @property
@@ -159,7 +160,7 @@ class Evidence(Part):
 
 
 def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
-    """Return a run's evidence; of one in progress as far as it came.
+    """Return a run's evidence. A run in progress has evidence of its rounds so far.
 
     :raises ConfigError: what is recorded contradicts itself.
     """
@@ -213,7 +214,7 @@ def read_evidence(file: Path) -> Evidence:
 def read_all(root: Path) -> list[Evidence]:
     """Read every file of a folder that :func:`write_evidence` wrote, by folder and name.
 
-    :raises ConfigError: a file is damaged or has another's name; or there is no such folder.
+    :raises ConfigError: a file is damaged or has the name of another run's file, or there is no such folder.
     """
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder; fedcore results add RUN_OR_SWEEP --to {root} makes it")
@@ -221,7 +222,7 @@ def read_all(root: Path) -> list[Evidence]:
 
 
 def write_evidence(evidence: Evidence, root: Path) -> Path:
-    """Write a file under its table's folder, in place of the one that is there; returns it."""
+    """Write the file of a run into its table's folder and return its path. An earlier file is replaced."""
     file = root / evidence.folder / evidence.file_name
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, evidence.as_json())

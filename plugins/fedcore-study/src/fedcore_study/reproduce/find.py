@@ -61,13 +61,13 @@ def find_recipe(warn: Callable[[str], object], method: str, table: str) -> Recip
 
 
 def _folders(point: EntryPoint) -> Iterator[Path]:
-    """Yield the folders of recipes beside a plugin's module and above it, up to the package's root."""
+    """Yield the folders of recipes next to a plugin's module and in the packages above it."""
     module = point.module
     while module:
         try:
             spec = importlib.util.find_spec(module)  # of a package of packages this imports the outer ones
         except (ImportError, ValueError):
-            spec = None  # plugins list and plugins show tell what is broken
+            spec = None  # plugins list and plugins show report a broken package
         for place in (spec and spec.submodule_search_locations) or ():
             if (Path(place) / FOLDER).is_dir():
                 yield Path(place) / FOLDER

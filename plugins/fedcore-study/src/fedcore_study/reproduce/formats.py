@@ -1,4 +1,4 @@
-"""A reproduced table as text: the cells that every form shows; and Markdown, LaTeX, CSV and JSON of them."""
+"""A reproduced table as text: blocks of cells for all forms, and Markdown, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Block:
 def blocks(reproduction: Reproduction) -> list[Block]:
     """Return a block for each column: the paper's figure, ours and the difference in points, or why there is none.
 
-    What keeps a whole column from being run stands in its title.
+    If none of a column's cells was run, and all for the same reason, the block's title has the reason.
     """
     ours = [text for heading in reproduction.recipe.protocols for text in (f"{heading} %", "minus paper")]
     found = []
@@ -66,7 +66,7 @@ def title(reproduction: Reproduction) -> str:
 
 
 def caption(reproduction: Reproduction) -> list[str]:
-    """Return what a reader has to know: the scale, the protocols, what the paper leaves open."""
+    """Return the lines below a table: the scale, the protocols, the shown rows and columns, the recipe's notes."""
     recipe = reproduction.recipe
     seeds = max((cell.planned for cell in reproduction.cells), default=0)
     number = counted(seeds, "seed")
@@ -89,7 +89,7 @@ def caption(reproduction: Reproduction) -> list[str]:
 
 
 def _selection(reproduction: Reproduction) -> str:
-    """Return which rows and columns of the paper's table are shown, where not all of them are."""
+    """Return how many rows and columns of the paper's table are shown; empty if all are."""
     recipe = reproduction.recipe
     rows = {cell.row for cell in reproduction.cells}
     parts = []
@@ -115,7 +115,7 @@ def latex(reproduction: Reproduction) -> str:
 
 
 def as_csv(reproduction: Reproduction) -> str:
-    """Return one line per cell and heading, figures in percent; empty where there is none."""
+    """Return one line per cell and heading, with figures in percent. Missing figures are empty."""
     named = ["column", "row", "paper", "paper_mean", "paper_std", "ours", "protocol"]
     rows: list[list[Any]] = [[*named, "mean", "std", "n", "planned", "difference", "reason"]]
     for cell in reproduction.cells:

@@ -19,12 +19,12 @@ from fedcore_study.reports.charts import Curves
 from fedcore_study.reproduce.collect import changed_since
 from fedcore_study.reproduce.curves import chart
 from fedcore_study.reproduce.evidence import Evidence, slug
-from fedcore_study.reproduce.places import Cell
+from fedcore_study.reproduce.places import Cells
 from fedcore_study.reproduce.recipe import SCALES, Printed, Recipe, Row, folder_name
 from fedcore_study.words import counted
 
 BASELINE = "FedAvg"
-"""The row that the others are compared with, in whichever case the paper writes it."""
+"""The row that the others are compared with, in upper or lower case."""
 
 LATE = 3
 """The number of last evaluations that a mean is shown of."""
@@ -40,7 +40,7 @@ def marker(name: str) -> str:
 
 
 def _tables(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
-    """Return the tables by the names of their folders of evidence, which their markers on the page have, too."""
+    """Return the tables by the names of their folders of evidence. The markers on the page use the same names."""
     return {folder_name(recipe.method, recipe.table, scale): recipe for recipe in recipes for scale in SCALES}
 
 
@@ -48,7 +48,7 @@ def _of_table(name: str, found: Iterable[Evidence]) -> list[Evidence]:
     return [evidence for evidence in found if evidence.place and evidence.folder == name]
 
 
-def filled(page: str, found: Sequence[Evidence], recipes: Sequence[Recipe], among: Sequence[Cell]) -> str:
+def filled(page: str, found: Sequence[Evidence], recipes: Sequence[Recipe], among: Cells) -> str:
     """Return a page with the tables between its markers made anew.
 
     :param among: the recipes' cells as they are now; a run that was configured otherwise is said to be.
@@ -75,7 +75,7 @@ def unplaced(page: str, found: Iterable[Evidence]) -> list[str]:
     return sorted({evidence.folder for evidence in found if evidence.place} - named)
 
 
-def block(recipe: Recipe, name: str, found: Sequence[Evidence], among: Sequence[Cell]) -> str:
+def block(recipe: Recipe, name: str, found: Sequence[Evidence], among: Cells) -> str:
     """Return a table's text: for each column that has runs the figures, a picture of the curves, and what to know."""
     _check_places(recipe, found)
     columns = by_column(recipe, found)
@@ -122,8 +122,8 @@ def by_column(recipe: Recipe, found: Iterable[Evidence]) -> dict[str, list[Evide
 def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
     """Return a column's table of the rows with runs: figure in the paper, ours, the difference, seeds and rounds.
 
-    Where the table has a row FedAvg, both figures stand beside FedAvg's, too: what the paper claims, and what was
-    found, paired by seed and with an interval from three seeds on.
+    If the paper's table has a row FedAvg, the differences to FedAvg are also shown: the paper's, and ours, which is
+    paired by seed and has an interval from three seeds on.
     """
     place = [c.name for c in recipe.columns].index(column)
     several = len(recipe.protocols) > 1
@@ -161,7 +161,7 @@ def _runs_of(row: Row, found: Iterable[Evidence]) -> list[Evidence]:
 
 
 def _late(runs: Sequence[Evidence], recipe: Recipe) -> str:
-    """Return the mean over finished runs of their last evaluations: the last one alone varies from round to round."""
+    """Return the mean of the last evaluations over finished runs. One evaluation alone varies from round to round."""
     for protocol in (name for names in recipe.protocols.values() for name in names):
         curves = [run.curves[protocol].accuracy for run in runs if run.is_finished and run.curves.get(protocol)]
         if curves:
@@ -197,7 +197,10 @@ def _gain(runs: Sequence[Evidence], baseline: Sequence[Evidence], protocols: Seq
 
 
 def _with_interval(difference: Difference, seeds: int) -> str:
-    """Return a difference with its interval; of few pairs that there is none, of a row with one seed nothing more."""
+    """Return a difference with its interval, or with the number of seeds if they are too few for an interval.
+
+    A row with a single seed has the difference alone.
+    """
     text = _signed(100 * difference.mean)
     if seeds == 1:
         return text
@@ -207,12 +210,12 @@ def _with_interval(difference: Difference, seeds: int) -> str:
 
 
 def picture_name(folder: str, column: str) -> str:
-    """Return the path of a column's picture, beside the page."""
+    """Return the path of a column's picture, relative to the page."""
     return f"results/{folder}-{slug(column)}.svg"
 
 
 def _figure(runs: Sequence[Evidence], protocols: Sequence[str], paper: Printed) -> list[str]:
-    """Return our figure and its difference to the paper's; of runs in progress the figure so far, and no difference."""
+    """Return our figure and its difference to the paper's. Runs in progress have their latest figure alone."""
     finished = [run for run in runs if run.is_finished]
     shown = finished or runs
     for protocol in protocols:
@@ -238,8 +241,8 @@ def _rounds(runs: Sequence[Evidence]) -> str:
     return ", ".join(dict.fromkeys(texts))
 
 
-def _changed(found: Sequence[Evidence], among: Sequence[Cell]) -> list[str]:
-    """Return for runs that the recipe would configure otherwise now, in what they differ."""
+def _changed(found: Sequence[Evidence], among: Cells) -> list[str]:
+    """Return the differing options of runs whose configuration is not today's recipe."""
     told: dict[str, list[str]] = {}
     for evidence in found:
         difference = changed_since(evidence, among)
@@ -266,7 +269,7 @@ def _corrected(columns: Mapping[str, Sequence[Evidence]]) -> list[str]:
 
 
 def _origin(name: str, found: Sequence[Evidence]) -> str:
-    """Return what trained the runs, all together; the file of each run has its own."""
+    """Return which machines and versions trained the runs. The evidence of each run has its own."""
     sessions = [session for evidence in found for session in evidence.sessions]
     if not sessions:
         return "Machines and commits of these runs were not recorded."

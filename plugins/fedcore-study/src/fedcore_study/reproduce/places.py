@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from fedcore import FedcoreError, RunConfig
 from fedcore.base.config import Json
@@ -26,16 +25,13 @@ EXECUTION = (
 """Options in which a run may differ from a recipe: how it was executed and how often it was evaluated."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a recipe with the settings of its runs, without those of :data:`EXECUTION`."""
-
-    place: Place
-    settings: dict[str, Json]
+Cells = Mapping[Place, Mapping[str, Json]]
+"""Cells of recipes with the settings of their runs, without the options of :data:`EXECUTION`."""
 
 
-def cells(recipes: Iterable[Recipe]) -> Iterator[Cell]:
-    """Yield every cell that this installation can run, at both scales."""
+def cells(recipes: Iterable[Recipe]) -> Cells:
+    """Return every cell that this installation can run, at both scales."""
+    found = {}
     for recipe in recipes:
         for scale in SCALES:
             spec = recipe.spec(scale)
@@ -44,15 +40,16 @@ def cells(recipes: Iterable[Recipe]) -> Iterator[Cell]:
                     continue
                 place = Place(method=recipe.method, table=recipe.table, scale=scale, row=cell.row, column=cell.column)
                 try:
-                    yield Cell(place, comparable(spec.run(cell.choice, 0)))
+                    found[place] = comparable(spec.run(cell.choice, 0))
                 except FedcoreError:
                     continue  # fedcore reproduce tells what is wrong with the recipe
+    return found
 
 
 def comparable(config: RunConfig) -> dict[str, Json]:
     """Return a run's settings as they are compared with a recipe's: one level deep, defaults included.
 
-    :raises ConfigError: and its kin, a plugin is unknown or does not have an option.
+    :raises ConfigError: or a subclass; a plugin is unknown or does not have an option.
     """
     values = settings(resolved(config))
     plugins = values.pop("plugins")
@@ -64,7 +61,7 @@ def comparable(config: RunConfig) -> dict[str, Json]:
 
 
 def differences(run: Mapping[str, Json], cell: Mapping[str, Json]) -> dict[str, tuple[Json, Json]]:
-    """Return the options in which a run differs from a cell, with both values; ``auto`` in a recipe is any value."""
+    """Return the options in which a run differs from a cell, with both values. ``auto`` in a recipe fits any value."""
     found = {}
     for name in [*cell, *(name for name in run if name not in cell)]:
         ours, wanted = run.get(name), cell.get(name)
@@ -73,18 +70,18 @@ def differences(run: Mapping[str, Json], cell: Mapping[str, Json]) -> dict[str, 
     return found
 
 
-def places_of(config: RunConfig, among: Iterable[Cell]) -> list[Place]:
-    """Return the cells that a run belongs to: those from whose settings it differs in its execution alone."""
+def places_of(config: RunConfig, among: Cells) -> list[Place]:
+    """Return the cells that a run belongs to: it may differ from their settings in its execution alone."""
     own = comparable(config)
-    return [cell.place for cell in among if not differences(own, cell.settings)]
+    return [place for place, wanted in among.items() if not differences(own, wanted)]
 
 
-def nearest(config: RunConfig, among: Iterable[Cell]) -> tuple[Place, dict[str, tuple[Json, Json]]] | None:
-    """Return the cell with the same plugins and data set from which a run differs least, and in what; or None."""
+def nearest(config: RunConfig, among: Cells) -> tuple[Place, dict[str, tuple[Json, Json]]] | None:
+    """Return the cell of the same plugins and data set that differs least from a run, and the differing options."""
     own = comparable(config)
     found = [
-        (cell.place, differences(own, cell.settings))
-        for cell in among
-        if all(own[name] == cell.settings[name] for name in ("plugins", "dataset"))
+        (place, differences(own, wanted))
+        for place, wanted in among.items()
+        if all(own[name] == wanted[name] for name in ("plugins", "dataset"))
     ]
     return min(found, key=lambda each: len(each[1]), default=None)

@@ -6,6 +6,7 @@ shorter); where they cross there is a cell: its runs, and its figure.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class Row(Part):
 
 
 class PublishedCurve(Part):
-    """Accuracy over rounds that somebody else published for a column; it is drawn beside ours."""
+    """Accuracy over rounds that somebody else published for a column. It is drawn next to ours."""
 
     name: str = Field(min_length=1, description="What the curve is called in the picture.")
     column: str = Field(description="The column that it belongs to.")
@@ -128,10 +129,10 @@ class Recipe(Part):
     protocols: dict[str, list[str]] = Field(
         default_factory=lambda: {"ours": ["global"]},
         min_length=1,
-        description="Heading -> protocols; of several, a run's first that it has figures for.",
+        description="Heading -> protocols. Of several, the first that a run has figures for is used.",
     )
     packages: dict[str, str] = Field(
-        default_factory=dict, description="Plugin, data set or model -> the package that it is in, where not known."
+        default_factory=dict, description="Plugin, data set or model -> its package, if fedcore does not know it."
     )
     base: Options = Field(default_factory=dict, description="Options of every run, as in a config file of train.")
     seeds: int = Field(default=3, ge=1, description="Number of seeds at the paper's scale.")
@@ -184,7 +185,8 @@ class Recipe(Part):
                 except ConfigError as error:
                     raise ConfigError(f"{scale}, row {cell.row!r}, column {cell.column!r}: {error}") from None
         used = {plugin for row in self.rows for plugin in _plugins(row.plugins)}
-        for name in (name for choice in self._choices() for name in choice):
+        choices = [part.options for part in (*self.columns, *self.rows, self.quick)]
+        for name in itertools.chain(*choices, *self.quick.columns.values()):
             plugin = axis_name(name).rpartition(".")[0]
             if plugin and plugin not in used:
                 raise UnknownNameError("plugin in the option", name, [f"{p}.…" for p in used], "No row has it.")
@@ -199,15 +201,12 @@ class Recipe(Part):
         return SweepSpec.create({"base": {**self.base, **(changes or {})}, "seeds": number})
 
     def cells(self, scale: Scale) -> Iterator[Cell]:
-        """Yield the table's cells, column by column; what a scale or this installation cannot run has a reason."""
+        """Yield the table's cells, column by column. A cell that cannot be run at this scale or here has a reason."""
+        left_out = self.quick.leaves_out if scale == "quick" else {}
         for place, column in enumerate(self.columns):
             for row in self.rows:
-                reason = column.not_run or (row.not_run if isinstance(row.not_run, str) else "")
-                if isinstance(row.not_run, dict):
-                    reason = reason or row.not_run.get(column.name, "")
-                if scale == "quick":
-                    left_out = self.quick.leaves_out
-                    reason = reason or left_out.get(column.name) or left_out.get(row.name) or ""
+                not_run = row.not_run if isinstance(row.not_run, str) else row.not_run.get(column.name, "")
+                reason = column.not_run or not_run or left_out.get(column.name) or left_out.get(row.name) or ""
                 choice = None
                 if not reason:
                     choice = self._choice(column, row, scale)
@@ -223,22 +222,15 @@ class Recipe(Part):
         # A column's option of a plugin is for the rows that have the plugin; a sweep of other rows would refuse it.
         return {name: v for name, v in named.items() if "." not in name or name.rpartition(".")[0] in plugins}
 
-    def _choices(self) -> Iterator[Options]:
-        yield from (column.options for column in self.columns)
-        yield from (row.options for row in self.rows)
-        yield self.quick.options
-        yield from self.quick.columns.values()
-
     def _not_installed(self, choice: Options) -> str:
-        """Return which package a cell lacks here; a name that no known package provides is an error."""
+        """Return which missing package a cell needs, or nothing. A name that no known package provides is an error."""
         values = {**self.base, **choice}
         needed = [("plugin", name) for name in _plugins(values["plugins"])]
-        needed += [
-            (kind, values[option]) for option, kind in _NAMED.items() if values.get(option) not in (None, "auto")
-        ]
+        for option, kind in _NAMED.items():
+            name = values.get(option)
+            if isinstance(name, str) and name != "auto":  # RunConfig refuses what is not a name
+                needed.append((kind, name))
         for kind, name in needed:
-            if not isinstance(name, str):
-                continue  # no name: the configuration is refused, with the reason
             if name in registry.available(kind) or name.startswith(_BY_PATH) or name.endswith(".json"):
                 continue
             package = self.packages.get(name) or registry.package_of(kind, name)
@@ -254,9 +246,9 @@ def folder_name(method: str, table: int, scale: str) -> str:
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Read a recipe; every run of both scales is configured once.
+    """Read a recipe, and check the configuration of each of its runs at both scales.
 
-    :raises ConfigError: the file's name, and what is wrong in it: keys, options, names, figures that are missing.
+    :raises ConfigError: names the file and what is wrong in it: keys, options, names, missing figures.
     """
     values = read_config_file(file)
     unknown = [name for name in values if name not in Recipe.model_fields or name == "file"]

@@ -24,9 +24,10 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Ours:
-    """Our figure under one heading, a fraction, over seeds; ``difference`` is ours minus the paper's, in points.
+    """Our figure under one heading over seeds, as a fraction.
 
-    :param protocol: the one of the heading's protocols that the runs have figures for.
+    :param protocol: the protocol of the heading that the figure was measured under.
+    :param difference: our figure minus the paper's, in points.
     """
 
     figure: Figure | None
@@ -38,8 +39,8 @@ class Ours:
 class ResultCell:
     """A cell with the results of its runs.
 
-    :param ours: by heading; empty where nothing was run. ``reason`` says why.
-    :param seeds: of which there are figures; ``planned`` how many there should be.
+    :param ours: by heading; empty if nothing was run. ``reason`` says why.
+    :param seeds: the number of seeds with figures, of ``planned`` seeds.
     """
 
     row: str
@@ -53,7 +54,7 @@ class ResultCell:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table beside the paper's, or the rows and columns of it that were chosen."""
+    """A reproduced table, or the chosen rows and columns of it."""
 
     recipe: Recipe
     scale: Scale
@@ -70,11 +71,11 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a recipe comes down to here.
+    """The runs of a recipe on this machine.
 
-    :param cells: of the chosen rows and columns; those that cannot be run on this machine are given their reason.
-    :param runs: of each cell that is run, the identities of its runs, one per seed.
-    :param sweep: of all runs; None where there is none.
+    :param cells: the cells of the chosen rows and columns. A cell that cannot be run here has a reason.
+    :param runs: the identities of a cell's runs, one per seed, by row and column.
+    :param sweep: the sweep of all runs; None if there are no runs.
     """
 
     recipe: Recipe
@@ -97,9 +98,10 @@ def plan(
     """Plan a recipe's runs; a cell whose data set cannot be loaded is not run, and ``note`` is told why.
 
     :param changes: options of this machine, such as ``data_dir`` and ``device``, by name.
-    :param seeds: how many, in place of the recipe's number.
-    :param rows: names of the rows to plan, exactly as in the table; none means all. ``columns`` likewise.
-    :raises ConfigError: plugins that cannot be combined, or an option that one does not have; with the recipe's file.
+    :param seeds: how many, instead of the recipe's number.
+    :param rows: names of the rows to plan, exactly as in the table. Empty means all.
+    :param columns: names of the columns to plan. Empty means all.
+    :raises ConfigError: plugins cannot be combined, or a plugin has no such option; names the recipe's file.
     :raises UnknownNameError: the table has no such row or column.
     """
     spec = recipe.spec(scale, changes, seeds)
@@ -137,7 +139,7 @@ def run(
 
     :returns: the table, with notes on runs that failed or were stopped; and the sweep's result, if there were
         runs at all.
-    :raises ConfigError: and its kin, before anything runs.
+    :raises ConfigError: or a subclass. Nothing has run by then.
     """
     if planned.sweep is None:
         return _table(planned, out, {}, {}), None
@@ -171,7 +173,7 @@ def _chosen(recipe: Recipe, scale: Scale, rows: Sequence[str], columns: Sequence
 
 
 def _why_not(config: RunConfig, note: Note) -> str:
-    """Return why a run's data set cannot be had here, if so."""
+    """Return why a run's data set cannot be loaded; empty if it can."""
     try:
         load_dataset(config.dataset, config.data_dir)
     except DataError as error:
