@@ -25,7 +25,7 @@ from fedcore.engines import (
     pack_task,
 )
 from fedcore.runs.directory import RunDirectory
-from fedcore_ray.last_words import LastWords
+from fedcore_ray.last_words import last_words
 from fedcore_ray.options import RayOptions
 from fedcore_ray.payload import pack, view
 
@@ -55,11 +55,11 @@ class RayEngine:
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         with ExitStack() as stack:
             go_on = RunDirectory(site.state_dir.parent).how_to_resume
-            last_words = LastWords(
+            line = (
                 "stopped: the run's process was killed, or Ray ended it because a part of Ray on this machine was "
                 f"killed (raylet, agent or head; for want of memory, for example). Go on with: {go_on}"
             )
-            stack.callback(last_words.take_back)
+            stack.enter_context(last_words(line))
             self._cluster = Cluster(self.options, gpus)
             stack.callback(self._cluster.release)
             stack.callback(self._end_workers)

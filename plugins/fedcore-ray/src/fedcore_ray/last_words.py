@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+from collections.abc import Iterator
 
 WAITS = 'read -r _ || printf "\\n%s\\n" "$1" >&2'
 
 
-class LastWords:
-    """Prints a line when this process ends, unless :meth:`take_back` was called before.
+@contextlib.contextmanager
+def last_words(line: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Print a line if this process ends inside the block, however it ends.
 
-    A shell reads from a pipe, which the kernel closes however the process ends.
+    A shell reads from a pipe, which the kernel closes with the process.
     """
-
-    def __init__(self, line: str) -> None:
-        self._shell = subprocess.Popen(  # noqa: S603 - the line is an argument, not part of the script
-            ["/bin/sh", "-c", WAITS, "sh", line],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the run's own business
-        )
-
-    def take_back(self) -> None:
-        """Let the process end without the line."""
+    shell = subprocess.Popen(  # noqa: S603 - the line is an argument, not part of the script
+        ["/bin/sh", "-c", WAITS, "sh", line],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is the run's own business
+    )
+    try:
+        yield shell
+    finally:
         with contextlib.suppress(BrokenPipeError):
-            self._shell.communicate(b"\n")
+            shell.communicate(b"\n")

@@ -71,7 +71,8 @@ def main(arguments: list[str]) -> int:
     directory = Path(folder)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the run tells on stdin when it ends
-    wake = _private_stdin()
+    wake = sys.stdin
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for trackers that ask a question: they read nothing
     file = memory_file(directory, name)
     with file.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a run that was killed may still be closing
@@ -148,15 +149,6 @@ class Follower:
         except (Exception, SystemExit) as error:
             where = f" (round {self.memory.round + 1})" if method in ("round", "evaluation") else ""
             raise RuntimeError(f"{method}{where} raised {type(error).__name__}: {error}") from error
-
-
-def _private_stdin() -> Iterable[str]:
-    """Return the channel on stdin, and replace stdin by an empty one for trackers that read it."""
-    wake = os.fdopen(os.dup(0), encoding="ascii")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    return wake
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class Workload:
     """
 
     name: str
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any]
     block: int = 5
 
 

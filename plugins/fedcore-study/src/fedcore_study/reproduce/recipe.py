@@ -227,9 +227,9 @@ class Recipe(Part):
         values = {**self.base, **choice}
         needed = [("plugin", name) for name in _plugins(values["plugins"])]
         for option, kind in _NAMED.items():
-            name = values.get(option)
-            if isinstance(name, str) and name != "auto":  # RunConfig refuses what is not a name
-                needed.append((kind, name))
+            value = values.get(option)
+            if isinstance(value, str) and value != "auto":  # RunConfig refuses what is not a name
+                needed.append((kind, value))
         for kind, name in needed:
             if name in registry.available(kind) or name.startswith(_BY_PATH) or name.endswith(".json"):
                 continue
