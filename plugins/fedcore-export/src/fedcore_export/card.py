@@ -105,9 +105,8 @@ def _task(run: Run) -> dict[str, Any]:
 
 def _origin(summary: Mapping[str, Any], session: Mapping[str, Any]) -> str:
     """Say which code trained the model and when, as far as it is recorded."""
-    versions = session.get("versions")
-    version = versions.get("fedcore") if isinstance(versions, dict) else None
-    parts = [f"Trained with fedcore {version or 'of unknown version'}"]
+    version = session.get("versions", {}).get("fedcore", "of unknown version")
+    parts = [f"Trained with fedcore {version}"]
     parts += [f"commit {session['commit']}"] if session.get("commit") else []
     parts += [f"finished {summary['finished']}"] if summary.get("finished") else []
     return f"{', '.join(parts)}; exported by fedcore {__version__}."

@@ -1,4 +1,4 @@
-"""``reproduce``: a paper's table, run again and printed beside the paper's figures."""
+"""``reproduce``: a paper's table, run again and printed next to the paper's figures."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _list(method: str | None) -> None:
 
 
 def _show_plan(planned: Plan) -> None:
-    """Print which cells have how many runs, or why none: those of the same rows and the same state in one line."""
+    """Print how many runs the cells have, or why they have none. Columns with the same rows and state share a line."""
     rows: dict[tuple[str, str], list[str]] = {}  # by column and state
     for cell in planned.cells:
         number = len(planned.runs.get((cell.row, cell.column), []))

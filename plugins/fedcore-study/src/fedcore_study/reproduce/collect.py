@@ -22,14 +22,7 @@ class Collected:
     refused: list[Path] = field(default_factory=list)
 
 
-def collect(
-    paths: Iterable[Path],
-    root: Path,
-    among: Cells,
-    *,
-    warn: Warn,
-    only_tables: bool = False,
-) -> Collected:
+def collect(paths: Iterable[Path], root: Path, among: Cells, *, warn: Warn, only_tables: bool = False) -> Collected:
     """Write the evidence of runs, also of runs in progress, under each table that they belong to.
 
     A run whose records contradict themselves, or whose options this installation does not know, is refused.
@@ -45,13 +38,13 @@ def collect(
             warn(f"{run.path}: no round is recorded yet; it is left out")
             continue
         try:
-            places: Sequence[Place | None] = _places(run, among)
+            places: Sequence[Place | None] = places_of(run.config, among)
             if not places and not only_tables:
                 _tell_nearest(run, among, warn)
                 places = [None]
             evidence = [evidence_of(run, place, warn) for place in places]
-        except ConfigError as error:
-            warn(f"{error}; it is left out")
+        except FedcoreError as error:
+            warn(f"{run.path}: {error}; it is left out")
             made.refused.append(run.path)
             continue
         for each in evidence:
@@ -71,13 +64,6 @@ def changed_since(evidence: Evidence, among: Cells) -> str:
         return _in_words(differences(comparable(RunConfig.create(evidence.config)), among[evidence.place]))
     except FedcoreError as error:
         return f"its configuration is not one of this fedcore ({error})"
-
-
-def _places(run: RunRecord, among: Cells) -> list[Place]:
-    try:
-        return places_of(run.config, among)
-    except FedcoreError as error:
-        raise ConfigError(f"{run.path}: {error}") from None
 
 
 def _tell_nearest(run: RunRecord, among: Cells, warn: Warn) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedcore import FedcoreError, RunConfig
 from fedcore.base.identity import digest, method
@@ -84,19 +83,13 @@ def time_round(config: RunConfig) -> Timed:
     """
     from fedcore.runs.experiment import started
 
-    records: list[Mapping[str, Any]] = []
-
-    def listen(event: str, details: Mapping[str, Any]) -> None:
-        if event == "round":
-            records.append(details)
-
     with tempfile.TemporaryDirectory() as folder:
         changes = {"out": Path(folder) / "run", "workers": 0, "eval_every": 1, "trackers": {}}
         began = time.perf_counter()
-        with started(config.model_copy(update=changes), notify=listen) as (experiment, state):
+        with started(config.model_copy(update=changes), notify=lambda event, details: None) as (experiment, state):
             setup = time.perf_counter() - began
             experiment.one_round(state)
-    seconds = records[0]["time"]
+            seconds = experiment.directory.metrics.read()[0]["time"]
     return Timed(config, setup, seconds["round"], seconds["evaluation"])
 
 
