@@ -130,10 +130,13 @@ def peak_memory(config: RunConfig, block: int) -> Memory:
 
 
 def _two_blocks(config: str, block: int) -> Memory:
-    with engine(RunConfig.model_validate_json(config)) as ours:
-        for _ in range(2):
-            same_rounds(ours, block)
-        return peaks()
+    try:
+        with engine(RunConfig.model_validate_json(config)) as ours:
+            for _ in range(2):
+                same_rounds(ours, block)
+            return peaks()
+    except FedcoreError as error:  # the parent cannot unpickle every subclass
+        raise FedcoreError(str(error)) from None
 
 
 def peaks() -> Memory:

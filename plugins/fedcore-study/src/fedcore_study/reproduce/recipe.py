@@ -185,8 +185,8 @@ class Recipe(Part):
                 except ConfigError as error:
                     raise ConfigError(f"{scale}, row {cell.row!r}, column {cell.column!r}: {error}") from None
         used = {plugin for row in self.rows for plugin in _plugins(row.plugins)}
-        choices = [part.options for part in (*self.columns, *self.rows, self.quick)]
-        for name in itertools.chain(*choices, *self.quick.columns.values()):
+        parts: list[Column | Row | Quick] = [*self.columns, *self.rows, self.quick]
+        for name in itertools.chain(*(part.options for part in parts), *self.quick.columns.values()):
             plugin = axis_name(name).rpartition(".")[0]
             if plugin and plugin not in used:
                 raise UnknownNameError("plugin in the option", name, [f"{p}.…" for p in used], "No row has it.")
