@@ -22,8 +22,8 @@ from tests.reliability.processes import wait_for
 
 pytest.importorskip("ray", reason="ray is not installed")
 
+from fedcore_ray import RayOptions, nodes
 from fedcore_ray import engine as module
-from fedcore_ray import nodes
 
 SETTINGS = {"rounds": 3, "clients": 4, "local_epochs": 2, "client_test_fraction": 0.2}
 ONE_ROUND = {"rounds": 1, "clients": 4}
@@ -40,6 +40,20 @@ class AllReady(module.RayEngine):
     def wait(self):
         while not all(worker.ready for worker in self._dispatcher.workers):
             self._collect()
+
+
+def test_a_ray_that_does_not_start_is_said_and_leaves_no_folder(monkeypatch):
+    """A start that takes too long raises a plain Exception."""
+    from fedcore_ray import cluster
+
+    def too_late(*_, **__):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(cluster.ray, "init", too_late)
+    monkeypatch.setattr(cluster.ray, "shutdown", lambda: None)
+    with pytest.raises(FedcoreError, match="Ray cannot be started on this machine: The current node timed out"):
+        cluster._connect(RayOptions())
+    assert not list(Path("/tmp").glob(f"fedcore-ray-{os.getpid()}-*"))  # noqa: S108 - where the engine makes them
 
 
 def hosts():
