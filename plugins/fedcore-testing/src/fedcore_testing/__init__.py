@@ -9,200 +9,136 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedcore.client.evaluation import evaluate
-    from fedcore.hooks.checks import create_plugin
-    from fedcore.runs.directory import RunDirectory
-    from fedcore_testing.analytic import (
-        Quadratic,
-        W,
-        analytic_federation,
-        base_and_head,
-        distance_by_hand,
-        steps_by_hand,
-    )
-    from fedcore_testing.checks import CHECKS, CheckFailed, NotApplicable
-    from fedcore_testing.engine_contract import check_engine
-    from fedcore_testing.federation import (
-        SMALL,
-        client_state,
-        committed,
-        federate,
-        initial_weights,
-        installed,
-        interrupted,
-        killed,
-        model_bytes,
-        name_of,
-        needs_of,
-        partition_of,
-        personal_state,
-        plugin_state,
-        records,
-        same_tensors,
-        small_config,
-        weights,
-    )
-    from fedcore_testing.fixtures import federations, runner
-    from fedcore_testing.forked import forked_workers
-    from fedcore_testing.kit import Verdict, check_plugin, parametrize_with_checks, run_checks
-    from fedcore_testing.parts import check_dataset, check_model, check_partitioner
-    from fedcore_testing.problems import halves, hidden_tanh, linear, one_sample, two_one_rest, with_batch_norm
-    from fedcore_testing.softmax import client_arrays, mean_by_hand, sgd_by_hand, softmax_by_hand, tanh_by_hand
-    from fedcore_testing.stub_plugins import (
-        Cohorts,
-        CorrectsClassifier,
-        EqualWeights,
-        ExchangesClassifier,
-        FrozenEncoder,
-        OwnsClassifier,
-        OwnTaskLoss,
-        PersonalClassifier,
-        PersonalModel,
-        PrefersClass0,
-        RejectsClient1,
-        StepsOnServer,
-    )
-    from fedcore_testing.sync import HostSync, forbid_host_sync, steps_without_host_sync
+    from fedcore.client.evaluation import evaluate as evaluate
+    from fedcore.hooks.checks import create_plugin as create_plugin
+    from fedcore.runs.directory import RunDirectory as RunDirectory
+    from fedcore_testing.analytic import Quadratic as Quadratic
+    from fedcore_testing.analytic import W as W
+    from fedcore_testing.analytic import analytic_federation as analytic_federation
+    from fedcore_testing.analytic import base_and_head as base_and_head
+    from fedcore_testing.analytic import distance_by_hand as distance_by_hand
+    from fedcore_testing.analytic import steps_by_hand as steps_by_hand
+    from fedcore_testing.checks import CHECKS as CHECKS
+    from fedcore_testing.checks import CheckFailed as CheckFailed
+    from fedcore_testing.checks import NotApplicable as NotApplicable
+    from fedcore_testing.engine_contract import check_engine as check_engine
+    from fedcore_testing.federation import SMALL as SMALL
+    from fedcore_testing.federation import client_state as client_state
+    from fedcore_testing.federation import committed as committed
+    from fedcore_testing.federation import federate as federate
+    from fedcore_testing.federation import initial_weights as initial_weights
+    from fedcore_testing.federation import installed as installed
+    from fedcore_testing.federation import interrupted as interrupted
+    from fedcore_testing.federation import killed as killed
+    from fedcore_testing.federation import model_bytes as model_bytes
+    from fedcore_testing.federation import name_of as name_of
+    from fedcore_testing.federation import needs_of as needs_of
+    from fedcore_testing.federation import partition_of as partition_of
+    from fedcore_testing.federation import personal_state as personal_state
+    from fedcore_testing.federation import plugin_state as plugin_state
+    from fedcore_testing.federation import records as records
+    from fedcore_testing.federation import same_tensors as same_tensors
+    from fedcore_testing.federation import small_config as small_config
+    from fedcore_testing.federation import weights as weights
+    from fedcore_testing.fixtures import federations as federations
+    from fedcore_testing.fixtures import runner as runner
+    from fedcore_testing.forked import forked_workers as forked_workers
+    from fedcore_testing.kit import Verdict as Verdict
+    from fedcore_testing.kit import check_plugin as check_plugin
+    from fedcore_testing.kit import parametrize_with_checks as parametrize_with_checks
+    from fedcore_testing.kit import run_checks as run_checks
+    from fedcore_testing.parts import check_dataset as check_dataset
+    from fedcore_testing.parts import check_model as check_model
+    from fedcore_testing.parts import check_partitioner as check_partitioner
+    from fedcore_testing.problems import halves as halves
+    from fedcore_testing.problems import hidden_tanh as hidden_tanh
+    from fedcore_testing.problems import linear as linear
+    from fedcore_testing.problems import one_sample as one_sample
+    from fedcore_testing.problems import two_one_rest as two_one_rest
+    from fedcore_testing.problems import with_batch_norm as with_batch_norm
+    from fedcore_testing.softmax import client_arrays as client_arrays
+    from fedcore_testing.softmax import mean_by_hand as mean_by_hand
+    from fedcore_testing.softmax import sgd_by_hand as sgd_by_hand
+    from fedcore_testing.softmax import softmax_by_hand as softmax_by_hand
+    from fedcore_testing.softmax import tanh_by_hand as tanh_by_hand
+    from fedcore_testing.stub_plugins import Cohorts as Cohorts
+    from fedcore_testing.stub_plugins import CorrectsClassifier as CorrectsClassifier
+    from fedcore_testing.stub_plugins import EqualWeights as EqualWeights
+    from fedcore_testing.stub_plugins import ExchangesClassifier as ExchangesClassifier
+    from fedcore_testing.stub_plugins import FrozenEncoder as FrozenEncoder
+    from fedcore_testing.stub_plugins import OwnsClassifier as OwnsClassifier
+    from fedcore_testing.stub_plugins import OwnTaskLoss as OwnTaskLoss
+    from fedcore_testing.stub_plugins import PersonalClassifier as PersonalClassifier
+    from fedcore_testing.stub_plugins import PersonalModel as PersonalModel
+    from fedcore_testing.stub_plugins import PrefersClass0 as PrefersClass0
+    from fedcore_testing.stub_plugins import RejectsClient1 as RejectsClient1
+    from fedcore_testing.stub_plugins import StepsOnServer as StepsOnServer
+    from fedcore_testing.sync import HostSync as HostSync
+    from fedcore_testing.sync import forbid_host_sync as forbid_host_sync
+    from fedcore_testing.sync import steps_without_host_sync as steps_without_host_sync
 
 _HOMES = {
-    "CHECKS": "fedcore_testing.checks",
-    "CheckFailed": "fedcore_testing.checks",
-    "Cohorts": "fedcore_testing.stub_plugins",
-    "CorrectsClassifier": "fedcore_testing.stub_plugins",
-    "EqualWeights": "fedcore_testing.stub_plugins",
-    "ExchangesClassifier": "fedcore_testing.stub_plugins",
-    "FrozenEncoder": "fedcore_testing.stub_plugins",
-    "HostSync": "fedcore_testing.sync",
-    "NotApplicable": "fedcore_testing.checks",
-    "OwnTaskLoss": "fedcore_testing.stub_plugins",
-    "OwnsClassifier": "fedcore_testing.stub_plugins",
-    "PersonalClassifier": "fedcore_testing.stub_plugins",
-    "PersonalModel": "fedcore_testing.stub_plugins",
-    "PrefersClass0": "fedcore_testing.stub_plugins",
-    "Quadratic": "fedcore_testing.analytic",
-    "RejectsClient1": "fedcore_testing.stub_plugins",
-    "RunDirectory": "fedcore.runs.directory",
-    "SMALL": "fedcore_testing.federation",
-    "StepsOnServer": "fedcore_testing.stub_plugins",
-    "Verdict": "fedcore_testing.kit",
-    "W": "fedcore_testing.analytic",
-    "analytic_federation": "fedcore_testing.analytic",
-    "base_and_head": "fedcore_testing.analytic",
-    "check_dataset": "fedcore_testing.parts",
-    "check_engine": "fedcore_testing.engine_contract",
-    "check_model": "fedcore_testing.parts",
-    "check_partitioner": "fedcore_testing.parts",
-    "check_plugin": "fedcore_testing.kit",
-    "client_arrays": "fedcore_testing.softmax",
-    "client_state": "fedcore_testing.federation",
-    "committed": "fedcore_testing.federation",
-    "create_plugin": "fedcore.hooks.checks",
-    "distance_by_hand": "fedcore_testing.analytic",
-    "evaluate": "fedcore.client.evaluation",
-    "federate": "fedcore_testing.federation",
-    "federations": "fedcore_testing.fixtures",
-    "forbid_host_sync": "fedcore_testing.sync",
-    "forked_workers": "fedcore_testing.forked",
-    "halves": "fedcore_testing.problems",
-    "hidden_tanh": "fedcore_testing.problems",
-    "initial_weights": "fedcore_testing.federation",
-    "installed": "fedcore_testing.federation",
-    "interrupted": "fedcore_testing.federation",
-    "killed": "fedcore_testing.federation",
-    "linear": "fedcore_testing.problems",
-    "mean_by_hand": "fedcore_testing.softmax",
-    "model_bytes": "fedcore_testing.federation",
-    "name_of": "fedcore_testing.federation",
-    "needs_of": "fedcore_testing.federation",
-    "one_sample": "fedcore_testing.problems",
-    "parametrize_with_checks": "fedcore_testing.kit",
-    "partition_of": "fedcore_testing.federation",
-    "personal_state": "fedcore_testing.federation",
-    "plugin_state": "fedcore_testing.federation",
-    "records": "fedcore_testing.federation",
-    "run_checks": "fedcore_testing.kit",
-    "runner": "fedcore_testing.fixtures",
-    "same_tensors": "fedcore_testing.federation",
-    "sgd_by_hand": "fedcore_testing.softmax",
-    "small_config": "fedcore_testing.federation",
-    "softmax_by_hand": "fedcore_testing.softmax",
-    "steps_by_hand": "fedcore_testing.analytic",
-    "steps_without_host_sync": "fedcore_testing.sync",
-    "tanh_by_hand": "fedcore_testing.softmax",
-    "two_one_rest": "fedcore_testing.problems",
-    "weights": "fedcore_testing.federation",
-    "with_batch_norm": "fedcore_testing.problems",
+    name: module
+    for module, names in {
+        "fedcore.client.evaluation": ("evaluate",),
+        "fedcore.hooks.checks": ("create_plugin",),
+        "fedcore.runs.directory": ("RunDirectory",),
+        "fedcore_testing.analytic": (
+            "analytic_federation",
+            "base_and_head",
+            "distance_by_hand",
+            "Quadratic",
+            "steps_by_hand",
+            "W",
+        ),
+        "fedcore_testing.checks": ("CheckFailed", "CHECKS", "NotApplicable"),
+        "fedcore_testing.engine_contract": ("check_engine",),
+        "fedcore_testing.federation": (
+            "client_state",
+            "committed",
+            "federate",
+            "initial_weights",
+            "installed",
+            "interrupted",
+            "killed",
+            "model_bytes",
+            "name_of",
+            "needs_of",
+            "partition_of",
+            "personal_state",
+            "plugin_state",
+            "records",
+            "same_tensors",
+            "SMALL",
+            "small_config",
+            "weights",
+        ),
+        "fedcore_testing.fixtures": ("federations", "runner"),
+        "fedcore_testing.forked": ("forked_workers",),
+        "fedcore_testing.kit": ("check_plugin", "parametrize_with_checks", "run_checks", "Verdict"),
+        "fedcore_testing.parts": ("check_dataset", "check_model", "check_partitioner"),
+        "fedcore_testing.problems": ("halves", "hidden_tanh", "linear", "one_sample", "two_one_rest", "with_batch_norm"),
+        "fedcore_testing.softmax": ("client_arrays", "mean_by_hand", "sgd_by_hand", "softmax_by_hand", "tanh_by_hand"),
+        "fedcore_testing.stub_plugins": (
+            "Cohorts",
+            "CorrectsClassifier",
+            "EqualWeights",
+            "ExchangesClassifier",
+            "FrozenEncoder",
+            "OwnsClassifier",
+            "OwnTaskLoss",
+            "PersonalClassifier",
+            "PersonalModel",
+            "PrefersClass0",
+            "RejectsClient1",
+            "StepsOnServer",
+        ),
+        "fedcore_testing.sync": ("forbid_host_sync", "HostSync", "steps_without_host_sync"),
+    }.items()
+    for name in names
 }
 
-__all__ = [
-    "CHECKS",
-    "SMALL",
-    "CheckFailed",
-    "Cohorts",
-    "CorrectsClassifier",
-    "EqualWeights",
-    "ExchangesClassifier",
-    "FrozenEncoder",
-    "HostSync",
-    "NotApplicable",
-    "OwnTaskLoss",
-    "OwnsClassifier",
-    "PersonalClassifier",
-    "PersonalModel",
-    "PrefersClass0",
-    "Quadratic",
-    "RejectsClient1",
-    "RunDirectory",
-    "StepsOnServer",
-    "Verdict",
-    "W",
-    "analytic_federation",
-    "base_and_head",
-    "check_dataset",
-    "check_engine",
-    "check_model",
-    "check_partitioner",
-    "check_plugin",
-    "client_arrays",
-    "client_state",
-    "committed",
-    "create_plugin",
-    "distance_by_hand",
-    "evaluate",
-    "federate",
-    "federations",
-    "forbid_host_sync",
-    "forked_workers",
-    "halves",
-    "hidden_tanh",
-    "initial_weights",
-    "installed",
-    "interrupted",
-    "killed",
-    "linear",
-    "mean_by_hand",
-    "model_bytes",
-    "name_of",
-    "needs_of",
-    "one_sample",
-    "parametrize_with_checks",
-    "partition_of",
-    "personal_state",
-    "plugin_state",
-    "records",
-    "run_checks",
-    "runner",
-    "same_tensors",
-    "sgd_by_hand",
-    "small_config",
-    "softmax_by_hand",
-    "steps_by_hand",
-    "steps_without_host_sync",
-    "tanh_by_hand",
-    "two_one_rest",
-    "weights",
-    "with_batch_norm",
-]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
