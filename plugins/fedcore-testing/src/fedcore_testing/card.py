@@ -45,7 +45,7 @@ def describe(name: str) -> dict[str, Any]:
     return {
         **_origin_and_options("plugin", name, cls),
         "hooks": [
-            {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": _first_line(hook)}
+            {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": first_line(HOOKS[hook])}
             for hook in hooks
         ],
         "parts": [part.__name__ for part in source.parts],
@@ -134,7 +134,11 @@ def draw(card: Mapping[str, Any]) -> Group:
     if card["parts"]:
         parts += [Text.assemble(("Made of  ", "bold"), clean(", ".join(card["parts"]))), ""]
     if card["sends"]:
-        sent = [(way, name, _shape(shape)) for way, found in card["sends"].items() for name, shape in found.items()]
+        sent = [
+            (way, name, " x ".join(map(str, shape)) or "one number")
+            for way, found in card["sends"].items()
+            for name, shape in found.items()
+        ]
         parts.append(_table("Sent beside the model, as seen in two rounds on digits", ("way", "tensor", "shape"), sent))
     meaning = meanings()
     declared = [
@@ -179,10 +183,6 @@ def _side(hook: str) -> str:
     return _SIDES.get(first, "both")
 
 
-def _first_line(hook: str) -> str:
-    return first_line(HOOKS[hook])
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -202,18 +202,10 @@ def _say(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else {True: "yes"}.get(value, str(value))
 
 
-def _shape(shape: list[int]) -> str:
-    return " x ".join(map(str, shape)) or "one number"
-
-
 def _table(title: str, headings: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold not italic", box=box.SIMPLE_HEAD)
     for index, heading in enumerate(headings):
         table.add_column(heading, no_wrap=not index)
     for row in rows:
-        table.add_row(*(text(_say_cell(cell)) for cell in row))
+        table.add_row(*(text("none" if cell is None else str(cell)) for cell in row))
     return table
-
-
-def _say_cell(value: Any) -> str:
-    return "none" if value is None else str(value)

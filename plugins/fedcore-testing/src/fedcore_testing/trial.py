@@ -7,10 +7,10 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 from fedcore import FedcoreError, Plugin, RunConfig, RunResult
 from fedcore.base import registry
@@ -160,15 +160,9 @@ def _not_finite(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, row["loss_reason"]
 
 
-@contextmanager
-def importable_in_workers() -> Iterator[None]:
-    """Let the workers of every engine import what this process can; those of the local engine always can."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = search_path()
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+def importable_in_workers() -> Any:
+    """Return a context in which the workers of every engine can import what this process can.
+
+    The workers of the local engine always can.
+    """
+    return mock.patch.dict(os.environ, PYTHONPATH=search_path())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,13 +10,11 @@ from torch import Tensor
 from fedcore import ConfigError
 from fedcore.base.tensors import flatten
 from fedcore.client.messages import ClientSite
-from fedcore.data import load_partition
 from fedcore.runs.directory import RunDirectory
 from fedcore_testing.checks.base import NotApplicable, check
 from fedcore_testing.engines import Listening
-from fedcore_testing.federation import committed, initial_weights, personal_state, weights
+from fedcore_testing.federation import committed, data_of, initial_weights, personal_state, weights
 from fedcore_testing.findings import Finding, Rule
-from fedcore_testing.problems import few_digits
 from fedcore_testing.start_watch import StartWatch
 from fedcore_testing.stub_plugins import PersonalClassifier
 from fedcore_testing.trial import HERE, Trial, failures
@@ -128,7 +125,8 @@ def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
     result = trial.run(engine=listening, partition=f"{HERE}halves", participation=1.0, client_test_fraction=0.0)
     problem = failures(result)
     assert not problem, problem
-    labels = _labels(result.directory)
+    dataset, partition = data_of(result)
+    labels = {client: dataset.train.labels[part] for client, part in enumerate(partition.train)}
     updates = {client: flatten(sent.payload)[0] for (at, client), sent in engines[0].updates.items() if at == 0}
     shared = [sent for sent in engines[0].broadcasts[1:] if sent]
     later = [*shared[:1], *(sent for (number, _), sent in engines[0].messages.items() if number == 1)]
@@ -138,7 +136,7 @@ def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
         raise NotApplicable("the plugin sends no statistics by class up and down")
     factors = {
         "the number of clients": 1 / len(updates),
-        "the samples": len(labels[1]) / _total(labels),
+        "the samples": len(labels[1]) / sum(map(len, labels.values())),
     }
     for name in names:
         own = updates[1][name]  # client 1 alone has the odd classes
@@ -152,17 +150,6 @@ def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
                     f"back as {other} times {factor:.3g}: divided by {by}, with zeros for "
                     "the clients that lack the class"
                 )
-
-
-def _labels(directory: Path) -> dict[int, Tensor]:
-    """Return each client's training labels in a run on few_digits."""
-    dataset = few_digits()
-    partition = load_partition(RunDirectory(directory).partition_file, dataset)
-    return {client: dataset.train.labels[part] for client, part in enumerate(partition.train)}
-
-
-def _total(labels: dict[int, Tensor]) -> int:
-    return sum(len(part) for part in labels.values())
 
 
 def _by_class(name: str, updates: dict[int, dict[str, Tensor]], labels: dict[int, Tensor]) -> bool:
