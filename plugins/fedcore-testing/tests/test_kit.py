@@ -1083,6 +1083,7 @@ def test_parametrized_checks_take_options():
     ("arguments", "words"),
     [
         (["--set", "moon.mu=5"], "only an option of fedprox can be set here: --set fedprox.OPTION=VALUE"),
+        (["--set", "mu=5"], "write --set fedprox.mu=5"),
         (["--set", "fedprox.muu=5"], "Did you mean 'mu'?"),
         (["--set", "fedprox.mu=-5"], "greater than or equal to 0"),
         (["--model", "mpl"], "Did you mean 'mlp'?"),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedcore_testing.federation import client_state as client_state
     from fedcore_testing.federation import committed as committed
     from fedcore_testing.federation import federate as federate
+    from fedcore_testing.federation import federations as federations
     from fedcore_testing.federation import initial_weights as initial_weights
     from fedcore_testing.federation import installed as installed
     from fedcore_testing.federation import interrupted as interrupted
@@ -37,11 +38,10 @@ if TYPE_CHECKING:
     from fedcore_testing.federation import personal_state as personal_state
     from fedcore_testing.federation import plugin_state as plugin_state
     from fedcore_testing.federation import records as records
+    from fedcore_testing.federation import runner as runner
     from fedcore_testing.federation import same_tensors as same_tensors
     from fedcore_testing.federation import small_config as small_config
     from fedcore_testing.federation import weights as weights
-    from fedcore_testing.fixtures import federations as federations
-    from fedcore_testing.fixtures import runner as runner
     from fedcore_testing.forked import forked_workers as forked_workers
     from fedcore_testing.kit import Verdict as Verdict
     from fedcore_testing.kit import check_plugin as check_plugin
@@ -97,6 +97,7 @@ _HOMES = {
             "client_state",
             "committed",
             "federate",
+            "federations",
             "initial_weights",
             "installed",
             "interrupted",
@@ -108,12 +109,12 @@ _HOMES = {
             "personal_state",
             "plugin_state",
             "records",
+            "runner",
             "same_tensors",
             "SMALL",
             "small_config",
             "weights",
         ),
-        "fedcore_testing.fixtures": ("federations", "runner"),
         "fedcore_testing.forked": ("forked_workers",),
         "fedcore_testing.kit": ("check_plugin", "parametrize_with_checks", "run_checks", "Verdict"),
         "fedcore_testing.parts": ("check_dataset", "check_model", "check_partitioner"),

@@ -13,7 +13,6 @@ from fedcore import ConfigError
 from fedcore.base import output, registry
 from fedcore.base.identity import full_name
 from fedcore.base.process import importing
-from fedcore.base.safe_yaml import parse_setting
 from fedcore.cli import command, options
 from fedcore.cli.settings import set_options
 from fedcore_testing.scaffold import KINDS, new_package, train_command
@@ -99,7 +98,8 @@ def check(
 
 def _own_options(name: str, settings: Sequence[str]) -> dict[str, Any]:
     for text in settings:
-        if full_name(parse_setting(text)[0], [name]) != name:
+        owner = text.partition("=")[0].rpartition(".")[0]
+        if owner and full_name(owner, [name]) != name:
             raise ConfigError(f"--set {text}: only an option of {name} can be set here: --set {name}.OPTION=VALUE")
     own: dict[str, Any] = set_options({name: {}}, settings)[name]
     return own

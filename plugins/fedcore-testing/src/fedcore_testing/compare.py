@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -67,21 +67,16 @@ def states_of(result: RunResult, but: Collection[str] = ()) -> States:
 
 def _differences(one: Any, other: Any) -> Iterator[str]:
     """Yield the places, as indices, in which two values differ by more than rounding."""
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in sorted({*one, *other}):
             if (key in one) != (key in other):
                 yield f"[{key!r}]"
             else:
                 yield from (f"[{key!r}]{place}" for place in _differences(one[key], other[key]))
-    elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
-        yield from _between(one, other)
     elif not _close(one, other):
         yield ""
-
-
-def _between(one: Sequence[Any], other: Sequence[Any]) -> Iterator[str]:
-    for index, pair in enumerate(zip(one, other, strict=True)):
-        yield from (f"[{index}]{place}" for place in _differences(*pair))
 
 
 def _close(one: Any, other: Any) -> bool:

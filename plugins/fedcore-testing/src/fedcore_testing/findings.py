@@ -48,7 +48,7 @@ class Finding:
 class Call:
     """One call of a hook, as sensors see it.
 
-    :param idle: see :func:`fedcore_testing.gradients.trains`.
+    :param idle: term -> in how many steps of the run it had a value, but a gradient of 0 only.
     """
 
     hook: str

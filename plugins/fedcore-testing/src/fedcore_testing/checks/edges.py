@@ -12,10 +12,10 @@ from fedcore.base.tensors import flatten
 from fedcore.client.messages import ClientSite
 from fedcore.runs.directory import RunDirectory
 from fedcore_testing.checks.base import NotApplicable, check
+from fedcore_testing.companions import StartWatch
 from fedcore_testing.engines import Listening
 from fedcore_testing.federation import committed, data_of, initial_weights, personal_state, weights
 from fedcore_testing.findings import Finding, Rule
-from fedcore_testing.start_watch import StartWatch
 from fedcore_testing.stub_plugins import PersonalClassifier
 from fedcore_testing.trial import HERE, Trial, failures
 

@@ -19,8 +19,8 @@ from fedcore.client.stack_runner import StackWarning
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import BUILTIN
 from fedcore.hooks.plugins import match
-from fedcore_testing.bystander import Bystander
 from fedcore_testing.checks.base import NotApplicable, check, trial_of
+from fedcore_testing.companions import Bystander
 from fedcore_testing.compare import ABSOLUTE, RELATIVE, require_close_states, require_same, require_same_states
 from fedcore_testing.engines import Echoing, last_client_first
 from fedcore_testing.federation import data_of, model_bytes, name_of, records, weights

@@ -1,4 +1,4 @@
-"""A plugin that uses many hooks without an effect on the model, and checks that no other plugin changes its data."""
+"""Plugins that run beside the plugin under test and fail if it breaks a rule; they have no effect on the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedcore import ClientContext, ClientUpdate, Plugin, ServerContext, hookimpl
+from fedcore import ClientContext, ClientUpdate, Plugin, ServerContext, Tensors, hookimpl
 
 
 class Bystander(Plugin):
@@ -44,3 +44,29 @@ class Bystander(Plugin):
 def _require(kept: bool, where: str, found: Mapping[str, object]) -> None:
     if not kept:
         raise AssertionError(f"{where} of another plugin was changed: it holds {sorted(found)}")
+
+
+class StartWatch(Plugin):
+    """Keeps the model of every round on the server, and lets clients send the weights that they began with."""
+
+    @hookimpl
+    def begin_round(self, server: ServerContext) -> None:
+        """Keep w_t."""
+        server.state.update({f"{server.round}:{name}": server.model[name] for name in server.trainable})
+
+    @hookimpl
+    def end_local(self, client: ClientContext) -> Tensors:
+        """Send what the training began with."""
+        return client.start
+
+    @hookimpl
+    def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
+        """Refuse an update that began with another model than that of as many steps ago."""
+        stale = server.staleness[update.client]
+        begun = server.round - stale
+        for name, tensor in update.payload.items():
+            if not torch.equal(tensor, server.state[f"{begun}:{name}"]):
+                raise AssertionError(
+                    f"client {update.client} got its model {stale} server steps ago, but did not begin with {name!r} "
+                    f"of round {begun}"
+                )
