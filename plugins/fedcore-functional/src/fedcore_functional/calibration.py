@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from statistics import median_low
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -69,39 +66,24 @@ class ClassifierCalibration(Plugin[CalibrationOptions]):
     def post_train(self, server: ServerContext) -> None:
         """Pool the statistics, draw features of each class, and retrain the classifier. With 0 epochs do nothing.
 
-        If the retraining diverges, it is repeated without the client whose statistics are far larger than all others.
-
         :raises RoundFailedError: no client answered.
-        :raises DivergedError: the retraining diverges, and no client's statistics are far larger than all others.
+        :raises DivergedError: the retraining diverges.
         """
         options = self.options
         if options.epochs == 0:
-            return None
-        largest: dict[int, float] = {}
-        limit, within = math.inf, self.within(server)
+            return
+        within = self.within(server)
 
         def check(answer: Answer) -> None:
             samples = int(server.client_sizes[answer.client])
-            width = server.feature_dim
-            check_statistics(answer.tensors, server.num_classes, width, samples=samples, within=within)
-            most = max((float(tensor.abs().max()) for tensor in answer.tensors.values() if tensor.numel()), default=0.0)
-            if most >= limit:
-                raise ValueError(f"with statistics up to {most:.1e} the classifier's retraining diverges")
-            largest[answer.client] = most
+            check_statistics(answer.tensors, server.num_classes, server.feature_dim, samples=samples, within=within)
 
-        while True:
-            largest.clear()
-            answers = server.ask("all", self.statistics, check=check)
-            counts, means, covariances = pool_answers(answers, server.num_classes, asker=self.name)
-            features, labels = sample_features(
-                means, covariances, options.per_class, generator=server.generator(self.stream), known=counts > 0
-            )
-            try:
-                return server.update_model(self.retrained(server, features, labels))
-            except DivergedError:
-                limit = max(largest.values())
-                if limit <= 1000 * median_low(largest.values()):
-                    raise
+        answers = server.ask("all", self.statistics, check=check)
+        counts, means, covariances = pool_answers(answers, server.num_classes, asker=self.name)
+        features, labels = sample_features(
+            means, covariances, options.per_class, generator=server.generator(self.stream), known=counts > 0
+        )
+        server.update_model(self.retrained(server, features, labels))
 
     def retrained(self, server: ServerContext, features: Tensor, labels: Tensor) -> Tensors:
         """Return the global classifier's tensors after training on features (n, d) with labels (n,), by cross-entropy.

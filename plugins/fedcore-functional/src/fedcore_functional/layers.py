@@ -17,9 +17,9 @@ NOT_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalRespons
 """Modules with parameters that belong to the layer before them: normalisations and activations."""
 
 
-class _Leaf(NamedTuple):
-    parent: nn.Sequential
+class _Part(NamedTuple):
     name: str
+    """The module's name in the model."""
     module: nn.Module
 
 
@@ -51,8 +51,8 @@ def move_split(model: SplitModel, linear_layers: int, *, option: str) -> None:
             f"{option} is {linear_layers}, but another plugin replaced the classifier by a "
             f"{type(model.classifier).__name__}; use {option}=1 with it"
         )
-    leaves = _leaves(model.encoder)
-    linear = _linear_layers_at_end(leaves)
+    parts = _parts("encoder", model.encoder)
+    linear = _linear_layers_at_end(parts)
     if len(linear) < linear_layers - 1:
         layers = "1 linear layer" if not linear else f"{len(linear) + 1} linear layers"
         raise ConfigError(
@@ -60,37 +60,37 @@ def move_split(model: SplitModel, linear_layers: int, *, option: str) -> None:
             f"give at most {len(linear) + 1}, or a --model with more of them"
         )
     first = linear[linear_layers - 2]
-    layer = leaves[first].module
+    layer = parts[first].module
     assert isinstance(layer, nn.Linear)
-    while first and isinstance(dropout := leaves[first - 1].module, nn.Dropout) and not dropout.inplace:
+    while first and isinstance(dropout := parts[first - 1].module, nn.Dropout) and not dropout.inplace:
         first -= 1
-    if not any(True for leaf in leaves[:first] for _ in leaf.module.parameters()):
+    if not any(True for part in parts[:first] for _ in part.module.parameters()):
         raise ConfigError(
             f"{option} is {linear_layers}, which leaves the encoder of this model without a trainable layer; "
             f"give at most {linear_layers - 1}"
         )
-    moved = leaves[first:]
-    for leaf in moved:
-        delattr(leaf.parent, leaf.name)
-    model.classifier = nn.Sequential(*(leaf.module for leaf in moved), model.classifier)
+    moved = parts[first:]
+    for part in moved:
+        parent, _, name = part.name.rpartition(".")
+        delattr(model.get_submodule(parent), name)
+    model.classifier = nn.Sequential(*(part.module for part in moved), model.classifier)
     model.feature_dim = layer.in_features
 
 
-def _leaves(module: nn.Sequential) -> list[_Leaf]:
-    """Return the layers of nested Sequentials in the order in which they are called."""
-    found: list[_Leaf] = []
-    for name, child in module.named_children():
-        found += _leaves(child) if isinstance(child, nn.Sequential) else [_Leaf(module, name, child)]
-    return found
+def _parts(name: str, module: nn.Module) -> list[_Part]:
+    """Return the parts of nested Sequentials in the order in which they are called."""
+    if not isinstance(module, nn.Sequential):
+        return [_Part(name, module)]
+    return [part for child, inner in module.named_children() for part in _parts(f"{name}.{child}", inner)]
 
 
-def _linear_layers_at_end(leaves: list[_Leaf]) -> list[int]:
+def _linear_layers_at_end(parts: list[_Part]) -> list[int]:
     """Return the positions of the linear layers behind which only activations and linear layers come, last first."""
     found = []
-    for position in reversed(range(len(leaves))):
-        if isinstance(leaves[position].module, nn.Linear):
+    for position in reversed(range(len(parts))):
+        if isinstance(parts[position].module, nn.Linear):
             found.append(position)
-        elif not isinstance(leaves[position].module, BETWEEN):
+        elif not isinstance(parts[position].module, BETWEEN):
             break
     return found
 
@@ -104,22 +104,15 @@ def names_of_last_layers(model: SplitModel, count: int, *, option: str) -> list[
     :param option: the plugin's option, such as ``fedper.personal``, for error messages.
     :raises ConfigError: the model has fewer layers.
     """
-    units = [*_units("encoder", model.encoder), *_units("classifier", model.classifier)]
-    starts = [i for i, (_, module) in enumerate(units) if _is_layer(module)]
+    parts = [*_parts("encoder", model.encoder), *_parts("classifier", model.classifier)]
+    starts = [i for i, part in enumerate(parts) if _is_layer(part.module)]
     if count > len(starts):
         raise ConfigError(f"{option} is {count}, but this model has {len(starts)} layers; give at most {len(starts)}")
     names = list(model.state_dict())
     if count in (0, len(starts)):
         return names if count else []
-    prefixes = tuple(f"{name}." for name, _ in units[starts[-count] :])
+    prefixes = tuple(f"{part.name}." for part in parts[starts[-count] :])
     return [name for name in names if name.startswith(prefixes)]
-
-
-def _units(name: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the parts of nested Sequentials by name, in the order in which they are called."""
-    if not isinstance(module, nn.Sequential):
-        return [(name, module)]
-    return [unit for child, part in module.named_children() for unit in _units(f"{name}.{child}", part)]
 
 
 def _is_layer(module: nn.Module) -> bool:

@@ -22,16 +22,6 @@ from fedcore import Answer, RoundFailedError, Tensors, check_tensors
 from fedcore_functional.bounds import UNKNOWN, FeatureRange, check_means
 from fedcore_functional.classes import check_counts, class_means
 
-__all__ = [
-    "add_prototypes",
-    "check_prototypes",
-    "class_prototypes",
-    "first_prototypes",
-    "mean_over_holders",
-    "prototype_distance",
-    "random_prototypes",
-]
-
 Weights: TypeAlias = Literal["clients", "samples"]
 
 

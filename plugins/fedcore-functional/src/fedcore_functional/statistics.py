@@ -19,18 +19,6 @@ from fedcore import Answer, RoundFailedError, Tensors, check_tensors
 from fedcore_functional.bounds import UNKNOWN, FeatureRange, check_covariance, check_means
 from fedcore_functional.classes import check_counts, class_statistics
 
-__all__ = [
-    "Statistics",
-    "check_statistics",
-    "feature_statistics",
-    "pack_statistics",
-    "pool_answers",
-    "pool_statistics",
-    "pool_two",
-    "sample_features",
-    "unpack_statistics",
-]
-
 Statistics = tuple[Tensor, Tensor, Tensor]
 """Counts, means and covariances."""
 

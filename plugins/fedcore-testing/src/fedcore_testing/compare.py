@@ -18,7 +18,7 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-5
 """What counts as rounding."""
 
 States = dict[str, dict[str, Any]]
-"""Where values are kept, for a message, -> plugin -> what it keeps there."""
+"""A place, as messages name it -> plugin -> what the plugin keeps there."""
 
 
 def require_same(one: RunResult, other: RunResult, how: str) -> None:

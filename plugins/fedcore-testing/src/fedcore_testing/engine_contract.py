@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fedcore import FedcoreError, RunResult, Setup
 from fedcore.base import registry
 from fedcore.base.process import one_thread
 from fedcore.base.tensors import clone
-from fedcore.client.messages import ClientFailure, ClientSite, ClientTask, Engine, FailureKind, Outcome, Pair, Reply
+from fedcore.client.messages import ClientFailure, ClientSite, ClientTask, Engine, FailureKind, Outcome, Reply
 from fedcore.client.store import RemoteClientStore
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.scope import Federation, ServerScope
@@ -196,9 +196,15 @@ def _outcomes(
     engine: Engine, tasks: Sequence[ClientTask], window: int | None = None, given: Iterable[ClientTask] | None = None
 ) -> dict[str, Outcome]:
     """Run tasks and return their outcomes by task id; each task has exactly one."""
+    try:
+        pairs = list(engine.run(tasks if given is None else given, window=window))
+    except Exception as error:
+        raise AssertionError(
+            f"run raises {type(error).__name__}: {error}; what happens to a client is a ClientFailure"
+        ) from error
     found: dict[str, Outcome] = {}
     waiting = {task.id for task in tasks}
-    for task, outcome in _pairs(engine, tasks if given is None else given, window):
+    for task, outcome in pairs:
         assert isinstance(outcome, (Reply, ClientFailure)), f"an outcome is a {type(outcome).__name__}"
         assert task.id in waiting, f"run yields an outcome of {task.id!r}, which it was not given"
         assert task.id not in found, f"run yields {task.id!r} twice"
@@ -206,20 +212,6 @@ def _outcomes(
     missing = sorted(waiting - set(found))
     assert not missing, f"run(window={window}) ends without an outcome of {missing[0]!r}"
     return found
-
-
-def _pairs(engine: Engine, tasks: Iterable[ClientTask], window: int | None) -> Iterator[Pair]:
-    outcomes = iter(engine.run(tasks, window=window))
-    while True:
-        try:
-            pair = next(outcomes)
-        except StopIteration:
-            return
-        except Exception as error:
-            raise AssertionError(
-                f"run raises {type(error).__name__}: {error}; what happens to a client is a ClientFailure"
-            ) from error
-        yield pair
 
 
 def _require_answers(tasks: Sequence[ClientTask], outcomes: Mapping[str, Outcome]) -> None:

@@ -19,7 +19,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 from fedcore.base.process import end_without_collecting, importing
@@ -35,7 +35,7 @@ def main(fd: int, modules: Sequence[str]) -> None:
         import fedcore.engines.worker  # noqa: F401 - for the workers
 
         for module in modules:
-            _module(module)
+            importlib.import_module(module)
 
     signal.signal(signal.SIGCHLD, _collect)
     with socket.socket(fileno=fd) as channel:
@@ -59,7 +59,7 @@ def _collect(number: int, frame: FrameType | None) -> None:
 
 def _keep(request: dict[str, Any], status: int, *descriptors: int) -> None:
     """Fork a process, tell its id, wait for it, and tell its exit code; ends this process."""
-    _die_with_parent()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it dies with the server
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
@@ -85,10 +85,10 @@ def _work(request: dict[str, Any], descriptors: Sequence[int]) -> None:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
-        own = [place for place in sys.path if place not in (os.environ.get("PYTHONPATH") or "").split(os.pathsep)]
-        sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *own]
+        given = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+        sys.path[:] = [*given, *(place for place in sys.path if place not in given)]
         module, _, function = request["call"].partition(":")
-        code = getattr(_module(module), function)(*request["arguments"]) or 0
+        code = getattr(importlib.import_module(module), function)(*request["arguments"]) or 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:
@@ -97,11 +97,6 @@ def _work(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _module(name: str) -> ModuleType:
-    """Import a module that the process of the tests, our parent, names."""
-    return importlib.import_module(name)
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
@@ -113,11 +108,6 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     for descriptor, number in zip(aside, numbers, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
-
-
-def _die_with_parent() -> None:
-    """Let the kernel kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

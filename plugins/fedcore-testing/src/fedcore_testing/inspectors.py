@@ -43,7 +43,8 @@ def _loss(call: Call, result: Any) -> None:
 def _trains(step: Any, term: Loss, name: str, idle: dict[str, float]) -> bool:
     """Return whether a gradient of a term reaches what the client trains: the model, or parameters that were added.
 
-    One that is 0 may be so by chance, as a clipped term's is; not if it is in every step, while the term has a value.
+    A gradient of 0 may be chance, such as that of a clipped term. It is none if the gradient was 0 in each of
+    :data:`IDLE_STEPS` steps in which the term had a value.
 
     :param name: of the term, with its hook.
     :param idle: name -> in how many steps of the run it had a value, but a gradient of 0 only; updated.

@@ -17,7 +17,7 @@ Status = Literal["passed", "failed", "not applicable", "failed as expected"]
 FIRST = ("check_is_a_plugin_class", "check_hooks_are_known_and_marked", "check_options_have_defaults")
 """The other checks need a plugin that passes these."""
 PLAINEST = "check_trains"
-"""Runs next: an error that stops every run is told as its own."""
+"""Runs next, so that an error that stops every run is reported by this check."""
 
 
 class Verdict(NamedTuple):

@@ -61,7 +61,7 @@ def _inputs(call: Call) -> Iterator[None]:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors hold the same values, those that are no number included."""
+    """Return whether two tensors have the same shape and values; NaN equals NaN."""
     if torch.equal(one, other) or one.shape != other.shape:
         return one.shape == other.shape
     return bool(((one == other) | (one.isnan() & other.isnan())).all())

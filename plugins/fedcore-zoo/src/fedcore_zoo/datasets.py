@@ -78,7 +78,6 @@ def cifar10(data_dir: Path | None = None) -> Dataset:
         train,
         test,
         stats=(mean, std),
-        num_classes=10,
         class_names=_CIFAR10_CLASSES,
         augmentation="cifar10",
     )

@@ -134,7 +134,7 @@ def _listed(path: Path, domain: str) -> tuple[Files, Files] | None:
         entries = [line.rsplit(" ", 1)[0] for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         for entry in entries:
             steps = Path(entry).parts
-            if len(steps) != 3 or steps[0] != domain or ".." in steps:
+            if len(steps) != 3 or steps[0] != domain:
                 raise DataError(f'domains: {file}: {entry!r} is not "{domain}/CLASS/FILE label"')
         parts.append([(path / entry, Path(entry).parts[1]) for entry in entries])
     return parts[0], parts[1]

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 from fedcore import SplitModel
-from fedcore_zoo.networks import MaxPool2x2, PadTo, image_shape
+from fedcore_zoo.networks import MaxPool2x2, PadTo, image_shape, two_convolutions
 
 
 def fedlab_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
@@ -18,24 +18,8 @@ def fedlab_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
 
     :source: FedLab (Zeng et al., JMLR 24(100), 2023), ``CNN_MNIST``; FedCME cites FedLab.
     """
-    channels, height, width = image_shape("fedlab-cnn", input_shape)
-    least = 16  # 16 -> 12 -> 6 -> 2 -> 1
-
-    def side_after(side: int) -> int:
-        return ((max(side, least) - 4) // 2 - 4) // 2
-
-    base = nn.Sequential(
-        OrderedDict(
-            pad=PadTo(least),
-            conv1=nn.Conv2d(channels, 32, 5),
-            pool1=MaxPool2x2(),
-            conv2=nn.Conv2d(32, 64, 5),
-            pool2=MaxPool2x2(),
-            flatten=nn.Flatten(),  # (B, 64, rows, columns) -> (B, 64 * rows * columns)
-            fc1=nn.Linear(64 * side_after(height) * side_after(width), 512),
-            relu1=nn.ReLU(),
-        )
-    )
+    base = two_convolutions("fedlab-cnn", input_shape, (32, 64), (512,))
+    del base.relu1, base.relu2
     return SplitModel(base, 512, num_classes)
 
 

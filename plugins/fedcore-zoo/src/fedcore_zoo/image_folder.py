@@ -47,11 +47,10 @@ def split_options(name: str, known: Sequence[str]) -> tuple[str, int | None, dic
 
 
 def read_folder(path: Path, *, size: int | None = None) -> Dataset:
-    """Return images in one folder per class: ``train/CLASS/*`` and ``test/CLASS/*``, or where there is
-    no ``test``, ``val/CLASS/*``.
+    """Return images in one folder per class: ``train/CLASS/*`` and ``test/CLASS/*``. Without ``test`` it is ``val``.
 
-    The images are read as RGB and normalised to -1..1, as MOON does for
-    Tiny-ImageNet, whose own layout (``val/images`` with ``val/val_annotations.txt``) is understood too.
+    The images are read as RGB and normalised to -1..1, as MOON does for Tiny-ImageNet. Tiny-ImageNet's own layout, with
+    ``val/images`` and ``val/val_annotations.txt``, is also understood.
 
     :param size: the side to which images are resized; by default all must have one size.
     :raises DataError: folders or images are missing, damaged or of different sizes.
@@ -87,7 +86,6 @@ def read_folder(path: Path, *, size: int | None = None) -> Dataset:
         train,
         test,
         stats=(half, half),
-        num_classes=len(names),
         class_names=tuple(names),
         notes=notes,
     )

@@ -71,7 +71,7 @@ def simple_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
 
     :source: MOON (Li, He, Song, CVPR 2021, arXiv 2103.16257), ``SimpleCNN_header`` of its code.
     """
-    return SplitModel(_two_convolutions("simple-cnn", input_shape, (6, 16), (120, 84)), 84, num_classes)
+    return SplitModel(two_convolutions("simple-cnn", input_shape, (6, 16), (120, 84)), 84, num_classes)
 
 
 def fdcl_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
@@ -82,7 +82,7 @@ def fdcl_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
 
     :source: FDCL, section "Models".
     """
-    return SplitModel(_two_convolutions("fdcl-cnn", input_shape, (32, 64), (512,)), 512, num_classes)
+    return SplitModel(two_convolutions("fdcl-cnn", input_shape, (32, 64), (512,)), 512, num_classes)
 
 
 def fedcme_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
@@ -94,7 +94,7 @@ def fedcme_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
 
     :source: FedCME, "Network Architecture".
     """
-    return SplitModel(_two_convolutions("fedcme-cnn", input_shape, (16, 32), (128,)), 128, num_classes)
+    return SplitModel(two_convolutions("fedcme-cnn", input_shape, (16, 32), (128,)), 128, num_classes)
 
 
 def alexnet(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
@@ -198,7 +198,7 @@ class _TokenBag(nn.EmbeddingBag):
         return super().forward(batch.values, batch.offsets[:-1])
 
 
-def _two_convolutions(
+def two_convolutions(
     name: str, input_shape: tuple[int, ...], filters: tuple[int, int], widths: tuple[int, ...]
 ) -> nn.Sequential:
     """Return twice (5x5 convolution without padding, ReLU, 2x2 max-pool), then linear layers with ReLUs."""

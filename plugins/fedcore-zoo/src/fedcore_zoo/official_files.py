@@ -79,10 +79,7 @@ def read_cifar(
         return train, test, None
     base = getattr(load_torchvision().datasets, reader)
     parts = [root / base.base_folder / file for file, _ in (*base.train_list, *base.test_list)]
-    expected = [
-        f"{archive} (x_train, y_train, x_test, y_test)",
-        f"or torchvision's {root / base.base_folder}/",
-    ]
+    expected = [f"{archive} (x_train, y_train, x_test, y_test)", f"or torchvision's {root / base.base_folder}/"]
     with _explained_download(name, expected):
         missing = not all(part.is_file() for part in parts)
         sets = [base(str(root), train=train, download=missing and train) for train in (True, False)]
@@ -102,18 +99,13 @@ def _span(labels: torch.Tensor) -> str:
 
 @contextlib.contextmanager
 def _explained_download(name: str, expected: Sequence[str]) -> Iterator[None]:
-    """Turn any error of a torchvision download into a DataError with advice, and remove empty folders."""
-    folder = Path(expected[0]).absolute().parent
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    """Turn any error of a torchvision download into a DataError with advice."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT)
     try:
         yield
     except Exception as error:  # network, proxy, disk, md5, archive: the advice is the same
         reason = " ".join(str(error).split()) or type(error).__name__
-        for path in missing:
-            with contextlib.suppress(OSError):  # it is not empty
-                path.rmdir()
         raise DataError(
             f"{name}: data files are missing or not the official ones, and torchvision could not download them "
             f"({reason}). Expected: {', '.join(expected)}. {_LAYOUT_HINT}"

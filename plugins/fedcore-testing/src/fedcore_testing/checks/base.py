@@ -33,7 +33,7 @@ class Check(NamedTuple):
 
 
 CHECKS: dict[str, Check] = {}
-"""All checks by name, in the order in which they run but for ``check_trains``, which is early."""
+"""All checks by name, in the order in which they run, except that ``check_trains`` runs early."""
 
 _KEPT = 4
 _trials: OrderedDict[Any, Trial] = OrderedDict()

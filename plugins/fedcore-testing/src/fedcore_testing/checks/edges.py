@@ -50,8 +50,8 @@ def check_works_with_absent_classes(trial: Trial) -> None:
 
 
 @check(
-    "go over the names of update.model or server.trainable, in neither of which is what has no gradients, and look at "
-    "the model through client.forward: model.train() switches frozen layers, too."
+    "go over the names of update.model or server.trainable: parameters without gradients are in neither. Look at the "
+    "model through client.forward: model.train() switches frozen layers, too."
 )
 def check_works_with_a_frozen_backbone(trial: Trial) -> None:
     """A model whose first layers have no gradients: they do not travel, are not kept, and stay as they are."""

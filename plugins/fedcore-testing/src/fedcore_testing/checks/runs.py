@@ -36,7 +36,7 @@ SEES_UPDATES = ("mid_local_epoch", "pre_aggregate", "weight", "accumulate", "agg
 """The server's hooks that see what one client or several sent in a round."""
 
 LOST = {"timeout", "worker_lost", "session_lost"}
-"""Failures for which an engine stands, not the plugin."""
+"""Kinds of failures that the engine causes, not the plugin."""
 
 
 def _finished(result: RunResult) -> RunResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import keyword
 import re
 from pathlib import Path
@@ -91,12 +92,15 @@ def _check_name(name: str, kind: str) -> None:
     if any(f"fedcore-{name}" in names.values() for names in registry.packages().values()):
         raise ConfigError(f"package 'fedcore-{name}' exists already; choose another name")
     values = _values(name, kind)
+    attribute = values["attribute"]
     source = next(text for path, text in _render(_TEMPLATES / kind, values) if path.name == "__init__.py")
-    imported = set(
-        re.findall(r"\w+", " ".join(re.findall(r"^(?:from|import) [^(\n]*(?:\([^)]*\))?", source, re.MULTILINE)))
-    )
-    twice = len(re.findall(rf"^(?:class|def) {values['attribute']}\b", source, re.MULTILINE)) > 1
-    if values["attribute"] in imported or twice or keyword.iskeyword(values["attribute"]):
-        raise ConfigError(
-            f"{name!r} cannot be a {kind}'s name: {values['attribute']!r} means something else in its code"
-        )
+    if keyword.iskeyword(attribute) or _bound(source).count(attribute) > 1:
+        raise ConfigError(f"{name!r} cannot be a {kind}'s name: {attribute!r} means something else in its code")
+
+
+def _bound(source: str) -> list[str]:
+    """Return the names that a module imports or defines, once for each time."""
+    statements = ast.parse(source).body
+    imports = (alias for each in statements if isinstance(each, (ast.Import, ast.ImportFrom)) for alias in each.names)
+    defined = [each.name for each in statements if isinstance(each, (ast.ClassDef, ast.FunctionDef))]
+    return [*(alias.asname or alias.name for alias in imports), *defined]
