@@ -235,7 +235,7 @@ def test_worker_processes_keep_it(tmp_path):
         (KeepsTheRest, "'check-abandoned-1', which it was not given"),
         (Rounds, "'scalar' comes back as|'large' comes back with other values"),
         (Flattens, r"'large' comes back as \(\(40000,\)"),
-        (Forgets, "round 1: 'losses' differs|keeps another state"),
+        (Forgets, "round 1: 'losses' differs|the state of client . differs"),
         (LosesSessions, "a federation ends with RoundFailedError: .* session_lost"),
         (DrawsItsOwn, "differs from the local engine's"),
         (SharesOnce, r"unshare\(key\) a second time raises KeyError: 'first'"),

@@ -20,8 +20,8 @@ from fedcore.client.store import RemoteClientStore
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
-from fedcore_testing.federation import client_state, committed, federate, model_bytes, records, small_config
-from fedcore_testing.fingerprint import fingerprint
+from fedcore_testing.compare import require_same_states
+from fedcore_testing.federation import federate, model_bytes, records, small_config
 from fedcore_testing.probe import Probe, ProbeOfEach
 from fedcore_testing.trial import HERE, RUN, importable_in_workers
 
@@ -93,12 +93,7 @@ def _require_same(expected: RunResult, found: RunResult, where: str) -> None:
             )
         different = [key for key in ours if ours[key] != theirs.get(key)]
         assert not different, f"{where}, round {number}: {different[0]!r} differs from the local engine's"
-    for client in range(CLIENTS):
-        assert fingerprint(client_state(expected, client)) == fingerprint(client_state(found, client)), (
-            f"{where}, client {client} keeps another state than with the local engine"
-        )
-    states = [fingerprint(committed(result).plugins) for result in (expected, found)]
-    assert states[0] == states[1], f"{where}, what clients sent up or answered differs from the local engine's"
+    require_same_states(expected, found, f"{where} and with the local engine")
     assert model_bytes(expected) == model_bytes(found), f"{where}, the bits of the model differ from the local engine's"
 
 

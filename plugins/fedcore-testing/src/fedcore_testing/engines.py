@@ -43,7 +43,7 @@ class Listening(InProcessEngine):
 
 
 class Echoing(InProcessEngine):
-    """Replaces every update of a round with the first one's."""
+    """Replaces the tensors and counts of every update of a round with those of the first update."""
 
     def __init__(self, site: ClientSite) -> None:
         super().__init__(site)
@@ -59,7 +59,7 @@ class Echoing(InProcessEngine):
                     first = _copy(outcome)
                     sent = self._runtime.setup.uploads.split(clone(first.model))
                     self.rounds.append((self._shared[task.shared or ""].model, sent))
-                outcome = _with_contents(outcome, first)
+                outcome = replace(_copy(first), client=outcome.client, version=outcome.version)
             yield task, outcome
 
 
@@ -81,8 +81,3 @@ def last_client_first() -> Iterator[None]:
 def _copy(update: ClientUpdate) -> ClientUpdate:
     payload = {plugin: clone(tensors) for plugin, tensors in update.payload.items()}
     return replace(update, model=clone(update.model), payload=payload)
-
-
-def _with_contents(own: ClientUpdate, other: ClientUpdate) -> ClientUpdate:
-    """Return an update with another client's tensors and counts, but the same client and version of the state."""
-    return replace(_copy(other), client=own.client, version=own.version)

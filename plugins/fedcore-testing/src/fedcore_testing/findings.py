@@ -61,11 +61,7 @@ class Call:
     def client(self) -> SessionContext | None:
         """The client at work; None on the server."""
         step = self.arguments.get("step")
-        client = _client_of(step) if isinstance(step, BatchStep) else self.arguments.get("client")
+        client = self.arguments.get("client")
+        if isinstance(step, BatchStep):
+            client = context_of(step._batch.session, step._plugin)
         return client if isinstance(client, SessionContext) else None  # on the server ``broadcast_to`` takes an id
-
-
-def _client_of(step: BatchStep) -> SessionContext:
-    client = context_of(step._batch.session, step._plugin)
-    assert isinstance(client, SessionContext)
-    return client

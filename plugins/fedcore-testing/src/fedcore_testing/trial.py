@@ -18,7 +18,6 @@ from fedcore.base.process import search_path
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.client.messages import ClientSite, Engine
 from fedcore.hooks.checks import create_plugin
-from fedcore.server.round import Notify
 from fedcore_testing import problems
 from fedcore_testing.federation import Choice, federate, name_of, records
 from fedcore_testing.findings import Finding
@@ -81,12 +80,11 @@ class Trial:
         *others: Choice,
         before: tuple[Choice, ...] = (),
         settings: dict[str, Any] | None = None,
-        notify: Notify | None = None,
         engine: str | Callable[[ClientSite], Engine] | None = None,
         findings: list[Finding] | None = None,
         **options: Any,
     ) -> RunResult:
-        """Run the plugin with :data:`RUN`, ``options``, which override it, and ``given``, which override these.
+        """Run the plugin with :meth:`run_options`.
 
         :param others: plugins after this one; ``before``: plugins before it.
         :param settings: the plugin's own options, in place of this trial's.
@@ -96,9 +94,12 @@ class Trial:
             self.name if findings is None else watched(self.target, findings),
             self.options if settings is None else settings,
         )
-        run = {**RUN, **self.needs, **options, **self.given}
-        silent = notify or (lambda event, details: None)  # notes are about the kit's options, not about the plugin
-        return federate(self.folder, *before, own, *others, notify=silent, engine=engine, **run)
+        run = self.run_options(**options)
+        return federate(self.folder, *before, own, *others, notify=_silent, engine=engine, **run)
+
+    def run_options(self, **options: Any) -> dict[str, Any]:
+        """Return :data:`RUN` with ``options``, which override it, and ``given``, which override these."""
+        return {**RUN, **self.needs, **options, **self.given}
 
     @property
     def needs(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ class Trial:
     def config(self) -> RunConfig:
         """The run of :data:`RUN` with ``mlp``, as a configuration."""
         own = {"plugins": {self.name: self.options}, "model": "mlp", "workers": 0}
-        return RunConfig.create({**RUN, **self.needs, **own, **self.given})
+        return RunConfig.create(self.run_options(**own))
 
     @cached_property
     def usual(self) -> RunResult:
@@ -136,6 +137,10 @@ class Trial:
         after = shared_places(self.target)
         moved = sorted(place for place in {*before, *after} if before.get(place) != after.get(place))
         return Watched(findings, moved, error)
+
+
+def _silent(event: str, details: Mapping[str, Any]) -> None:
+    """Show nothing: notes are about the kit's options, not about the plugin."""
 
 
 def failures(result: RunResult) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcore import Interrupted, PluginContractError, RunResult, resume
+from fedcore import PluginContractError, RunResult
 from fedcore.base import registry
 from fedcore.client.messages import ClientSite
 from fedcore.client.stack_runner import StackWarning
@@ -23,7 +23,7 @@ from fedcore_testing.checks.base import NotApplicable, check, trial_of
 from fedcore_testing.companions import Bystander
 from fedcore_testing.compare import ABSOLUTE, RELATIVE, require_close_states, require_same, require_same_states
 from fedcore_testing.engines import Echoing, last_client_first
-from fedcore_testing.federation import data_of, model_bytes, name_of, records, weights
+from fedcore_testing.federation import data_of, interrupted, model_bytes, name_of, records, weights
 from fedcore_testing.fingerprint import fingerprint, random_states
 from fedcore_testing.forked import forked_workers
 from fedcore_testing.stub_plugins import TakesSecondPasses
@@ -97,16 +97,8 @@ def check_neutral_options_are_fedavg(trial: Trial) -> None:
 @check("keep all that lasts in client.state and server.state: a resumed run has nothing else.")
 def check_resumes_to_the_same_bits(trial: Trial) -> None:
     """A run that is stopped after a round and resumed has the bits of an uninterrupted one."""
-    out = trial.folder / "stopped"
-
-    def stop(event: str, details: Mapping[str, Any]) -> None:
-        if event == "round" and details["round"] == 0:
-            raise KeyboardInterrupt
-
-    if not out.exists():
-        with contextlib.suppress(Interrupted):
-            trial.run(notify=stop, out=out)
-    require_same(trial.usual, resume(out, allow_code=True), "stopped after round 0 and resumed")
+    resumed = interrupted(trial.folder, (trial.name, trial.options), after=0, **trial.run_options())
+    require_same(trial.usual, resumed, "stopped after round 0 and resumed")
 
 
 @check("use your own namespace only: client.state, client.scratch, update.payload; no state of the model.")
