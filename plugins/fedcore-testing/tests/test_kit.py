@@ -750,7 +750,7 @@ DEFECTS = [
     ("works_with_absent_classes", broken(end_local=means_of_all_classes), "not finite"),
     ("declarations_fit_the_hooks", broken(encodes=("*",)), "does not implement pre_upload"),
     ("trains", ForgetsOne, "'classifier.bias' is missing"),
-    ("encoding_saves_bytes", EncodesWide, "those of FedAvg"),
+    ("encoding_saves_bytes", EncodesWide, "FedAvg's clients"),
     ("works_with_a_frozen_backbone", broken(pre_upload=sends_every_parameters_norm), "KeyError"),
     ("works_with_a_frozen_backbone", broken(observe=looks_and_switches_back), "backbone from eval to training"),
     ("works_with_partial_participation", broken(server_step=expects_everybody), "1 of 3 updates"),

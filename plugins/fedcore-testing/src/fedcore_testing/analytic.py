@@ -61,7 +61,7 @@ class _Head(nn.Module):
 
 class _BaseAndHead(SplitModel):
     def make_classifier(self, feature_dim: int) -> nn.Module:
-        """Return h beside the features."""
+        """Return the layer that adds h to the features."""
         return _Head()
 
 
@@ -75,7 +75,7 @@ class Quadratic(Plugin):
 
     @hookimpl
     def task_loss(self, step: Step) -> Tensor:
-        """Return the loss in place of cross-entropy."""
+        """Return the loss; it replaces cross-entropy."""
         loss: Tensor = 0.5 * (step.logits - step.x.flatten(1)).square().sum(dim=1).mean()
         return loss
 

@@ -105,7 +105,7 @@ def excluded_by(plugin: Plugin | type[Plugin]) -> list[str]:
 
 
 def draw(card: Mapping[str, Any]) -> Group:
-    """Return a description as it is drawn on a terminal; a tracker and an engine have options only."""
+    """Return a description for a terminal. That of a tracker or an engine has no hooks and declarations."""
     package = f"{card['package']} {card['version']}" if card["package"] else "no installed package"
     parts: list[RenderableType] = [
         Text.assemble((clean(card["name"]), "bold"), "  ", (clean(f"{card['class']}, {package}"), "dim")),

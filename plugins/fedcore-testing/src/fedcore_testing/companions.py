@@ -1,4 +1,4 @@
-"""Plugins that run beside the plugin under test and fail if it breaks a rule; they have no effect on the model."""
+"""Plugins that run next to the plugin under test and fail if it breaks a rule. They do not change the model."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class StartWatch(Plugin):
 
     @hookimpl
     def end_local(self, client: ClientContext) -> Tensors:
-        """Send what the training began with."""
+        """Send the weights that the training began with."""
         return client.start
 
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
-        """Refuse an update that began with another model than that of as many steps ago."""
+        """Refuse an update that began with another model than the model of so many steps ago."""
         stale = server.staleness[update.client]
         begun = server.round - stale
         for name, tensor in update.payload.items():

@@ -54,7 +54,7 @@ def require_close_states(one: RunResult, other: RunResult, how: str) -> None:
 
 
 def states_of(result: RunResult, but: Collection[str] = ()) -> States:
-    """Return the committed states of a run by place, those of the server first."""
+    """Return the committed states of a run by place, the server's first."""
     state, clients = committed(result), RunDirectory(result.directory).clients
     places = {"server.state": state.plugins}
     for client, version in state.manifest.items():

@@ -57,9 +57,9 @@ def federate(
     engine: str | Callable[[ClientSite], Engine] | None = None,
     **options: Any,
 ) -> RunResult:
-    """Run a small federation on digits with these plugins; ``options`` are those of RunConfig.
+    """Run a small federation on digits with these plugins.
 
-    ``dataset``, ``model`` and ``partition`` may be functions in place of their names.
+    :param options: options of RunConfig. ``dataset``, ``model`` and ``partition`` may also be functions.
 
     :param folder: in which each run gets a new directory.
     :param engine: a name, or a function that makes one from a ``ClientSite``.
@@ -208,7 +208,7 @@ def entry_point_of(plugin: object, kind: str = "plugin") -> EntryPoint | None:
 
 
 def needs_of(*plugins: Choice) -> dict[str, Any]:
-    """Return the options of a run without which these plugins are refused: ``public``, for those that use it."""
+    """Return the options of a run that these plugins require: ``public`` if one of them uses public samples."""
     pairs = (plugin if isinstance(plugin, tuple) else (plugin, {}) for plugin in plugins)
     uses = any("public" in create_plugin(name_of(cls), given).reads for cls, given in pairs)
     return {"public": "0.1"} if uses else {}
@@ -259,7 +259,7 @@ def client_state(result: RunResult | Path, client: int) -> dict[str, dict[str, A
 
 
 def plugin_state(result: RunResult | Path, plugin: str, client: int | None = None) -> dict[str, Any]:
-    """Return what a plugin keeps on the server, or on a client, as committed; empty where it keeps nothing."""
+    """Return a plugin's committed state on the server, or on a client; empty if it has none."""
     states = committed(result).plugins if client is None else client_state(result, client)
     return states.get(plugin, {})
 

@@ -1,4 +1,4 @@
-"""The process from which those of tests are forked: ``python fork_server.py FD [MODULE ...]``.
+"""The process from which the processes of tests are forked: ``python fork_server.py FD [MODULE ...]``.
 
 It imports what a worker imports and these modules, and then forks for each request of a
 :class:`fedcore_testing.forked.ForkServer`: a process begins as a fresh one would, with the environment, folder and

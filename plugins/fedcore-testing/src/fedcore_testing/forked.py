@@ -1,4 +1,4 @@
-"""Processes that start by a fork, for tests that start many: it takes milliseconds in place of seconds.
+"""Processes that start by a fork, for tests that start many: it takes milliseconds instead of seconds.
 
 They are forked from a process that has imported torch, ``fork_server.py``. Linux only.
 """
@@ -50,13 +50,13 @@ class ForkedProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the process and return its exit code.
 
-        :raises subprocess.TimeoutExpired: it runs still after so many seconds.
+        :raises subprocess.TimeoutExpired: it still runs after so many seconds.
         """
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             with self._reading:
-                if self.returncode is None:  # another thread may have waited, too
+                if self.returncode is None:  # another thread may also have waited
                     told = self._status.readline()
                     self.returncode = int(told or -signal.SIGKILL)  # without a word: the keeper was killed
                     self._status.close()
@@ -75,7 +75,7 @@ class ForkedProcess:
 class ForkServer:
     """Our end of the process that forks others; it starts with the first of them.
 
-    :param modules: what it imports beside what a worker imports.
+    :param modules: what it imports in addition to what a worker imports.
     """
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
@@ -97,7 +97,7 @@ class ForkServer:
         :param arguments: of the function, as JSON.
         :param environment: the process's; of the first one, also the server's.
         :param descriptors: its number of an open file -> ours; without others, it has our stdout and stderr.
-        :param session: the process begins a session, in place of a group of processes.
+        :param session: the process begins a session instead of a process group.
         """
         if self._process is None or self._process.poll() is not None:
             self._start(environment)
@@ -147,7 +147,7 @@ def forked_workers(*modules: str) -> Iterator[None]:
     A worker begins as a fresh process does, without the seconds of processor time that importing takes. The process
     starts with the first worker and ends with the outermost block. Linux only; elsewhere, this does nothing.
 
-    :param modules: what that process imports, too, for tests whose forked processes all import it.
+    :param modules: what that process also imports, because the forked processes need it.
     """
     if _servers or sys.platform != "linux":
         yield

@@ -43,7 +43,7 @@ def _loss(call: Call, result: Any) -> None:
 def _trains(step: Any, term: Loss, name: str, idle: dict[str, float]) -> bool:
     """Return whether a gradient of a term reaches what the client trains: the model, or parameters that were added.
 
-    A gradient of 0 may be chance, such as that of a clipped term. It is none if the gradient was 0 in each of
+    A gradient of 0 may be chance, such as that of a clipped term. It is not if the gradient was 0 in each of
     :data:`IDLE_STEPS` steps in which the term had a value.
 
     :param name: of the term, with its hook.
@@ -63,7 +63,7 @@ def _trains(step: Any, term: Loss, name: str, idle: dict[str, float]) -> bool:
 
 
 def _sent(call: Call, result: Any) -> Any:
-    """Return the tensors that a hook sends by name; those of all plugins under their names where it guards uploads."""
+    """Return the tensors that a hook sends, by name; for ``guard_upload`` those of all plugins, by ``plugin/name``."""
     if not isinstance(result, ClientUpdate):
         return result
     return flatten(result.payload)[0] if call.hook == "guard_upload" else result.payload

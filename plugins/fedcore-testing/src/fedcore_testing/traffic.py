@@ -17,7 +17,7 @@ Shapes = dict[str, list[int]]
 
 
 class Traffic(NamedTuple):
-    """The tensors that were sent beside the model.
+    """The tensors that were sent next to the model.
 
     :param tensors: way -> name -> shape. Ways: ``down, before training``, ``up``, ``up, answer``, ``down, question``,
         ``up, exchange`` and ``down, exchange``.
@@ -29,7 +29,7 @@ class Traffic(NamedTuple):
 
 
 class Watch(InProcessEngine):
-    """The in-process engine; records every tensor that is sent beside the model."""
+    """The in-process engine; records every tensor that is sent next to the model."""
 
     seen: dict[str, Shapes]
 
@@ -58,7 +58,7 @@ class Watch(InProcessEngine):
 
 
 def watch(plugin: str, options: Mapping[str, Any] | None = None) -> Traffic:
-    """Return the tensors that a plugin sends beside the model.
+    """Return the tensors that a plugin sends next to the model.
 
     Two rounds, two clients and ten classes on digits with ``mlp``: shapes that depend on the data or the model are
     those of this run.

@@ -55,7 +55,7 @@ class Trial:
 
     :param target: its class, or the name under which it is installed (or ``module:package.module.Class``).
     :param options: the plugin's own options, by name; the others have their defaults.
-    :param given: options of the run, such as ``model`` and ``public``; they take the place of those of any check.
+    :param given: options of the run, such as ``model`` and ``public``; they override the options of every check.
     :raises UnknownNameError: no installed package provides the name.
     """
 
@@ -87,7 +87,7 @@ class Trial:
         """Run the plugin with :meth:`run_options`.
 
         :param others: plugins after this one; ``before``: plugins before it.
-        :param settings: the plugin's own options, in place of this trial's.
+        :param settings: the plugin's own options, instead of this trial's.
         :param findings: watch every hook, and add what it does wrong.
         """
         own: Choice = (
@@ -144,7 +144,7 @@ def _silent(event: str, details: Mapping[str, Any]) -> None:
 
 
 def failures(result: RunResult) -> str:
-    """Return the failed clients of a run, those of evaluations too, with their messages; empty if none failed."""
+    """Return the failed clients of a run and of its evaluations, with messages; empty if none failed."""
     found = [
         f"round {record['round'] + 1 if 'round' in record else 'after the last'}{during}: "
         f"client {failure['client']} {failure['kind']}: {failure['message']}"

@@ -1,4 +1,4 @@
-"""Data sets, models and partitions for fedcore: those of the papers, and torchvision's and timm's models by name."""
+"""The papers' data sets, models and partitions for fedcore, and the models of torchvision and timm by name."""
 
 from fedcore_zoo.bundled import breast_cancer, fixed_split
 from fedcore_zoo.client_shares import dirichlet_clients

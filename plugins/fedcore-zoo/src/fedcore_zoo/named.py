@@ -32,7 +32,7 @@ def torchvision(name: str) -> Factory:
     def factory(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
         channels, height, width = image_shape(f"torchvision:{name}", input_shape)
         options: dict[str, Any] = {}
-        if name in ("googlenet", "inception_v3"):  # they have heads beside the last one, for their own training
+        if name in ("googlenet", "inception_v3"):  # they have further heads, for their own training
             options = {"aux_logits": False, "init_weights": True}
         if name.startswith("vit_"):  # an embedding for each place of the image
             patch = int(name.rpartition("_")[2])
@@ -80,7 +80,7 @@ def timm(name: str) -> Factory:
 def _set_channels(network: nn.Module, channels: int, name: str) -> None:
     """Put a fresh first convolution for this many channels in the place of the first one.
 
-    :raises ConfigError: the first convolution is none for three channels.
+    :raises ConfigError: the first convolution does not take three channels, or has groups.
     """
     path, first = next(((p, m) for p, m in network.named_modules() if isinstance(m, nn.Conv2d)), ("", None))
     if first is None or first.in_channels != 3 or first.groups != 1:

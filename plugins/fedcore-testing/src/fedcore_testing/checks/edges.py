@@ -25,7 +25,7 @@ def _require_trains(trial: Trial, **options: Any) -> None:
     assert not problem, problem
 
 
-@check("where a mean over other clients or a pair of clients is needed, let one client do without.")
+@check("a client may have no other client: skip what needs a pair of clients or a mean over the others.")
 def check_works_with_one_client(trial: Trial) -> None:
     """A federation of one client, one round and one local epoch."""
     _require_trains(trial, clients=1, rounds=1, local_epochs=1, min_clients=1)
@@ -51,7 +51,7 @@ def check_works_with_absent_classes(trial: Trial) -> None:
 
 @check(
     "go over the names of update.model or server.trainable: parameters without gradients are in neither. Look at the "
-    "model through client.forward: model.train() switches frozen layers, too."
+    "model through client.forward: model.train() would also switch frozen layers."
 )
 def check_works_with_a_frozen_backbone(trial: Trial) -> None:
     """A model whose first layers have no gradients: they do not travel, are not kept, and stay as they are."""
@@ -91,11 +91,11 @@ def check_works_with_stale_updates(trial: Trial) -> None:
 
 
 @check(
-    "go over the names in gradients, update.model, server.shared or client.parameters, not over all of the model's; "
-    "step.parameters and step.reference hold only what travels, gradients what is trained."
+    "go over the names in gradients, update.model, server.shared or client.parameters, not over the whole model's: "
+    "step.parameters and step.reference hold only what travels, gradients only what is trained."
 )
 def check_works_beside_personal_parameters(trial: Trial) -> None:
-    """Beside a plugin that keeps the classifier on the clients it trains, and the classifiers do, too."""
+    """It trains next to a plugin that keeps the classifier on the clients, and so do these classifiers."""
     keeps, changes = trial.plugin.implements("personal_parameters"), trial.plugin.implements("gradients")
     if keeps and not changes:
         raise NotApplicable("the plugin keeps parameters on the clients itself")
@@ -153,9 +153,9 @@ def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
 
 
 def _by_class(name: str, updates: dict[int, dict[str, Tensor]], labels: dict[int, Tensor]) -> bool:
-    """Return whether a tensor has a row or a number per class, zero where a client lacks it.
+    """Return whether a tensor has a row or a number per class that is zero if a client lacks the class.
 
-    Not if it is a class count, a share or a mark of the classes that the client has: there a zero is a value.
+    A class count, a share or a mark of the present classes does not count: its zero is a value.
     """
     for client, sent in updates.items():
         tensor, counts = sent.get(name), labels[client].bincount(minlength=10).double()

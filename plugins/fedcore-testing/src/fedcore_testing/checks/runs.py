@@ -113,7 +113,7 @@ def check_runs_beside_another_plugin(trial: Trial) -> None:
         )
 
 
-@check("let task_loss and local_loss only compute; what they count or collect, in the state too, belongs into observe.")
+@check("let task_loss and local_loss only compute; count and collect in observe, and write client.state there.")
 def check_a_second_pass_changes_nothing(trial: Trial) -> None:
     """Terms leave no trace: with a plugin that takes each pass twice and drops the second, the bits are the same."""
     if trial.plugin.implements("gradients"):
@@ -170,17 +170,17 @@ def check_encoding_saves_bytes(trial: Trial) -> None:
         raise NotApplicable("the plugin encodes nothing")
     fedavg = trial_of(BUILTIN, given=trial.given).usual
     sent, whole = (_finished(run).summary["bytes"]["up"] for run in (trial.usual, fedavg))
-    assert sent < whole, f"the clients sent {sent} bytes, those of FedAvg {whole}"
+    assert sent < whole, f"the clients sent {sent} bytes, FedAvg's clients {whole}"
 
 
-@check("let sums and means not depend on which update comes first; keep what is of one client under its id.")
+@check("sums and means must not depend on which update comes first; keep what belongs to one client under its id.")
 def check_order_of_clients_does_not_matter(trial: Trial) -> None:
     """Another order of the updates and of ``server.cohort`` gives the same model and states, up to rounding."""
     if not any(map(trial.plugin.implements, SEES_UPDATES)):
         raise NotApplicable("no hook of the server sees updates")
     options = {**EVEN, "clients": 5}  # of three, two are nearest to each other: a tie that only the order can break
     straight, how = _finished(trial.run(**options)), "with the clients in reverse order"
-    with last_client_first():  # each keeps its id, so that what is kept by client is the same
+    with last_client_first():  # each keeps its id, so that values kept by client are the same
         reverse = _finished(trial.run(**options))
     _require_close(trial, weights(reverse), weights(straight), f"{how}, the model differs in")
     require_close_states(reverse, straight, how)
@@ -224,7 +224,7 @@ def check_every_engine_gives_the_same_bits(trial: Trial) -> None:
     """Every other engine that is installed gives the bits of this process.
 
     An engine that does not start, or that loses workers, says nothing about a plugin: a busy machine is enough. What a
-    plugin does to worker processes is seen with those of this machine.
+    plugin does to worker processes is the object of the check before this one.
     """
     usual, silent = trial.usual, []
     for name in _engines_that_simulate():
