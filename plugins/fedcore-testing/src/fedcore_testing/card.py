@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedcore import ConfigError, Exchange, Plugin
+from fedcore import ConfigError, Exchange, FedcoreError, Plugin
 from fedcore.base import registry
 from fedcore.base.identity import short_name
 from fedcore.base.output import clean, first_line, prose, text
@@ -39,9 +39,15 @@ def describe(name: str) -> dict[str, Any]:
     with suppress(ConfigError):  # an option without a default: the class's declarations are used
         source = create_plugin(name, {})  # declarations may depend on options; these are the defaults'
     hooks = [hook for hook in HOOKS if hasattr(cls, hook) or (isinstance(source, Plugin) and source.implements(hook))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they are about a run that nobody asked for
-        sent = watch(name).tensors if name != BUILTIN else {}
+    sent: dict[str, Any] = {}
+    not_run = ""
+    if name != BUILTIN:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are about a run that nobody asked for
+            try:
+                sent = watch(name).tensors
+            except FedcoreError as error:  # it needs other options, or more clients, or fails
+                not_run = str(error)
     return {
         **_origin_and_options("plugin", name, cls),
         "hooks": [
@@ -50,6 +56,7 @@ def describe(name: str) -> dict[str, Any]:
         ],
         "parts": [part.__name__ for part in source.parts],
         "sends": sent,
+        "not_run": not_run,
         "declarations": {row.name: _plain(getattr(source, row.name)) for row in ATTRIBUTES},
         "excludes": [] if name == BUILTIN else excluded_by(source),
     }
@@ -139,7 +146,9 @@ def draw(card: Mapping[str, Any]) -> Group:
             for way, found in card["sends"].items()
             for name, shape in found.items()
         ]
-        parts.append(_table("Sent beside the model, as seen in two rounds on digits", ("way", "tensor", "shape"), sent))
+        parts.append(_table("Sent next to the model, seen in two rounds on digits", ("way", "tensor", "shape"), sent))
+    if card["not_run"]:
+        parts += [text(f"Two rounds on digits, which would show what it sends, fail: {card['not_run']}"), ""]
     meaning = meanings()
     declared = [
         (key, _say(value), meaning[key].replace("``", ""))
