@@ -167,7 +167,7 @@ def test_every_name_is_there(module: str) -> None:
     assert not [name for name in offered.__all__ if not hasattr(offered, name)]
 
 
-@pytest.mark.parametrize("module", ["fedcore"])
+@pytest.mark.parametrize("module", ["fedcore", "fedcore_testing"])
 def test_completion_offers_names_that_are_imported_on_first_use(module: str) -> None:
     offered = run_code(f"import {module}; print(*dir({module}))").stdout.split()
     assert offered == sorted(importlib.import_module(module).__all__)
