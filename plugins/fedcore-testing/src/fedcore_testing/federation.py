@@ -59,10 +59,9 @@ def federate(
 ) -> RunResult:
     """Run a small federation on digits with these plugins.
 
-    :param options: options of RunConfig. ``dataset``, ``model`` and ``partition`` may also be functions.
-
     :param folder: in which each run gets a new directory.
     :param engine: a name, or a function that makes one from a ``ClientSite``.
+    :param options: options of RunConfig. ``dataset``, ``model`` and ``partition`` may also be functions.
 
     >>> federate(tmp_path, "moon", (FedProx, {"mu": 0.1}), rounds=3)  # doctest: +SKIP
     """
