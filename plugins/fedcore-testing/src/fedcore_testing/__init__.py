@@ -118,7 +118,14 @@ _HOMES = {
         "fedcore_testing.forked": ("forked_workers",),
         "fedcore_testing.kit": ("check_plugin", "parametrize_with_checks", "run_checks", "Verdict"),
         "fedcore_testing.parts": ("check_dataset", "check_model", "check_partitioner"),
-        "fedcore_testing.problems": ("halves", "hidden_tanh", "linear", "one_sample", "two_one_rest", "with_batch_norm"),
+        "fedcore_testing.problems": (
+            "halves",
+            "hidden_tanh",
+            "linear",
+            "one_sample",
+            "two_one_rest",
+            "with_batch_norm",
+        ),
         "fedcore_testing.softmax": ("client_arrays", "mean_by_hand", "sgd_by_hand", "softmax_by_hand", "tanh_by_hand"),
         "fedcore_testing.stub_plugins": (
             "Cohorts",

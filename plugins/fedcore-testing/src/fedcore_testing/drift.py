@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcore import RunResult
 from fedcore_testing.analytic import FloatArray, Quadratic, analytic_federation
 from fedcore_testing.federation import plugin_state, same_tensors, weights
-from fedcore_testing.fixtures import Run
 from fedcore_testing.problems import with_batch_norm
 from fedcore_testing.stub_plugins import Cohorts, FrozenEncoder, PersonalClassifier
 from fedcore_testing.sync import steps_without_host_sync
 
 Options = Mapping[str, Any]
+Run = Callable[..., RunResult]
 
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-1.0, 1.0]]), (1, 3, 2)
 
