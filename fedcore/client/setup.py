@@ -242,6 +242,8 @@ def _check_needs(setup: Setup, plugin: Plugin) -> None:
             f"steps of {setup.config.optimizer} have another length; leave out --optimizer"
         )
     require_hooks(plugin)
+    if "one-model" in plugin.assumes:
+        _require_one_model(setup, plugin)
     if plugin.server_optimizer or "displacement" in plugin.assumes:
         require_shared(setup.plugins, setup.layout, plugin.name)
     if "public" in plugin.reads and not setup.public:
@@ -249,6 +251,14 @@ def _check_needs(setup: Setup, plugin: Plugin) -> None:
             f"plugin {plugin.name!r} needs public samples: --public 0.1 takes a tenth of the training set out of "
             "the clients' data, --public NAME takes another data set of the same shape"
         )
+
+
+def _require_one_model(setup: Setup, plugin: Plugin) -> None:
+    """Refuse another plugin that has several models: it chooses the one that a client starts from, and averages it."""
+    for other in setup.plugins:
+        if set(setup.claimed(other, "starts")) & set(setup.claimed(other, "owns")):
+            reason = f"{plugin.name!r} works with one global model, but {other.name!r} trains several"
+            raise PluginConflictError.of(plugin.name, other.name, reason)
 
 
 def _check_concurrency(setup: Setup) -> None:

@@ -42,7 +42,10 @@ DECLARED = {
 """Every declaration of a plugin -> its default. The default's type decides which values a plugin may set."""
 
 
-VALUES = {"reads": ("global", "previous", "public", "staleness"), "assumes": ("displacement", "sgd", "rounds")}
+VALUES = {
+    "reads": ("global", "previous", "public", "staleness"),
+    "assumes": ("displacement", "sgd", "one-model", "rounds"),
+}
 """Declaration -> the values that it can contain."""
 
 

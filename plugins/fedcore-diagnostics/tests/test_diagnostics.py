@@ -203,12 +203,6 @@ def test_an_update_is_measured_before_another_plugin_clips_it(go):
     assert drift({"norm-clip": {"bound": 0.01}}) == drift()
 
 
-def test_several_global_models_are_refused(go):
-    pytest.importorskip("fedcore_ifca")
-    with pytest.raises(PluginConflictError, match="compares clients with one global model, but 'ifca' has several"):
-        go("ifca", "diagnostics")
-
-
 def test_every_few_rounds_and_the_last_one_are_measured(go):
     result = go({"diagnostics": {"every": 2, "measures": ["drift"]}}, rounds=5)
     assert [("reports" in record) for record in records(result)] == [False, True, False, True, True]

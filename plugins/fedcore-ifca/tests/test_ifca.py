@@ -167,12 +167,17 @@ def test_a_cluster_out_of_range_counts_as_the_nearest(go):
     assert found[0] == found[1]
 
 
+ONE_MODEL = "works with one global model, but 'ifca' trains several"
+
+
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
         (StepsOnServer, "owns the aggregation"),
         (PersonalClassifier, "keeps on each client"),
         ("ditto", "personal_model"),
+        *((other, ONE_MODEL) for other in ("ccvr", "fedcme", "fedeccr", "fedgen", "fedproc", "fpl", "uscc")),
+        *((other, ONE_MODEL) for other in ("diagnostics", "dp", "norm-clip", "power-of-choice")),
     ],
 )
 def test_refused_beside_others_with_the_reason(go, other, reason):

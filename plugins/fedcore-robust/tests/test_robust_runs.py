@@ -271,14 +271,6 @@ def test_two_rules_are_refused(go, pair):
         go({name: {} for name in pair})
 
 
-def test_norm_clip_is_refused_where_clients_train_one_of_several_models(go):
-    pytest.importorskip("fedcore_ifca")
-    with pytest.raises(
-        PluginConflictError, match="'norm-clip' clips movements from the global model, but 'ifca' trains"
-    ):
-        go({"ifca": {}, "norm-clip": {}})
-
-
 def test_beside_a_local_term(go):
     pytest.importorskip("fedcore_fedprox")
     result = go({"fedprox": {"mu": 0.5}, "norm-clip": {}, "median": {}})

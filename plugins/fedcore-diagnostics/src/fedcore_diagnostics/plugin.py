@@ -61,6 +61,7 @@ class Diagnostics(Plugin[DiagnosticsOptions]):
     """
 
     neutral = {}
+    assumes = ("one-model",)
 
     def __init__(self, options: DiagnosticsOptions) -> None:
         super().__init__(options)
@@ -69,12 +70,8 @@ class Diagnostics(Plugin[DiagnosticsOptions]):
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:
-        """Refuse several models, parts that stay on the clients, and public labels that are no classes of the run."""
+        """Refuse changed class counts, parts that stay on the clients, and public labels of other classes."""
         refuse_changed_counts(setup, self.name)
-        for other in setup.plugins:
-            if set(setup.claimed(other, "starts")) & set(setup.claimed(other, "owns")):
-                reason = f"{self.name!r} compares clients with one global model, but {other.name!r} has several"
-                raise PluginConflictError.of(self.name, other.name, reason)
         if setup.public and "public" in self.reads and int(setup.public.labels.max()) >= setup.task.num_classes:
             raise ConfigError(f"plugin {self.name!r}: --public {setup.config.public} has other classes than the run")
         chosen, personal = self.options.measures, setup.layout.personal

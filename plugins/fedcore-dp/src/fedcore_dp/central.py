@@ -72,6 +72,7 @@ class CentralDP(Plugin[CentralDPOptions]):
     """
 
     neutral = {"clip": 1e300, "noise_multiplier": 0.0}
+    assumes = ("one-model",)
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:

@@ -198,6 +198,7 @@ class FedCME(Plugin[FedCMEOptions]):
     """
 
     neutral = {"mu": 0.0, "exchange": "none"}
+    assumes = ("one-model",)
 
     def __init__(self, options: FedCMEOptions) -> None:
         super().__init__(options)

@@ -61,6 +61,7 @@ class FedGen(Plugin[FedGenOptions]):
     """
 
     neutral = {"alpha": 0.0, "beta": 0.0}
+    assumes = ("one-model",)
 
     @property
     def generates(self) -> bool:

@@ -27,6 +27,7 @@ class FPL(Plugin[FPLOptions]):
     """
 
     neutral = {"contrast": 0.0, "consistency": 0.0}
+    assumes = ("one-model",)
 
     @property
     def _used(self) -> bool:

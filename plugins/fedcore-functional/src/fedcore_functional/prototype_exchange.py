@@ -68,6 +68,8 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
     returns None.
     """
 
+    assumes = ("one-model",)
+
     def contrasts(self, at: ClientContext | ServerContext) -> bool:
         """Return whether this round uses prototypes. Without use there is no exchange."""
         return True

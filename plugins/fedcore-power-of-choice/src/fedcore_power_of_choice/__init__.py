@@ -67,6 +67,8 @@ class PowerOfChoice(Plugin[PowerOfChoiceOptions]):
     d candidates, drawn in proportion to their data, compute F_k(w_t); the m of them with the highest loss train.
     """
 
+    assumes = ("one-model",)
+
     @hookimpl
     def check_run(self, setup: Setup) -> None:
         """Refuse fewer candidates than a cohort has clients."""

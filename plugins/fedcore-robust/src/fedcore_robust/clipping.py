@@ -8,7 +8,7 @@ from dataclasses import replace
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientUpdate, Plugin, PluginConflictError, PluginOptions, ServerContext, Setup, hookimpl
+from fedcore import ClientUpdate, Plugin, PluginOptions, ServerContext, hookimpl
 from fedcore_robust.equations import clip_factor
 
 
@@ -25,16 +25,7 @@ class NormClip(Plugin[NormClipOptions]):
     """
 
     neutral = {"bound": 1e300}
-
-    @hookimpl
-    def check_run(self, setup: Setup) -> None:
-        """Refuse a plugin with several models, of which clients start from one: only w_t is known here."""
-        for other in setup.plugins:
-            if set(setup.claimed(other, "starts")) & set(setup.claimed(other, "owns")):
-                reason = (
-                    f"{self.name!r} clips movements from the global model, but {other.name!r} trains further models"
-                )
-                raise PluginConflictError.of(self.name, other.name, reason)
+    assumes = ("one-model",)
 
     @hookimpl
     def pre_aggregate(self, server: ServerContext, update: ClientUpdate) -> ClientUpdate | None:
