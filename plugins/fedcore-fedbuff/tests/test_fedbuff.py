@@ -203,6 +203,21 @@ def test_refused_beside_what_measures_movements_from_the_received_model(go):
         go({"fedbuff": {"lr": 0.5}, StepsOnServer: {}})
 
 
+def test_refused_beside_an_exchange_after_which_movements_are_mixed(go):
+    with pytest.raises(PluginConflictError, match=r"'fedcme' exchanges .* in mid-epoch"):
+        go({"fedbuff": {}, installed("fedcme"): {}}, local_epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "options"), [("norm-clip", {"bound": 0.05}), ("dp", {"clip": 0.05, "noise_multiplier": 0.0})]
+)
+def test_clips_see_the_movement_from_the_present_model_in_any_order(go, plugin, options):
+    """Else w_{t - tau} - w_t would be clipped with the client's movement, and come back as a movement of its own."""
+    both = {"fedbuff": {"staleness": 2}, installed(plugin): options}
+    reverse = dict(reversed(both.items()))
+    assert model_bytes(go(both, rounds=4)) == model_bytes(go(reverse, rounds=4))
+
+
 class FrozenEncoder(Plugin):
     """What is frozen from the start does not travel."""
 

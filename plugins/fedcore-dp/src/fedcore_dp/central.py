@@ -116,7 +116,7 @@ class CentralDP(Plugin[CentralDPOptions]):
         """Count every client once; without noise leave it to the samples, as in FedAvg."""
         return 1.0 if self.options.private else None
 
-    @hookimpl
+    @hookimpl(trylast=True)  # only then y_k - w_t is the client's movement: FedBuff's late clients started elsewhere
     def pre_aggregate(self, server: ServerContext, update: ClientUpdate) -> ClientUpdate | None:
         """Bound the update's norm over all trainable shared parameters; other shared ones stay w_t's."""
         moves = {name: update.model[name].double() - server.model[name].double() for name in server.trainable}

@@ -81,6 +81,7 @@ class FedBuff(Plugin[FedBuffOptions]):
     def __init__(self, options: FedBuffOptions) -> None:
         super().__init__(options)
         self.server_optimizer = options.lr != 1
+        self.assumes = ("displacement",) if options.staleness > 0 else ()
 
     @hookimpl
     def broadcast_to(self, server: ServerContext, client: int) -> Tensors | None:

@@ -27,7 +27,7 @@ class NormClip(Plugin[NormClipOptions]):
     neutral = {"bound": 1e300}
     assumes = ("one-model",)
 
-    @hookimpl
+    @hookimpl(trylast=True)  # only then y_k - w_t is the client's movement: FedBuff's late clients started elsewhere
     def pre_aggregate(self, server: ServerContext, update: ClientUpdate) -> ClientUpdate | None:
         """Shorten an update that is too long; floating buffers go the same part of their way."""
         squares = (_moved(server.model[name], update.model[name]).square().sum() for name in server.trainable)
