@@ -244,7 +244,7 @@ def _check_needs(setup: Setup, plugin: Plugin) -> None:
     require_hooks(plugin)
     if "one-model" in plugin.assumes:
         _require_one_model(setup, plugin)
-    if plugin.server_optimizer or "displacement" in plugin.assumes:
+    if plugin.server_optimizer or plugin.encodes or "displacement" in plugin.assumes:
         require_shared(setup.plugins, setup.layout, plugin.name)
     if "public" in plugin.reads and not setup.public:
         raise ConfigError(

@@ -217,8 +217,27 @@ class KeepsAll(Plugin):
 
 @pytest.mark.parametrize("plugin", ["topk", "qsgd"])
 def test_a_run_in_which_nothing_goes_up_is_refused(go, plugin):
-    with pytest.raises(PluginConflictError, match=f"'{plugin}' has nothing to compress"):
+    with pytest.raises(PluginConflictError, match=f"'{plugin}' works on .* would have no effect"):
         go({plugin: {}, KeepsAll: {}})
+
+
+class SharesTheEncoder(Plugin):
+    """Odd clients train their own classifier only, as FedPAC's stragglers do."""
+
+    @hookimpl
+    def personal_parameters(self):
+        return ["classifier.*"]
+
+    @hookimpl
+    def begin_local(self, client):
+        if client.id % 2:
+            client.freeze(["encoder.*"])
+
+
+@pytest.mark.parametrize("plugin", ["topk", "qsgd"])
+def test_a_client_that_trains_nothing_shared_sends_an_empty_vector(go, plugin):
+    result = go({plugin: {}, SharesTheEncoder: {}}, clients=3, rounds=2)
+    assert [(line["accepted"], line["failures"]) for line in records(result)] == [(3, []), (3, [])]
 
 
 def test_a_hostile_payload_is_rejected(go):

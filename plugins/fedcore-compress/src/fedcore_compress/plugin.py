@@ -13,7 +13,6 @@ from fedcore import (
     ClientContext,
     ClientUpdate,
     Plugin,
-    PluginConflictError,
     PluginOptions,
     ServerContext,
     Setup,
@@ -30,11 +29,7 @@ class _Compressor(Plugin):
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:
-        """Refuse a run in which no trained parameter goes up, and clients that start from another model than w_t."""
-        if not setup.layout.trainable - setup.layout.personal:
-            keeper = setup.plugins.implementers("personal_parameters")[0]
-            reason = f"{self.name!r} has nothing to compress: every trained parameter stays on the clients"
-            raise PluginConflictError.of(self.name, keeper.name, reason)
+        """Refuse clients that start from another model than w_t."""
         setup.require_received_start(self.name)
 
     @hookimpl
@@ -46,6 +41,11 @@ class _Compressor(Plugin):
         """Return y_k - w_t by name, of what this client trained."""
         start = client.scratch["start"]
         return {name: update.model[name] - w for name, w in start.items() if name not in update.frozen}
+
+    @staticmethod
+    def joined(moves: dict[str, Tensor]) -> Tensor:
+        """Return the moves as one vector; it is empty if the client trained nothing that it shares."""
+        return torch.cat([move.flatten() for move in moves.values()]) if moves else torch.empty(0)
 
     @staticmethod
     def encoded(client: ClientContext, update: ClientUpdate, payload: dict[str, Tensor]) -> ClientUpdate:
@@ -96,7 +96,7 @@ class TopK(_Compressor):
         moves = self.moves(client, update)
         if self.options.error_feedback:
             moves = {name: move + client.state.get(name, 0) for name, move in moves.items()}
-        vector = torch.cat([move.flatten() for move in moves.values()])
+        vector = self.joined(moves)
         kept = eq.largest(vector, eq.keep_count(len(vector), self.options.fraction))
         payload = {"values": vector[kept], "indices": kept.to(torch.int32)}
         if self.options.error_feedback:
@@ -140,7 +140,7 @@ class QSGD(_Compressor):
     def pre_upload(self, client: ClientContext, update: ClientUpdate) -> ClientUpdate:
         """Send the levels, packed, and the norms."""
         moves, bits = self.moves(client, update), self.options.bits
-        vector = torch.cat([move.flatten() for move in moves.values()])
+        vector = self.joined(moves)
         chances = torch.rand(len(vector), generator=client.generator("qsgd")).to(vector.device)
         numbers, norms = eq.quantise(vector, chances, (1 << (bits - 1)) - 1, self.options.bucket)
         return self.encoded(client, update, {"levels": eq.pack_bits(numbers, bits), "norms": norms})
