@@ -274,6 +274,8 @@ class ServerContext(Protocol):
     """The names of the parameters and buffers that travel, in the model's order. Personal and fixed ones do not."""
     trainable: list[str]
     """The names of the trainable shared parameters, in the model's order."""
+    personal: list[str]
+    """The names of the parameters and buffers that stay on the clients, in the model's order."""
 
     @property
     def available(self) -> Sequence[int]:

@@ -62,6 +62,7 @@ class ScopeContext(View, ServerContext):
         layout = scope.federation.setup.layout
         self.shared = list(layout.shared)
         self.trainable = [name for name in layout.shared if name in layout.trainable]
+        self.personal = [name for name in layout.shapes if name in layout.personal]
         self._sealed = True
 
     def scoped(self, plugin: str) -> Self:

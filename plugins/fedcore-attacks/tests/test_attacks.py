@@ -269,6 +269,21 @@ def test_records_name_the_malicious_and_measure_the_attack(go, kind):
     assert result.history[-1].get("report.attack.success") == last.get("success")
 
 
+class KeepsTheClassifier(Plugin):
+    """There is no global model."""
+
+    @hookimpl
+    def personal_parameters(self):
+        return ["classifier.*"]
+
+
+def test_without_a_global_model_the_report_says_why_it_has_no_success(go):
+    result = go({"attack": {"kind": "label-flip"}, KeepsTheClassifier: {}}, rounds=1)
+    report = records(result)[-1]["reports"]["attack"]
+    assert "success" not in report
+    assert report["success_reason"] == "no global model: parameters such as 'classifier.weight' stay on the clients"
+
+
 @pytest.mark.slow
 def test_a_replacement_succeeds_against_the_mean_and_fails_against_the_median(go):
     size = {"rounds": 4, "local_epochs": 3, "batch_size": 32}

@@ -224,12 +224,16 @@ class Attack(Plugin[AttackOptions]):
 
     @hookimpl
     def report(self, server: ServerContext) -> dict[str, Any]:
-        """Report who is malicious, the losses apart, and the attack's success on the test samples."""
+        """Report who is malicious, the losses apart, and the success on the test samples or why there is none."""
         found: dict[str, Any] = {"malicious": sorted(malicious_clients(server.config, self.options))}
         found |= {f"{name}_loss": loss for name, loss in server.state.get("losses", {}).items()}
         evaluated = (server.round + 1) % server.config.eval_every == 0 or server.round + 1 == server.rounds
         if self.options.kind in ON_DATA and evaluated:
-            found["success"] = self._success(server)
+            if server.personal:
+                reason = f"no global model: parameters such as {server.personal[0]!r} stay on the clients"
+                found["success_reason"] = reason
+            else:
+                found["success"] = self._success(server)
         return found
 
     @property
