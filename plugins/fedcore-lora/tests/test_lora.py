@@ -15,6 +15,8 @@ from fedcore_testing import (
     RunDirectory,
     federations,
     initial_weights,
+    installed,
+    model_bytes,
     records,
     weights,
 )
@@ -118,6 +120,14 @@ def test_convolutions_and_batch_norm(go):
 @pytest.mark.parametrize("plugins", [{"moon": {}}, {"scaffold": {}}, {"fedper": {}}, {"median": {}}])
 def test_beside_other_methods(go, plugins):
     assert all(line["failures"] == [] for line in records(go({"lora": {}, **plugins})))
+
+
+@pytest.mark.parametrize("plugins", [("moon", "lora"), ("lora", "moon"), ("lora",)])
+def test_a_projection_head_is_trained_without_adapters(go, plugins):
+    chosen = {installed(name): {} for name in plugins}
+    result = go(chosen, rounds=1, projection=True)
+    head = {n: p.requires_grad for n, p in result.model.named_parameters() if n.startswith("encoder.projection.")}
+    assert head == {f"encoder.projection.{layer}.{part}": True for layer in ("l1", "l2") for part in ("weight", "bias")}
 
 
 @pytest.mark.parametrize(("model", "plugins"), [("mlp", {}), (convolutional, {}), ("mlp", {"moon": {}})])

@@ -51,15 +51,19 @@ class LoRAOptions(PluginOptions):
 class LoRA(Plugin[LoRAOptions]):
     """LoRA (Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen, ICLR 2022, arXiv 2106.09685), in a federation.
 
-    The encoder is frozen: it neither travels nor is kept per client. Clients train and average the adapters'
+    The encoder's base is frozen: it neither travels nor is kept per client. Clients train and average the adapters'
     A and B (Eq. 3) and the classifier.
     """
 
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
-        """Freeze the encoder and put an adapter on each of its layers that a pattern names."""
-        model.encoder.requires_grad_(False)
-        layers = {n: m for n, m in model.encoder.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))}
+        """Freeze the encoder's base and put an adapter on each of its layers that a pattern names.
+
+        Layers behind the base, such as a projection head, are new: they are trained as they are.
+        """
+        base = model.encoder.get_submodule("base").requires_grad_(False)
+        named = base.named_modules(prefix="base")
+        layers = {name: module for name, module in named if isinstance(module, (nn.Linear, nn.Conv2d))}
         for pattern in self.options.layers:
             if not fnmatch.filter(layers, pattern):
                 raise ConfigError(f"{self.name}.layers: {pattern!r} matches none of the layers {', '.join(layers)}")
