@@ -15,6 +15,7 @@ from fedcore_testing import (
     client_arrays,
     federations,
     initial_weights,
+    installed,
     mean_by_hand,
     model_bytes,
     personal_state,
@@ -202,6 +203,11 @@ def test_an_encoder_that_nobody_trains_is_warned_of(go):
 def test_what_cannot_be_combined_is_refused(go, other):
     with pytest.raises(PluginConflictError, match=rf"'(fedpac|{other})'.*cannot be combined: "):
         go("fedpac", other)
+
+
+def test_with_the_rounds_learning_rate_another_plugin_can_have_the_gradients(go):
+    both, alone = (go({"fedpac": {"head_lr": None}}, *others, rounds=1) for others in ((installed("fedsam"),), ()))
+    assert model_bytes(both) != model_bytes(alone)
 
 
 @pytest.mark.slow

@@ -57,6 +57,16 @@ class FedPACOptions(PluginOptions):
     )
 
 
+class HeadRate(Plugin[FedPACOptions]):
+    """The part of FedPAC that needs the hook ``gradients``, which only one plugin can have."""
+
+    @hookimpl
+    def gradients(self, step: Step, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Scale the head's gradients, so that its learning rate is ``head_lr``."""
+        scale = step.client.scratch["scale"]
+        return {name: value * scale if name.startswith(HEAD) else value for name, value in gradients.items()}
+
+
 class FedPAC(Plugin[FedPACOptions]):
     """FedPAC (Xu, Tong, Huang, ICLR 2023, arXiv 2306.11867): feature alignment and classifier collaboration.
 
@@ -68,6 +78,7 @@ class FedPAC(Plugin[FedPACOptions]):
     def __init__(self, options: FedPACOptions) -> None:
         super().__init__(options)
         self.starts = (HEAD + "*",) if options.combine else ()
+        self.parts = () if options.head_lr is None else (HeadRate,)
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:
@@ -115,14 +126,6 @@ class FedPAC(Plugin[FedPACOptions]):
             return None
         value = prototype_distance(step.features, step.y, step.client.scratch["centroids"])
         return Loss(value, weight=self.options.lambda_, name="alignment")
-
-    @hookimpl
-    def gradients(self, step: Step, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-        """Scale the head's gradients, so that its learning rate is ``head_lr``."""
-        if self.options.head_lr is None:
-            return None
-        scale = step.client.scratch["scale"]
-        return {name: value * scale if name.startswith(HEAD) else value for name, value in gradients.items()}
 
     @hookimpl
     def end_local(self, client: ClientContext) -> Tensors:
