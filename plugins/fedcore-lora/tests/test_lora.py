@@ -16,7 +16,6 @@ from fedcore_testing import (
     federations,
     initial_weights,
     installed,
-    model_bytes,
     records,
     weights,
 )

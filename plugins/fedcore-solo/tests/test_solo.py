@@ -24,6 +24,7 @@ from fedcore_testing import (
     committed,
     evaluate,
     federations,
+    installed,
     linear,
     partition_of,
     personal_state,
@@ -198,11 +199,13 @@ class MovesTheMean(Plugin):
         (CorrectsClassifier, "which 'solo' keeps on each client"),
         (Proximal, "'solo' keeps all of them on each client, so it would have no effect"),
         (MovesTheMean, "'solo' keeps all of them on each client, so it would have no effect"),
+        ("norm-clip", "'solo' keeps all of them on each client, so it would have no effect"),
+        ("dp", "'solo' keeps all of them on each client, so it would have no effect"),
     ],
 )
 def test_what_needs_a_shared_model_is_refused(go, other, reason):
     with pytest.raises(PluginConflictError, match=reason):
-        go({"solo": {}, other: {}})
+        go({"solo": {}, (installed(other) if isinstance(other, str) else other): {}})
 
 
 def test_there_are_no_options(go):

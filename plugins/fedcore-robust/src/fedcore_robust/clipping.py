@@ -8,7 +8,8 @@ from dataclasses import replace
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientUpdate, Plugin, PluginOptions, ServerContext, hookimpl
+from fedcore import ClientUpdate, Plugin, PluginOptions, ServerContext, Setup, hookimpl
+from fedcore.client.setup import require_shared
 from fedcore_robust.equations import clip_factor
 
 
@@ -26,6 +27,11 @@ class NormClip(Plugin[NormClipOptions]):
 
     neutral = {"bound": 1e300}
     assumes = ("one-model",)
+
+    @hookimpl
+    def check_run(self, setup: Setup) -> None:
+        """Refuse a run in which clients share nothing that they train."""
+        require_shared(setup.plugins, setup.layout, self.name)
 
     @hookimpl(trylast=True)  # only then y_k - w_t is the client's movement: FedBuff's late clients started elsewhere
     def pre_aggregate(self, server: ServerContext, update: ClientUpdate) -> ClientUpdate | None:
