@@ -93,7 +93,7 @@ def test_clients_may_be_added(folder):
         (["localhost"], ["a", "a"], "the same name"),
         (["localhost"], ["../a"], "client name '../a'"),
         (["localhost"], ["ca"], "client name 'ca'"),
-        (["gr\u00fcn host"], [], "neither a host's name nor an IP address"),
+        (["gr\u00fcn host"], [], "neither a host name nor an IP address"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, hosts, clients, words):
@@ -104,7 +104,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, hosts, c
 
 def test_bad_keys_are_named(folder, tmp_path):
     (tmp_path / "junk.pub").write_text("ssh-rsa nonsense")
-    with pytest.raises(ConfigError, match=r"junk\.pub is no OpenSSH public key"):
+    with pytest.raises(ConfigError, match=r"junk\.pub is not an OpenSSH public key"):
         public_keys(tmp_path, [])
     with pytest.raises(ConfigError, match="have the same key"):
         public_keys(folder, ["alder", f"other={folder / 'alder.pub'}"])
@@ -113,7 +113,7 @@ def test_bad_keys_are_named(folder, tmp_path):
     (folder / "alder.key").chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         check_private_key(folder / "alder.key")
-    with pytest.raises(ConfigError, match="no OpenSSH private key"):
+    with pytest.raises(ConfigError, match="not an OpenSSH private key"):
         check_private_key(folder / "server.key")
 
 
@@ -137,7 +137,7 @@ def test_the_command_says_which_file_goes_to_whom(tmp_path):
     result = CliRunner().invoke(app, ["federate", "keys", str(tmp_path / "k"), "--host", "h", "--client", "alder"])
     assert result.exit_code == 0, result.output
     words = " ".join(result.output.split())
-    assert "to every client: ca.crt; another --host later is another folder" in words
+    assert "to every client: ca.crt; for another --host make another folder" in words
     assert "to alder: alder.key" in words
     again = CliRunner().invoke(app, ["federate", "keys", str(tmp_path / "k"), "--host", "h"])
     assert again.exit_code == 2

@@ -1,17 +1,15 @@
-"""Keys and certificates of a federation: who the server is, and who each client is.
+"""The keys and certificates of a federation. They prove who the server is and who each client is.
 
-A CA of the federation's own signs the server's certificate; the CA's key is kept nowhere, so that it signs no other
-one. Each client has an EC P-384 key pair, whose public half the server knows. All files are for their owner alone
-(0600); none is ever overwritten.
+A certificate authority (CA) is made for each federation and signs the server's certificate. Its private key is not
+stored, so it can never sign another certificate. Each client has an EC P-384 key pair, and the server has the public
+keys. Only the owner of a file may read it (mode 0600). Existing files are never overwritten.
 """
 
 from __future__ import annotations
 
 import base64
 import datetime
-import hashlib
 import ipaddress
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,34 +27,40 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_ssh_private_key,
     load_ssh_public_key,
+    ssh_key_fingerprint,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedcore import ConfigError
 
 LOOPBACK = ("localhost", "127.0.0.1")
-"""The server talks to its own SuperLink under these, so that each certificate names them."""
+"""Each certificate is also valid for these hosts: the server's process connects to its own SuperLink."""
 
 CA_DAYS, SERVER_DAYS = 3650, 825
+"""Validity of the CA's certificate and of the server's certificate, in days."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_TAKEN = ("ca", "server")
+_RESERVED = ("ca", "server")
 
 
 @dataclass(frozen=True)
 class Tls:
-    """Files of the server: the CA's certificate, its own one, and its private key."""
+    """The server's files for TLS, as PEM."""
 
     ca: Path
+    """The CA's certificate."""
     certificate: Path
+    """The server's certificate."""
     key: Path
+    """The server's private key."""
 
     @classmethod
     def of(
         cls, folder: Path | None, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
     ) -> Tls:
-        """Return a folder's files, or those that are named.
+        """Return the files that are given. Take the others from a folder of ``fedcore federate keys``.
 
-        :raises ConfigError: one is missing.
+        :raises ConfigError: a file is not given, or does not exist.
         """
         found = []
         for flag, given, name in (
@@ -66,42 +70,44 @@ class Tls:
         ):
             path = given or (folder / name if folder else None)
             if path is None:
-                raise ConfigError(f"{flag} is missing; name it, or give --keys DIR")
+                raise ConfigError(f"{flag} is missing; give the file, or --keys DIR")
             if not path.is_file():
-                raise ConfigError(f"{flag}: there is no file {path}; fedcore federate keys makes a federation's files")
+                raise ConfigError(
+                    f"{flag}: there is no file {path}; fedcore federate keys makes the files of a federation"
+                )
             found.append(path.resolve())
         return cls(*found)
 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A client's public key.
-
-    :param pem: as Flower registers it. ``fingerprint`` as ssh-keygen shows it.
-    """
+    """A client's public key."""
 
     pem: bytes
+    """The key in the format that Flower registers."""
     fingerprint: str
+    """The fingerprint as ssh-keygen shows it."""
 
 
 def check_name(name: str) -> str:
-    """Return a client's name, which is a file's and a column's.
+    """Return a client's name if it is valid. The names of its key files begin with it.
 
-    :raises ConfigError: it is none.
+    :raises ConfigError: it is not valid.
     """
-    if not _NAME.fullmatch(name) or name in _TAKEN:
+    if not _NAME.fullmatch(name) or name in _RESERVED:
         raise ConfigError(
-            f"client name {name!r}: write 1 to 64 letters, digits, '.', '_' or '-', and neither 'ca' nor 'server'"
+            f"client name {name!r}: use 1 to 64 letters, digits, '.', '_' or '-'; 'ca' and 'server' are reserved"
         )
     return name
 
 
 def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Path]:
-    """Write a CA, a certificate of the server for ``hosts`` and a key pair per client; returns the files.
+    """Write a CA's certificate, the server's certificate and key, and a key pair for each client. Return the files.
 
-    Without hosts only key pairs are added to a folder that has its certificates.
-
-    :raises ConfigError: a file is there already, a name is none, or there is nothing to do.
+    :param hosts: the names and addresses that the server's certificate is valid for. If this is empty, only key pairs
+        are written, to a folder that already has certificates.
+    :raises ConfigError: a file already exists, a name is not valid, or nothing is to be written. Nothing has been
+        written by then. Or the folder cannot be written.
     """
     names = [check_name(name) for name in clients]
     if len(set(names)) < len(names):
@@ -109,39 +115,42 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> lis
     has_ca = (folder / "ca.crt").exists()
     if not hosts and not has_ca:
         raise ConfigError(
-            f"--host is missing: under which names or addresses do the clients reach the server? {folder} has no "
+            f"--host is missing: give the names or addresses under which the clients reach the server; {folder} has no "
             "certificates yet"
         )
     if not hosts and not names:
-        raise ConfigError("nothing to do: name --client, or --host for the server's certificate")
+        raise ConfigError("nothing to do: give --client for key pairs, or --host for the server's certificate")
     content: dict[str, bytes] = {}
     if hosts:
         content.update(_certificates(hosts))
     for name in names:
-        content.update(_pair(name))
+        content.update(_key_pair(name))
     for file in content:
         if (folder / file).exists():
-            raise ConfigError(f"{folder / file} is there already and is not overwritten; choose another folder or name")
+            raise ConfigError(f"{folder / file} already exists and is not overwritten; choose another folder or name")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return [_write(folder / file, data) for file, data in content.items()]
+        for file, data in content.items():
+            (folder / file).touch(mode=0o600)
+            (folder / file).write_bytes(data)
     except OSError as error:
         raise ConfigError(f"cannot write into {folder}: {error.strerror or error}") from error
+    return [folder / file for file in content]
 
 
 def read_public_key(path: Path) -> PublicKey:
     """Read a client's public key.
 
-    :raises ConfigError: the file is missing or holds something else.
+    :raises ConfigError: the file cannot be read, or is not an EC key in the format of OpenSSH.
     """
     try:
         key = load_ssh_public_key(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"the public key {path} cannot be read: {error.strerror or error}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is no OpenSSH public key: {error}") from error
+        raise ConfigError(f"{path} is not an OpenSSH public key: {error}") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ConfigError(f"{path} is no EC key, which Flower asks for; fedcore federate keys makes one")
+        raise ConfigError(f"{path} is not an EC key, which Flower requires; fedcore federate keys makes one")
     pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     return PublicKey(pem, _fingerprint(key))
 
@@ -149,7 +158,8 @@ def read_public_key(path: Path) -> PublicKey:
 def check_private_key(path: Path) -> str:
     """Return the fingerprint of a client's private key.
 
-    :raises ConfigError: the file is missing, holds something else, or others may read it.
+    :raises ConfigError: the file cannot be read, is not an EC key in the format of OpenSSH, has a password, or other
+        users may read it.
     """
     try:
         mode = path.stat().st_mode
@@ -157,20 +167,20 @@ def check_private_key(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"--key {path} cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"--key {path} is no OpenSSH private key without a password: {error}") from error
+        raise ConfigError(f"--key {path} is not an OpenSSH private key without a password: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"--key {path} is no EC key, which Flower asks for; fedcore federate keys makes one")
+        raise ConfigError(f"--key {path} is not an EC key, which Flower requires; fedcore federate keys makes one")
     if mode & 0o077:
-        raise ConfigError(f"--key {path} can be read by others; run chmod 600 {path}")
+        raise ConfigError(f"--key {path} can be read by other users; run chmod 600 {path}")
     return _fingerprint(key.public_key())
 
 
 def public_keys(folder: Path | None, given: Sequence[str]) -> dict[str, PublicKey]:
-    """Return the clients' public keys by name, in the order that numbers them.
+    """Return the clients' public keys by name. The order numbers the clients.
 
-    :param folder: whose ``*.pub`` are taken, by name, where ``given`` is empty.
-    :param given: ``NAME=FILE`` or ``NAME``, which is ``NAME.pub`` in the folder.
-    :raises ConfigError: there are none, two are the same, or one cannot be read.
+    :param folder: if ``given`` is empty, all ``*.pub`` files of this folder are read, sorted by name.
+    :param given: the clients as ``NAME=FILE``, or as ``NAME`` for ``NAME.pub`` in the folder.
+    :raises ConfigError: there are no keys, two clients have the same name or key, or a key cannot be read.
     """
     files: dict[str, Path] = {}
     for text in given:
@@ -179,11 +189,11 @@ def public_keys(folder: Path | None, given: Sequence[str]) -> dict[str, PublicKe
             raise ConfigError(f"--client {text}: write NAME=FILE, or give --keys DIR, which holds {text}.pub")
         if check_name(name) in files:
             raise ConfigError(f"--client {name} is given twice")
-        files[name] = Path(file).expanduser() if equals else Path(str(folder)) / f"{name}.pub"
+        files[name] = Path(file).expanduser() if equals else Path(folder or "", f"{name}.pub")
     if not given and folder is not None:
         files = {check_name(path.stem): path for path in sorted(folder.glob("*.pub"))}
     if not files:
-        where = f"{folder} holds no *.pub" if folder else "no --client is named"
+        where = f"{folder} has no *.pub files" if folder else "--client and --keys are missing"
         raise ConfigError(f"a federation without clients: {where}; fedcore federate keys makes their keys")
     keys = {name: read_public_key(path) for name, path in files.items()}
     owners: dict[str, str] = {}
@@ -220,7 +230,7 @@ def _certificates(hosts: Sequence[str]) -> Mapping[str, bytes]:
     return {
         "ca.crt": ca.public_bytes(Encoding.PEM),
         "server.crt": server.public_bytes(Encoding.PEM),
-        "server.key": _pem(key),
+        "server.key": key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
     }
 
 
@@ -234,7 +244,7 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # a client's clock may be behind
+        .not_valid_before(now - datetime.timedelta(hours=1))  # a client's clock may be slow
         .not_valid_after(now + datetime.timedelta(days=days))
     )
 
@@ -262,10 +272,10 @@ def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError as error:
-        raise ConfigError(f"--host {host!r} is neither a host's name nor an IP address: {error}") from None
+        raise ConfigError(f"--host {host!r} is neither a host name nor an IP address: {error}") from None
 
 
-def _pair(name: str) -> Mapping[str, bytes]:
+def _key_pair(name: str) -> Mapping[str, bytes]:
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return {
@@ -274,34 +284,24 @@ def _pair(name: str) -> Mapping[str, bytes]:
     }
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
 def _fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    blob = base64.b64decode(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1])
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
-
-
-def _write(path: Path, content: bytes) -> Path:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    return path
+    return "SHA256:" + base64.b64encode(ssh_key_fingerprint(key, hashes.SHA256())).decode().rstrip("=")
 
 
 def check_server_key(tls: Tls) -> None:
-    """Refuse a certificate that is not of its key, or that has expired.
+    """Check that the server's certificate belongs to its key and has not expired.
 
-    :raises ConfigError: says which.
+    :raises ConfigError: it belongs to another key or has expired, or a file is damaged.
     """
     try:
         certificate = x509.load_pem_x509_certificate(tls.certificate.read_bytes())
         key = load_pem_private_key(tls.key.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{tls.certificate} and {tls.key} are no PEM certificate and key: {error}") from error
+        raise ConfigError(
+            f"{tls.certificate} and {tls.key} are not a PEM certificate and a PEM key: {error}"
+        ) from error
     spki = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if certificate.public_key().public_bytes(*spki) != key.public_key().public_bytes(*spki):
         raise ConfigError(f"{tls.certificate} is not the certificate of the key {tls.key}")
     if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
-        raise ConfigError(f"{tls.certificate} has expired on {certificate.not_valid_after_utc:%Y-%m-%d}")
+        raise ConfigError(f"{tls.certificate} expired on {certificate.not_valid_after_utc:%Y-%m-%d}")
