@@ -1,4 +1,4 @@
 """Federations across organisations: fedcore's rounds on Flower's SuperLink and SuperNodes.
 
-Imports nothing: it is the package of small processes, too.
+This file imports nothing, because small processes that need no torch also import the package.
 """

@@ -1,4 +1,4 @@
-"""What the name ``flower`` stands for as an engine in a run's configuration."""
+"""The engine ``flower`` in a run's configuration."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fedcore import ConfigError, PluginOptions
 from fedcore.engines import ClientSite
 
 REFUSAL = (
-    "the clients of a Flower federation are organisations that join it. Start it with fedcore federate server, and "
-    "have each of them run fedcore federate client; to simulate clients, leave --engine out"
+    "the clients of a Flower federation are organisations. Start the federation with fedcore federate server; each "
+    "organisation joins it with fedcore federate client. To simulate clients, leave --engine out"
 )
 
 
 class FlowerOptions(PluginOptions):
-    """Options of the engine ``flower``, which ``fedcore federate server`` sets."""
+    """The options of the engine ``flower``. ``fedcore federate server`` sets them."""
 
-    federation: str = Field(default="", description="Id of the federation, in federation.json too; set by its server.")
+    federation: str = Field(default="", description="Id of the federation, as in federation.json; its server sets it.")
 
     @model_validator(mode="after")
     def _is_federated(self) -> Self:
@@ -28,11 +28,11 @@ class FlowerOptions(PluginOptions):
 
 
 class FlowerEngine:
-    """Stands for the engine in a configuration; the server of a federation makes the real one."""
+    """Refuses to start. A run names this engine, and ``fedcore federate server`` starts the run with a real one."""
 
     Options: ClassVar[type[FlowerOptions]] = FlowerOptions
     simulates = False
-    """Its clients are elsewhere: checks of plugins leave it out."""
+    """Its clients are not in this process, so checks of plugins skip this engine."""
 
     def __init__(self, spec: ClientSite) -> None:
         raise ConfigError(REFUSAL)

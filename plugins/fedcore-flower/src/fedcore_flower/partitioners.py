@@ -15,14 +15,14 @@ import yaml
 from fedcore import ConfigError, UnknownNameError, generator
 from fedcore.data import Dataset, IntArray
 
-WITHOUT = ("id-to-size-fnc", "distribution", "vertical-even", "vertical-size")
-"""Partitioners that need a function or an array, or that divide columns instead of samples."""
+NOT_OFFERED = ("id-to-size-fnc", "distribution", "vertical-even", "vertical-size")
+"""The partitioners that are not offered: they need a function or an array, or divide columns instead of samples."""
 
 
 def partitioner(rest: str) -> Callable[..., list[IntArray]]:
     """A partitioner of flwr-datasets, with its arguments: flwr:pathological?num_classes_per_partition=2.
 
-    The run gives ``num_partitions``, ``partition_by``, ``alpha`` and ``seed``, unless the name has them.
+    ``num_partitions``, ``partition_by``, ``alpha`` and ``seed`` come from the run, unless the name contains them.
 
     :raises ConfigError: or a subclass. flwr-datasets is not installed, or has no such partitioner or argument.
     """
@@ -31,11 +31,11 @@ def partitioner(rest: str) -> Callable[..., list[IntArray]]:
         from flwr_datasets import partitioner as library
     except ImportError as error:
         raise ConfigError(
-            f"--partition flwr:{rest} needs flwr-datasets ({error}): pip install 'fedcore-flower[partitioners]' in an "
-            "environment of its own, because flwr-datasets needs datasets below 5"
+            f"--partition flwr:{rest} needs flwr-datasets ({error}): pip install 'fedcore-flower[partitioners]' in a "
+            "separate environment, because flwr-datasets needs datasets below 5"
         ) from error
     classes = {_kebab(cls): getattr(library, cls) for cls in library.__all__ if cls != "Partitioner"}
-    known = [kind for kind in classes if kind not in WITHOUT]
+    known = [kind for kind in classes if kind not in NOT_OFFERED]
     if name not in known:
         raise UnknownNameError("partitioner", f"flwr:{name}", [f"flwr:{kind}" for kind in known])
     takes = inspect.signature(classes[name]).parameters
@@ -55,7 +55,7 @@ def partitioner(rest: str) -> Callable[..., list[IntArray]]:
 
 
 def _kebab(cls: str) -> str:
-    """Return the name of a class: ``inner-dirichlet`` for ``InnerDirichletPartitioner``."""
+    """Return the name of a partitioner's class, such as ``inner-dirichlet`` for ``InnerDirichletPartitioner``."""
     return re.sub(r"(?<=.)(?=[A-Z])", "-", cls.removesuffix("Partitioner")).lower()
 
 
@@ -69,9 +69,9 @@ def _columns(labels: IntArray, dataset: Dataset, rows: IntArray) -> dict[str, In
 def _divided(
     name: str, cls: Any, options: dict[str, Any], columns: dict[str, IntArray], clients: int, seed: int
 ) -> list[IntArray]:
-    """Return each client's positions. The samples are shuffled first, as ``FederatedDataset`` does.
+    """Return the positions of each client's samples. The samples are shuffled first, as ``FederatedDataset`` does.
 
-    :raises ConfigError: the library refuses the arguments, or makes another number of parts.
+    :raises ConfigError: the library refuses the arguments, or makes another number of parts than clients.
     """
     from datasets import Dataset as Table
 

@@ -1,4 +1,7 @@
-"""Blobs as Flower carries them: small ones in one object, large ones cut into pieces that are sent once each."""
+"""Blobs in the messages of Flower. The server and the client's process at the SuperNode use this without torch.
+
+Small blobs go together in one object. Each large blob is an array of its own, which Flower cuts into pieces.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 SMALL, LARGE = "fedcore", "fedcore-large"
 INLINE = 1 << 18
-"""Bytes up to which a blob goes in one object with others: each object costs a request in each of four hops."""
+"""The most bytes of a small blob. Each further object of a message costs a request in each of four hops."""
 
 
 def as_array(blob: bytes) -> Array:
-    """Return a large blob."""
+    """Return a large blob as an array."""
     return Array(dtype="uint8", shape=(len(blob),), stype=SMALL, data=blob)
 
 
 def to_content(blobs: Mapping[str, bytes], arrays: Mapping[str, Array] | None = None) -> RecordDict:
-    """Return blobs as a message's content.
+    """Return blobs as the content of a message.
 
-    :param arrays: those that were made before, to be sent to several.
+    :param arrays: large blobs that :func:`as_array` has already converted, for messages to several clients.
     """
     large = {name: as_array(blob) for name, blob in blobs.items() if len(blob) > INLINE}
     large.update(arrays or {})
@@ -31,7 +34,7 @@ def to_content(blobs: Mapping[str, bytes], arrays: Mapping[str, Array] | None = 
 
 
 def from_content(content: Any) -> dict[str, bytes]:
-    """Return what :func:`to_content` was given; empty where the content is another's."""
+    """Return the blobs in the content of a message. Empty if it was not made by :func:`to_content`."""
     if SMALL not in content:
         return {}
     blobs: dict[str, bytes] = {}

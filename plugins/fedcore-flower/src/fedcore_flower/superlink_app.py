@@ -1,8 +1,8 @@
-"""Flower's SuperLink with its Control API for its owner only.
+"""Flower's SuperLink, with its Control API open to its owner only.
 
-Flower serves three interfaces on one port: Fleet, for SuperNodes, which sign their requests; Runtime, whose requests
-carry a token; and Control, which is open to every host that reaches the port, to register nodes and to start runs. Here
-Control asks for the secret of the process that started the SuperLink.
+Flower serves three interfaces on one port. SuperNodes use Fleet and sign their requests. Requests to Runtime have a
+token. Control registers nodes and starts runs, and is open to every host that reaches the port. Here requests to
+Control need the secret of the process that started the SuperLink.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 HEADER = "x-fedcore-secret"
 SECRET_FILE = "FEDCORE_SUPERLINK_SECRET_FILE"  # noqa: S105 - the name of a variable
 OPEN = ("/v1/fleet/", "/v1/runtime/")
+"""The interfaces that check their requests themselves."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -22,7 +23,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class OwnerOnly:
-    """Lets requests through that are open to others or carry the secret; refuses the rest with 403."""
+    """Passes requests to the open interfaces and requests with the secret to the app. Answers all others with 403."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], secret: bytes) -> None:
         self._app, self._secret = app, secret.hex().encode()
@@ -45,7 +46,7 @@ class OwnerOnly:
 
 
 def main() -> None:
-    """Run the SuperLink; its arguments are those of ``flower-superlink``."""
+    """Run the SuperLink with the arguments of ``flower-superlink``."""
     import uvicorn
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
     from flwr.superlink.main import create_app
