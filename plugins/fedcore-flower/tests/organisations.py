@@ -1,4 +1,4 @@
-"""Organisations for tests: digits dealt among three, and a link that needs no Flower."""
+"""Organisations for tests: digits divided among three, and a link without Flower."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedcore.runs import experiment
 from fedcore.runs.resolve import resolve
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
-from fedcore_flower.courier import Courier, Trouble
+from fedcore_flower.courier import Courier
 from fedcore_flower.engine import FederationEngine
+from fedcore_flower.handler import RequestHandler
 from fedcore_flower.own_data import OwnData
-from fedcore_flower.resident import Resident
 from fedcore_testing import small_config
 
 CLIENTS = 3
@@ -40,7 +40,7 @@ def declared() -> Partition:
 
 
 def part(data_dir: Path | None = None):
-    """What ``--data module:organisations.part`` names: the part of the client in ``FEDCORE_TEST_CLIENT``."""
+    """The data of ``--data module:organisations.part``: the part of the client in ``FEDCORE_TEST_CLIENT``."""
     return own_part(int(os.environ["FEDCORE_TEST_CLIENT"]))
 
 
@@ -65,20 +65,18 @@ def own_data(client: int) -> OwnData:
 
 
 class Here:
-    """A link to residents in this process, that loses and delays as it is told.
+    """A link to request handlers in this process. Tests override ``deliver`` to lose and delay messages."""
 
-    :ivar log: what was sent: client, operation, names of the blobs.
-    """
-
-    def __init__(self, residents) -> None:
-        self.residents = dict(enumerate(residents))
+    def __init__(self, handlers) -> None:
+        self.handlers = dict(enumerate(handlers))
         self.away: set[int] = set()
         self.replies: dict[str, tuple[int, object]] = {}
         self.numbers = itertools.count()
         self.log: list[tuple[int, str, tuple[str, ...]]] = []
+        """The messages that were sent: the client, the operation, the names of the blobs."""
 
     def online(self):
-        return set(self.residents) - self.away
+        return set(self.handlers) - self.away
 
     def send(self, client, kind, blobs, ttl):
         if client in self.away:
@@ -91,14 +89,14 @@ class Here:
         return ticket
 
     def deliver(self, client, blobs):
-        return self.residents[client].answer(blobs)
+        return self.handlers[client].answer(blobs)
 
     def collect(self, tickets):
         return [(ticket, self.replies.pop(ticket)) for ticket in tickets if ticket in self.replies]
 
 
-def make_residents(folder: Path, **options):
-    return [Resident(own_data(k), folder / NAMES[k], **options) for k in range(CLIENTS)]
+def make_handlers(folder: Path, **options):
+    return [RequestHandler(own_data(k), folder / NAMES[k], **options) for k in range(CLIENTS)]
 
 
 def courier(link, **options) -> Courier:
@@ -113,10 +111,10 @@ def setups_for(config, dataset, **changes):
     }
 
 
-def make_engine(link, attempt="first", **options):
+def make_engine(link, **options):
     def make(spec):
         setups = setups_for(spec.config, spec.dataset)
-        return FederationEngine(courier(link, **options), NAMES, setups, attempt=attempt, run=RUN)
+        return FederationEngine(courier(link, **options), NAMES, setups, run=RUN)
 
     return make
 
@@ -131,6 +129,3 @@ def resolved(folder: Path, *plugins, **options):
     folder.mkdir(parents=True, exist_ok=True)
     config, dataset = resolve(small_config(folder, *plugins, **{**SETTINGS, **options}))
     return config, dataset
-
-
-__all__ = ["Trouble"]

@@ -337,7 +337,7 @@ def test_what_a_client_does_not_allow_is_refused_before_the_run(federation, tmp_
     federation.leave("birch")
     federation.join("birch")
     assert code == 2
-    assert "client 'birch' does not take part: method 'moon' is not allowed here" in " ".join(output.split())
+    assert "client 'birch' does not take part: method 'moon' is not allowed at the client" in " ".join(output.split())
     assert not (tmp_path / "run").exists()
 
 

@@ -16,6 +16,7 @@ from fedcore import ConfigError, FedcoreError
 from fedcore_flower import client, processes
 from fedcore_flower.processes import Child, require_flower
 from fedcore_flower.superlink_app import HEADER, OwnerOnly
+from fedcore_flower.trainer import TrainerOptions
 
 STARTS_ONE = """
 import sys, time
@@ -135,25 +136,21 @@ def test_other_kinds_of_connections_are_not_served():
 
 
 def test_the_training_process_says_what_is_wrong_with_the_data(tmp_path):
-    membership = client.Membership(
-        "localhost:1", tmp_path / "ca.crt", tmp_path / "key", f"npz:{tmp_path / 'none.npz'}", tmp_path / "state"
-    )
-    options = client._trainer_options(membership)
+    options = TrainerOptions(f"npz:{tmp_path / 'none.npz'}", str(tmp_path / "state"))
     with pytest.raises(FedcoreError, match=r"none\.npz does not exist"):
         client.Trainer(options)
 
 
 @pytest.mark.slow
 def test_a_killed_training_process_is_an_answer_and_is_replaced(tmp_path):
-    membership = client.Membership("localhost:1", tmp_path, tmp_path, "digits", tmp_path / "state", test_fraction=0.1)
-    trainer = client.Trainer(client._trainer_options(membership))
+    trainer = client.Trainer(TrainerOptions("digits", str(tmp_path / "state"), test_fraction=0.1))
     try:
         assert trainer.description["train"] + trainer.description["test"] == 1437
         first = trainer.pid
         os.kill(first, signal.SIGKILL)
         answer = trainer.ask({"head": b""}, lambda: None)
         assert answer == {"lost": b"the training process ended (signal 9)"}
-        trainer.keep()
+        trainer.keep_running()
         assert trainer.pid != first
         assert "head" in trainer.ask({"head": b"nonsense"}, lambda: None)
     finally:
@@ -162,7 +159,11 @@ def test_a_killed_training_process_is_an_answer_and_is_replaced(tmp_path):
 
 
 def test_two_clients_do_not_share_their_states(tmp_path):
-    with client._alone(tmp_path), pytest.raises(ConfigError, match="in use by another client"), client._alone(tmp_path):
+    with (
+        client._locked(tmp_path),
+        pytest.raises(ConfigError, match="in use by another client"),
+        client._locked(tmp_path),
+    ):
         pass
 
 

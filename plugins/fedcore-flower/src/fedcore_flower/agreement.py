@@ -1,8 +1,8 @@
-"""What a server tells a client of a run, and what the client checks before it takes part.
+"""The description of a run that a server sends to a client, and what the client checks before it takes part.
 
-The server's word is not taken for it: the configuration is validated again, code that it names is refused, methods
-have to be installed here in the server's versions and allowed by this client, and its data, states and device are the
-client's own.
+A client does not trust the server. It validates the configuration again and refuses code that the configuration names.
+Methods must be installed at the client in the server's versions, and the client must allow them. The client's data,
+states and device are its own.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,49 +23,54 @@ from fedcore.runs.provenance import INSTRUCTIONS, RECORDED, installed_versions
 from fedcore.runs.saved import code_in
 from fedcore_flower import wire
 
-RUN_ID = re.compile(r"[0-9a-f]{32}")
+RunId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+"""The id of a run. A client names a folder by it, so it must not contain a path."""
 
-OWN = (
+LOCAL_OPTIONS = (
     *("data_dir", "out", "weights", "workers", "lanes", "stack", "device", "engine_options", "trackers", "system"),
     *LABELS,
 )
-"""Options that are no business of the other side's: they keep their defaults there."""
+"""The options that the server does not send and a client ignores.
 
-READ_NOTHING = ("torchvision", "timm")
-"""Prefixes of models that are made by their name alone."""
+At a client they have their defaults. Only the device is the client's own.
+"""
+
+SAFE_PREFIXES = ("torchvision", "timm")
+"""The prefixes of models that read no files of the client."""
 
 
 class Setup(BaseModel):
-    """A run as its server describes it to one client.
-
-    :param run: the run's id, the name of the client's folder of states.
-    :param client: the client's number among ``clients``; ``name`` what the server calls it.
-    :param versions: see :func:`versions_of`.
-    """
+    """The description of a run for one client."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    run: str = Field(pattern=RUN_ID.pattern, min_length=32, max_length=32)
+    run: RunId
     client: int = Field(ge=0)
+    """The client's number."""
     clients: int = Field(ge=1, le=1 << 20)
+    """The number of clients."""
     name: str = Field(max_length=64)
+    """The client's name at the server."""
     config: dict[str, Any]
+    """The run's configuration, without the local options."""
     kind: str
+    """The kind of the samples."""
     num_classes: int = Field(ge=1, le=1 << 24)
     input_shape: list[int]
     class_names: list[str] | None
     normalisation: list[list[float]] | None
-    """Mean and standard deviation by which the server normalises each channel of images, or column of a table; None if
-    it has none.
+    """The mean and standard deviation by which the server normalises each channel of its images, or each column of its
+    table. None if it does not normalise.
     """
     versions: dict[str, str]
+    """The server's versions, as :func:`versions_of` returns them."""
 
 
 def describe_run(
     config: RunConfig, dataset: Dataset, *, run: str, client: int, name: str, versions: Mapping[str, str]
 ) -> bytes:
-    """Return what a client is sent of a run, as a blob."""
-    values, test = config.model_dump(mode="json", exclude=set(OWN)), dataset.test
+    """Return the description of a run for one client, as a blob."""
+    values, test = config.model_dump(mode="json", exclude=set(LOCAL_OPTIONS)), dataset.test
     normalisation = None
     if isinstance(test, (ResidentSamples, TensorSamples)) and test.mean:
         normalisation = [list(test.mean), list(test.std)]
@@ -89,8 +93,8 @@ def describe_run(
 def versions_of(config: RunConfig) -> dict[str, str]:
     """Return the versions that a run's bits depend on, and the CPU's instruction set.
 
-    The packages are those of ``RECORDED``, fedcore, those that provide the methods and models, and what these require
-    of fedcore's.
+    The packages are those of ``RECORDED``, fedcore, the packages of the run's methods and models, and the fedcore
+    packages that these require.
     """
     models = {config.model, *config.client_models}
     parts = [("plugin", name) for name in config.plugins] + [("model", name) for name in models]
@@ -109,16 +113,16 @@ def versions_of(config: RunConfig) -> dict[str, str]:
 
 
 def read_setup(header: Mapping[str, Any]) -> Setup:
-    """Return what :func:`describe_run` wrote.
+    """Decode a description of :func:`describe_run`.
 
-    :raises ConfigError: it is something else.
+    :raises ConfigError: a field is missing, unknown or not valid.
     """
     try:
         return Setup.model_validate(header.get("setup"))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"the server's description of the run is none: {where}: {first['msg']}") from None
+        raise ConfigError(f"the server's description of the run is not valid: {where}: {first['msg']}") from None
 
 
 def own_config(
@@ -130,71 +134,66 @@ def own_config(
     dataset: str,
     tell: Callable[[str], None],
 ) -> RunConfig:
-    """Return the run's configuration as this client uses it.
+    """Return the run's configuration for this client.
 
-    :param allowed: methods that this client takes part in; None: all that are installed.
-    :param models: names of models that may read this machine's files.
-    :param device: the client's own. ``dataset`` what its data is called in messages.
+    :param allowed: the methods that this client takes part in; None for all that are installed.
+    :param models: the names of models that may read files of this machine.
+    :param device: this client's device.
+    :param dataset: the name of this client's data in messages.
     :param tell: called with warnings for the user.
-    :raises ConfigError: what this client does not do, by name, and what to do about it.
+    :raises ConfigError: the configuration is not valid, or this client refuses a name or a version in it.
     """
-    values = {key: value for key, value in setup.config.items() if key not in OWN}
-    if "plugins" in values and not isinstance(values["plugins"], dict):
-        raise ConfigError("the server's configuration has no mapping of plugins")
+    values = {key: value for key, value in setup.config.items() if key not in LOCAL_OPTIONS}
     values.update(dataset=dataset, partition=DECLARED, engine="local", workers=0, device=device)
     config = RunConfig.create(values, source="the server's configuration")
     if config.clients != setup.clients or setup.client >= setup.clients:
-        raise ConfigError(f"the server numbers this client {setup.client} of {setup.clients}, its run has others")
+        raise ConfigError(
+            f"the server calls this client number {setup.client} of {setup.clients}, but its run has {config.clients} "
+            "clients, numbered from 0"
+        )
     for name in code_in(config.model_copy(update={"dataset": "", "engine": "", "partition": ""})):
-        raise ConfigError(f"the server names {name!r}, which is code to import; a client runs installed packages only")
+        raise ConfigError(f"the server names {name!r}, which imports code; a client only runs installed packages")
     for name in config.plugins:
         if allowed is not None and name != "fedavg" and name not in allowed:
             given = ", ".join(sorted(allowed)) or "none"
-            raise ConfigError(f"method {name!r} is not allowed here (--allow-plugin: {given})")
+            raise ConfigError(f"method {name!r} is not allowed at the client (--allow-plugin: {given})")
         registry.resolve("plugin", name)
     for name in {config.model, *config.client_models}:
         prefix, colon, _ = name.partition(":")
-        if colon and prefix not in READ_NOTHING and name not in models:
-            raise ConfigError(f"model {name!r} may read files here; --allow-model {name} lets it")
+        if colon and prefix not in SAFE_PREFIXES and name not in models:
+            raise ConfigError(f"model {name!r} may read files of the client; it is permitted by --allow-model {name}")
         registry.resolve("model", name)
     _check_versions(setup.versions, versions_of(config), tell)
     return config
 
 
 def check_data(setup: Setup, dataset: Dataset) -> None:
-    """Refuse data that the run's model does not take.
+    """Check that the run's model can train on this client's data.
 
-    :raises ConfigError: what differs.
+    :raises ConfigError: the samples have another kind or shape, or more classes than the run.
     """
     if dataset.kind != setup.kind:
-        raise ConfigError(f"the run is about {setup.kind!r}, the data here is {dataset.kind!r}")
+        raise ConfigError(f"the run's samples are of kind {setup.kind!r}, the client's of kind {dataset.kind!r}")
     if list(dataset.input_shape) != setup.input_shape:
-        raise ConfigError(
-            f"the run's samples have the shape {tuple(setup.input_shape)}, those here {tuple(dataset.input_shape)}"
-        )
+        ours, theirs = tuple(dataset.input_shape), tuple(setup.input_shape)
+        raise ConfigError(f"the run's samples have the shape {theirs}, the client's the shape {ours}")
     if dataset.num_classes > setup.num_classes:
-        raise ConfigError(f"the run has {setup.num_classes} classes, the data here {dataset.num_classes}")
+        raise ConfigError(f"the run has {setup.num_classes} classes, the client's data {dataset.num_classes}")
 
 
 def class_order(setup: Setup, names: tuple[str, ...] | None) -> list[int] | None:
-    """Return, for each class here, its number in the run; None where they are numbered alike.
+    """Return the number in the run of each class of this client's data. None if the numbers are the same.
 
-    :raises ConfigError: a class here is none of the run's.
+    :raises ConfigError: the run does not have a class of this name.
     """
     if names is None or setup.class_names is None or list(names) == setup.class_names[: len(names)]:
         return None
     number = {name: k for k, name in enumerate(setup.class_names)}
     for name in names:
         if name not in number:
-            raise ConfigError(f"class {name!r} of the data here is none of the run's: {', '.join(setup.class_names)}")
+            known = ", ".join(setup.class_names)
+            raise ConfigError(f"class {name!r} of the client's data is not a class of the run ({known})")
     return [number[name] for name in names]
-
-
-def run_folder(state: Path, run: str) -> Path:
-    """Return where a client keeps its states of a run."""
-    if not RUN_ID.fullmatch(run):
-        raise ConfigError(f"{run[:40]!r} is no run's id")
-    return state / "runs" / run
 
 
 def _check_versions(theirs: Mapping[str, str], ours: Mapping[str, str], tell: Callable[[str], None]) -> None:
@@ -203,7 +202,7 @@ def _check_versions(theirs: Mapping[str, str], ours: Mapping[str, str], tell: Ca
         if expected == version:
             continue
         if name not in ("python", INSTRUCTIONS, *RECORDED):
-            found = f"{name} {version} is installed here, the server has {expected or 'none'}"
+            found = f"{name} {version} is installed at the client, and {expected or 'no such package'} at the server"
             raise ConfigError(f"{found}; install the same: pip install {name}{'==' + expected if expected else ''}")
         if expected:
-            tell(f"{name} is {version} here, {expected} at the server: results may differ in their last bits")
+            tell(f"{name} is {version} here and {expected} at the server: results may differ in their last bits")

@@ -1,4 +1,4 @@
-"""What ``fedcore federate client`` does: a SuperNode, a resident process beside it, and messages between them."""
+"""``fedcore federate client``: starts a SuperNode and a training process, and passes messages between them."""
 
 from __future__ import annotations
 
@@ -8,70 +8,41 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError
 from fedcore_flower.processes import PRIVATE, Child, require_flower, silence_flower
-from fedcore_flower.trainer import receive_blobs, send_blobs
+from fedcore_flower.trainer import TrainerOptions, receive_blobs, send_blobs
 
 TRAINER = "fedcore_flower.trainer:main"
 POLL = 0.1
-LOST = b"the training process ended"
 READY_WITHIN = 600.0
-"""Seconds for the first import of torch and for reading the data."""
-
-Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Membership:
-    """A client's place in a federation: whom it talks to, with which data, under which conditions.
-
-    :param server: HOST:PORT. ``ca``, ``key`` files that ``fedcore federate keys`` made.
-    :param data: a data set as ``--dataset`` names one; ``test_fraction``, ``seed`` how its hold-out is drawn.
-    :param state: folder of this client's states, Flower's files and logs.
-    :param allowed: methods that it takes part in; None: all that are installed.
-    :param models: names of models that may read this machine's files.
-    :param patience: seconds that a server may refuse the key; one that has just started may not know its clients yet.
-    """
-
-    server: str
-    ca: Path
-    key: Path
-    data: str
-    state: Path
-    data_dir: Path | None = None
-    test_fraction: float | None = None
-    seed: int = 0
-    allowed: Collection[str] | None = None
-    models: Collection[str] = ()
-    device: str = "auto"
-    quiet: bool = False
-    patience: float = 60.0
+"""The seconds in which a training process must have imported torch and read its data."""
 
 
 class Trainer:
-    """The resident process; :meth:`keep` starts it again where it ended."""
+    """The training process."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = json.dumps(options)
+    def __init__(self, options: TrainerOptions) -> None:
+        self._options = json.dumps(asdict(options))
         self.description: dict[str, Any] = {}
+        """What the process says of its data (:meth:`fedcore_flower.own_data.OwnData.describe`)."""
         self._start()
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process's id."""
         return self._child.pid
 
     def ask(self, blobs: dict[str, bytes], meanwhile: Callable[[], None]) -> dict[str, bytes]:
-        """Return its answer to a request; ``meanwhile`` is called every now and then.
+        """Return the answer to a request. Call ``meanwhile`` again and again until it arrives.
 
-        Its end is an answer, too, given before its successor is started: during the start the SuperNode would not be
-        told that its task is being worked on.
+        If the process ends, the answer says so. It is returned before :meth:`keep_running` starts the next process,
+        because during the start nobody would tell the SuperNode that its task is in progress.
         """
         try:
             send_blobs(self._connection, blobs)
@@ -82,20 +53,24 @@ class Trainer:
             self.stop()
             code = self._child.exit_code or 0
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            return {"lost": LOST + f" ({how})".encode()}
+            return {"lost": f"the training process ended ({how})".encode()}
 
-    def keep(self) -> None:
-        """Start it again where it has ended."""
+    def keep_running(self) -> None:
+        """Start the process again if it has ended."""
         if self._child.exit_code is not None:
             self.stop()
             self._start()
 
     def stop(self) -> None:
-        """End it, in mid-epoch too."""
+        """End the process at once, even during training."""
         self._connection.close()
         self._child.stop(at_once=True)
 
     def _start(self) -> None:
+        """Start the process and wait until it has read its data.
+
+        :raises FedcoreError: it cannot read its data, or it ended.
+        """
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
         with theirs:
@@ -105,110 +80,81 @@ class Trainer:
                 pass_fds=[theirs.fileno()],
                 env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             )
-        self.description = _first_words(self._connection, self._child)
+        if not self._connection.poll(READY_WITHIN):
+            self.stop()
+            raise FedcoreError(f"the data was not read within {READY_WITHIN:.0f} s")
+        try:
+            blobs = receive_blobs(self._connection)
+        except (EOFError, ConnectionError):
+            self._child.stop()
+            code = self._child.exit_code
+            raise FedcoreError(f"the training process ended with exit code {code}; see above for why") from None
+        if "broken" in blobs:
+            self.stop()
+            raise FedcoreError(blobs["broken"].decode())
+        self.description = json.loads(blobs["ready"])
 
 
-def join(membership: Membership, tell: Tell) -> None:
+def join(
+    server: str, ca: Path, key: Path, options: TrainerOptions, *, patience: float, tell: Callable[[str], None]
+) -> None:
     """Take part in a federation until Ctrl-C.
 
-    :raises FedcoreError: the data cannot be read, the server refuses us, or is not the one that it should be.
+    :param server: HOST:PORT of the server.
+    :param ca: the CA's certificate, a file of ``fedcore federate keys``.
+    :param key: the client's private key, a file of ``fedcore federate keys``.
+    :param patience: the seconds in which a server may refuse the key. A server that just started may not have
+        registered its clients yet.
+    :param tell: called with status messages for the user.
+    :raises FedcoreError: the data cannot be read, the server refuses the key, or it has no certificate of the CA.
     """
     require_flower()
-    home = _private(membership.state) / "flower"
-    home.mkdir(mode=PRIVATE, exist_ok=True)
+    state = Path(options.state)
+    home = state / "flower"
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
+        home.mkdir(exist_ok=True, mode=PRIVATE)
+    except OSError as error:
+        raise ConfigError(f"--state {state} cannot be made: {error.strerror or error}") from error
     silence_flower(home)
-    with _alone(membership.state):
-        trainer = Trainer(_trainer_options(membership))
+    from fedcore_flower.node import Node
+
+    with _locked(state):
+        trainer = Trainer(options)
         try:
-            tell(_holds(membership, trainer.description))
-            _serve(membership, home, trainer, tell)
+            held = trainer.description
+            tell(
+                f"{options.data}: {held['train']} samples to train on, {held['test']} held out; connecting to {server}"
+            )
+            _serve(Node(home, server, ca.resolve(), key.resolve(), patience=patience, tell=tell), trainer)
         finally:
             trainer.stop()
 
 
-def _serve(membership: Membership, home: Path, trainer: Trainer, tell: Tell) -> None:
-    from fedcore_flower.node import Node
-
-    node = Node(
-        home,
-        membership.server,
-        membership.ca.resolve(),
-        membership.key.resolve(),
-        patience=membership.patience,
-        tell=tell,
-    )
+def _serve(node: Any, trainer: Trainer) -> None:
     try:
         while True:
-            node.keep()
-            trainer.keep()
-            work = node.take()
-            if work is None:
+            node.keep_running()
+            trainer.keep_running()
+            task = node.next_task()
+            if task is None:
                 time.sleep(POLL)
                 continue
 
-            def meanwhile(work: Any = work) -> None:
-                node.keep()
-                work.beat()
+            def meanwhile(task: Any = task) -> None:
+                node.keep_running()
+                task.heartbeat()
 
-            work.answer(trainer.ask(work.blobs, meanwhile) if work.blobs else {})
+            task.answer(trainer.ask(task.blobs, meanwhile) if task.blobs else {})
     finally:
         node.stop()
 
 
-def _first_words(connection: Connection, child: Child) -> dict[str, Any]:
-    """Wait until a new process has read its data; returns what it says of it.
-
-    :raises FedcoreError: it cannot, and says why; or it ended.
-    """
-    if not connection.poll(READY_WITHIN):
-        child.stop(at_once=True)
-        raise FedcoreError(f"the data was not read within {READY_WITHIN:.0f} s")
-    try:
-        blobs = receive_blobs(connection)
-    except EOFError:
-        child.stop()
-        raise FedcoreError(f"the training process ended with exit code {child.exit_code}; see above for why") from None
-    if "broken" in blobs:
-        child.stop()
-        raise FedcoreError(blobs["broken"].decode())
-    described: dict[str, Any] = json.loads(blobs["ready"])
-    return described
-
-
-def _trainer_options(membership: Membership) -> dict[str, Any]:
-    return {
-        "data": membership.data,
-        "data_dir": str(membership.data_dir) if membership.data_dir else None,
-        "test_fraction": membership.test_fraction,
-        "seed": membership.seed,
-        "state": str(membership.state.resolve()),
-        "allowed": None if membership.allowed is None else sorted(membership.allowed),
-        "models": sorted(membership.models),
-        "device": membership.device,
-        "quiet": membership.quiet,
-    }
-
-
-def _holds(membership: Membership, described: dict[str, Any]) -> str:
-    return (
-        f"{membership.data}: {described['train']} samples to train on, {described['test']} held out; going to "
-        f"{membership.server}"
-    )
-
-
-def _private(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
-    except OSError as error:
-        raise ConfigError(f"--state {folder} cannot be made: {error.strerror or error}") from error
-    return folder
-
-
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep another client from using the same states.
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder of states in the block.
 
-    :raises ConfigError: one does.
+    :raises ConfigError: another client has locked it.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

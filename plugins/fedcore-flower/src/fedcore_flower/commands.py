@@ -1,10 +1,11 @@
-"""``fedcore federate``: keys, server and client. Imports neither torch nor Flower before a command needs them."""
+"""``fedcore federate``: keys, server and client. torch and Flower are imported only when a command needs them."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +16,6 @@ from fedcore.cli import options
 from fedcore.cli.settings import build_config
 from fedcore.cli.training import show_summary, training
 
-if TYPE_CHECKING:
-    from fedcore_flower.server import Hosting
-
 app = typer.Typer(
     help="Federations across organisations, on Flower's SuperLink and SuperNodes.",
     no_args_is_help=True,
@@ -25,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-NOT_THE_SERVERS = {
+WITHOUT_FLAG = {
     *PARTITION_OPTIONS,
     "adapt_epochs",
     "system",
@@ -38,33 +36,23 @@ NOT_THE_SERVERS = {
     "stack",
     "client_timeout",
 } - {"dataset"}
-"""Options of a run without a flag of the server: how data is split and where clients run, among others."""
+"""The options of a run for which the server has no flag. Most say how data is split and where clients run."""
 
-FLAGS = tuple(name for name in RunConfig.model_fields if name not in NOT_THE_SERVERS)
+FLAGS = tuple(name for name in RunConfig.model_fields if name not in WITHOUT_FLAG)
 
 FEDERATION = "Federation"
-
-Keys = Annotated[
-    Path | None,
-    options.option(
-        "--keys",
-        "Folder of fedcore federate keys: ca.crt, server.crt, server.key and the clients' .pub files.",
-        FEDERATION,
-        metavar="DIR",
-    ),
-]
 
 
 @app.command("keys")
 def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for them.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the files.")],
     host: Annotated[
         list[str] | None,
         typer.Option(
             "--host",
             metavar="NAME_OR_IP",
             help="Name or address under which clients reach the server; can be given again. Leave it out to add "
-            "clients to a folder that has its certificates.",
+            "clients to a folder that already has certificates.",
         ),
     ] = None,
     client: Annotated[
@@ -76,14 +64,12 @@ def keys(
     from fedcore_flower.keys import SERVER_DAYS, make_keys
 
     files = make_keys(folder, host or [], client or [])
-    names = {path.name for path in files}
-    output.line(f"{len(files)} files in {folder}, each for its owner alone (0600)")
+    output.line(f"{len(files)} files in {folder}, readable only by their owner (0600)")
     if host:
-        output.line(f"stay with the server: server.crt, good for {SERVER_DAYS} days, and server.key")
-        output.line("to every client: ca.crt; another --host later is another folder, with a ca.crt of its own")
+        output.line(f"stay with the server: server.crt, valid for {SERVER_DAYS} days, and server.key")
+        output.line("to every client: ca.crt; for another --host make another folder, with a ca.crt of its own")
     for name in client or []:
-        if f"{name}.key" in names:
-            output.line(f"to {name}: {name}.key, over a channel that you trust; {name}.pub stays with the server")
+        output.line(f"to {name}: {name}.key, over a channel that you trust; {name}.pub stays with the server")
 
 
 @app.command("server")
@@ -93,7 +79,15 @@ def server(
     *,
     host: Annotated[str, options.option("--host", "Interface to listen on; 0.0.0.0 for all.", FEDERATION)] = "0.0.0.0",  # noqa: S104 - a server is there to be reached
     port: Annotated[int, options.option("--port", "Port to listen on.", FEDERATION, min=1, max=65535)] = 9443,
-    keys: Keys = None,
+    keys: Annotated[
+        Path | None,
+        options.option(
+            "--keys",
+            "Folder of fedcore federate keys: ca.crt, server.crt, server.key and the clients' .pub files.",
+            FEDERATION,
+            metavar="DIR",
+        ),
+    ] = None,
     ca: Annotated[Path | None, options.option("--ca", "The CA's certificate, PEM.", FEDERATION)] = None,
     certificate: Annotated[
         Path | None, options.option("--certificate", "The server's certificate, PEM.", FEDERATION)
@@ -103,8 +97,8 @@ def server(
         list[str] | None,
         options.option(
             "--client",
-            "A client and its public key, default NAME.pub of --keys; can be given again, in the order that "
-            "numbers them. Default all .pub files of --keys.",
+            "A client and its public key, by default NAME.pub of --keys; can be given again. The order numbers the "
+            "clients. Default: all .pub files of --keys.",
             FEDERATION,
             metavar="NAME[=FILE]",
         ),
@@ -116,18 +110,21 @@ def server(
     min_online: Annotated[
         int | None,
         options.option(
-            "--min-online", "With --resume: go on after --wait with so many clients; default all.", FEDERATION, min=1
+            "--min-online",
+            "With --resume: the clients needed to go on after --wait. Default: all.",
+            FEDERATION,
+            min=1,
         ),
     ] = None,
     task_timeout: Annotated[
         float,
-        options.option("--task-timeout", "Seconds until a task without an answer is given up.", FEDERATION, min=1),
+        options.option("--task-timeout", "Seconds until a task without an answer fails.", FEDERATION, min=1),
     ] = 43200.0,
     probe_every: Annotated[
         float,
         options.option(
             "--probe-every",
-            "Seconds between looks at a client that is quiet: whether it has lost its task.",
+            "Seconds between checks whether a client that does not answer has lost its task.",
             FEDERATION,
             min=1,
         ),
@@ -136,7 +133,7 @@ def server(
         float,
         options.option(
             "--grace",
-            "Seconds that a client whose connection broke has to come back before its task is a failure.",
+            "Seconds in which a client whose connection broke may come back before its task fails.",
             FEDERATION,
             min=0,
         ),
@@ -144,7 +141,7 @@ def server(
     resume: Annotated[
         Path | None,
         options.option(
-            "--resume", "Go on with this run, with its options and to the same bits.", FEDERATION, metavar="RUN_DIR"
+            "--resume", "Resume this run, with its options and to the same bits.", FEDERATION, metavar="RUN_DIR"
         ),
     ] = None,
     settings: options.RunSettings = None,
@@ -159,33 +156,34 @@ def server(
 
     The data set is the server's own; the global model is evaluated on its test samples. Ctrl-C leaves a checkpoint.
     """
+    from fedcore_flower import server as federation
     from fedcore_flower.keys import Tls, public_keys
-    from fedcore_flower.server import Hosting
 
     tls, clients = Tls.of(keys, ca, certificate, key), public_keys(keys, client or [])
-    hosting = Hosting(host, port, tls, clients, wait, min_online, task_timeout, probe_every, grace)
+    serving = federation.ServerOptions(host, port, tls, clients, wait, min_online, task_timeout, probe_every, grace)
     if resume is not None and (given or settings or config_file):
         first = next(iter(given), "set" if settings else "config")
         flag = {"plugins": "plugin", "trackers": "tracker"}.get(first, first).replace("_", "-")
-        raise ConfigError(f"--resume goes on with the options of its run; leave --{flag} out")
+        raise ConfigError(f"--resume uses the options of its run; leave --{flag} out")
     if resume is None and min_online is not None:
-        raise ConfigError("--min-online is for --resume: at its start a run needs all clients, to know what they hold")
+        raise ConfigError(
+            "--min-online needs --resume: a new run needs all clients, to know how many samples they have"
+        )
     if resume is None:
         config = build_config({**given, "clients": len(clients)}, config_file, settings or [])
     with training(quiet, _how_to_resume) as display:
-        if resume is not None:
-            result = _resume(resume, hosting, display, quiet, allow_outside)
+        if resume is None:
+            result = federation.start(config, serving, notify=display, tell=_teller(quiet))
         else:
-            from fedcore_flower.server import start
-
-            result = start(config, hosting, notify=display, tell=_teller(quiet))
+            tell = _teller(quiet)
+            result = federation.resume(resume, serving, notify=display, tell=tell, allow_outside=allow_outside)
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
 
 
 @app.command("client")
 def client(
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The federation's server.")],
-    ca: Annotated[Path, typer.Option("--ca", help="ca.crt, which the server's operator gave you.")],
+    ca: Annotated[Path, typer.Option("--ca", help="The file ca.crt from the server's operator.")],
     key: Annotated[Path, typer.Option("--key", help="This client's private key.")],
     data: Annotated[
         str,
@@ -200,17 +198,17 @@ def client(
             "--test-fraction",
             min=0,
             max=1,
-            help="Part of the training samples to hold out, class by class; default the data's own test samples.",
+            help="Part of the training samples to hold out, class by class. Default: the data's own test samples.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="What the hold-out is drawn by.")] = 0,
-    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder that holds a named data set.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed by which samples to hold out are drawn.")] = 0,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder of a named data set.")] = None,
     allow_plugin: Annotated[
         list[str] | None,
         typer.Option(
             "--allow-plugin",
             metavar="NAME",
-            help="A method that this client takes part in; can be given again. Default all that are installed.",
+            help="A method that this client takes part in; can be given again. Default: all that are installed.",
         ),
     ] = None,
     allow_model: Annotated[
@@ -223,14 +221,15 @@ def client(
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
     patience: Annotated[
-        float, typer.Option("--patience", min=0, help="Seconds that a server may refuse this client's key.")
+        float, typer.Option("--patience", min=0, help="Seconds in which a server may refuse this client's key.")
     ] = 60.0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing of what is going on.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no status messages.")] = False,
     debug: options.Debug = False,
 ) -> None:
     """Take part in federations with this machine's own data, until Ctrl-C."""
-    from fedcore_flower.client import Membership, join
+    from fedcore_flower.client import join
     from fedcore_flower.keys import check_private_key
+    from fedcore_flower.trainer import TrainerOptions
 
     fingerprint = check_private_key(key)
     if not ca.is_file():
@@ -239,32 +238,22 @@ def client(
         raise ConfigError(f"--server {server}: write HOST:PORT")
     tell = _teller(quiet)
     tell(f"this client's key: {fingerprint}")
-    membership = Membership(
-        server=server,
-        ca=ca,
-        key=key,
-        data=data,
-        state=state,
-        data_dir=data_dir,
+    own = TrainerOptions(
+        data,
+        str(state),
+        data_dir=str(data_dir) if data_dir else None,
         test_fraction=test_fraction,
         seed=seed,
-        allowed=None if allow_plugin is None else frozenset(allow_plugin),
-        models=frozenset(allow_model or ()),
+        allowed=allow_plugin,
+        models=allow_model,
         device=device,
         quiet=quiet,
-        patience=patience,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    join(membership, tell)
+    join(server, ca, key, own, patience=patience, tell=tell)
 
 
-def _resume(path: Path, hosting: Hosting, display: Any, quiet: bool, allow_outside: bool) -> Any:
-    from fedcore_flower.server import resume
-
-    return resume(path, hosting, notify=display, tell=_teller(quiet), allow_outside=allow_outside)
-
-
-def _teller(quiet: bool) -> Any:
+def _teller(quiet: bool) -> Callable[[str], None]:
     return (lambda message: None) if quiet else output.note
 
 

@@ -1,8 +1,8 @@
-"""Requests to clients and their answers, whatever is lost on the way.
+"""Requests to clients and their answers. What is lost on the way is sent again.
 
-A node delivers at least once and in order, one message at a time. So an answered later message says that an earlier
-one without an answer is lost: every now and then a small one, a probe, is sent behind a request that takes long. The
-client answers a request that it has answered before with the same answer.
+A node delivers each message at least once, in their order and one at a time. If a later message has been answered, an
+earlier message without an answer is therefore lost. To find out, the courier sends a small message, a probe, behind a
+request that takes long. A client that receives a request again repeats its answer and does not compute it again.
 """
 
 from __future__ import annotations
@@ -13,82 +13,84 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedcore import Tensors
-from fedcore.engines import FailureKind
+from fedcore.engines import ClientFailure, ClientTask
 from fedcore_flower.wire import HEAD, Blobs, WireError, pack, unpack
 
-LOST = "lost"
-"""In place of an answer: the process that should have answered has ended; the blob says how."""
+PROCESS_ENDED = "lost"
+"""The blob of an answer from a client whose training process ended. It says how the process ended."""
 
-MOST_SENT = 6
-"""How often a request is sent, before what becomes of it is a failure."""
+MAX_SENDS = 6
+"""How often a request is sent until it fails."""
 
 FIRST_POLL, LONGEST_POLL = 0.05, 0.25
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """In place of an answer: what happened to it.
-
-    :param again: it was lost on the way, so that the request is sent again.
-    """
-
-    kind: FailureKind
-    message: str
-    again: bool = False
+class LostMessage(ClientFailure):
+    """A message or its reply was lost on the way, so the request is sent again."""
 
 
 class Link(Protocol):
-    """Carries blobs to clients and back; clients are numbers here."""
+    """Carries messages to clients and their replies back. Clients are named by their numbers."""
 
     def online(self) -> Collection[int]:
         """Return the clients that are connected."""
 
     def send(self, client: int, kind: str, blobs: Blobs, ttl: float) -> str | None:
-        """Send a message; returns the ticket of its reply, None where it cannot be sent.
+        """Send a message. Return a ticket for its reply, or None if the message cannot be sent.
 
         :param kind: ``train``, ``evaluate`` or ``query``, for the SuperLink's log.
+        :param ttl: the seconds until the message expires.
+        :raises FedcoreError: the SuperLink has ended.
         """
 
-    def collect(self, tickets: Collection[str]) -> Iterable[tuple[str, Blobs | Trouble]]:
+    def collect(self, tickets: Collection[str]) -> Iterable[tuple[str, Blobs | ClientFailure]]:
         """Return the replies that have arrived, each once.
 
-        :raises FedcoreError: there is no SuperLink any more.
+        :raises FedcoreError: the SuperLink has ended.
         """
 
 
 @dataclass(eq=False)
-class Errand:
-    """A request in progress.
-
-    :param parts: what the client may ask for beside the head, by name.
-    :param attach: names of parts that go with it at once.
-    :param note: the caller's own.
-    """
+class Request:
+    """A request to a client, and how far the courier has come with it."""
 
     client: int
     kind: str
+    """The kind of its messages, see :meth:`Link.send`."""
     head: bytes
     parts: Mapping[str, bytes] = field(default_factory=dict)
+    """The further blobs that the client may ask for, by name."""
     attach: Collection[str] = ()
-    note: Any = None
+    """The names of the parts that the first message contains."""
+    task: ClientTask | None = None
+    """The task of the request, for the caller."""
     began: float = 0.0
-    sent: int = 0
-    asked: float = 0.0
+    """When the request was first sent."""
+    sends: int = 0
+    """How often the request was sent."""
+    last_sent: float = 0.0
+    """When the request or a probe was last sent."""
     tickets: set[str] = field(default_factory=set)
+    """The tickets of the messages without a reply."""
     probe: str | None = None
-    doubtful: bool = False
+    """The ticket of the probe without a reply."""
+    overtaken: bool = False
+    """Whether a probe has been answered before the request."""
     away_since: float | None = None
+    """When the client's connection was found to be broken."""
 
 
 Answer = tuple[str, Tensors, dict[str, Any]]
+"""A decoded answer: its ``op``, its tensors and its header."""
 
 
 class Courier:
-    """Carries errands, one per client at a time.
+    """Sends requests to clients, one at a time to each, and waits for the answers.
 
-    :param timeout: seconds until a request without an answer is given up.
-    :param probe_every: seconds between looks at a node that is quiet.
-    :param grace: seconds that a client whose connection broke has to come back; its request is then sent again.
+    :param timeout: the seconds until a request without an answer fails.
+    :param probe_every: the seconds between probes of a client that does not answer.
+    :param grace: the seconds in which a client whose connection broke may come back; its request is then sent again.
     """
 
     def __init__(
@@ -104,120 +106,131 @@ class Courier:
         self.link = link
         self._timeout, self._probe_every, self._grace = timeout, probe_every, grace
         self._clock, self._sleep = clock, sleep
-        self._errands: dict[int, Errand] = {}
+        self._requests: dict[int, Request] = {}
+        self._finished: list[tuple[Request, Answer | ClientFailure]] = []
         self._poll = FIRST_POLL
 
     @property
     def busy(self) -> Collection[int]:
-        """The clients that have an errand."""
-        return self._errands.keys()
+        """The clients that have a request."""
+        return self._requests.keys()
 
-    def send(self, errand: Errand) -> Trouble | None:
-        """Begin an errand; returns what is in its way.
+    def send(self, request: Request) -> ClientFailure | None:
+        """Send a request to a client that has none. Return why it cannot be sent, or None.
 
-        :raises FedcoreError: there is no SuperLink any more.
+        :raises FedcoreError: the SuperLink has ended.
         """
-        assert errand.client not in self._errands
-        if errand.client not in self.link.online():
-            return Trouble("unreachable", "it is not connected")
-        errand.began = self._clock()
-        if not self._dispatch(errand, errand.attach):
-            return Trouble("unreachable", "the SuperLink does not take messages for it")
-        self._errands[errand.client] = errand
+        if request.client not in self.link.online():
+            return ClientFailure("unreachable", "it is not connected")
+        request.began = self._clock()
+        if not self._send(request, request.attach):
+            return ClientFailure("unreachable", "the SuperLink does not take messages for it")
+        self._requests[request.client] = request
         self._poll = FIRST_POLL
         return None
 
-    def collect(self) -> list[tuple[Errand, Answer | Trouble]]:
-        """Wait a moment, and return what has come to its end."""
-        if not self._errands:
+    def collect(self) -> list[tuple[Request, Answer | ClientFailure]]:
+        """Wait a moment. Return the requests that ended, each with its answer or its failure.
+
+        :raises FedcoreError: the SuperLink has ended.
+        """
+        if not self._requests:
             return []
         self._sleep(self._poll)
-        finished = self._take()
-        doubtful = [errand for errand in self._errands.values() if errand.doubtful]
-        if doubtful:  # an answer may have come with the probe's, behind this look's back
-            finished += self._take()
-        for errand in doubtful:
-            if errand.client in self._errands and errand.doubtful:
-                finished += self._again(errand, "its node has lost it", errand.parts)
+        self._receive()
+        overtaken = [request for request in self._requests.values() if request.overtaken]
+        if overtaken:  # the answer may have arrived after this look, and before the probe's
+            self._receive()
+        for request in overtaken:
+            if request.client in self._requests and request.overtaken:
+                self._send_again(request, "its node has lost it", request.parts)
         now = self._clock()
-        for errand in [errand for errand in self._errands.values() if errand.away_since is not None]:
-            finished += self._still_away(errand, now)
-        for errand in list(self._errands.values()):
-            if now - errand.began > self._timeout:
-                del self._errands[errand.client]
-                finished.append((errand, Trouble("timeout", f"no answer within {self._timeout:.0f} s")))
-            elif errand.tickets and errand.probe is None and now - errand.asked > self._probe_every:
-                errand.probe = self.link.send(errand.client, "query", {HEAD: pack("probe")}, self._timeout)
-                errand.asked = now
+        for request in list(self._requests.values()):
+            if request.away_since is not None:
+                self._look_for(request, now - request.away_since)
+        for request in list(self._requests.values()):
+            if now - request.began > self._timeout:
+                self._end(request, ClientFailure("timeout", f"no answer within {self._timeout:.0f} s"))
+            elif request.tickets and request.probe is None and now - request.last_sent > self._probe_every:
+                request.probe = self.link.send(request.client, "query", {HEAD: pack("probe")}, self._timeout)
+                request.last_sent = now
+        finished, self._finished = self._finished, []
         self._poll = FIRST_POLL if finished else min(LONGEST_POLL, self._poll * 1.2)
         return finished
 
-    def _take(self) -> list[tuple[Errand, Answer | Trouble]]:
-        owners = {ticket: errand for errand in self._errands.values() for ticket in errand.tickets}
-        probes = {errand.probe: errand for errand in self._errands.values() if errand.probe is not None}
-        finished: list[tuple[Errand, Answer | Trouble]] = []
+    def _receive(self) -> None:
+        """Handle the replies that have arrived."""
+        owners = {ticket: request for request in self._requests.values() for ticket in request.tickets}
+        probes = {request.probe: request for request in self._requests.values() if request.probe is not None}
         replies = list(self.link.collect([*owners, *probes]))
         for ticket, reply in replies:
-            errand = owners.get(ticket)
-            if errand is None or self._errands.get(errand.client) is not errand:
-                continue  # a probe's, or of a request that has had its answer
-            errand.tickets.discard(ticket)
-            finished += self._replied(errand, reply)
+            request = owners.get(ticket)
+            if request is None or self._requests.get(request.client) is not request:
+                continue  # the reply to a probe, or a second reply to a request
+            request.tickets.discard(ticket)
+            self._handle_reply(request, reply)
         for ticket, reply in replies:
             if ticket in probes:
                 probes[ticket].probe = None
-                probes[ticket].doubtful = not isinstance(reply, Trouble)
-        return finished
+                probes[ticket].overtaken = not isinstance(reply, ClientFailure)
 
-    def _replied(self, errand: Errand, reply: Blobs | Trouble) -> list[tuple[Errand, Answer | Trouble]]:
-        if isinstance(reply, Trouble):
-            if errand.tickets:
-                return []  # it was sent again since
-            if reply.again:
-                return self._again(errand, reply.message, errand.parts)
-            if reply.kind == "unreachable" and self._grace:
-                errand.away_since = self._clock()
-                return []
-            return self._end(errand, reply)
-        if LOST in reply and HEAD not in reply:
-            return self._end(errand, Trouble("worker_lost", reply[LOST].decode(errors="replace")[:200]))
+    def _handle_reply(self, request: Request, reply: Blobs | ClientFailure) -> None:
+        if isinstance(reply, ClientFailure):
+            if request.tickets:
+                return  # it has been sent again since
+            if isinstance(reply, LostMessage):
+                self._send_again(request, reply.message, request.parts)
+            elif reply.kind == "unreachable" and self._grace:
+                request.away_since = self._clock()
+            else:
+                self._end(request, reply)
+            return
+        if PROCESS_ENDED in reply and HEAD not in reply:
+            how = reply[PROCESS_ENDED].decode(errors="replace")[:200]
+            self._end(request, ClientFailure("worker_lost", how))
+            return
         try:
             answer = unpack(reply)
+            needed = None
             if answer[0] == "need":
-                names = [name for name in answer[2].get("names", ()) if name in errand.parts]
-                if not names:
-                    raise WireError("it asks for what there is not")
-                return self._again(errand, "it asks for more each time", names)
+                needed = [name for name in answer[2].get("names", ()) if name in request.parts]
+                if not needed:
+                    raise WireError("a request for parts that do not exist")
         except (WireError, TypeError) as error:
-            return self._end(errand, Trouble("rejected", f"sent {error}"))
-        return self._end(errand, answer)
+            self._end(request, ClientFailure("rejected", f"sent {error}"))
+            return
+        if needed:
+            self._send_again(request, "it asks for more each time", needed)
+        else:
+            self._end(request, answer)
 
-    def _still_away(self, errand: Errand, now: float) -> list[tuple[Errand, Answer | Trouble]]:
-        if errand.client in self.link.online():
-            errand.away_since = None
-            return self._again(errand, "its connection breaks each time", errand.parts)
-        if now - (errand.away_since or now) <= self._grace:
-            return []
-        return self._end(errand, Trouble("unreachable", f"its connection broke, for more than {self._grace:.0f} s"))
+    def _look_for(self, request: Request, away: float) -> None:
+        """Send the request again if its client is back, or end it if its client has been away for too long."""
+        if request.client in self.link.online():
+            request.away_since = None
+            self._send_again(request, "its connection breaks each time", request.parts)
+        elif away > self._grace:
+            message = f"its connection broke, for more than {self._grace:.0f} s"
+            self._end(request, ClientFailure("unreachable", message))
 
-    def _again(self, errand: Errand, why: str, attach: Iterable[str]) -> list[tuple[Errand, Answer | Trouble]]:
-        errand.doubtful = False
-        if errand.sent >= MOST_SENT:
-            return self._end(errand, Trouble("worker_lost", f"asked {errand.sent} times without an answer: {why}"))
-        if not self._dispatch(errand, attach):
-            return self._end(errand, Trouble("unreachable", "it is not connected any more"))
-        return []
+    def _send_again(self, request: Request, why: str, attach: Iterable[str]) -> None:
+        request.overtaken = False
+        if request.sends >= MAX_SENDS:
+            message = f"asked {request.sends} times without an answer: {why}"
+            self._end(request, ClientFailure("worker_lost", message))
+        elif not self._send(request, attach):
+            self._end(request, ClientFailure("unreachable", "it is no longer connected"))
 
-    def _dispatch(self, errand: Errand, attach: Iterable[str]) -> bool:
-        blobs = {HEAD: errand.head, **{name: errand.parts[name] for name in attach}}
-        ticket = self.link.send(errand.client, errand.kind, blobs, self._timeout)
+    def _send(self, request: Request, attach: Iterable[str]) -> bool:
+        blobs = {HEAD: request.head, **{name: request.parts[name] for name in attach}}
+        ticket = self.link.send(request.client, request.kind, blobs, self._timeout)
         if ticket is None:
             return False
-        errand.tickets.add(ticket)
-        errand.sent += 1
-        errand.asked = self._clock()
+        request.tickets.add(ticket)
+        request.sends += 1
+        request.last_sent = self._clock()
         return True
 
-    def _end(self, errand: Errand, result: Answer | Trouble) -> list[tuple[Errand, Answer | Trouble]]:
-        del self._errands[errand.client]
-        return [(errand, result)]
+    def _end(self, request: Request, result: Answer | ClientFailure) -> None:
+        del self._requests[request.client]
+        self._finished.append((request, result))

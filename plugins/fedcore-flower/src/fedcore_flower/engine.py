@@ -1,47 +1,45 @@
-"""The engine of a federation of organisations: tasks go to the clients' resident processes over a link."""
+"""The engine of a federation. It sends tasks to the clients' training processes."""
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from fedcore.engines import ClientFailure, ClientTask, Outcome, Pair, SharedPayload, Window, pack_shared
 from fedcore_flower import wire
-from fedcore_flower.courier import Answer, Courier, Errand, Trouble
+from fedcore_flower.courier import Answer, Courier, Request
 
-KINDS = {"evaluate": "evaluate", "ask": "query"}
-"""What a kind of task is to Flower; the others are training."""
+MESSAGE_KINDS = {"evaluate": "evaluate", "ask": "query"}
+"""The kind of Flower's message for a kind of task. Other tasks are ``train`` messages."""
 
 
 class FederationEngine:
-    """Runs each client's tasks at its organisation, one at a time, those of different clients side by side.
+    """Runs each client's tasks at its organisation: one at a time at each, at all organisations at the same time.
 
-    :param names: the clients' names, in their order.
-    :param setups: what each client needs to know of the run, by client (``fedcore_flower.setup``).
-    :param attempt: see :func:`fedcore_flower.wire.pack_request`.
+    :param names: the clients' names, in the order of their numbers.
+    :param setups: the description of the run for each client (:func:`fedcore_flower.agreement.describe_run`).
     :param run: the run's id.
     """
 
-    def __init__(
-        self, courier: Courier, names: Sequence[str], setups: Mapping[int, bytes], *, attempt: str, run: str
-    ) -> None:
+    def __init__(self, courier: Courier, names: Sequence[str], setups: Mapping[int, bytes], *, run: str) -> None:
         self.workers = len(names)
-        self._courier, self._names, self._setups = courier, names, setups
-        self._attempt, self._run = attempt, run
+        self._courier, self._names, self._setups, self._run = courier, names, setups, run
+        self._attempt = uuid.uuid4().hex
         self._shared: dict[str, bytes] = {}
-        self._has: dict[int, str] = {}  # the payload that a client was last sent
+        self._sent: dict[int, str] = {}  # the key of the payload that a client was last sent
 
     def share(self, key: str, payload: SharedPayload) -> None:
-        """Keep a payload, to be sent to each client with the first task that names it."""
+        """Keep a payload. Each client gets it with its first task that names it."""
         tensors, meta = pack_shared(payload)
         self._shared[key] = wire.pack("shared", tensors, key=key, meta=meta)
 
     def unshare(self, key: str) -> None:
-        """Forget a payload; idempotent."""
+        """Delete a payload; idempotent."""
         self._shared.pop(key, None)
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
-        """Run tasks and yield each with its outcome as it arrives; a client that is away fails at once."""
+        """Run tasks. Yield each with its outcome as it arrives. The task of a client that is away fails at once."""
         tasks = list(tasks)
         known, queue = {task.id for task in tasks}, deque(tasks)
         pending = Window(tasks, None if window is None else window + self.workers)
@@ -51,58 +49,57 @@ class FederationEngine:
                 yield task, outcome
 
     def close(self) -> None:
-        """Forget everything that was shared; idempotent."""
+        """Delete all payloads; idempotent."""
         self._shared.clear()
 
     def _dispatch(self, queue: deque[ClientTask], pending: Window) -> list[Pair]:
-        """Send what can be sent; returns the tasks that cannot."""
+        """Send the tasks that may start. Return those that cannot be sent, with their failures."""
         failed: list[Pair] = []
         waiting: list[ClientTask] = []
-        held: set[int] = set()  # a client's tasks keep their order
+        held: set[int] = set()  # the clients with waiting tasks: a client's tasks keep their order
         while queue and pending.may_start(queue[0]):
             task = queue.popleft()
             if task.client in held or task.client in self._courier.busy:
                 held.add(task.client)
                 waiting.append(task)
                 continue
-            trouble = self._courier.send(self._errand(task))
-            if trouble is not None:
-                self._has.pop(task.client, None)
-                failed.append((task, self._failure(task, trouble)))
+            failure = self._courier.send(self._request(task))
+            if failure is not None:
+                failed.append((task, self._outcome(task, failure)))
         queue.extendleft(reversed(waiting))
         return failed
 
-    def _errand(self, task: ClientTask) -> Errand:
+    def _request(self, task: ClientTask) -> Request:
         parts = {wire.SETUP: self._setups[task.client]}
         attach = []
         if task.shared is not None and task.shared in self._shared:
             parts[wire.SHARED] = self._shared[task.shared]
-            if self._has.get(task.client) != task.shared:
+            if self._sent.get(task.client) != task.shared:
                 attach.append(wire.SHARED)
-                self._has[task.client] = task.shared
+                self._sent[task.client] = task.shared
         head = wire.pack_request(task, attempt=self._attempt, run=self._run)
-        return Errand(task.client, KINDS.get(task.kind, "train"), head, parts, attach, task)
+        return Request(task.client, MESSAGE_KINDS.get(task.kind, "train"), head, parts, attach, task)
 
     def _collect(self, known: Container[str]) -> list[Pair]:
+        """Return the tasks that ended, with their outcomes."""
         finished: list[Pair] = []
-        for errand, answer in self._courier.collect():
-            task: ClientTask = errand.note
-            if isinstance(answer, Trouble):
-                self._has.pop(task.client, None)
-            if task.id in known:  # else: of a round that its caller gave up
-                finished.append((task, self._outcome(task, answer)))
+        for request, answer in self._courier.collect():
+            task = request.task
+            assert task is not None
+            outcome = self._outcome(task, answer)
+            if task.id in known:  # otherwise its caller has given its round up
+                finished.append((task, outcome))
         return finished
 
-    def _outcome(self, task: ClientTask, answer: Answer | Trouble) -> Outcome:
-        if isinstance(answer, Trouble):
-            return self._failure(task, answer)
-        try:
-            outcome = wire.unpack_answer(task, *answer)
-        except wire.WireError as error:
-            return self._failure(task, Trouble("rejected", f"sent {error}"))
+    def _outcome(self, task: ClientTask, answer: Answer | ClientFailure) -> Outcome:
+        if isinstance(answer, ClientFailure):
+            self._sent.pop(task.client, None)  # the client may not have the payload
+            outcome: Outcome = answer
+        else:
+            try:
+                outcome = wire.unpack_answer(task, *answer)
+            except wire.WireError as error:
+                outcome = ClientFailure("rejected", f"sent {error}")
         if isinstance(outcome, ClientFailure):
-            return self._failure(task, Trouble(outcome.kind, outcome.message))
+            return ClientFailure(outcome.kind, f"{self._names[task.client]}: {wire.printable(outcome.message)}")
         return outcome
-
-    def _failure(self, task: ClientTask, trouble: Trouble) -> ClientFailure:
-        return ClientFailure(trouble.kind, f"{self._names[task.client]}: {wire.shown(trouble.message)}")

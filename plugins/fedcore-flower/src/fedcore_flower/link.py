@@ -1,21 +1,22 @@
-"""The courier's link over Flower: messages to nodes, and their replies, through the run's grid."""
+"""The courier's link over Flower. It sends messages to nodes and receives their replies through the run's grid."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from flwr.app import Array, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
-from fedcore.engines import FailureKind
-from fedcore_flower.courier import Trouble
+from fedcore.engines import ClientFailure, FailureKind
+from fedcore_flower.courier import LostMessage
 from fedcore_flower.records import INLINE, as_array, from_content, to_content
+from fedcore_flower.superlink import MalformedReply, SuperLink
 from fedcore_flower.wire import SHARED, Blobs
 
 ONLINE_FOR = 0.5
-"""Seconds that a look at who is online is good for."""
+"""The seconds for which the list of connected nodes is used before it is asked for again."""
 
 KINDS: dict[int, FailureKind] = {
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "raised",
@@ -25,69 +26,55 @@ KINDS: dict[int, FailureKind] = {
 }
 
 LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED)
-"""What Flower says where a message, or its reply, has not come through: the task itself may well be done."""
-
-
-class Malformed(Exception):
-    """What a node sent is no message."""
-
-
-class GridOwner(Protocol):
-    """What the link asks of the SuperLink (``fedcore_flower.superlink``)."""
-
-    @property
-    def grid(self) -> Any:
-        """The run's grid."""
-
-    def call(self, function: Any, *arguments: Any) -> Any:
-        """Return what a call of the grid gives; raises where the SuperLink is gone.
-
-        :raises Malformed: the SuperLink is there, but its answer is no message.
-        """
+"""Flower's errors for a lost message or a lost reply. The client may have finished the task."""
 
 
 class FlowerLink:
-    """Clients are known by their nodes, which Flower knows by their keys: none can take another's place.
+    """Sends messages to the clients' nodes. Flower identifies a node by its key, so no client can replace another.
 
-    :param nodes: node id of each client, in their order.
+    :param nodes: the node id of each client, in the order of their numbers.
     """
 
-    def __init__(self, owner: GridOwner, nodes: Sequence[int]) -> None:
-        self._owner, self._nodes = owner, list(nodes)
+    def __init__(self, superlink: SuperLink, nodes: Sequence[int]) -> None:
+        self._superlink, self._nodes = superlink, list(nodes)
         self._online: set[int] = set()
-        self._looked = float("-inf")
+        self._asked = float("-inf")
         self._shared: tuple[bytes, Array] | None = None
         self._one_by_one = False
 
     def online(self) -> Collection[int]:
-        """Return the clients whose nodes have sent a sign of life lately."""
-        if time.monotonic() - self._looked > ONLINE_FOR:
-            found = set(self._owner.call(self._owner.grid.get_node_ids))
+        """Return the clients whose nodes are connected, as the SuperLink knows it."""
+        if time.monotonic() - self._asked > ONLINE_FOR:
+            found = set(self._superlink.call(self._superlink.grid.get_node_ids))
             self._online = {client for client, node in enumerate(self._nodes) if node in found}
-            self._looked = time.monotonic()
+            self._asked = time.monotonic()
         return self._online
 
     def send(self, client: int, kind: str, blobs: Blobs, ttl: float) -> str | None:
         """Send a message to a client's node."""
         message = Message(self._content(blobs), self._nodes[client], f"{kind}.fedcore", ttl=ttl)
-        (ticket,) = self._owner.call(self._owner.grid.push_messages, [message]) or [None]
+        (ticket,) = self._superlink.call(self._superlink.grid.push_messages, [message]) or [None]
         return ticket or None
 
-    def collect(self, tickets: Collection[str]) -> Iterator[tuple[str, Blobs | Trouble]]:
-        """Return the replies that the SuperLink has; one that cannot be read is its client's failure."""
-        for some in [[ticket] for ticket in tickets] if self._one_by_one else [list(tickets)]:
+    def collect(self, tickets: Collection[str]) -> Iterator[tuple[str, Blobs | ClientFailure]]:
+        """Return the replies that have arrived. A reply that Flower cannot decode is a failure of its client.
+
+        If Flower cannot decode one of several replies, it loses the others. From then on each reply is asked for by
+        itself, and the courier's probes find out which requests must be sent again.
+        """
+        for group in [[ticket] for ticket in tickets] if self._one_by_one else [list(tickets)]:
             try:
-                replies = self._owner.call(self._owner.grid.pull_messages, some)
-            except Malformed as error:
-                self._one_by_one = True  # the others' replies are asked for again, see the courier's probes
-                if len(some) == 1:
-                    yield some[0], Trouble("rejected", f"sent a message that Flower cannot read: {error}")
+                replies = self._superlink.call(self._superlink.grid.pull_messages, group)
+            except MalformedReply as error:
+                self._one_by_one = True
+                if len(group) == 1:
+                    yield group[0], ClientFailure("rejected", f"sent a message that Flower cannot decode: {error}")
                 continue
             for reply in replies:
                 yield reply.metadata.reply_to_message_id, _read(reply)
 
     def _content(self, blobs: Blobs) -> RecordDict:
-        """Return a message's content; a round's payload, the same for all clients, is cut up and hashed once."""
+        """Return the content of a message. A round's payload is the same for all clients and is converted once."""
         if len(blobs.get(SHARED, b"")) <= INLINE:
             return to_content(blobs)
         if self._shared is None or self._shared[0] is not blobs[SHARED]:
@@ -95,9 +82,9 @@ class FlowerLink:
         return to_content({name: blob for name, blob in blobs.items() if name != SHARED}, {SHARED: self._shared[1]})
 
 
-def _read(reply: Any) -> Mapping[str, bytes] | Trouble:
-    if reply.has_error():
-        code = reply.error.code
-        words = f"Flower says {reply.error.reason!r} (code {code})"
-        return Trouble(KINDS.get(code, "worker_lost"), words, again=code in LOST)
-    return from_content(reply.content)
+def _read(reply: Any) -> Blobs | ClientFailure:
+    if not reply.has_error():
+        return from_content(reply.content)
+    code = reply.error.code
+    failure = LostMessage if code in LOST else ClientFailure
+    return failure(KINDS.get(code, "worker_lost"), f"Flower reports {reply.error.reason!r} (code {code})")

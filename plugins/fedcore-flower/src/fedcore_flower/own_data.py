@@ -1,4 +1,4 @@
-"""A client's own data: read, its hold-out set aside, and put in the place of the run's."""
+"""A client's own data. It is read and split into training and held-out samples, and replaces the run's data set."""
 
 from __future__ import annotations
 
@@ -30,40 +30,42 @@ from fedcore_flower.agreement import Setup, check_data, class_order
 
 @dataclass(frozen=True)
 class OwnData:
-    """A client's samples, all of them in ``dataset.train``.
-
-    :param train: positions to train on, (n,) int64; ``test`` those held out.
-    :param data_dir: where data sets are found.
-    """
+    """A client's samples."""
 
     dataset: Dataset
+    """The data set. Its ``train`` has all samples of the client."""
     train: Tensor
+    """The positions of the samples to train on, (n,) int64."""
     test: Tensor
+    """The positions of the held-out samples, (m,) int64."""
     data_dir: Path | None = None
+    """The folder of named data sets; None for the default."""
 
     @classmethod
     def load(cls, spec: str, data_dir: Path | None, test_fraction: float | None, seed: int) -> OwnData:
-        """Read a data set and set its hold-out aside.
+        """Read a data set and split it.
 
-        :param test_fraction: part of the training samples to hold out, drawn class by class; None takes the data
-            set's own test samples instead.
-        :raises FedcoreError: there is no such data, it is damaged, or has no training samples.
+        :param spec: the data set, as ``--data`` names it.
+        :param test_fraction: the part of the training samples to hold out, drawn class by class. None holds out the
+            test samples of the data set.
+        :param seed: the seed of the draw.
+        :raises FedcoreError: the data does not exist, is damaged, or has no training samples.
         """
         kind, _, rest = spec.partition(":")
         dataset = _npz(Path(rest).expanduser()) if kind == "npz" else load_dataset(spec, data_dir)
         if not len(dataset.train):
-            raise DataError(f"--data {spec}: there are no training samples")
+            raise DataError(f"--data {spec}: the data set has no training samples")
         if test_fraction is None:
             train, test = torch.arange(len(dataset.train)), torch.arange(len(dataset.test)) + len(dataset.train)
             return cls(replace(dataset, train=_joined(dataset, spec)), train, test, data_dir)
         if not 0 <= test_fraction < 1:
-            raise ConfigError(f"--test-fraction {test_fraction}: it is a part of the data, at least 0 and below 1")
+            raise ConfigError(f"--test-fraction {test_fraction}: give a number of at least 0 and below 1")
         one = RunConfig(partition="iid", clients=1, client_test_fraction=test_fraction, seed=seed)
         parts = make_partition(dataset, one)
         return cls(dataset, parts.train[0], parts.test[0], data_dir)
 
     def describe(self) -> dict[str, Any]:
-        """Return all that the server is told of the data."""
+        """Return everything that the server learns about the data before the run."""
         return {
             "train": len(self.train),
             "test": len(self.test),
@@ -72,14 +74,17 @@ class OwnData:
             "num_classes": self.dataset.num_classes,
         }
 
-    def spec(self, config: RunConfig, setup: Setup, state: Path) -> ClientSite:
-        """Return where this client's tasks of a run are worked on.
+    def site(self, config: RunConfig, setup: Setup, state: Path) -> ClientSite:
+        """Return the site that runs this client's tasks.
 
-        :raises ConfigError: the data is not what the run is about.
+        :param state: the folder of the client's states of this run.
+        :raises ConfigError: the data does not fit the run.
         """
         check_data(setup, self.dataset)
         if config.augment and self.dataset.augmentation is None:
-            raise ConfigError(f"the run augments its images; the data here ({self.dataset.name}) has no augmentation")
+            raise ConfigError(
+                f"the run augments its images, but the client's data ({self.dataset.name}) has no augmentation"
+            )
         samples = _normalised(self.dataset.train, setup.normalisation)
         order = class_order(setup, self.dataset.class_names)
         if order is not None:
@@ -95,7 +100,7 @@ class OwnData:
 
 
 def _npz(path: Path) -> Dataset:
-    """Return an ``.npz`` file's images; unlike a run's own data set, it need not have a sample of each class."""
+    """Return the images of an ``.npz`` file. In contrast to a run's data set, some classes may have no samples."""
     train, test = read_npz(path)
     if train.images.dtype != test.images.dtype:
         raise DataError(f"{path}: x_train and x_test must have the same type, both uint8 or both floating point")
@@ -104,24 +109,27 @@ def _npz(path: Path) -> Dataset:
 
 
 def _public(name: str | None, setup: Setup, data_dir: Path | None) -> PublicSamples | None:
-    """Return the run's public samples, a data set that this client has under the name that the server says.
+    """Return the run's public samples, from an installed data set of this name.
 
-    :raises ConfigError: the server names a file, not a data set that is installed here; or its samples do not fit.
+    :raises ConfigError: the server names a file or code, no such data set is installed, or its samples do not fit.
     """
     if name is None:
         return None
     if ":" in name:
         raise ConfigError(
-            f"the server's --public {name!r} names a file or code; a client takes installed data sets only"
+            f"the server's --public {name!r} names a file or code; a client only takes installed data sets"
         )
     dataset = load_dataset(name, data_dir)
     if dataset.kind != setup.kind or list(dataset.input_shape) != setup.input_shape:
-        raise ConfigError(f"the public samples of {name!r} are not of the run's kind and shape {setup.input_shape}")
+        raise ConfigError(f"the public samples of {name!r} do not have the run's kind and shape {setup.input_shape}")
     return PublicSamples(dataset.train, torch.arange(len(dataset.train)))
 
 
 def _joined(dataset: Dataset, spec: str) -> Samples:
-    """Return training and test samples as one."""
+    """Return the training samples, followed by the test samples.
+
+    :raises ConfigError: their forms differ.
+    """
     train, test = dataset.train, dataset.test
     if isinstance(train, ResidentSamples) and isinstance(test, ResidentSamples):
         same = (train.mean, train.std, train.images.dtype) == (test.mean, test.std, test.images.dtype)
@@ -134,14 +142,15 @@ def _joined(dataset: Dataset, spec: str) -> Samples:
         if known == {name: getattr(test, name, ()) for name in known}:
             return TensorSamples(inputs, torch.cat([train.labels, test.labels]), **known)
     raise ConfigError(
-        f"--data {spec}: its test samples cannot be put beside its training samples; hold out some of these with "
-        "--test-fraction"
+        f"--data {spec}: its test samples do not have the form of its training samples; give --test-fraction to hold "
+        "out training samples instead"
     )
 
 
 def _normalised(samples: Samples, stats: list[list[float]] | None) -> Samples:
-    """Return samples normalised by the run's mean and standard deviation, so that a pixel or a number of a column is
-    the same to all.
+    """Return samples that are normalised by the run's mean and standard deviation instead of their own.
+
+    A value of a pixel or of a column then means the same at all clients.
     """
     if stats is None or not isinstance(samples, (ResidentSamples, TensorSamples)) or not samples.mean:
         return samples
@@ -160,8 +169,8 @@ def _normalised(samples: Samples, stats: list[list[float]] | None) -> Samples:
 
 
 def _renumbered(samples: Samples, order: Sequence[int]) -> Samples:
-    """Return samples whose class k is called ``order[k]``."""
+    """Return the samples with class ``order[k]`` instead of class k."""
     labels = torch.tensor(order, dtype=torch.int64)[samples.labels]
     renumbered = copy.copy(samples)
-    object.__setattr__(renumbered, "labels", labels)  # a frozen dataclass, too
+    object.__setattr__(renumbered, "labels", labels)  # works on a frozen dataclass, too
     return renumbered

@@ -1,4 +1,4 @@
-"""Child processes that leave nothing behind: started, watched, stopped, with their output in a file."""
+"""The child processes of the server and of a client, which end with their parent, and the environment of Flower."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from fedcore.base.process import command, environment
 
 PRIVATE = 0o700
+"""The mode of a folder for its owner only."""
+
 FLOWER = "1.42"
 """The version of Flower whose internal interfaces this package uses."""
 
-_TAIL = 20
-_STOPPING = 8.0
+_TAIL_LINES = 20
+_STOP_WITHIN = 8.0
 
 SILENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""Flower reports its use and asks for updates unless it is told not to, in each process."""
+"""With this environment a process of Flower sends no telemetry, asks for no updates and installs nothing."""
 
 
 class Child:
-    """A process of ours that dies with this one.
+    """A process that ends when this process ends.
 
-    :param target: ``module:function`` that it runs, with ``arguments`` as its command line.
-    :param log: file that takes its output; None is this process's own stderr.
-    :param at_death: the signal that it gets when this process dies.
-    :param pass_fds: descriptors that it inherits.
+    :param target: the function that it runs, as ``module:function``.
+    :param arguments: its command line.
+    :param log: the file for its output; None for this process's stderr.
+    :param at_parent_end: the signal that it gets when this process ends.
+    :param pass_fds: the file descriptors that it inherits.
     """
 
     def __init__(
@@ -44,19 +46,21 @@ class Child:
         *,
         log: Path | None = None,
         env: Mapping[str, str] | None = None,
-        at_death: signal.Signals = signal.SIGKILL,
+        at_parent_end: signal.Signals = signal.SIGKILL,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        self.log = log
-        line = command("fedcore_flower.child", str(os.getpid()), str(int(at_death)), target)
-        with _output(log) as stream:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
+        self._log = log
+        line = command("fedcore_flower.child", str(os.getpid()), str(int(at_parent_end)), target)
+        if log is not None:
+            log.touch(mode=0o600)
+        with contextlib.nullcontext() if log is None else log.open("ab") as stream:
+            self._process = subprocess.Popen(  # noqa: S603 - a module of this package
                 [*line, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
                 pass_fds=tuple(pass_fds),
-                start_new_session=True,  # Ctrl-C in the terminal is this process's business
+                start_new_session=True,  # Ctrl-C in the terminal goes to this process only
                 env=environment(**SILENT, **(env or {})),
             )
 
@@ -67,37 +71,37 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, minus the signal that ended it; None while it lives."""
+        """The exit code; if a signal ended the process, minus its number. None while the process runs."""
         return self._process.poll()
 
     def tail(self) -> str:
-        """Return the last lines that it wrote."""
-        if self.log is None or not self.log.exists():
-            return ""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(lines[-_TAIL:])
+        """Return the last lines of the log."""
+        assert self._log is not None
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-_TAIL_LINES:])
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End it: asked first, then made to; idempotent."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill() if at_once else self._process.terminate()
-        try:
-            self._process.wait(timeout=_STOPPING)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """End the process with SIGTERM, and after some seconds with SIGKILL; idempotent.
+
+        :param at_once: end it with SIGKILL now.
+        """
+        if not at_once:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_STOP_WITHIN)
+        self._process.kill()
+        self._process.wait()
 
 
 def silence_flower(home: Path) -> None:
-    """Set this process's environment before Flower is imported: nothing is reported, nothing goes to the user's home.
+    """Set this process's environment so that Flower reports nothing. Call it before Flower is imported.
 
-    :param home: Flower's folder.
+    :param home: the folder for Flower's files, instead of one in the user's home.
     """
     import logging
 
     os.environ.update(SILENT, FLWR_HOME=str(home))
-    for name in ("NO_PROXY", "no_proxy"):  # what is on this machine is not reached through a proxy
+    for name in ("NO_PROXY", "no_proxy"):  # no proxy for connections to this machine
         known = [host for host in os.environ.get(name, "").split(",") if host]
         os.environ[name] = ",".join(dict.fromkeys([*known, "127.0.0.1", "localhost", "::1"]))
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -105,9 +109,9 @@ def silence_flower(home: Path) -> None:
 
 
 def require_flower() -> None:
-    """Refuse to begin without Flower, or with another minor version than this package goes with.
+    """Check that Flower is installed in the minor version that this package needs.
 
-    :raises ConfigError: what is installed, and what to install.
+    :raises ConfigError: it is not installed, or in another version.
     """
     from importlib.metadata import PackageNotFoundError, version
 
@@ -118,25 +122,15 @@ def require_flower() -> None:
     except PackageNotFoundError:
         found = ""
     if not found.startswith(f"{FLOWER}."):
-        have = f"flwr {found} is installed" if found else "Flower is not installed here"
+        installed = f"flwr {found} is installed" if found else "Flower is not installed"
         raise ConfigError(
-            f"{have}; fedcore federate needs version {FLOWER}: pip install 'flwr~={FLOWER}.0', in an environment "
+            f"{installed}; fedcore federate needs version {FLOWER}: pip install 'flwr~={FLOWER}.0', in an environment "
             "without packages that need newer versions of protobuf, typer or rich"
         )
 
 
 def free_port() -> int:
-    """Return a free port of the loopback interface."""
+    """Return a port of the loopback interface that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-@contextlib.contextmanager
-def _output(log: Path | None) -> Iterator[IO[bytes] | None]:
-    if log is None:
-        yield None
-        return
-    with log.open("ab") as stream:
-        log.chmod(0o600)
-        yield stream

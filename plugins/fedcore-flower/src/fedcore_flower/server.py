@@ -1,14 +1,13 @@
-"""What ``fedcore federate server`` does: a SuperLink, its clients called together, and a run over them."""
+"""``fedcore federate server``: starts a SuperLink, waits for the clients, and trains with them."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,306 +15,310 @@ from fedcore import ConfigError, FedcoreError, RunConfig, RunResult, Setup
 from fedcore.base.config import public_share
 from fedcore.base.process import one_thread
 from fedcore.data import DECLARED, Dataset, Partition
-from fedcore.engines import ClientSite
+from fedcore.engines import ClientFailure
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.resolve import resolve
 from fedcore.runs.run import Run
 from fedcore.runs.saved import check_code, code_in
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
-from fedcore_flower.courier import Courier, Errand, Trouble
+from fedcore_flower.courier import Courier, Request
 from fedcore_flower.engine import FederationEngine
 from fedcore_flower.keys import PublicKey, Tls, check_server_key
+from fedcore_flower.members import Member, Members
 from fedcore_flower.processes import require_flower, silence_flower
-from fedcore_flower.roll import Roll
 
 ENGINE = "flower"
-STEP = 0.2
-SILENCE = 10.0
-"""Seconds after which the server says for whom it waits; an answer has at least so long, whatever --wait says."""
+POLL = 0.2
+MIN_WAIT = 10.0
+"""The seconds that a client has at least to answer at the start, whatever --wait is. After them the server says which
+clients it waits for.
+"""
 
-MOST_SAMPLES = 100_000_000
-"""Samples that a client may claim: the server's partition takes 4 bytes for each, and 20 while it is made."""
+MAX_SAMPLES = 100_000_000
+"""The most samples that a client may claim. The partition takes 4 bytes for each, and 20 bytes while it is made."""
 
 Tell = Callable[[str], None]
+"""A function for status messages to the user."""
+
 Notify = Callable[[str, Mapping[str, Any]], None]
 """A callback that takes an event's name and its details."""
 
 
 @dataclass(frozen=True)
-class Hosting:
-    """Where and for whom a server waits.
-
-    :param keys: the clients' public keys by name, in the order that numbers them.
-    :param wait: seconds until all clients, or ``min_online`` of them, have to be there; then until each has answered.
-    :param timeout: seconds until a task without an answer is given up.
-    :param probe_every: seconds between looks at a client that is quiet.
-    :param grace: seconds that a client whose connection broke has to come back before its task is a failure.
-    """
+class ServerOptions:
+    """The options of a federation's server, apart from those of the run."""
 
     host: str
     port: int
     tls: Tls
     keys: Mapping[str, PublicKey]
+    """The clients' public keys by name. The order numbers the clients."""
     wait: float = 300.0
+    """The seconds in which all clients, or ``min_online`` of them, must connect; then the seconds to answer."""
     min_online: int | None = None
+    """The number of clients that a resumed run needs; None for all."""
     timeout: float = 43200.0
+    """The seconds until a task without an answer fails."""
     probe_every: float = 30.0
+    """The seconds between probes of a client that does not answer."""
     grace: float = 20.0
+    """The seconds in which a client whose connection broke may come back before its task fails."""
 
 
-def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) -> RunResult:
-    """Run a federation, in a new run directory.
+def start(config: RunConfig, options: ServerOptions, *, notify: Notify, tell: Tell) -> RunResult:
+    """Train with the clients of a federation, in a new run directory.
 
-    All clients have to be there at its start: they say how much they hold.
+    All clients must be connected at the start, because they say how many samples they have.
 
-    :param config: ``clients`` as many as there are keys.
-    :raises FedcoreError: as ``fedcore.run``; and a client that refuses to take part, by name.
+    :param config: the configuration. Its ``clients`` is the number of keys.
+    :raises FedcoreError: as ``fedcore.run``; or a client refuses to take part.
     """
     require_flower()
     run_id = uuid.uuid4().hex
-    served = {"engine": ENGINE, "engine_options": {"federation": run_id}, "partition": DECLARED}
-    config = _checked(config.model_copy(update=served))
-    config, dataset = resolve(config)
+    fixed = {"engine": ENGINE, "engine_options": {"federation": run_id}, "partition": DECLARED}
+    config, dataset = resolve(_check_config(config.model_copy(update=fixed)))
     _check_weights(config, dataset)
-    names = list(hosting.keys)
-    with _federation(_limited(hosting, config), list(hosting.keys.values()), tell) as courier:
-        _wait(courier, names, hosting.wait, len(names), tell)
-        described = _describe(courier, names, range(len(names)), hosting.wait, tell)
-        sizes = [_sizes(name, described[client], dataset) for client, name in enumerate(names)]
-        roll = Roll(run_id, names, [key.fingerprint for key in hosting.keys.values()], sizes)
-        setups = _setups(config, dataset, roll)
-        _join(courier, names, setups, hosting.wait, tell)
-        partition = Partition.declared([train for train, _ in sizes], [test for _, test in sizes], config.dataset)
+    names = list(options.keys)
+    with _open_federation(options, config, list(options.keys.values()), tell) as courier:
+        clients = _Clients(courier, names, options.wait, tell)
+        sizes = clients.ask_sizes(clients.connect(len(names)), dataset)
+        members = Members(
+            run=run_id,
+            clients=[
+                Member(name=name, fingerprint=key.fingerprint, train=sizes[client][0], test=sizes[client][1])
+                for client, (name, key) in enumerate(options.keys.items())
+            ],
+        )
+        setups = _setups(config, dataset, members)
+        clients.join(setups)
+        train, test = [member.train for member in members.clients], [member.test for member in members.clients]
+        partition = Partition.declared(train, test, config.dataset)
 
-        def noting(event: str, details: Mapping[str, Any]) -> None:
+        def write_members(event: str, details: Mapping[str, Any]) -> None:
             if event == "start":
-                roll.write(Path(details["directory"]))
+                members.write(Path(details["directory"]))
             notify(event, details)
 
-        def make(spec: ClientSite) -> FederationEngine:
-            return FederationEngine(courier, names, setups, attempt=uuid.uuid4().hex, run=roll.run)
-
         with one_thread(), Run.new(config, dataset=dataset, partition=partition) as run:
-            return run.train(notify=noting, make=make)
+            return run.train(
+                notify=write_members, make=lambda site: FederationEngine(courier, names, setups, run=run_id)
+            )
 
 
-def resume(path: Path, hosting: Hosting, *, notify: Notify, tell: Tell, allow_outside: bool = False) -> RunResult:
-    """Go on with a federation's run, to the same bits.
+def resume(path: Path, options: ServerOptions, *, notify: Notify, tell: Tell, allow_outside: bool = False) -> RunResult:
+    """Resume the run of a federation, to the same bits.
 
-    Those who are there go on; the others are failures of their rounds until they come back.
+    Clients that are not connected fail in each round until they come back.
 
-    :raises FedcoreError: as ``fedcore.resume``; and a client whose data has another size than at the start.
+    :raises FedcoreError: as ``fedcore.resume``; or a client refuses to take part, or has another number of samples than
+        at the start of the run.
     """
     require_flower()
     directory = RunDirectory.open(path)
-    roll = Roll.read(directory.path)
-    keys = roll.keys(hosting.keys)
-    config = _checked(directory.read_config())
+    members = Members.read(directory.path)
+    keys = members.select_keys(options.keys)
+    config = _check_config(directory.read_config())
     check_code(code_in(config), path / "config.yaml", allow=False)
     with one_thread():
         run = Run.open(directory.path, allow_code=False, allow_outside=allow_outside)
-    dataset, setups = run.dataset, _setups(run.config, run.dataset, roll)
-    with _federation(_limited(hosting, config), keys, tell) as courier:
-        enough = hosting.min_online or len(roll.names)
-        _wait(courier, roll.names, hosting.wait, enough, tell)
-        present = sorted(courier.link.online())
-        described = _describe(courier, roll.names, present, hosting.wait, tell)
-        for client in present:
-            found = _sizes(roll.names[client], described[client], dataset)
-            if found != roll.sizes[client]:
+    names, setups = members.names, _setups(run.config, run.dataset, members)
+    with _open_federation(options, config, keys, tell) as courier:
+        clients = _Clients(courier, names, options.wait, tell)
+        present = clients.connect(options.min_online or len(names))
+        for client, (train, test) in clients.ask_sizes(present, run.dataset).items():
+            member = members.clients[client]
+            if (train, test) != (member.train, member.test):
                 raise ConfigError(
-                    f"client {roll.names[client]!r} holds {found[0]} + {found[1]} samples, and held "
-                    f"{roll.sizes[client][0]} + {roll.sizes[client][1]} when the run began; it needs the same data"
+                    f"client {member.name!r} has {train} + {test} samples, and had {member.train} + {member.test} when "
+                    "the run began; it needs the same data"
                 )
-        _join(courier, roll.names, {client: setups[client] for client in present}, hosting.wait, tell)
-
-        def make(spec: ClientSite) -> FederationEngine:
-            return FederationEngine(courier, roll.names, setups, attempt=uuid.uuid4().hex, run=roll.run)
-
-        return run.train(notify=notify, make=make)
+        clients.join({client: setups[client] for client in present})
+        return run.train(notify=notify, make=lambda site: FederationEngine(courier, names, setups, run=members.run))
 
 
 @contextlib.contextmanager
-def _federation(hosting: Hosting, keys: Sequence[PublicKey], tell: Tell) -> Iterator[Courier]:
-    """Start a SuperLink with a run of these clients; it ends with the block."""
-    check_server_key(hosting.tls)
-    home = Path(tempfile.mkdtemp(prefix="fedcore-flower-"))
-    superlink = None
-    try:
-        silence_flower(home)
+def _open_federation(
+    options: ServerOptions, config: RunConfig, keys: Sequence[PublicKey], tell: Tell
+) -> Iterator[Courier]:
+    """Start a SuperLink with a run for the clients with these keys. It ends with the block."""
+    check_server_key(options.tls)
+    with tempfile.TemporaryDirectory(prefix="fedcore-flower-", ignore_cleanup_errors=True) as home:
+        silence_flower(Path(home))
         from fedcore_flower.link import FlowerLink
         from fedcore_flower.superlink import SuperLink
 
-        superlink = SuperLink(hosting.host, hosting.port, hosting.tls, home)
-        superlink.start()
-        nodes = superlink.register(keys)
-        superlink.open_run()
-        tell(f"listening on {hosting.host}:{hosting.port} for {len(nodes)} clients")
-        yield Courier(
-            FlowerLink(superlink, nodes),
-            timeout=hosting.timeout,
-            probe_every=hosting.probe_every,
-            grace=hosting.grace,
-        )
-    finally:
-        if superlink is not None:
+        superlink = SuperLink(options.host, options.port, options.tls, Path(home))
+        try:
+            superlink.start()
+            nodes = superlink.register(keys)
+            superlink.open_run()
+            tell(f"listening on {options.host}:{options.port} for {len(nodes)} clients")
+            yield Courier(
+                FlowerLink(superlink, nodes),
+                timeout=min(options.timeout, config.client_timeout or options.timeout),
+                probe_every=options.probe_every,
+                grace=options.grace,
+            )
+        finally:
             superlink.stop()
-        shutil.rmtree(home, ignore_errors=True)
 
 
-def _limited(hosting: Hosting, config: RunConfig) -> Hosting:
-    """Return the hosting with the shorter of its own limit per task and the run's ``client_timeout``."""
-    return replace(hosting, timeout=min(hosting.timeout, config.client_timeout or hosting.timeout))
+def _check_config(config: RunConfig) -> RunConfig:
+    """Return the configuration if a federation can run it.
 
-
-def _checked(config: RunConfig) -> RunConfig:
-    """Refuse options that a federation has no place for."""
+    :raises ConfigError: an option has no meaning in a federation, or names code.
+    """
     if config.system is not None:
-        raise ConfigError("--system simulates clients; those of a federation are as they are")
+        raise ConfigError("--system simulates the clients' devices and networks; a federation has real ones")
     if public_share(config.public) is not None:
         raise ConfigError(
-            f"--public {config.public}: the samples stay with the clients, and no share of them can be public; name a "
+            f"--public {config.public}: the samples stay with the clients, so no share of them can be public; name a "
             "data set that the server and every client have, such as --public digits"
         )
     for name in code_in(config.model_copy(update={"dataset": ""})):
-        raise ConfigError(f"{name}: clients run installed packages only, and refuse code that is named by its path")
+        raise ConfigError(f"{name} imports code; clients only run installed packages")
     return config
 
 
 def _check_weights(config: RunConfig, dataset: Dataset) -> None:
-    """Refuse weights of which a part would have to be read by clients: no path of the server's goes to them."""
+    """Check that clients need no part of the server's file of weights: no path of the server goes to them.
+
+    :raises ConfigError: a part of the model does not travel.
+    """
     if config.weights is None:
         return
     layout = Setup.build(config, dataset).layout  # with plugins of its own
     kept = sorted(layout.personal | layout.fixed)
     if kept:
         raise ConfigError(
-            f"--weights: {kept[0]!r} does not travel in this run, and clients do not have the server's file. Leave "
-            "--weights out, or the method or option that keeps a part of the model in its place"
+            f"--weights: {kept[0]!r} does not travel in this run, and the clients do not have the server's file. Leave "
+            "out --weights, or the method or option that keeps a part of the model from travelling"
         )
 
 
-def _setups(config: RunConfig, dataset: Dataset, roll: Roll) -> dict[int, bytes]:
+def _setups(config: RunConfig, dataset: Dataset, members: Members) -> dict[int, bytes]:
+    """Return the description of the run for each client."""
     versions = versions_of(config)
     return {
-        client: describe_run(config, dataset, run=roll.run, client=client, name=name, versions=versions)
-        for client, name in enumerate(roll.names)
+        client: describe_run(config, dataset, run=members.run, client=client, name=name, versions=versions)
+        for client, name in enumerate(members.names)
     }
 
 
-def _wait(courier: Courier, names: Sequence[str], seconds: float, enough: int, tell: Tell) -> None:
-    """Wait until enough clients are connected.
+class _Clients:
+    """The clients before the first round. They connect, say how many samples they have, and join the run.
 
-    :raises FedcoreError: they are not, by name.
+    :param wait: the seconds for each of these steps.
     """
-    give_up = time.monotonic() + seconds
-    seen: set[int] = set()
-    while True:
-        online = set(courier.link.online())
-        for client in sorted(online - seen):
-            tell(f"{names[client]} is here ({len(online)} of {len(names)})")
-        seen = online
-        if len(online) == len(names) or (time.monotonic() > give_up and len(online) >= enough):
-            return
-        if time.monotonic() > give_up:
-            missing = ", ".join(name for client, name in enumerate(names) if client not in online)
-            raise FedcoreError(
-                f"after {seconds:.0f} s {len(online)} of {len(names)} clients are connected; missing: {missing}. "
-                "--wait gives them longer"
-            )
-        time.sleep(STEP)
+
+    def __init__(self, courier: Courier, names: Sequence[str], wait: float, tell: Tell) -> None:
+        self._courier, self._names, self._wait, self._tell = courier, names, wait, tell
+
+    def connect(self, enough: int) -> list[int]:
+        """Wait until all clients are connected, or as long as permitted. Return the connected ones.
+
+        :raises FedcoreError: fewer than ``enough`` are connected.
+        """
+        names, give_up = self._names, time.monotonic() + self._wait
+        seen: set[int] = set()
+        while True:
+            online = set(self._courier.link.online())
+            for client in sorted(online - seen):
+                self._tell(f"{names[client]} is connected ({len(online)} of {len(names)})")
+            seen = online
+            if len(online) == len(names):
+                return sorted(online)
+            if time.monotonic() > give_up:
+                break
+            time.sleep(POLL)
+        if len(online) >= enough:
+            return sorted(online)
+        missing = ", ".join(name for client, name in enumerate(names) if client not in online)
+        raise FedcoreError(
+            f"after {self._wait:.0f} s {len(online)} of {len(names)} clients are connected; missing: {missing}. "
+            "--wait gives them longer"
+        )
+
+    def ask_sizes(self, clients: Iterable[int], dataset: Dataset) -> dict[int, tuple[int, int]]:
+        """Return how many samples each client trains on and holds out.
+
+        :raises FedcoreError: a client does not answer, or its data does not fit the run.
+        """
+        answers = self._ask("hello", {client: {} for client in clients})
+        for client, (op, header) in answers.items():
+            if op != "described":
+                raise ConfigError(f"client {self._names[client]!r} does not describe its data: {_reason(op, header)}")
+        return {client: _sizes(self._names[client], answers[client][1], dataset) for client in sorted(answers)}
+
+    def join(self, setups: Mapping[int, bytes]) -> None:
+        """Send each client the description of the run.
+
+        :raises FedcoreError: a client does not answer, or refuses to take part.
+        """
+        answers = self._ask("join", {client: {wire.SETUP: setup} for client, setup in setups.items()})
+        refused = [
+            f"client {self._names[client]!r} does not take part: {_reason(op, header)}"
+            for client, (op, header) in sorted(answers.items())
+            if op != "joined"
+        ]
+        if refused:
+            raise ConfigError("\n".join(refused))
+
+    def _ask(self, op: str, parts: Mapping[int, Mapping[str, bytes]]) -> dict[int, tuple[str, dict[str, Any]]]:
+        """Send a request with parts to each client. Return the ``op`` and the header of each answer.
+
+        :raises FedcoreError: a client does not answer.
+        """
+        courier, names = self._courier, self._names
+        answers: dict[int, tuple[str, dict[str, Any]]] = {}
+        failed: list[str] = []
+        for client, blobs in parts.items():
+            failure = courier.send(Request(client, "query", wire.pack(op), blobs, list(blobs)))
+            if failure is not None:
+                failed.append(f"client {names[client]!r}: {failure.message}")
+        wait, began, told = max(self._wait, MIN_WAIT), time.monotonic(), False
+        while courier.busy and time.monotonic() - began < wait:
+            for request, answer in courier.collect():
+                if isinstance(answer, ClientFailure):
+                    failed.append(f"client {names[request.client]!r}: {wire.printable(answer.message)}")
+                else:
+                    answers[request.client] = (answer[0], answer[2])
+            if courier.busy and not told and time.monotonic() - began > MIN_WAIT:
+                self._tell(f"no answer yet from {', '.join(names[client] for client in courier.busy)}")
+                told = True
+        failed += [
+            f"client {names[client]!r} is connected, but did not answer within {wait:.0f} s; it may still be at work "
+            "for an earlier run. --wait gives it longer"
+            for client in courier.busy
+        ]
+        if failed:
+            raise FedcoreError("\n".join(failed))
+        return answers
 
 
-def _describe(
-    courier: Courier, names: Sequence[str], clients: Sequence[int] | range, wait: float, tell: Tell
-) -> dict[int, dict[str, Any]]:
-    """Ask clients what they hold.
-
-    :raises FedcoreError: one does not say.
-    """
-    found = {}
-    requests: dict[int, tuple[bytes, dict[str, bytes]]] = {client: (wire.pack("hello"), {}) for client in clients}
-    for client, (op, header) in _ask(courier, names, requests, wait, tell).items():
-        if op != "described":
-            raise ConfigError(f"client {names[client]!r} does not say what it holds: {_refusal(op, header)}")
-        found[client] = header
-    return found
-
-
-def _join(courier: Courier, names: Sequence[str], setups: Mapping[int, bytes], wait: float, tell: Tell) -> None:
-    """Tell clients of the run.
-
-    :raises ConfigError: what stands against it, by client.
-    """
-    requests = {client: (wire.pack("join"), {wire.SETUP: setup}) for client, setup in setups.items()}
-    refused = [
-        f"client {names[client]!r} does not take part: {_refusal(op, header)}"
-        for client, (op, header) in sorted(_ask(courier, names, requests, wait, tell).items())
-        if op != "joined"
-    ]
-    if refused:
-        raise ConfigError("\n".join(refused))
-
-
-def _refusal(op: str, header: Mapping[str, Any]) -> str:
-    return wire.shown(header.get("message", op))
-
-
-def _ask(
-    courier: Courier,
-    names: Sequence[str],
-    requests: Mapping[int, tuple[bytes, Mapping[str, bytes]]],
-    wait: float,
-    tell: Tell,
-) -> dict[int, tuple[str, dict[str, Any]]]:
-    """Send each client a request and wait for all answers.
-
-    :param wait: seconds until each has to have answered.
-    :raises FedcoreError: a client gives none.
-    """
-    found: dict[int, tuple[str, dict[str, Any]]] = {}
-    failed: list[str] = []
-    for client, (head, parts) in requests.items():
-        trouble = courier.send(Errand(client, "query", head, parts, list(parts)))
-        if trouble is not None:
-            failed.append(f"client {names[client]!r}: {trouble.message}")
-    wait, began, told = max(wait, SILENCE), time.monotonic(), False
-    while courier.busy and time.monotonic() - began < wait:
-        for errand, answer in courier.collect():
-            if isinstance(answer, Trouble):
-                failed.append(f"client {names[errand.client]!r}: {wire.shown(answer.message)}")
-            else:
-                op, _, header = answer
-                found[errand.client] = (op, header)
-        if courier.busy and not told and time.monotonic() - began > SILENCE:
-            tell(f"no answer yet from {', '.join(names[client] for client in courier.busy)}")
-            told = True
-    failed += [
-        f"client {names[client]!r} is connected, but gave no answer within {wait:.0f} s; it may still be at work for "
-        "an earlier run. --wait gives it longer"
-        for client in courier.busy
-    ]
-    if failed:
-        raise FedcoreError("\n".join(failed))
-    return found
+def _reason(op: str, header: Mapping[str, Any]) -> str:
+    return wire.printable(header.get("message", op))
 
 
 def _sizes(name: str, described: Mapping[str, Any], dataset: Dataset) -> tuple[int, int]:
-    """Return how much a client holds.
+    """Return how many samples a client says that it trains on and holds out.
 
-    :raises ConfigError: it is not what the run is about.
+    :raises ConfigError: the numbers are not plausible, or the samples have another kind or shape than the run's.
     """
     train, test = described.get("train"), described.get("test")
-    if type(train) is not int or type(test) is not int or train < 1 or test < 0 or train + test > MOST_SAMPLES:
+    if type(train) is not int or type(test) is not int or train < 1 or test < 0 or train + test > MAX_SAMPLES:
         raise ConfigError(
-            f"client {name!r} claims {wire.shown(train)} training and {wire.shown(test)} held-out samples; it has to "
-            f"hold at least 1 to train on, and at most {MOST_SAMPLES:,} in all"
+            f"client {name!r} claims {wire.printable(train)} training and {wire.printable(test)} held-out samples; it "
+            f"needs at least 1 to train on, and may have at most {MAX_SAMPLES:,} in total"
         )
     for what, found, expected in (
-        ("data of kind", described.get("kind"), dataset.kind),
-        ("samples of shape", described.get("input_shape"), list(dataset.input_shape)),
+        ("kind", described.get("kind"), dataset.kind),
+        ("shape", described.get("input_shape"), list(dataset.input_shape)),
     ):
         if found != expected:
-            raise ConfigError(f"client {name!r} holds {what} {wire.shown(repr(found))}; the run is about {expected!r}")
+            raise ConfigError(
+                f"client {name!r} has samples of {what} {wire.printable(repr(found))}, but the run's have the {what} "
+                f"{expected!r}"
+            )
     return train, test

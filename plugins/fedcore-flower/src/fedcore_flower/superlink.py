@@ -1,6 +1,6 @@
-"""The server's SuperLink: started, given the clients' keys and a run, and asked for the run's grid.
+"""The server's SuperLink: the process of Flower that exchanges messages with the clients' SuperNodes.
 
-It runs with ``--isolation process``: the run's server side is taken over by this process, which so holds the grid.
+It runs with ``--isolation process``, so this process can take over the server side of the run and use its grid.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-import signal
 import socket
 import threading
 import time
@@ -43,16 +42,16 @@ from flwr.superlink.grid import HttpGrid
 
 from fedcore import ConfigError, FedcoreError
 from fedcore_flower.keys import PublicKey, Tls
-from fedcore_flower.link import Malformed
 from fedcore_flower.node import ACQUIRE
 from fedcore_flower.processes import Child
 from fedcore_flower.superlink_app import HEADER, SECRET_FILE
 
 READY_WITHIN = 600.0
-"""Seconds for Flower's first imports, on a busy machine too; a SuperLink that ends is noticed at once."""
+"""The seconds in which the SuperLink must answer. Flower's first imports take long on a busy machine."""
 
 HEARTBEAT_EVERY = 8.0
-ANYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what the user asks for, named here to be recognised
+ANYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared with the user's --host
+"""The hosts that stand for all interfaces."""
 
 APP = {
     "pyproject.toml": b"""[project]
@@ -67,16 +66,20 @@ publisher = "fedcore"
 serverapp = "fedcore_federation:server"
 clientapp = "fedcore_federation:client"
 """,
-    "fedcore_federation.py": b'''"""Not what runs: clients answer a run with fedcore as it is installed there."""
+    "fedcore_federation.py": b'''"""This app is not executed: clients answer with their own fedcore."""
 
 raise ImportError("take part in this run with: fedcore federate client")
 ''',
 }
-"""Flower asks for an app with every run. This one says which clients can take part; it is never executed."""
+"""Flower needs an app for every run. This one is never executed; it tells users of other clients how to take part."""
+
+
+class MalformedReply(Exception):
+    """Flower cannot decode what a node sent."""
 
 
 class _Secret:
-    """Puts the owner's secret on requests to the Control API."""
+    """Adds the owner's secret to requests to the Control API."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret.hex()
@@ -89,9 +92,10 @@ class _Secret:
 
 
 class SuperLink:
-    """A SuperLink with one run, and this process as the run's server side.
+    """A SuperLink with one run. This process is the server side of the run.
 
-    :param host: interface and ``port`` that it listens on.
+    :param host: the interface that it listens on.
+    :param port: the port that it listens on.
     :param home: a private folder for Flower's files and the log.
     """
 
@@ -111,16 +115,11 @@ class SuperLink:
         assert self._grid is not None
         return self._grid
 
-    @property
-    def pid(self) -> int | None:
-        """The SuperLink's process."""
-        return self._child.pid if self._child else None
-
     def start(self) -> None:
         """Start the SuperLink and wait until it answers.
 
-        :raises ConfigError: it cannot listen there, or its certificate is not for the address.
-        :raises FedcoreError: it ended.
+        :raises ConfigError: it cannot listen at its address, or its certificate is not valid for the address.
+        :raises FedcoreError: it ended, or does not answer.
         """
         _check_free(self._host, self._port)
         secret_file = self._home / "secret"
@@ -137,22 +136,21 @@ class SuperLink:
             arguments,
             log=self._home / "superlink.log",
             env={"FLWR_HOME": str(self._home), SECRET_FILE: str(secret_file)},
-            at_death=signal.SIGKILL,
         )
         self._wait_until_ready()
 
     def register(self, keys: Sequence[PublicKey]) -> list[int]:
-        """Let nodes with these keys in, and no others; returns their ids."""
+        """Register the nodes that may connect, by their keys. Return their ids."""
         with contextlib.closing(self._control()) as control:
             return [int(control.RegisterNode(RegisterNodeRequest(public_key=key.pem)).node_id) for key in keys]
 
     def open_run(self) -> None:
-        """Start a run, and take its server side over."""
+        """Start a run, and take over its server side."""
         fab_bytes, _ = build_fab_from_files(dict(APP))
         fab = Fab(hashlib.sha256(fab_bytes).hexdigest(), fab_bytes, {})
         with contextlib.closing(self._control()) as control:
             if not control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).HasField("run_id"):
-                raise FedcoreError(f"the SuperLink did not start a run; it says:\n{self._tail()}")
+                raise FedcoreError(f"the SuperLink did not start a run; its log ends with:\n{self._tail()}")
         auth = SuperExecAuthHttpInterceptor(master_secret=self._secret, protected_methods={ACQUIRE})
         with contextlib.closing(self._runtime(auth)) as runtime:
             token = self._acquire(runtime)
@@ -163,63 +161,57 @@ class SuperLink:
         TaskIdentity.node_id = taken.context.node_id
         self._grid = HttpGrid(self._address, False, self._ca, token=token)
         self._grid.set_run(run)
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._watch, args=(self._grid, self._task), daemon=True).start()
 
     def call(self, function: Any, *arguments: Any) -> Any:
-        """Return what a call of the grid gives.
+        """Call a function of the grid and return its result.
 
-        :raises FedcoreError: the SuperLink is gone, or no longer knows the run.
-        :raises Malformed: its answer is no message.
+        :raises FedcoreError: the SuperLink has ended, or no longer knows the run.
+        :raises MalformedReply: Flower cannot decode the answer.
         """
         try:
             return function(*arguments)
         except (httpx.HTTPError, RunNotRunningException) as error:
-            raise FedcoreError(self._lost() or f"the SuperLink failed: {type(error).__name__}: {error}") from error
-        except Exception as error:  # whatever a node may provoke in Flower's decoders
-            raise Malformed(f"{type(error).__name__}: {error}") from error
+            raise self._failure(error) from error
+        except Exception as error:  # a node's message may raise any exception in Flower's decoders
+            raise MalformedReply(f"{type(error).__name__}: {error}") from error
 
     def stop(self) -> None:
-        """End the run and the SuperLink; idempotent."""
+        """End the run and the SuperLink."""
         self._closing.set()
         if self._task is not None:
             with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
                 if self._child is not None and self._child.exit_code is None:
                     self._task.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
             self._task.close()
-            self._task = None
         if self._grid is not None:
             self._grid.close()
-            self._grid = None
         if self._child is not None:
             self._child.stop()
-            self._child = None
 
     def _wait_until_ready(self) -> None:
         assert self._child is not None
         give_up = time.monotonic() + READY_WITHIN
         while time.monotonic() < give_up:
             if self._child.exit_code is not None:
-                raise FedcoreError(f"the SuperLink ended with exit code {self._child.exit_code}; {self._tail()}")
-            with contextlib.suppress(OSError), socket.create_connection(_pair(self._address), timeout=1):
-                break
+                raise self._failure()
+            try:
+                with contextlib.closing(self._runtime(RuntimeTokenHttpInterceptor("none"))) as client:
+                    client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            except httpx.HTTPStatusError:
+                return  # it answers that it does not know the token
+            except httpx.HTTPError as error:
+                if "certificate" in str(error).lower():
+                    raise ConfigError(
+                        f"the SuperLink's certificate {self._tls.certificate} is not valid for "
+                        f"{self._address.rpartition(':')[0]}, the address under which this process connects to it, or "
+                        f"{self._tls.ca} did not sign it: {error}"
+                    ) from error
             time.sleep(0.1)
-        else:
-            raise FedcoreError(
-                f"the SuperLink does not answer at {self._address} within {READY_WITHIN:.0f} s; it says:\n"
-                f"{self._tail()}"
-            )
-        try:
-            with contextlib.closing(self._runtime(RuntimeTokenHttpInterceptor("none"))) as client:
-                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        except httpx.HTTPStatusError:
-            return  # it answers, and knows no such token
-        except httpx.HTTPError as error:
-            if "certificate" not in str(error).lower():
-                raise FedcoreError(self._lost() or f"the SuperLink failed: {type(error).__name__}: {error}") from error
-            raise ConfigError(
-                f"the SuperLink's certificate {self._tls.certificate} is not for {self._address.rpartition(':')[0]}, "
-                f"under which this process talks to it, or {self._tls.ca} did not sign it: {error}"
-            ) from error
+        raise FedcoreError(
+            f"the SuperLink does not answer at {self._address} within {READY_WITHIN:.0f} s; its log ends with:\n"
+            f"{self._tail()}"
+        )
 
     def _acquire(self, runtime: RuntimeHttpClient) -> str:
         give_up = time.monotonic() + READY_WITHIN
@@ -228,27 +220,28 @@ class SuperLink:
             if found.token:
                 return str(found.token)
             time.sleep(0.05)
-        raise FedcoreError(f"the SuperLink starts no run; its log ends with:\n{self._tail()}")
+        raise FedcoreError(f"the SuperLink does not start the run; its log ends with:\n{self._tail()}")
 
-    def _watch(self) -> None:
-        """Keep the run alive, and let calls of the grid fail that would wait for ever for a dead SuperLink."""
-        beaten = 0.0
+    def _watch(self, grid: HttpGrid, task: RuntimeHttpClient) -> None:
+        """Send heartbeats for the run. If the SuperLink ends, let the grid's calls fail instead of waiting for ever."""
+        assert self._child is not None
+        last_heartbeat = 0.0
         while not self._closing.wait(0.2):
-            grid, task, child = self._grid, self._task, self._child
-            if grid is None or task is None or child is None:
-                return
-            if child.exit_code is not None:
+            if self._child.exit_code is not None:
                 grid._retry_invoker.max_tries = 1
                 return
-            if time.monotonic() - beaten > HEARTBEAT_EVERY:
-                beaten = time.monotonic()
+            if time.monotonic() - last_heartbeat > HEARTBEAT_EVERY:
+                last_heartbeat = time.monotonic()
                 with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
                     task.SendTaskHeartbeat(SendTaskHeartbeatRequest())
 
-    def _lost(self) -> str | None:
+    def _failure(self, error: Exception | None = None) -> FedcoreError:
+        """Return the reason why the SuperLink ended. If it still runs, return the error of a call."""
         if self._child is None or self._child.exit_code is None:
-            return None
-        return f"the SuperLink ended with exit code {self._child.exit_code}; it said:\n{self._tail()}"
+            return FedcoreError(f"the SuperLink failed: {type(error).__name__}: {error}")
+        return FedcoreError(
+            f"the SuperLink ended with exit code {self._child.exit_code}; its log ends with:\n{self._tail()}"
+        )
 
     def _tail(self) -> str:
         return self._child.tail() if self._child else ""
@@ -270,8 +263,3 @@ def _check_free(host: str, port: int) -> None:
             probe.bind((host.strip("[]"), port))
     except OSError as error:
         raise ConfigError(f"cannot listen on --host {host} --port {port}: {error.strerror or error}") from error
-
-
-def _pair(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)

@@ -1,39 +1,59 @@
-"""The resident process beside a SuperNode: holds the data, the model and the client's states, and trains.
+"""A client's training process. It holds the data, the model and the client's states, and answers the server's requests.
 
-It talks to the process that started it over a socket pair that has no name; a frame is blobs by name.
+The process that started it passes the messages over a pair of sockets.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """A client's data and the conditions under which it takes part. They go to the training process as JSON."""
+
+    data: str
+    """The data set, as ``--dataset`` names one."""
+    state: str
+    """The folder of the client's states, Flower's files and logs."""
+    data_dir: str | None = None
+    """The folder of named data sets."""
+    test_fraction: float | None = None
+    """The part of the training samples to hold out. None holds out the data set's own test samples."""
+    seed: int = 0
+    """The seed by which held-out samples are drawn."""
+    allowed: list[str] | None = None
+    """The methods that the client takes part in; None for all that are installed."""
+    models: list[str] | None = None
+    """The models that may read files of this machine."""
+    device: str = "auto"
+    quiet: bool = False
+    """Whether to print nothing."""
 
 
 def send_blobs(connection: Connection, blobs: dict[str, bytes]) -> None:
-    """Send one frame."""
+    """Send one message."""
     connection.send_bytes(json.dumps(list(blobs)).encode())
     for blob in blobs.values():
         connection.send_bytes(blob)
 
 
 def receive_blobs(connection: Connection) -> dict[str, bytes]:
-    """Wait for one frame.
+    """Wait for one message.
 
-    :raises EOFError: the other end is gone.
+    :raises EOFError: or ConnectionError. The other process has ended.
     """
-    try:
-        names = json.loads(connection.recv_bytes())
-        return {name: connection.recv_bytes() for name in names}
-    except ConnectionError as error:
-        raise EOFError(str(error)) from error
+    names = json.loads(connection.recv_bytes())
+    return {name: connection.recv_bytes() for name in names}
 
 
 def main() -> None:
-    """Serve the client's process until it hangs up: ``FD OPTIONS``, the second as JSON."""
-    connection, options = Connection(int(sys.argv[1])), json.loads(sys.argv[2])
+    """Answer requests until the client's process ends. The arguments are a file descriptor and the options as JSON."""
+    connection, options = Connection(int(sys.argv[1])), TrainerOptions(**json.loads(sys.argv[2]))
     try:
         _serve(connection, options)
     except (EOFError, ConnectionError):
@@ -42,33 +62,28 @@ def main() -> None:
         sys.exit(130)
 
 
-def _serve(connection: Connection, options: dict[str, Any]) -> None:
-    import torch
-    from threadpoolctl import threadpool_limits
-
+def _serve(connection: Connection, options: TrainerOptions) -> None:
     from fedcore import FedcoreError
     from fedcore.base import output
+    from fedcore.base.process import one_thread
+    from fedcore_flower.handler import RequestHandler
     from fedcore_flower.own_data import OwnData
-    from fedcore_flower.resident import Resident
 
-    torch.set_num_threads(1)
-    with threadpool_limits(1):
+    with one_thread():
         try:
-            data_dir = options["data_dir"]
-            own = OwnData.load(
-                options["data"], Path(data_dir) if data_dir else None, options["test_fraction"], options["seed"]
-            )
+            data_dir = Path(options.data_dir) if options.data_dir else None
+            own = OwnData.load(options.data, data_dir, options.test_fraction, options.seed)
         except FedcoreError as error:
             send_blobs(connection, {"broken": str(error).encode()})
             return
-        resident = Resident(
+        handler = RequestHandler(
             own,
-            Path(options["state"]),
-            allowed=options["allowed"],
-            models=options["models"],
-            device=options["device"],
-            tell=(lambda message: None) if options["quiet"] else output.note,
+            Path(options.state),
+            allowed=options.allowed,
+            models=options.models or (),
+            device=options.device,
+            tell=(lambda message: None) if options.quiet else output.note,
         )
         send_blobs(connection, {"ready": json.dumps(own.describe()).encode()})
         while True:
-            send_blobs(connection, resident.answer(receive_blobs(connection)))
+            send_blobs(connection, handler.answer(receive_blobs(connection)))

@@ -1,8 +1,8 @@
-"""What travels between the server and a client's resident process: named blobs, the first one the request itself.
+"""The messages between the server and a client's training process. A message is a mapping of names to blobs.
 
-A blob is tensors and JSON (``fedcore.base.serial``). ``head`` is the request or the answer. Beside it may go what
-the other side has not yet: ``setup`` (the run), ``shared`` (the global model of a round). What carries them, Flower's
-messages or a socket, looks into none.
+A blob holds tensors and JSON (:mod:`fedcore.base.serial`). The blob ``head`` is the request or the answer. A request
+also has the blob ``setup`` (the description of the run) or ``shared`` (the global model of a round) if the client does
+not have it yet. Flower's messages and the socket of the training process carry the blobs and never decode them.
 """
 
 from __future__ import annotations
@@ -28,40 +28,42 @@ from fedcore.engines import (
 
 HEAD, SETUP, SHARED = "head", "setup", "shared"
 PROTOCOL = 4
-"""Both sides must speak the same; it changes when a message does."""
+"""The version of the messages. The server and the client must have the same."""
 
 Blobs = Mapping[str, bytes]
 
-_LONGEST = 2000
-_KINDS = frozenset(get_args(FailureKind))
+_MAX_TEXT = 2000
 
 
 class WireError(FedcoreError):
-    """Bytes that are no message of ours."""
+    """A message that cannot be decoded, or that is not expected."""
 
 
 def pack(op: str, tensors: Mapping[str, Tensor] | None = None, **header: Any) -> bytes:
-    """Encode a request or an answer."""
+    """Encode a request or an answer.
+
+    :param op: what it is, such as ``task`` or ``outcome``.
+    """
     return dumps(tensors or {}, {"op": op, "protocol": PROTOCOL, **header})
 
 
 def unpack(blobs: Blobs, name: str = HEAD) -> tuple[str, Tensors, dict[str, Any]]:
-    """Decode a blob: what it is, its tensors, its header.
+    """Decode one blob of a message into its ``op``, its tensors and its header.
 
-    :raises WireError: it is missing, or none of ours.
+    :raises WireError: the blob is missing or damaged, or has another version of the protocol.
     """
     if name not in blobs:
         raise WireError(f"a message without {name!r}")
     try:
         tensors, header = loads(blobs[name])
     except ValueError as error:
-        raise WireError(f"{name!r} cannot be read: {error}") from error
+        raise WireError(f"a message whose {name!r} cannot be read: {error}") from error
     if not isinstance(header, dict) or not isinstance(header.get("op"), str):
-        raise WireError(f"{name!r} does not say what it is")
+        raise WireError(f"a message whose {name!r} has no 'op'")
     if header.get("protocol") != PROTOCOL:
         raise WireError(
-            f"the other side speaks protocol {header.get('protocol')!r}, this one {PROTOCOL}: install the same "
-            "version of fedcore-flower on both"
+            f"a message of protocol {header.get('protocol')!r}, but protocol {PROTOCOL} is expected: install the same "
+            "version of fedcore-flower at the server and at the client"
         )
     return header["op"], tensors, header
 
@@ -69,22 +71,23 @@ def unpack(blobs: Blobs, name: str = HEAD) -> tuple[str, Tensors, dict[str, Any]
 def pack_request(task: ClientTask, *, attempt: str, run: str) -> bytes:
     """Encode a task.
 
-    :param attempt: names this life of the server, so that a task that a restarted one repeats is a new one.
-    :param run: the run that its client must be set up for.
+    :param attempt: an id of the server's process. A task that a resumed run repeats is therefore a new task, and its
+        answer is computed again.
+    :param run: the id of the run. The client must be set up for it.
     """
     tensors, meta = pack_task(task)
     return pack("task", tensors, task=meta, attempt=attempt, run=run)
 
 
 def unpack_request(tensors: Tensors, header: Mapping[str, Any]) -> ClientTask:
-    """Decode what :func:`pack_request` wrote.
+    """Decode a task of :func:`pack_request`.
 
-    :raises WireError: it is something else.
+    :raises WireError: fields are missing or unknown.
     """
     try:
         return unpack_task(tensors, dict(header["task"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"a task that is none: {error}") from error
+        raise WireError(f"a task that cannot be decoded: {error}") from error
 
 
 def pack_answer(task: ClientTask, outcome: Outcome) -> bytes:
@@ -94,32 +97,27 @@ def pack_answer(task: ClientTask, outcome: Outcome) -> bytes:
 
 
 def unpack_answer(task: ClientTask, op: str, tensors: Tensors, header: Mapping[str, Any]) -> Outcome:
-    """Decode an outcome that a client claims to be this task's.
+    """Decode a client's answer to a task.
 
-    What an update says is checked by the server; a failure's kind is checked here.
+    The kind of a failure is checked here. The server checks the content of an update later.
 
-    :raises WireError: it is something else.
+    :raises WireError: it is not an outcome, or it is the outcome of another task.
     """
     meta = header.get("outcome")
     if not isinstance(meta, dict) or op != "outcome":
         raise WireError(f"an answer of kind {op[:40]!r} to a task")
     if header.get("task") != task.id:
-        raise WireError(f"an answer to task {str(header.get('task'))[:40]!r}, but was given {task.id!r}")
+        raise WireError(f"an answer to task {str(header.get('task'))[:40]!r} instead of {task.id!r}")
     try:
         outcome = unpack_outcome(tensors, meta)
     except ValueError as error:
-        raise WireError(str(error)) from error
+        raise WireError(f"an answer that cannot be decoded: {error}") from error
     if isinstance(outcome, ClientFailure):
-        kind = outcome.kind if isinstance(outcome.kind, str) and outcome.kind in _KINDS else "rejected"
+        kind = outcome.kind if outcome.kind in get_args(FailureKind) else "rejected"
         return ClientFailure(kind, str(outcome.message))
     return outcome
 
 
-def failure(task: ClientTask, kind: FailureKind, message: str) -> bytes:
-    """Encode that a task gave nothing."""
-    return pack_answer(task, ClientFailure(kind, message))
-
-
-def shown(text: object) -> str:
-    """Return what the other side said as it is printed and recorded: cut, and without control characters."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in str(text)[:_LONGEST])
+def printable(text: object) -> str:
+    """Return a text of the other side for terminals and records: shortened and without control characters."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in str(text)[:_MAX_TEXT])
