@@ -1,4 +1,4 @@
-"""Rounds over the wire without Flower: the same bits, whatever is lost, repeated or refused on the way."""
+"""Rounds with packed messages, without Flower: the bits are the same if messages are lost, repeated or refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _helpers():
 
 helpers = _helpers()
 Here, NAMES, SETTINGS, RUN = helpers.Here, helpers.NAMES, helpers.SETTINGS, helpers.RUN
-# fedamp and fedbuff send each client something else.
+# fedamp and fedbuff send different tensors to each client.
 METHODS = [
     ("fedcme",),
     *(pytest.param(plugins, marks=pytest.mark.slow) for plugins in ((), ("moon",), ("fedcd",), ("fedeccr",))),
@@ -82,7 +82,7 @@ def test_the_bits_are_those_of_one_machine(tmp_path, plugins):
 
 
 def test_what_is_for_one_client_goes_to_that_client_alone(tmp_path):
-    """FedAMP's mixtures travel with the task of their client, and not with what all clients share."""
+    """FedAMP's mixtures travel with the tasks of their clients and not with the shared payload."""
     link = Sizes(helpers.make_handlers(tmp_path / "own"))
     result = helpers.run_over(link, tmp_path / "run", "fedamp")
     model = sum(tensor.nbytes for tensor in result.model.state_dict().values())
@@ -122,9 +122,9 @@ def test_a_round_s_payload_goes_once_to_each_client(tmp_path):
     link = Here(helpers.make_handlers(tmp_path / "own"))
     helpers.run_over(link, tmp_path / "run", "fedcme")
     tasks = [blobs for _, op, blobs in link.log if op == "task"]
-    assert sum("setup" in blobs for blobs in tasks) == 3, "each is told of the run once, when it asks"
-    # Two halves and an evaluation in each of three rounds; the second halves carry no payload. The first task of each
-    # client is repeated, with what it asks for.
+    assert sum("setup" in blobs for blobs in tasks) == 3, "each gets the description of the run once, when it asks"
+    # Each of three rounds has two halves and an evaluation; the second halves have no payload. The first task of each
+    # client is sent again, with the parts that the client asks for.
     assert len(tasks) == 3 * 3 * 3 + 3
     assert sum("shared" in blobs for blobs in tasks) == 2 * 3 * 3 + 3
 
@@ -136,7 +136,7 @@ def test_a_share_of_the_clients_own_samples_cannot_be_public():
 
 
 class Sizes(Here):
-    """Notes how many bytes of tensors a training task carries for its client alone, by round and client."""
+    """Records the bytes of a training task's own tensors, by round and client."""
 
     def __init__(self, handlers):
         super().__init__(handlers)
@@ -151,7 +151,7 @@ class Sizes(Here):
 
 
 class Losing(Here):
-    """Loses, of every task, the message the first time and the answer the second time."""
+    """Loses the first message and the second answer of every task."""
 
     def __init__(self, handlers):
         super().__init__(handlers)
@@ -190,7 +190,7 @@ def test_what_is_lost_is_sent_again_and_never_trained_twice(tmp_path, monkeypatc
 
 
 class Silent(Here):
-    """Never answers client 1's training, but probes."""
+    """Loses the answers of client 1 to tasks, but not to probes."""
 
     def deliver(self, client, blobs):
         return None if client == 1 and "task" in wire.unpack(blobs)[0] else super().deliver(client, blobs)
@@ -343,7 +343,7 @@ def test_an_answer_that_flower_lost_is_asked_for_again(tmp_path):
 
 
 class Broken(Here):
-    """Breaks the connection to client 1 with its first training under way."""
+    """Breaks the connection to client 1 during its first training."""
 
     def __init__(self, handlers, back):
         super().__init__(handlers)
@@ -391,7 +391,7 @@ def test_a_client_uses_its_own_paths_and_device(tmp_path):
     config = {**setup.config, "out": "/etc", "data_dir": "/root", "device": "cuda", "trackers": {"mlflow": {}}}
     config["weights"] = "/etc/passwd"
     found = accepted(setup.model_copy(update={"config": config}))
-    assert found.weights is None, "a server's word opens no file here"
+    assert found.weights is None, "the server's path opens a file of the client"
     assert (found.out, found.data_dir, found.device, found.trackers, found.workers) == (None, None, "cpu", {}, 0)
     assert found.dataset == "own"
     sent = yaml.safe_dump(setup.config)
@@ -495,7 +495,7 @@ def test_a_task_of_another_client_is_not_worked_on(tmp_path):
     assert "a task of client 2 came to client 1" in outcome.message
 
 
-def test_no_run_s_id_leads_out_of_the_folder_of_states(tmp_path):
+def test_a_run_s_id_contains_no_path(tmp_path):
     for run in ("../" * 10 + "0" * 2, "0" * 31, "/etc"):
         with pytest.raises(ValueError, match="run"):
             setup_of(tmp_path, run=run)
@@ -514,7 +514,7 @@ def test_only_sizes_and_shapes_are_told(tmp_path):
 
 
 def serve(link, folder, monkeypatch, *plugins, wait=60.0, tell=lambda words: None, **options):
-    """Do what the command does, over a link that needs no Flower."""
+    """Start a federation as the command does, over a link without Flower."""
     monkeypatch.setattr("fedcore_flower.server.require_flower", lambda: None)
     monkeypatch.setattr("fedcore_flower.server._open_federation", lambda *_: nullcontext(helpers.courier(link)))
     folder.mkdir(parents=True, exist_ok=True)
@@ -655,7 +655,7 @@ def test_classes_are_numbered_by_the_server_s_names(tmp_path):
 
 
 def test_images_are_normalised_by_the_server_s_statistics(tmp_path):
-    """A pixel of 100 is the same to a client with dark images, to one with bright ones, and to the server."""
+    """A pixel of 100 means the same at a client with dark images, at one with bright ones, and at the server."""
     found = []
     for name, value in (("dark", 60), ("bright", 180)):
         x = np.full((8, 8, 8), value, np.uint8)
@@ -672,7 +672,7 @@ def test_images_are_normalised_by_the_server_s_statistics(tmp_path):
 
 
 def test_tables_are_normalised_by_the_server_s_statistics(tmp_path):
-    """A number of a column is the same to clients whose rows have other means."""
+    """A value of a column means the same at clients whose rows have different means."""
     raw = torch.tensor([[1.0, 50.0], [3.0, 70.0]])
     found = []
     for mean, std in (([0.0, 0.0], [1.0, 1.0]), ([2.0, 60.0], [1.0, 10.0])):
@@ -795,7 +795,7 @@ def test_a_run_of_another_kind_is_not_resumed(tmp_path):
 
 
 class Open(RequestHandler):
-    """Takes part in whatever it is asked to, on the data and states of a site, as the check of engines needs it."""
+    """Takes part in every run, on the data and states of a site. The check of engines needs this."""
 
     def __init__(self, spec):
         super().__init__(None, spec.state_dir)
@@ -807,8 +807,8 @@ class Open(RequestHandler):
         return self._run
 
 
-def test_it_keeps_the_contract(tmp_path):
-    """The engine, its requests and the handlers' answers; what carries them is test_deployment's matter."""
+def test_the_engine_keeps_the_contract(tmp_path):
+    """The engine, its requests and the handlers' answers. test_deployment tests Flower's transport."""
 
     def make(spec):
         names = [f"client-{k}" for k in range(spec.config.clients)]

@@ -1,4 +1,4 @@
-"""Keys and certificates: whose they are, what they are good for, and that none is lost or shown."""
+"""Keys and certificates: their content, their permissions, and that none is overwritten."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def folder(tmp_path):
     return tmp_path / "keys"
 
 
-def test_every_file_is_for_its_owner_alone(folder):
+def test_only_the_owner_may_read_the_files(folder):
     names = {"ca.crt", "server.crt", "server.key", "alder.key", "alder.pub", "birch.key", "birch.pub"}
     assert {path.name for path in folder.iterdir()} == names
     assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {"0o600"}
 
 
-def test_the_certificate_is_the_server_s_at_its_addresses(folder):
+def test_the_certificate_is_valid_for_the_server_s_addresses(folder):
     ca = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     server = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
     server.verify_directly_issued_by(ca)
@@ -48,7 +48,7 @@ def test_the_certificate_is_the_server_s_at_its_addresses(folder):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-def test_openssl_agrees(folder):
+def test_openssl_verifies_the_certificate(folder):
     verify = ["openssl", "verify", "-x509_strict", "-CAfile", folder / "ca.crt", folder / "server.crt"]
     found = subprocess.run(verify, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
@@ -96,7 +96,7 @@ def test_clients_may_be_added(folder):
         (["gr\u00fcn host"], [], "neither a host name nor an IP address"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, hosts, clients, words):
+def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, hosts, clients, words):
     with pytest.raises(ConfigError, match=words):
         make_keys(tmp_path / "keys", hosts, clients)
     assert not (tmp_path / "keys").exists()

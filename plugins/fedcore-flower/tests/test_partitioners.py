@@ -1,4 +1,4 @@
-"""Partitioners of flwr-datasets behind the prefix ``flwr:``, next to the library called directly."""
+"""Partitioners with the prefix ``flwr:``, compared with direct calls of flwr-datasets."""
 
 from __future__ import annotations
 
@@ -93,6 +93,6 @@ def test_a_run_on_some_of_the_samples(tmp_path):
         ("flwr:natural-id", "the data set has no column 'source'"),
     ],
 )
-def test_what_cannot_be_is_refused(name, problem):
+def test_wrong_arguments_are_refused(name, problem):
     with pytest.raises((ConfigError, UnknownNameError), match=problem):
         parts(name)

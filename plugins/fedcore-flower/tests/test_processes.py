@@ -1,4 +1,4 @@
-"""Processes that leave nothing behind, and the door of the SuperLink."""
+"""Child processes end with their parent, and the SuperLink's Control API is closed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ time.sleep(100)
 
 
 HANGS = 600.0
-"""Seconds after which a process counts as one that stays, however busy the machine is."""
+"""Seconds after which a process counts as one that does not end, even on a busy machine."""
 
 
 def ended(pid, seconds=HANGS):
@@ -51,11 +51,11 @@ def sleeper(tmp_path, monkeypatch):
         "import time\ndef main():\n    print('here', flush=True)\n    time.sleep(100)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for a parent that is another process
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the parent may be another process
     return "sleeper:main"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other kernels tell nobody of a parent's death")
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not signal the end of a parent")
 def test_a_child_dies_with_a_parent_that_is_killed(tmp_path, sleeper):
     script = STARTS_ONE.replace("time:sleep_for_ever", sleeper)
     command = [sys.executable, "-c", script, str(tmp_path / "log")]
@@ -86,7 +86,7 @@ def test_flower_reports_nothing_from_any_child(tmp_path):
     assert child.tail() == "0"
 
 
-def test_flower_s_version_is_looked_at(monkeypatch):
+def test_flower_s_version_is_checked(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.43.0")
     with pytest.raises(ConfigError, match=r"flwr 1\.43\.0 is installed; fedcore federate needs version 1\.42"):
         require_flower()
@@ -95,7 +95,7 @@ def test_flower_s_version_is_looked_at(monkeypatch):
 
 
 def answer_of(path, headers=(), kind="http"):
-    """Return the status that a request gets from a door before an app that says 200."""
+    """Return the status that a request gets from OwnerOnly in front of an app that answers 200."""
     sent = []
 
     async def app(scope, receive, send):
@@ -167,7 +167,7 @@ def test_two_clients_do_not_share_their_states(tmp_path):
         pass
 
 
-def test_what_is_on_this_machine_goes_through_no_proxy(tmp_path, monkeypatch):
+def test_connections_to_this_machine_use_no_proxy(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "example.org")
     for name in ("FLWR_HOME", "no_proxy", *processes.SILENT):
         monkeypatch.setenv(name, "")

@@ -19,7 +19,7 @@ from fedcore.engines import ClientFailure
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.resolve import resolve
 from fedcore.runs.run import Run
-from fedcore.runs.saved import check_code, code_in
+from fedcore.runs.saved import code_in
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
 from fedcore_flower.courier import Courier, Request
@@ -28,7 +28,6 @@ from fedcore_flower.keys import PublicKey, Tls, check_server_key
 from fedcore_flower.members import Member, Members
 from fedcore_flower.processes import require_flower, silence_flower
 
-ENGINE = "flower"
 POLL = 0.2
 MIN_WAIT = 10.0
 """The seconds that a client has at least to answer at the start, whatever --wait is. After them the server says which
@@ -76,7 +75,7 @@ def start(config: RunConfig, options: ServerOptions, *, notify: Notify, tell: Te
     """
     require_flower()
     run_id = uuid.uuid4().hex
-    fixed = {"engine": ENGINE, "engine_options": {"federation": run_id}, "partition": DECLARED}
+    fixed = {"engine": "flower", "engine_options": {"federation": run_id}, "partition": DECLARED}
     config, dataset = resolve(_check_config(config.model_copy(update=fixed)))
     _check_weights(config, dataset)
     names = list(options.keys)
@@ -115,15 +114,12 @@ def resume(path: Path, options: ServerOptions, *, notify: Notify, tell: Tell, al
         at the start of the run.
     """
     require_flower()
-    directory = RunDirectory.open(path)
-    members = Members.read(directory.path)
+    members = Members.read(RunDirectory.open(path).path)
     keys = members.select_keys(options.keys)
-    config = _check_config(directory.read_config())
-    check_code(code_in(config), path / "config.yaml", allow=False)
     with one_thread():
-        run = Run.open(directory.path, allow_code=False, allow_outside=allow_outside)
+        run = Run.open(path, allow_code=False, allow_outside=allow_outside)
     names, setups = members.names, _setups(run.config, run.dataset, members)
-    with _open_federation(options, config, keys, tell) as courier:
+    with _open_federation(options, run.config, keys, tell) as courier:
         clients = _Clients(courier, names, options.wait, tell)
         present = clients.connect(options.min_online or len(names))
         for client, (train, test) in clients.ask_sizes(present, run.dataset).items():
