@@ -1,7 +1,7 @@
 """A client whose training process stops before a task until the test lets it go on, however busy the machine is.
 
-``FEDCORE_TEST_GATES`` names the folder of gates: a file ``KIND-ROUND`` closes one, ``KIND-ROUND.reached`` says that the
-process stands there. It goes on when that file is gone; a gate works once.
+``FEDCORE_TEST_GATES`` names a folder. A file ``KIND-ROUND`` there stops the process before this task. The process then
+renames the file to ``KIND-ROUND.reached`` and goes on when the file is deleted. Each file stops the process once.
 """
 
 from __future__ import annotations

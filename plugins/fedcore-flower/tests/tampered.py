@@ -1,4 +1,4 @@
-"""A client whose training process lies: in round 0 about a shape, then with a nan, then about who it is."""
+"""A client whose training process sends wrong updates: first a wrong shape, then nan, then another client's number."""
 
 from __future__ import annotations
 

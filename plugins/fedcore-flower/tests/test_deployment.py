@@ -34,11 +34,10 @@ SMALL = {"rounds": 3, "local_epochs": 2, "batch_size": 64, "lr": 0.05, "model": 
 METHODS = [(), ("moon",), ("fedcd",), ("fedcme",), ("fedeccr",)]
 
 PATIENCE = 1800
-"""Seconds after which something counts as hanging. No answer may depend on the load of the machine, so nothing here
-is limited to the time that it takes on an idle one."""
+"""Seconds after which something counts as hanging. It is long, so that no result depends on the load of the machine."""
 
 ENDLESS = 100_000
-"""Rounds of a run that a test ends."""
+"""The rounds of a run that the test stops."""
 
 
 def fedcore(*arguments, script=("-m", "fedcore")):
@@ -46,7 +45,7 @@ def fedcore(*arguments, script=("-m", "fedcore")):
 
 
 class Federation:
-    """Three clients that stay, and servers one after the other on one port."""
+    """Three clients that keep running, and one server after the other on one port."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.keys = folder, folder / "keys"
@@ -80,10 +79,10 @@ class Federation:
         return self.clients[name]
 
     def gate(self, name, task):
-        """Close a gate of a client's training process; returns the file that is there while it stands there."""
+        """Stop a training process before a task. Return the file that exists while it is stopped (see gated.py)."""
         gate = self._gates(name) / task
         reached = gate.with_suffix(".reached")
-        reached.unlink(missing_ok=True)  # of a process that was killed there
+        reached.unlink(missing_ok=True)  # left by a process that was killed
         gate.touch()
         return reached
 
@@ -98,7 +97,7 @@ class Federation:
         process.wait(timeout=PATIENCE)  # its folder is locked until then
 
     def serve(self, out, *plugins, more=(), **options):
-        if self.server is not None and self.server.poll() is None:  # of a test that failed: it holds the port
+        if self.server is not None and self.server.poll() is None:  # left by a failed test: it has the port
             self.server.kill()
             self.server.communicate()
         command = ["federate", "server", "--host", "127.0.0.1", "--port", self.port, "--keys", self.keys]
@@ -128,7 +127,7 @@ class Federation:
 
 
 def children(pid):
-    """Return the processes under one, by the function that they run."""
+    """Return the child processes of a process, by the module that they run."""
     found = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -149,7 +148,7 @@ def alive(pid):
 
 
 def until(condition, server=None):
-    """Wait for a condition; one that needs a server fails with what the server said when it has ended."""
+    """Wait for a condition. If a server is given and ends, fail with its output."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         found = condition()
@@ -179,7 +178,7 @@ def model(directory):
 
 @pytest.fixture(scope="module", autouse=True)
 def interruptible():
-    """Let servers be interrupted even where the tests are a shell's background job, which ignores SIGINT."""
+    """Let servers be interrupted even if the tests are a background job of a shell, which ignores SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -233,7 +232,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process(federation, tmp_path):
 
 
 HALVES = {1: "fit_begin-1", 2: "fit_resume-1"}
-"""The tasks of round 1 of a method with an exchange in mid-epoch."""
+"""The tasks of round 1 of a method with an exchange in the middle of an epoch."""
 
 
 @pytest.mark.parametrize("half", HALVES)
@@ -252,7 +251,7 @@ def test_a_killed_training_process_is_named_and_takes_part_again(federation, tmp
 
 @pytest.mark.parametrize("half", HALVES)
 def test_a_killed_supernode_is_replaced_and_nothing_is_lost(federation, tmp_path, half):
-    """Killed while its client trains: another one takes its place, and the work is asked for once more, not done."""
+    """A SuperNode is killed while its client trains. Another one is started, and the task is not computed again."""
     here = federate(tmp_path, "fedcme", client_test_fraction=FRACTION, **SMALL)
     task, round = HALVES[half].split("-")
     worked = federation.log("birch").count(f"round {round}: {task}")
@@ -342,7 +341,7 @@ def test_what_a_client_does_not_allow_is_refused_before_the_run(federation, tmp_
 
 
 def _namespaces(tmp_path):
-    """Return what runs a command in one of two namespaces that are joined by a cable, or skip."""
+    """Make two network namespaces that are connected, and return their names; or skip the test."""
     if shutil.which("ip") is None:
         pytest.skip("there is no ip command to make network namespaces with")
     names = [f"fedcore{os.getpid()}{side}" for side in "ab"]

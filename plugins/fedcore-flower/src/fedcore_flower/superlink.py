@@ -44,7 +44,7 @@ from fedcore import ConfigError, FedcoreError
 from fedcore_flower.keys import PublicKey, Tls
 from fedcore_flower.node import ACQUIRE
 from fedcore_flower.processes import Child
-from fedcore_flower.superlink_app import HEADER, SECRET_FILE
+from fedcore_flower.superlink_app import HEADER
 
 READY_WITHIN = 600.0
 """The seconds in which the SuperLink must answer. Flower's first imports take long on a busy machine."""
@@ -135,7 +135,7 @@ class SuperLink:
             "fedcore_flower.superlink_app:main",
             arguments,
             log=self._home / "superlink.log",
-            env={"FLWR_HOME": str(self._home), SECRET_FILE: str(secret_file)},
+            env={"FLWR_HOME": str(self._home)},
         )
         self._wait_until_ready()
 

@@ -8,12 +8,10 @@ Control need the secret of the process that started the SuperLink.
 from __future__ import annotations
 
 import hmac
-import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 HEADER = "x-fedcore-secret"
-SECRET_FILE = "FEDCORE_SUPERLINK_SECRET_FILE"  # noqa: S105 - the name of a variable
 OPEN = ("/v1/fleet/", "/v1/runtime/")
 """The interfaces that check their requests themselves."""
 
@@ -46,17 +44,17 @@ class OwnerOnly:
 
 
 def main() -> None:
-    """Run the SuperLink with the arguments of ``flower-superlink``."""
+    """Run the SuperLink with the arguments of ``flower-superlink``.
+
+    Flower reads the secret from the file of ``--superexec-auth-secret-file``, for its Runtime API.
+    """
     import uvicorn
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
     from flwr.superlink.main import create_app
 
     config = _parse_superlink_lifespan_config()
-    with open(os.environ[SECRET_FILE], "rb") as file:
-        secret = file.read()
-    app = OwnerOnly(create_app(config, SuperLinkLifespan), secret)
     uvicorn.run(
-        app,
+        OwnerOnly(create_app(config, SuperLinkLifespan), config.superexec_auth_secret),
         host=config.host,
         port=config.port,
         access_log=False,
