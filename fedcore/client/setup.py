@@ -116,6 +116,13 @@ class Setup:
         state = self.model.state_dict()
         return digest_of({name: state[name] for name in sorted(self.layout.fixed)}) if self.layout.fixed else ""
 
+    def require_shared(self, plugin: str) -> None:
+        """Refuse a plugin that works on trained shared parameters if all of them stay on the clients.
+
+        :raises PluginConflictError: names the plugin that keeps the parameters on the clients.
+        """
+        require_shared(self.plugins, self.layout, plugin)
+
     def claimed(self, plugin: Plugin, declaration: str, *, personal: bool = False) -> list[str]:
         """Return the names that a plugin ``owns``, ``starts``, ``exchanges``, ``corrects`` or ``encodes``.
 
@@ -245,7 +252,7 @@ def _check_needs(setup: Setup, plugin: Plugin) -> None:
     if "one-model" in plugin.assumes:
         _require_one_model(setup, plugin)
     if plugin.server_optimizer or plugin.encodes or "displacement" in plugin.assumes:
-        require_shared(setup.plugins, setup.layout, plugin.name)
+        setup.require_shared(plugin.name)
     if "public" in plugin.reads and not setup.public:
         raise ConfigError(
             f"plugin {plugin.name!r} needs public samples: --public 0.1 takes a tenth of the training set out of "

@@ -20,7 +20,6 @@ from fedcore import (
     Setup,
     hookimpl,
 )
-from fedcore.client.setup import require_shared
 from fedcore_dp.accountant import privacy_report, spent_by
 from fedcore_dp.clipping import clip_factor, joint_norm, next_clip, noised_share, update_multiplier
 from fedcore_dp.conflicts import (
@@ -82,7 +81,7 @@ class CentralDP(Plugin[CentralDPOptions]):
         With noise refuse also shared buffers, a chosen round, and plugins that see more of single clients than the
         noised mean.
         """
-        require_shared(setup.plugins, setup.layout, self.name)
+        setup.require_shared(self.name)
         if not self.options.private:
             return
         refuse_shared_buffers(setup, self.name)

@@ -9,7 +9,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcore import ClientUpdate, Plugin, PluginOptions, ServerContext, Setup, hookimpl
-from fedcore.client.setup import require_shared
 from fedcore_robust.equations import clip_factor
 
 
@@ -31,7 +30,7 @@ class NormClip(Plugin[NormClipOptions]):
     @hookimpl
     def check_run(self, setup: Setup) -> None:
         """Refuse a run in which clients share nothing that they train."""
-        require_shared(setup.plugins, setup.layout, self.name)
+        setup.require_shared(self.name)
 
     @hookimpl(trylast=True)  # only then y_k - w_t is the client's movement: FedBuff's late clients started elsewhere
     def pre_aggregate(self, server: ServerContext, update: ClientUpdate) -> ClientUpdate | None:
