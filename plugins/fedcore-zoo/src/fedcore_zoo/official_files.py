@@ -99,13 +99,18 @@ def _span(labels: torch.Tensor) -> str:
 
 @contextlib.contextmanager
 def _explained_download(name: str, expected: Sequence[str]) -> Iterator[None]:
-    """Turn any error of a torchvision download into a DataError with advice."""
+    """Turn any error of a torchvision download into a DataError with advice, and remove the empty folders it made."""
+    folder = Path(expected[0]).absolute().parent
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT)
     try:
         yield
     except Exception as error:  # network, proxy, disk, md5, archive: the advice is the same
         reason = " ".join(str(error).split()) or type(error).__name__
+        for path in missing:
+            with contextlib.suppress(OSError):  # it is not empty
+                path.rmdir()
         raise DataError(
             f"{name}: data files are missing or not the official ones, and torchvision could not download them "
             f"({reason}). Expected: {', '.join(expected)}. {_LAYOUT_HINT}"
