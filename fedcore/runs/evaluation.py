@@ -174,17 +174,18 @@ class Evaluator:
     def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the best round so far by accuracy on the clients' held-out parts; empty if there are none.
 
-        A round in which a client could not be evaluated is left out: its mean is over other clients.
+        A round in which fewer clients could be evaluated is never the best: its mean is over other clients.
         """
         kept = self.federation.config.keep == "best"
         protocols = ["global_local"] if kept else VALIDATION  # the global model is kept, so it is judged
         protocol = next((name for name in protocols if name in self._on_clients), None)
-        if protocol is None or "failed" in metrics:
+        if protocol is None or protocol not in metrics:  # no client's own model could be evaluated
             return state.best
-        accuracy = metrics[protocol]["accuracy"]
-        if state.best and accuracy <= state.best["validation_accuracy"]:
+        clients, accuracy = metrics[protocol]["clients"], metrics[protocol]["accuracy"]
+        before = state.best and (state.best.get("clients", 0), state.best["validation_accuracy"])
+        if before and (clients, accuracy) <= before:
             return state.best
-        found = {"round": state.round - 1, "validation": protocol, "validation_accuracy": accuracy}
+        found = {"round": state.round - 1, "validation": protocol, "validation_accuracy": accuracy, "clients": clients}
         if metrics["global"] is not None:
             found["global_accuracy"] = metrics["global"]["accuracy"]
         return found

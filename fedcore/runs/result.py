@@ -96,8 +96,12 @@ class RunResult:
         :raises RunDirectoryError: its file is missing or damaged.
         """
         best = self.summary["metrics"].get("best_by_validation")
-        if self.config.keep != "best" or best is None:
+        if self.config.keep != "best":
             raise ConfigError("this run did not keep its best model; train with --keep best")
+        if best is None:
+            raise ConfigError(
+                "no round is the best: the clients could not be evaluated, see result.metrics['failures']"
+            )
         model = copy.deepcopy(self.model)
         RunDirectory(self.directory).load_model(model, best=best["round"])
         return model

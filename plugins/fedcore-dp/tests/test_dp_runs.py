@@ -20,6 +20,7 @@ from fedcore import (
     FedcoreError,
     Plugin,
     PluginConflictError,
+    PluginContractError,
     SplitModel,
     generator,
     hookimpl,
@@ -657,3 +658,14 @@ def test_local_noise_does_not_hold_malicious_clients(tmp_path):
     for name, tensor in weights(result).items():
         np.testing.assert_allclose(tensor.double().numpy(), mean[name], rtol=1e-4, atol=1e-4)
         assert not torch.equal(tensor, honest[name])
+
+
+def test_complex_numbers_are_refused_by_name(tmp_path):
+    with pytest.raises(PluginContractError, match="'waves' sends 'z', to whose complex numbers local-dp adds no noise"):
+        federate(tmp_path, f"{HERE}Waves", "local-dp", **RUN)
+
+
+class Waves(Plugin):
+    @hookimpl
+    def end_local(self, client):
+        return {"z": torch.zeros(2, dtype=torch.complex64)}

@@ -165,6 +165,12 @@ def test_a_concurrent_run_that_is_interrupted_goes_on_with_the_same_arrivals(go,
     assert [line["virtual_time"] for line in records(resumed)] == [line["virtual_time"] for line in records(straight)]
 
 
+def test_models_of_several_rounds_survive_an_interruption(go, tmp_path):
+    late, options = {"staleness": 2}, {"clients": 4, "rounds": 4}
+    resumed, straight = interrupted(tmp_path, ("fedbuff", late), after=1, **options), go({"fedbuff": late}, **options)
+    assert model_bytes(resumed) == model_bytes(straight)
+
+
 def test_the_last_models_are_kept_and_no_more(go):
     kept = committed(go({"fedbuff": {"staleness": 2}}, rounds=4)).plugins["fedbuff"]
     assert {key.partition(":")[0] for key in kept} == {"2", "3"}

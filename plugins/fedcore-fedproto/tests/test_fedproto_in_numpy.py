@@ -45,7 +45,7 @@ def test_a_run_is_the_method_in_numpy(go, tmp_path, personal):
         "clients": 3,
         "rounds": 3,
     }
-    options |= {"clients": 3, "rounds": 3, "partition": "classes", "classes_per_client": 4, "local_epochs": 2}
+    options |= {"partition": "classes", "classes_per_client": 4, "local_epochs": 2}
     result = go(("fedproto", {"lambda": 2.0, "personal": personal}), (Cohorts, {"rounds": cohorts}), **options)
     w = {name: t.double().numpy() for name, t in initial_weights(small_config(tmp_path, **options)).items()}
     own: dict[int, dict[str, np.ndarray]] = {}

@@ -118,6 +118,7 @@ class TestSpec:
             "plugin",
             ["fedavg", {"moon": {"mu": 1, "temperature": 2}}, "a+b"],
         )
+        assert parse_axis("dataset=hf:a?label=y,digits") == ("dataset", ["hf:a?label=y", "digits"])
         assert parse_axis('model="a,b",module:net.Net,1e-3,-1,') == ("model", ["a,b", "module:net.Net", "1e-3", -1])
         assert (parse_seeds("3"), parse_seeds("7,"), parse_seeds("0,7")) == ([0, 1, 2], [7], [0, 7])
         for wrong in ("plugin", "=1", "alpha="):

@@ -95,6 +95,15 @@ def test_a_run_stops_with_a_checkpoint_when_the_sweep_is_gone_and_goes_on_to_mor
     assert model_bytes(straight.directory) == model_bytes(tmp_path / "run")
 
 
+@pytest.mark.slow
+def test_when_the_process_that_forks_is_killed_another_one_takes_its_place(start, tmp_path):
+    start._server.kill()
+    start._server.wait()
+    (outcome,), _ = run_jobs([job(tmp_path, "run", rounds=1)], 1, lambda *event: None, start)
+    assert outcome.status == "finished", outcome.message
+    assert start._server.poll() is None
+
+
 @pytest.mark.slow  # the process imports torch
 def test_elsewhere_each_process_starts_anew(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:

@@ -15,6 +15,7 @@ from fedcore import (
     ClientContext,
     ClientUpdate,
     Plugin,
+    PluginContractError,
     ServerContext,
     Setup,
     hookimpl,
@@ -132,8 +133,16 @@ class LocalDP(Plugin[LocalDPOptions]):
 
 
 def _vectors(payload: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Vector]:
-    """Yield what each plugin sends as two vectors, numbers and counts, without empty ones."""
+    """Yield what each plugin sends as two vectors, numbers and counts, without empty ones.
+
+    :raises PluginContractError: complex numbers, which have no noise here.
+    """
     for plugin, tensors in payload.items():
+        if sent := next((name for name, tensor in tensors.items() if tensor.is_complex()), None):
+            hint = "send real and imaginary parts, or leave one of the two plugins out"
+            raise PluginContractError.of(
+                plugin, f"sends {sent!r}, to whose complex numbers local-dp adds no noise", hint=hint
+            )
         for floating in (True, False):
             vector = {(plugin, name): _exact(t) for name, t in tensors.items() if t.is_floating_point() == floating}
             if vector:

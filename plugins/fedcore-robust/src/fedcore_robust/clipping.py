@@ -21,7 +21,8 @@ class NormClipOptions(PluginOptions):
 class NormClip(Plugin[NormClipOptions]):
     """Norm clipping (Sun, Kairouz, Suresh, McMahan, 2019, arXiv 1911.07963, norm thresholding of updates).
 
-    An update counts as (y_k - w_t) / max(1, |y_k - w_t| / M); goes before any aggregation.
+    An update counts as (y_k - w_t) / max(1, |y_k - w_t| / M); goes before any aggregation and
+    after all other changes of an update.
     """
 
     neutral = {"bound": 1e300}

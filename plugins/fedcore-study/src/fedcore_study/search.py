@@ -6,6 +6,7 @@ Trials are proposed four at a time, whatever the number of processors: a search 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +19,12 @@ from fedcore.base.errors import flag_of
 from fedcore.base.files import parse_json, write_text
 from fedcore.base.identity import full_name, settings
 from fedcore.base.process import cores
-from fedcore.base.safe_yaml import read_yaml, write_yaml
+from fedcore.base.safe_yaml import write_yaml
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.directory import STUDY
 from fedcore_study.sweeps.processes import Job, Start, run_jobs
 from fedcore_study.sweeps.run import default_parallel, resolved
-from fedcore_study.sweeps.spec import SweepSpec, axis_name
+from fedcore_study.sweeps.spec import SweepSpec, axis_name, read_values
 from fedcore_study.sweeps.warm import starting
 
 BEST = "best.yaml"
@@ -100,7 +101,7 @@ def parse_search(text: str) -> Axis:
         if not (equals and values) or scale not in ("", "log") or (colon and not scale):
             raise ValueError("neither a range nor values")
         if not dots:
-            return Axis(axis, choices=tuple(read_yaml(f"[{values}]")))
+            return Axis(axis, choices=tuple(read_values(values)))
         bounds = [float(part) if set(part) & set(".eE") else int(part) for part in (low, high)]
         if bounds[0] >= bounds[1] or (scale and bounds[0] <= 0):
             raise ValueError("the first bound must be the lower one, and above 0 on a logarithmic scale")
@@ -160,7 +161,8 @@ def search(
     """
     check_search(spec, axes)
     _check_study(out / STUDY)
-    with starting() as start:
+    with contextlib.ExitStack() as stack:
+        start = stack.enter_context(starting())
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
@@ -169,6 +171,7 @@ def search(
         parallel = parallel or min(TOGETHER, default_parallel([base]))
         workers = None if parallel == 1 else cores() // parallel if cores() > parallel else 0
         out.mkdir(parents=True, exist_ok=True)
+        stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # the listener reports trials
         study = optuna.create_study(
             study_name="fedcore",

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedcore import RunResult
 from fedcore_testing.analytic import FloatArray, Quadratic, analytic_federation
 from fedcore_testing.federation import plugin_state, same_tensors, weights
-from fedcore_testing.problems import with_batch_norm
+from fedcore_testing.problems import one_sample, with_batch_norm
 from fedcore_testing.stub_plugins import Cohorts, FrozenEncoder, PersonalClassifier
 from fedcore_testing.sync import steps_without_host_sync
 
@@ -108,6 +108,13 @@ def buffers_are_fedavgs(go: Run, name: str, options: Options) -> None:
     assert same_tensors(found, fedavg)
 
 
+def clients_without_steps_have_no_state(go: Run, name: str, options: Options) -> None:
+    """BatchNorm cannot train on one sample."""
+    result = go({name: options}, partition=one_sample, model=with_batch_norm, rounds=3)
+    assert plugin_state(result, name, 0) == {}
+    assert all(tensor.isfinite().all() for tensor in plugin_state(result, name).values())
+
+
 def steps_read_the_client_alone(go: Run, name: str, options: Options) -> None:
     """A step waits for no device, and reads neither its round nor its number: it can be captured in a graph."""
     with steps_without_host_sync() as looked:
@@ -121,5 +128,6 @@ STATE_CHECKS: tuple[Callable[[Run, str, Options], None], ...] = (
     personal_parameters_have_no_state,
     buffers_have_no_state,
     buffers_are_fedavgs,
+    clients_without_steps_have_no_state,
     steps_read_the_client_alone,
 )

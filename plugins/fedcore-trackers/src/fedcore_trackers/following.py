@@ -58,7 +58,8 @@ class TrackerProcess:
     def __init__(self, name: str, options: Mapping[str, Any], directory: Path, notify: Notify) -> None:
         self.name, self.notify = name, notify
         self.file = memory_file(directory, name)
-        self.patience: float = options.get("patience", TrackerOptions().patience)
+        given = options.get("patience")  # unchecked for a tracker that does not load
+        self.patience: float = given if isinstance(given, int | float) else TrackerOptions().patience
         self.process: subprocess.Popen[bytes] | None = None
         try:
             self.log.parent.mkdir(exist_ok=True)

@@ -71,8 +71,9 @@ def main(arguments: list[str]) -> int:
     directory = Path(folder)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the run tells on stdin when it ends
-    wake = sys.stdin
-    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for trackers that ask a question: they read nothing
+    wake = os.fdopen(os.dup(0), encoding="utf-8")
+    with open(os.devnull, "rb") as nothing:  # for trackers and their processes that ask a question: they read nothing
+        os.dup2(nothing.fileno(), 0)
     file = memory_file(directory, name)
     with file.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a run that was killed may still be closing

@@ -86,16 +86,19 @@ def failed_clients(rows: Mapping[str, Sequence[RunRecord]], round: int | None = 
 
 
 def other_clients(rows: Mapping[str, Sequence[RunRecord]], protocol: str, round: int | None = None) -> str:
-    """Return a sentence if rows with the same seed are measured on different numbers of clients, else an empty text."""
-    measured: dict[str, dict[int, Any]] = {
-        label: {run.config.seed: run.figures(protocol, round).get("clients") for run in runs}
+    """Return a sentence if runs with the same seed are measured on different numbers of clients, else an empty text.
+
+    Runs with different numbers of clients are not held against each other.
+    """
+    measured: dict[str, dict[tuple[int, int], Any]] = {
+        label: {(run.config.seed, run.config.clients): run.figures(protocol, round).get("clients") for run in runs}
         for label, runs in rows.items()
     }
-    by_seed: dict[int, set[Any]] = {}
+    alike: dict[tuple[int, int], set[Any]] = {}
     for counts in measured.values():
-        for seed, count in counts.items():
-            by_seed.setdefault(seed, set()).add(count)
-    if all(len(counts) == 1 for counts in by_seed.values()):
+        for of, count in counts.items():
+            alike.setdefault(of, set()).add(count)
+    if all(len(counts) == 1 for counts in alike.values()):
         return ""
     said = "; ".join(f"{label}: {', '.join(map(str, counts.values()))}" for label, counts in measured.items())
     return (

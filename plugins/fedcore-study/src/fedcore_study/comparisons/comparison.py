@@ -183,7 +183,8 @@ def check_reported(runs: Sequence[RunRecord], names: Sequence[str], round: int |
     """
     if absent := [name for name in names if all(run.reported(name, round) is None for run in runs)]:
         raise ConfigError(
-            f"no run has a number {absent[0]!r} in its reports; write PLUGIN.NAME, such as attack.success"
+            f"no run has a number {absent[0]!r} in its reports; write PLUGIN.NAME, such as attack.success. If a plugin "
+            "could not measure it, metrics.jsonl has the reason"
         )
 
 

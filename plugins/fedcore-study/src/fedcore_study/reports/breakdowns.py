@@ -69,7 +69,7 @@ def _boxes(label: str, color: int, measured: Sequence[tuple[RunRecord, Metrics]]
         return [
             Box(f"{label}, seed {run.config.seed}", color, [], [], [100 * quantile for quantile in quantiles])
             for run, figures in measured
-            if (quantiles := figures.get("quantiles"))
+            if len(quantiles := [q for q in map(number, list_in(figures, "quantiles")) if q is not None]) == 7
         ]
     values = [
         (100 * value, f"client {plain(client)}, seed {run.config.seed}")

@@ -239,11 +239,13 @@ def _read_options(file: Path) -> dict[str, Any]:
     :raises RunDirectoryError: the file cannot be read.
     """
     try:
-        options = yaml.load(file.read_bytes(), Loader=_LOADER) or {}  # noqa: S506 - a safe loader
+        content = file.read_bytes()
+        loader = _LOADER if len(content) < 1 << 14 else yaml.SafeLoader  # deep nesting crashes the loader in C
+        options = yaml.load(content, Loader=loader) or {}  # noqa: S506 - a safe loader
         for name, kind in (("plugins", dict), ("dataset", str), ("rounds", int), ("digests", dict)):
             if not isinstance(options[name], kind):
                 raise ValueError("an option has a value of another type")
-    except (OSError, yaml.YAMLError, ValueError, LookupError, TypeError) as error:
+    except (OSError, yaml.YAMLError, ValueError, LookupError, TypeError, RecursionError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise RunDirectoryError(f"{file} is no configuration of a run: {what}") from None
     return dict(options)

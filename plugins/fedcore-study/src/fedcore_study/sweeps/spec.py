@@ -217,9 +217,23 @@ def parse_axis(text: str) -> tuple[str, list[Json]]:
     if not (equals and name.strip() and values.strip()):
         raise ConfigError(f"--grid {text!r}: write AXIS=VALUE,VALUE, for example --grid alpha=0.1,0.5")
     try:
-        return name.strip(), read_yaml(f"[{values}]")
+        return name.strip(), read_values(values)
     except ValueError as error:
         raise ConfigError(f"--grid {text!r}: a value is not readable as YAML ({error})") from None
+
+
+def read_values(text: str) -> list[Json]:
+    """Read ``0.1,0.5`` or ``moon,{fedprox: {mu: 1}}`` as a list in YAML.
+
+    PyYAML takes no ``?`` in such a list, which names of data sets can have. The text is then split at its commas.
+
+    :raises ValueError: a value is not YAML.
+    """
+    try:
+        values: list[Json] = read_yaml(f"[{text}]")
+        return values
+    except ValueError:
+        return [read_yaml(part) for part in text.split(",") if part.strip()]
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -83,10 +83,14 @@ class Starter:
                 start_new_session=True,  # Ctrl-C in the terminal is the sweep's business
                 env=self._environment,
             )
+        if self._server.poll() is not None:  # it was killed, perhaps for want of memory
+            self._channel.close()
+            self._start()
         stdin, ours = os.pipe()
         theirs, stdout = os.pipe()
         status, ended = os.pipe()
-        socket.send_fds(self._channel, [json.dumps(list(arguments)).encode()], [ended, stdin, stdout, log])
+        with contextlib.suppress(BrokenPipeError):  # it was killed just now: the run counts as failed
+            socket.send_fds(self._channel, [json.dumps(list(arguments)).encode()], [ended, stdin, stdout, log])
         for descriptor in (ended, stdin, stdout):
             os.close(descriptor)
         return WarmProcess(status, ours, theirs)
