@@ -73,6 +73,6 @@ class Notes(Plugin):
         server.state["seen"] = torch.cat([seen, update.payload["where"][None]])
 
 
-def look_elsewhere(mark):
+def look_elsewhere(state_dir, token):
     """Look as a node does that has another folder at the same path."""
-    return nodes.look(f"{mark}-of-another-disk")
+    return nodes.look(f"{state_dir}-of-another-disk", token)

@@ -9,10 +9,8 @@ import pytest
 
 SCRIPT = """
 import os
-from contextlib import ExitStack
-from fedcore_ray.last_words import last_words
-block = ExitStack()
-shell = block.enter_context(last_words("Go on with: fedcore resume '$HOME' %s"))
+from fedcore_ray.last_words import LastWords
+words = LastWords("Go on with: fedcore resume '$HOME' %s")
 {then}
 """
 LINE = "\nGo on with: fedcore resume '$HOME' %s\n"
@@ -24,8 +22,8 @@ LINE = "\nGo on with: fedcore resume '$HOME' %s\n"
     [
         ("os._exit(1)", LINE),
         ("os.kill(os.getpid(), 9)", LINE),
-        ("block.close()", ""),
-        ("shell.kill(); shell.wait(); block.close()", ""),
+        ("words.take_back(); words.take_back()", ""),
+        ("words._shell.kill(); words._shell.wait(); words.take_back()", ""),
     ],
 )
 def test_a_process_that_ends_without_a_word_leaves_its_last(then, said):

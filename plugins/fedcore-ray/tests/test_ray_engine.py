@@ -7,12 +7,13 @@ import signal
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ray_faults import Away, Breaks, CannotSetUp, Hangs, Notes, look_elsewhere
 from typer.testing import CliRunner
 
-from fedcore import ConfigError, FedcoreError, PluginContractError
+from fedcore import ConfigError, FedcoreError, PluginContractError, RunConfig
 from fedcore.cli.app import app
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import started
@@ -22,8 +23,8 @@ from tests.reliability.processes import wait_for
 
 pytest.importorskip("ray", reason="ray is not installed")
 
-from fedcore_ray import RayOptions, nodes
 from fedcore_ray import engine as module
+from fedcore_ray import nodes
 
 SETTINGS = {"rounds": 3, "clients": 4, "local_epochs": 2, "client_test_fraction": 0.2}
 ONE_ROUND = {"rounds": 1, "clients": 4}
@@ -42,18 +43,27 @@ class AllReady(module.RayEngine):
             self._collect()
 
 
-def test_a_ray_that_does_not_start_is_said_and_leaves_no_folder(monkeypatch):
-    """A start that takes too long raises a plain Exception."""
-    from fedcore_ray import cluster
+def test_a_start_without_a_shell_lets_go_of_the_cluster_and_raises_its_own_error(tmp_path, monkeypatch):
+    """LastWords starts /bin/sh."""
 
-    def too_late(*_, **__):
-        raise Exception("The current node timed out during startup.")
+    class Held:
+        released = False
 
-    monkeypatch.setattr(cluster.ray, "init", too_late)
-    monkeypatch.setattr(cluster.ray, "shutdown", lambda: None)
-    with pytest.raises(FedcoreError, match="Ray cannot be started on this machine: The current node timed out"):
-        cluster._connect(RayOptions())
-    assert not list(Path("/tmp").glob(f"fedcore-ray-{os.getpid()}-*"))  # noqa: S108 - where the engine makes them
+        def __init__(self, options, gpus):
+            pass
+
+        def release(self):
+            Held.released = True
+
+    def no_shell(line):
+        raise FileNotFoundError("/bin/sh")
+
+    monkeypatch.setattr("fedcore_ray.cluster.Cluster", Held)
+    monkeypatch.setattr(module, "LastWords", no_shell)
+    site = SimpleNamespace(config=RunConfig(engine="ray", device="cpu"), state_dir=tmp_path / "clients")
+    with pytest.raises(FileNotFoundError, match="/bin/sh"):
+        module.RayEngine(site)
+    assert Held.released
 
 
 def hosts():
@@ -236,6 +246,7 @@ def test_two_runs_in_one_cluster_do_not_meet(cluster, tmp_path):
             ["--workers", "99", "--clients", "99"],
             "has room for 6 workers of 1 CPUs each; it offers 6 CPUs and 0 GPUs on",
         ),
+        (["--set", "ray.cpus_per_worker=2000"], "less than or equal to 1024"),
         (["--set", "ray.cpus_per_worker=1.5"], "more than one is a whole number"),
         (["--set", "ray.cpus_per_worker=7"], "no node of the Ray cluster has the 7 CPUs that a worker takes"),
         (["--set", "ray.gpus_per_worker=1"], "ray.gpus_per_worker is 1, but the run's device is cpu"),
@@ -279,5 +290,5 @@ def test_a_node_with_other_software_is_named(cluster, tmp_path, monkeypatch):
 
 def test_a_node_that_does_not_share_the_runs_folder_is_named(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(nodes, "look", look_elsewhere)
-    with pytest.raises(ConfigError, match=r"node .+ does not share .+/clients with this machine, .*--out"):
+    with pytest.raises(ConfigError, match=r"node .+ does not share .+/clients with this machine .*--out"):
         federate(tmp_path, **ONE_ROUND, engine="ray", workers=1)

@@ -56,3 +56,11 @@ def test_nothing_is_copied():
 def test_the_memory_outlives_its_owner():
     found, _ = view(pack({"x": torch.arange(100_000.0)}, None).copy())
     assert torch.equal(found["x"], torch.arange(100_000.0))
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda b: b[:5], lambda b: b[:40], lambda b: b[:-8], lambda b: b[8:], lambda b: b[:0]]
+)
+def test_damaged_bytes_are_said(spoil):
+    with pytest.raises(ValueError, match="these bytes are no whole safetensors"):
+        view(spoil(pack({"x": torch.arange(100.0)}, {"a": 1})))

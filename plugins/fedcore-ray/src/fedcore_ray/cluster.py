@@ -9,40 +9,44 @@ import os
 import secrets
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
 import ray._private.worker as ray_worker
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedcore import ConfigError, FedcoreError
 from fedcore.engines import ALLOCATOR, cores
 from fedcore_ray.host import Host
 from fedcore_ray.options import RayOptions
+from fedcore_ray.owned_folder import OwnedFolder, remove_abandoned
 from fedcore_ray.payload import Bytes
 
+PREFIX = "fedcore-ray-"
 REACHED_WITHIN = 10.0
 """Seconds within which a cluster's head has to take a connection."""
 INHERITED = ("PYTHONPATH", "FEDCORE_DATA", "FEDCORE_DEBUG")
-"""Variables of the run's environment that its workers also get."""
+"""Variables of the run's own environment that its workers have, too."""
 RELATIVE = {"PYTHONPATH", "FEDCORE_DATA"}
+
 
 _PRINT = ray_worker.print_to_stdstream
 
 
 class WorkerLost(Exception):
-    """A worker is gone, and its answer with it. The message is for the run's records and names no machine.
+    """A worker is gone, and its answer with it; the message is for the run's records: it names no machine.
 
+    :ivar hopeless: whether the next one would end the same way.
     :ivar details: what Ray says.
     """
 
-    def __init__(self, message: str, details: str) -> None:
+    def __init__(self, message: str, details: str = "", *, hopeless: bool = False) -> None:
         super().__init__(message)
-        self.details = details
+        self.details, self.hopeless = details or message, hopeless
 
 
 class WorkerRaised(Exception):
@@ -50,33 +54,48 @@ class WorkerRaised(Exception):
 
 
 class Cluster:
-    """A connection to Ray: a new one, or the connection that this process already has.
+    """A connection to Ray, shared by the engines of this process.
 
     :param gpus: GPUs that each worker takes.
-    :ivar own: whether this object started Ray, for this run alone.
+    :ivar own: whether this process started it, for itself.
     :raises FedcoreError: there is no Ray where ``options.address`` says, or it is of another version.
     """
 
+    _lock = threading.Lock()
+    _users = 0
+    _connected = False  # by one of these objects, not by the caller
+    _folder: OwnedFolder | None = None
+
     def __init__(self, options: RayOptions, gpus: float) -> None:
         self.options, self.gpus = options, gpus
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._connected = not ray.is_initialized()
-        if self._connected:
-            self._folder = _connect(options)
-        elif options.address not in (None, "auto", _head()):
-            raise ConfigError(
-                f"ray.address is {options.address}, but this process is connected to the Ray at {_head()}; "
-                "call ray.shutdown() first"
-            )
-        self.own = self._folder is not None
+        with Cluster._lock:
+            if not ray.is_initialized():
+                Cluster._folder = _connect(options)
+                Cluster._connected, Cluster._users = True, 0
+            elif options.address not in (None, "auto", _head()):
+                raise ConfigError(
+                    f"ray.address is {options.address}, but this process is connected to the Ray at {_head()}; "
+                    "call ray.shutdown() first"
+                )
+            self.own = Cluster._folder is not None
+            Cluster._users += 1
+        self._released = False
 
     def release(self) -> None:
-        """Disconnect, and end a Ray of the run's own. A connection that was there before stays."""
-        if self._connected:
+        """Let go of it, and disconnect with the last who does; idempotent."""
+        with Cluster._lock:
+            if self._released:
+                return
+            self._released = True
+            Cluster._users -= 1
+            if Cluster._users or not Cluster._connected:
+                return
             ray.shutdown()
             ray_worker.print_to_stdstream = _PRINT
-        if self._folder is not None:
-            self._folder.cleanup()
+            Cluster._connected = False
+            folder, Cluster._folder = Cluster._folder, None
+            if folder is not None:
+                folder.remove()
 
     def worker_count(self, wanted: int | None, clients: int) -> int:
         """Return how many workers to start: as many as the cluster has room for, or ``wanted``.
@@ -97,7 +116,7 @@ class Cluster:
         return count
 
     def start_worker(self) -> Any:
-        """Start a worker on the node with the fewest workers and return the handle of its :class:`Host`."""
+        """Start a worker, on the node with the fewest; returns the handle of a :class:`Host`."""
         actor = ray.remote(Host).options(
             num_cpus=0 if self._uncounted else self.options.cpus_per_worker,
             num_gpus=self.gpus,
@@ -109,16 +128,16 @@ class Cluster:
         return actor.remote()
 
     def end_worker(self, actor: Any) -> None:
-        """End a worker at once. The worker or the cluster may be gone already."""
+        """End a worker, at once; it may be gone, and the cluster with it."""
         with contextlib.suppress(RayError):
             ray.kill(actor, no_restart=True)
 
     def put(self, packed: Bytes) -> Any:
-        """Put bytes into the object store and return the reference to them. They stay until it is deleted."""
+        """Put bytes into the object store; returns what stands for them until it is forgotten."""
         return ray.put(packed)
 
     def wait(self, answers: Sequence[Any], seconds: float | None) -> list[Any]:
-        """Wait for the first of several answers. Return an empty list if the time is up."""
+        """Wait for the first of several answers; none where the time is up."""
         done, _ = ray.wait(list(answers), num_returns=1, timeout=seconds)
         return list(done)
 
@@ -133,7 +152,8 @@ class Cluster:
         except RayTaskError as error:
             raise WorkerRaised(first_line(error)) from error
         except RayError as error:
-            raise WorkerLost(_why(error), first_line(error)) from error
+            hopeless = isinstance(error, ActorDiedError) and error.actor_init_failed
+            raise WorkerLost(_why(error), first_line(error), hopeless=hopeless) from error
         return packed.copy()
 
     def on_each_node(self, function: Any, *arguments: Any) -> Iterator[tuple[str, Any]]:
@@ -141,16 +161,7 @@ class Cluster:
 
         :raises FedcoreError: it cannot be run there; names the node.
         """
-        started = []
-        for node in self._nodes():
-            task = ray.remote(function).options(
-                num_cpus=0,
-                max_retries=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-                runtime_env={"env_vars": environment()},
-            )
-            name = f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-            started.append((name, task.remote(*arguments)))
+        started = [(name_of(node), self._start_on(node, function, *arguments)) for node in self._nodes()]
         for name, answer in started:
             try:
                 yield name, ray.get(answer, timeout=self.options.start_timeout)
@@ -160,9 +171,18 @@ class Cluster:
                     "node, and start Ray from that environment"
                 ) from error
 
+    def _start_on(self, node: Mapping[str, Any], function: Any, *arguments: Any) -> Any:
+        task = ray.remote(function).options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+            runtime_env={"env_vars": environment()},
+        )
+        return task.remote(*arguments)
+
     @property
     def _uncounted(self) -> bool:
-        """Whether Ray need not count CPUs: a run that has the machine's Ray for itself counts its workers."""
+        """Whether Ray need not count CPUs: this machine's are the run's own, which counts itself."""
         return self.own and not self.gpus
 
     def _nodes(self) -> list[dict[str, Any]]:
@@ -183,6 +203,11 @@ def environment() -> dict[str, str]:
     return {**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHON_CPU_COUNT": "1", **inherited}
 
 
+def name_of(node: Mapping[str, Any]) -> str:
+    """Return a node's readable name."""
+    return f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
 def first_line(error: BaseException) -> str:
     """Return what an error of Ray says in one line: its cause, where it has one."""
     cause = getattr(error, "cause", None)
@@ -200,7 +225,7 @@ def _why(error: RayError) -> str:
     return "the worker's process is gone"
 
 
-def _connect(options: RayOptions) -> tempfile.TemporaryDirectory[str] | None:
+def _connect(options: RayOptions) -> OwnedFolder | None:
     """Start a Ray cluster for this process, or join a running one; returns the folder of the former.
 
     Workers import from the folder that this process is in while Ray starts. It may be untrusted: another one is used.
@@ -214,24 +239,22 @@ def _connect(options: RayOptions) -> tempfile.TemporaryDirectory[str] | None:
         try:
             with _own_signals(), contextlib.chdir("/"):
                 ray.init(options.address, **quiet)
-        except (RuntimeError, ValueError, OSError, RayError) as error:
+        except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
             raise FedcoreError(_nothing_at(options.address, error)) from error
         return None
     # Ray asks for a token; without this it would write one into the home folder, readable by every user.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    # In /tmp, for a short path: Ray makes sockets in it, and a socket's path has at most 107 characters.
-    folder = tempfile.TemporaryDirectory(
-        prefix=f"fedcore-ray-{os.getpid()}-",
-        dir="/tmp",
-        ignore_cleanup_errors=True,
-    )
+    # Short: Ray makes sockets in it, and a socket's path has at most 107 characters.
+    place = Path("/tmp")  # noqa: S108 - the folder below it is private
+    remove_abandoned(place, PREFIX)
+    folder = OwnedFolder(place, PREFIX)
     try:
-        with _own_signals(), contextlib.chdir(folder.name):
-            ray.init("local", num_cpus=cores(), include_dashboard=False, _temp_dir=folder.name, **quiet)
+        with _own_signals(), contextlib.chdir(folder.path):
+            ray.init("local", num_cpus=cores(), include_dashboard=False, _temp_dir=str(folder.path), **quiet)
     except BaseException as error:
         ray.shutdown()
-        folder.cleanup()
-        if isinstance(error, Exception):  # a start that takes too long raises no subclass
+        folder.remove()
+        if isinstance(error, (ConnectionError, RuntimeError, ValueError, OSError, RayError)):
             raise FedcoreError(f"Ray cannot be started on this machine: {first_line(error)}") from error
         raise
     return folder
@@ -259,9 +282,9 @@ def _nothing_at(address: str, error: BaseException) -> str:
 
 
 def _print_to_stderr(data: dict[str, Any], *rest: Any, **options: Any) -> None:
-    """Replace the function with which Ray always prints its processes' output, on stdout, where --json has its figures.
+    """Stand in for what prints the words of Ray's processes: to stdout, where --json has its figures, and always.
 
-    With --debug the output is shown on stderr. What happened to a worker is in the run's records.
+    They are shown with --debug; what happened to a worker is in the run's records.
     """
     if "FEDCORE_DEBUG" in os.environ:
         _PRINT({**data, "is_err": True}, *rest, **options)
@@ -269,7 +292,7 @@ def _print_to_stderr(data: dict[str, Any], *rest: Any, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's handler of SIGTERM. With Ray's handler it would exit without a checkpoint."""
+    """Keep what this process does at SIGTERM; Ray would have it exit without a checkpoint."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from fedcore.engines import (
     pack_task,
 )
 from fedcore.runs.directory import RunDirectory
-from fedcore_ray.last_words import last_words
+from fedcore_ray.last_words import LastWords
 from fedcore_ray.options import RayOptions
 from fedcore_ray.payload import pack, view
 
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
     from fedcore_ray.cluster import Cluster, WorkerLost
 
 DIED_EARLY = 3
-"""How often in a row a worker that is lost before it was ready is replaced. One more loss ends the run."""
+"""How often in a row a worker may be lost before it was ready, and is replaced: once more, and it is no accident."""
 
 
 class RayEngine:
-    """Runs tasks on Ray's workers. Each worker hosts any client; a lost worker is replaced.
+    """Runs tasks on Ray's workers, each of which hosts any client; one that is lost is replaced.
 
     :raises ConfigError: options that do not fit the run or the cluster; a node that differs from this machine.
     :raises FedcoreError: there is no Ray to join, or none can be started.
@@ -52,17 +51,15 @@ class RayEngine:
         from fedcore_ray.cluster import Cluster  # here: the options alone need no ray
 
         self._shared: dict[str, Any] = {}
+        self._last_words: LastWords | None = None
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
-        with ExitStack() as stack:
+        self._cluster = Cluster(self.options, gpus)
+        try:
             go_on = RunDirectory(site.state_dir.parent).how_to_resume
-            line = (
+            self._last_words = LastWords(
                 "stopped: the run's process was killed, or Ray ended it because a part of Ray on this machine was "
                 f"killed (raylet, agent or head; for want of memory, for example). Go on with: {go_on}"
             )
-            stack.enter_context(last_words(line))
-            self._cluster = Cluster(self.options, gpus)
-            stack.callback(self._cluster.release)
-            stack.callback(self._end_workers)
             self.workers = self._cluster.worker_count(site.config.workers, site.config.clients)
             if not self._cluster.own:
                 from fedcore_ray.nodes import check_nodes
@@ -72,7 +69,9 @@ class RayEngine:
             self._none_since = time.monotonic()  # when the last ready worker was lost
             for _ in range(self.workers):
                 self._dispatcher.workers.append(_Worker(self._cluster, self._site, self._shared))
-            self._closing = stack.pop_all()
+        except BaseException:
+            self.close()
+            raise
 
     def share(self, key: str, payload: SharedPayload) -> None:
         """Put a payload into the object store, once; every node fetches it once."""
@@ -83,22 +82,22 @@ class RayEngine:
         self._shared.pop(key, None)
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
-        """Run tasks side by side and yield each as it finishes. A paused client's task waits for its worker."""
+        """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker."""
         yield from self._dispatcher.run(tasks, self._collect, window=window)
 
     def close(self) -> None:
-        """End the workers, and Ray itself if this run started it; idempotent."""
-        self._closing.close()
-
-    def _end_workers(self) -> None:
+        """End the workers, and Ray itself if this run started it."""
         for worker in self._dispatcher.workers:
             worker.end()
         self._dispatcher.workers.clear()
         self._shared.clear()
         self._site = None
+        self._cluster.release()
+        if self._last_words is not None:
+            self._last_words.take_back()
 
     def _collect(self) -> None:
-        """Wait until a worker answers, or until a worker's time is up."""
+        """Wait until a worker has something to say, or until one's time is up."""
         answers = {worker.answer: worker for worker in self._dispatcher.workers if worker.answer is not None}
         done = self._cluster.wait(list(answers), self._patience())
         for answer in done:
@@ -107,7 +106,7 @@ class RayEngine:
             self._give_up()
 
     def _take(self, worker: _Worker) -> None:
-        """Deliver a worker's answer to the caller that waits for it."""
+        """Put what a worker said where it is waited for."""
         from fedcore_ray.cluster import WorkerLost, WorkerRaised
 
         answer, worker.answer = worker.answer, None
@@ -124,7 +123,7 @@ class RayEngine:
 
     def _lose(self, worker: _Worker, error: WorkerLost) -> None:
         attempt = 0 if worker.ready else worker.attempt + 1
-        if attempt > DIED_EARLY:
+        if attempt and (error.hopeless or attempt > DIED_EARLY):
             raise FedcoreError(
                 f"a Ray worker was lost before it was ready, {attempt} times in a row: {error.details}. Its own output "
                 "is in Ray's logs on its node; --debug shows it"
@@ -166,11 +165,11 @@ class RayEngine:
 
 
 class _Worker:
-    """One actor, its task, and the reference to its answer.
+    """One actor, what it is at, and the answer that it owes.
 
-    :ivar answer: Ray's reference to the coming answer; None while nothing is asked.
-    :ivar since: the time at which it was asked, in seconds.
-    :ivar attempt: how many predecessors in a row were lost before they were ready.
+    :ivar answer: stands for what Ray will have of it; None while nothing is asked.
+    :ivar since: when it was asked, in seconds.
+    :ivar attempt: how many before it in its place were lost in a row, none of them ever ready.
     """
 
     def __init__(self, cluster: Cluster, site: Any, shared: Mapping[str, Any], attempt: int = 0) -> None:
@@ -190,7 +189,7 @@ class _Worker:
 
 
 def _from_anywhere(site: ClientSite) -> ClientSite:
-    """Return a site whose data folder is also right for a process that starts in another folder."""
+    """Return a site that means the same in a process that starts in another folder."""
     if site.config.data_dir is None:
         return site
     return replace(site, config=site.config.model_copy(update={"data_dir": site.config.data_dir.absolute()}))

@@ -1,4 +1,4 @@
-"""The code of a worker: a process that hosts many clients and answers tasks. Messages are bytes."""
+"""What runs on a worker: a process that hosts many clients and answers tasks, bytes in and bytes out."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Host:
         self._shared: SharedPayload | None = None
 
     def set_up(self, site: Bytes, folder: str) -> Bytes:
-        """Set up the clients on the site in the object store. Answer ``ready``, or ``broken`` with the error.
+        """Set the clients up, over the site where it lies; says ``ready``, or ``broken`` and why.
 
-        :param folder: the folder in which the run was started: relative names such as ``hf:FOLDER`` are relative to it.
+        :param folder: where the run was started, as relative names such as ``hf:FOLDER`` mean it.
         """
         with contextlib.suppress(OSError):  # another machine may not have it
             os.chdir(folder)
@@ -47,7 +47,7 @@ class Host:
         return pack({}, ["ready", None])
 
     def run(self, task: Bytes, shared: Bytes | None) -> Bytes:
-        """Run a task. Answer ``outcome``, or ``broken`` with an error that every other client would also meet."""
+        """Run a task; says ``outcome``, or ``broken`` where no other client would survive it either."""
         assert self._runtime is not None
         unpacked = unpack_task(*view(task.copy()))  # a method may write to what it was asked with
         if shared is not None and unpacked.shared != self._key:

@@ -1,9 +1,8 @@
-"""The check of a cluster's nodes: the same software as the machine of the run, and the run's folder."""
+"""What every node of a cluster must have in common with the machine that the run was started on."""
 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import uuid
 import warnings
@@ -30,21 +29,32 @@ def check_nodes(cluster: Cluster, state_dir: Path) -> None:
     :raises ConfigError: names the node, what differs, and what to do.
     :raises FedcoreError: fedcore cannot be imported there at all.
     """
-    mark = state_dir / f".seen-by-server-{uuid.uuid4().hex}"
-    with storing(mark):
+    token = uuid.uuid4().hex
+    ours = state_dir / f".seen-by-server-{token}"
+    with storing(ours):
         state_dir.mkdir(parents=True, exist_ok=True)
-        mark.touch()
+        ours.write_text(token, encoding="utf-8")
     try:
         here = describe()
-        for name, answer in cluster.on_each_node(look, str(mark)):
+        for name, answer in cluster.on_each_node(look, str(state_dir), token):
             _compare(here, json.loads(answer), name, state_dir)
     finally:
-        mark.unlink()
+        for left in state_dir.glob(f".seen-by-*-{token}"):
+            left.unlink(missing_ok=True)
 
 
-def look(mark: str) -> str:
-    """Run on a node: return, as JSON, what is installed there, and whether it can write to the mark's folder."""
-    return json.dumps({**describe(), "shares": os.access(mark, os.W_OK) and os.access(Path(mark).parent, os.W_OK)})
+def look(state_dir: str, token: str) -> str:
+    """Run on a node: return, as JSON, what is installed there, and leave a file in the run's folder."""
+    folder = Path(state_dir)
+    answer = {**describe(), "file": None}
+    try:
+        if (folder / f".seen-by-server-{token}").read_text(encoding="utf-8") == token:
+            mine = folder / f".seen-by-{uuid.uuid4().hex}-{token}"
+            mine.write_text(token, encoding="utf-8")
+            answer["file"] = mine.name
+    except OSError as error:
+        answer["problem"] = str(error)
+    return json.dumps(answer)
 
 
 def describe() -> dict[str, Any]:
@@ -71,10 +81,10 @@ def _compare(here: Mapping[str, Any], there: Mapping[str, Any], name: str, state
             f"{name} has other software than this machine: {', '.join(different[:5])}{more}. Install the same "
             "packages on every node, and start Ray from that environment."
         )
-    if not there["shares"]:
+    if there["file"] is None or not (state_dir / there["file"]).exists():
         raise ConfigError(
-            f"{name} does not share {state_dir} with this machine, or may not write there. Clients' states are kept "
-            "there: put the run directory on a file system that all nodes have at the same path, with --out"
+            f"{name} does not share {state_dir} with this machine{_because(there)}. Clients' states are kept there: "
+            "put the run directory on a file system that all nodes have at the same path, with --out"
         )
     if here["cpu"] != there["cpu"]:
         warnings.warn(
@@ -83,3 +93,7 @@ def _compare(here: Mapping[str, Any], there: Mapping[str, Any], name: str, state
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _because(there: Mapping[str, Any]) -> str:
+    return f" ({there['problem']})" if "problem" in there else ""

@@ -19,11 +19,12 @@ class RayOptions(PluginOptions):
         "the run's own, on this machine.",
     )
     cpus_per_worker: float = Field(
-        default=1.0, gt=0, description="CPUs that a worker takes of its node; below 1 several share one."
+        default=1.0, gt=0, le=1024, description="CPUs that a worker takes of its node; below 1 several share one."
     )
     gpus_per_worker: float | None = Field(
         default=None,
         ge=0,
+        le=1024,
         description="GPUs that a worker takes; below 1 several share one. Default 1 on CUDA, else 0.",
     )
     timeout: float | None = Field(

@@ -1,11 +1,12 @@
-"""Tensors and JSON as one array of bytes, which Ray's object store holds. Tensors are read in place, not copied.
+"""Tensors and JSON as one array of bytes: what Ray's object store holds, read where it lies.
 
-The format is that of ``fedcore.base.serial``. Ray does not pickle an array of bytes: it stores the bytes and maps them
-into every process of a node.
+The bytes are those of ``fedcore.base.serial``. Ray stores an array of bytes as it is, so that no object of ours is
+pickled, and maps it into every process of a node.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -49,18 +50,27 @@ def pack(tensors: Mapping[str, Tensor], meta: Any) -> Bytes:
 def view(packed: Bytes) -> tuple[dict[str, Tensor], Any]:
     """Return what :func:`pack` was given; the tensors lie in ``packed``.
 
-    If the array is read-only, they must not be written to: the memory is protected, and the process would end.
+    Those of a read-only array must not be written to: the memory is protected, and the process would end.
+
+    :raises ValueError: the bytes are something else.
     """
-    start = 8 + int.from_bytes(packed[:8].tobytes(), "little")
-    header: dict[str, Any] = parse_json(packed[8:start].tobytes())
-    meta = parse_json(header.pop("__metadata__")["fedcore"])
-    return {name: _tensor(packed[start:], **entry) for name, entry in header.items()}, meta
+    try:
+        start = 8 + int.from_bytes(packed[:8].tobytes(), "little")
+        header: dict[str, Any] = parse_json(packed[8:start].tobytes())
+        texts = header.pop("__metadata__")
+        tensors = {name: _tensor(packed[start:], **entry) for name, entry in header.items()}
+        return tensors, parse_json(texts["fedcore"])
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"these bytes are no whole safetensors with a JSON value: {error!r}") from error
 
 
 def _tensor(data: Bytes, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
     begin, end = data_offsets
+    kind = DTYPES[dtype]
+    if not 0 <= begin <= end <= len(data) or end - begin != math.prod(shape) * kind.itemsize:
+        raise ValueError(f"bytes {begin} to {end} of {len(data)} are no {dtype} of shape {shape}")
     if begin == end:
-        return torch.empty(shape, dtype=DTYPES[dtype])
+        return torch.empty(shape, dtype=kind)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")
-        return torch.frombuffer(data[begin:end], dtype=DTYPES[dtype]).reshape(shape)
+        return torch.frombuffer(data[begin:end], dtype=kind).reshape(shape)
