@@ -181,10 +181,10 @@ class Evaluator:
         protocol = next((name for name in protocols if name in self._on_clients), None)
         if protocol is None or protocol not in metrics:  # no client's own model could be evaluated
             return state.best
-        clients, accuracy = metrics[protocol]["clients"], metrics[protocol]["accuracy"]
-        before = state.best and (state.best.get("clients", 0), state.best["validation_accuracy"])
-        if before and (clients, accuracy) <= before:
-            return state.best
+        clients, accuracy, best = metrics[protocol]["clients"], metrics[protocol]["accuracy"], state.best
+        # An older checkpoint does not say how many clients: it counts as the same number.
+        if best and (clients, accuracy) <= (best.get("clients", clients), best["validation_accuracy"]):
+            return best
         found = {"round": state.round - 1, "validation": protocol, "validation_accuracy": accuracy, "clients": clients}
         if metrics["global"] is not None:
             found["global_accuracy"] = metrics["global"]["accuracy"]

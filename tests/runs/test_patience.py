@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import fedcore
 from fedcore import ConfigError, RunConfig
 from fedcore.data import load_dataset
+from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.training import out_of_patience
 from fedcore.server.state import ServerState
 from fedcore_testing import model_bytes
@@ -129,3 +132,20 @@ def test_a_run_without_a_best_global_model_is_refused(tmp_path, options, problem
     with pytest.raises(ConfigError, match=problem):
         fedcore.run(clients=3, keep="best", out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "clients", "accuracy", "is_best"),
+    [
+        ({"clients": 3, "validation_accuracy": 0.5}, 2, 0.9, False),
+        ({"clients": 2, "validation_accuracy": 0.9}, 3, 0.5, True),
+        ({"clients": 3, "validation_accuracy": 0.5}, 3, 0.6, True),
+        ({"validation_accuracy": 0.5}, 3, 0.4, False),  # of a checkpoint that does not say how many
+        ({}, 1, 0.1, True),
+    ],
+)
+def test_a_round_over_fewer_clients_is_never_the_best(before, clients, accuracy, is_best):
+    evaluator = SimpleNamespace(federation=SimpleNamespace(config=RunConfig()), _on_clients=["global_local"])
+    metrics = {"global": None, "global_local": {"clients": clients, "accuracy": accuracy}}
+    found = Evaluator.best(evaluator, ServerState(model={}, round=9, best=before), metrics)
+    assert (found is not before) == is_best
