@@ -34,7 +34,7 @@ WITHOUT_EFFECT = (
 )
 """Options that say where and how a run is executed, and its labels. They do not change the bits of the results."""
 
-CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout", "metrics"})
+CHANGEABLE = frozenset({"rounds", "patience", "workers", "lanes", "data_dir", "device", "client_timeout", "metrics"})
 """Options that may change when a run is resumed. Only rounds, patience and device can change its bits;
 metrics add figures to its records."""
 

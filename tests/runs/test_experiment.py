@@ -410,8 +410,9 @@ def test_a_run_that_was_shortened_goes_on_to_more_rounds(go, tmp_path):
     with pytest.raises(Interrupted):
         go("moon", rounds=4, notify=stop, out=out)
     assert resume(out, changes={"rounds": 2}).summary["rounds"] == 2
-    longer, whole = resume(out, changes={"rounds": 3}), go("moon", rounds=3)
+    longer, whole = resume(out, changes={"rounds": 3, "lanes": 2}), go("moon", rounds=3)
     assert (model_bytes(longer), lines(longer)) == (model_bytes(whole), lines(whole))
+    assert longer.config.lanes == 2
 
 
 def test_a_resume_that_is_refused_changes_nothing(go, tmp_path):
