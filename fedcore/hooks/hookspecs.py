@@ -1,6 +1,6 @@
 """Every hook of fedcore, in the order in which a run calls them. This file holds no logic.
 
-Six hooks serve four methods of five::
+Most methods use some of these six hooks::
 
     add a term to the local loss (FedProx, MOON)                    local_loss
     prepare a client's training, from what it received or kept      begin_local
@@ -9,8 +9,8 @@ Six hooks serve four methods of five::
     step from the mean to the new model (FedAvgM, FedDyn)           server_step
     send something to the clients next to the model                 broadcast
 
-The other hooks are rarely needed. The call tree of a run shows when each hook is called. ``[server]`` and ``[client]``
-say where it runs. The order is the same with every engine::
+The call tree of a run shows when each hook is called. ``[server]`` and ``[client]`` say where it runs. The order is the
+same with every engine::
 
     run
       configure_model, personal_parameters                          [both]
