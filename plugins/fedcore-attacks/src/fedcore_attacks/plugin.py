@@ -89,7 +89,9 @@ class AttackOptions(PluginOptions):
         ge=0,
         description="Factor of the update or payload, noise's deviation, ALIE's z, epsilon; by kind if left out.",
     )
-    collude: bool = Field(default=False, description="Malicious clients send one common update (sign-flip to noise).")
+    collude: bool = Field(
+        default=False, description="Malicious clients send one common update (sign-flip, scale, noise, replacement)."
+    )
     source: int | None = Field(
         default=None, ge=0, description="Label flip, payload swap: the class to change; default y -> C - 1 - y."
     )
@@ -291,7 +293,7 @@ class Attack(Plugin[AttackOptions]):
     def _mimicking(
         self, server: ServerContext, good: list[ClientUpdate], evil: list[ClientUpdate]
     ) -> list[ClientUpdate] | None:
-        """Return copies of the victim's update. The victim stays the same in every round in which it takes part."""
+        """Return copies of the victim's update. A victim that is absent is replaced by a new one."""
         if not good:
             return None
         victim = server.state.get("victim")

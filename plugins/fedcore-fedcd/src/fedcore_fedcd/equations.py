@@ -4,7 +4,7 @@ Shapes: B samples of a batch, P prototypes as samples, N = B + P; feature width 
 K clients. Prototypes are (C, M, d). ``known`` (C, M) bool is False where a prototype does not exist yet. The values of
 such a prototype never matter, not even NaN.
 
-Only k-means and the matching of its centres sync with the host.
+The functions of the training step never sync with the host.
 """
 
 from __future__ import annotations

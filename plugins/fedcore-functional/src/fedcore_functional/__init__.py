@@ -1,12 +1,12 @@
 """Code that methods share: pure functions on tensors, and parts of plugins that are built from them.
 
 :class:`PrototypeExchange` and :class:`ClassifierCalibration` are such parts (``parts`` of :class:`fedcore.Plugin`). The
-other names are functions. Except :func:`move_split`, :func:`names_of_last_layers` and :func:`refuse_changed_counts`,
-they know nothing of models, clients, rounds and plugins.
+other names are functions, and the options, constants and small classes that they take.
 
-Float inputs keep their dtype (float64 in, float64 out). Unless its docstring says otherwise, a function is
+Float inputs keep their dtype (float64 in, float64 out). The losses, and what they are computed from in a batch, are
 capture-safe: no host synchronisation, no shape that depends on values, no Python branch on tensor values. A training
-step that calls it can then be compiled or recorded as a CUDA graph.
+step that calls them can then be compiled or recorded as a CUDA graph. The checks and what the server computes read
+values on the host.
 """
 
 from fedcore_functional.bounds import (

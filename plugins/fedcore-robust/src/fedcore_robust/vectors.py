@@ -68,7 +68,9 @@ class GeometricMedianOptions(RuleOptions):
     """Options of the geometric median."""
 
     smoothing: float = Field(default=1e-6, gt=0, description="nu: smaller distances count as this one.")
-    iterations: int = Field(default=500, ge=1, description="Most steps of Weiszfeld's algorithm; few are needed.")
+    iterations: int = Field(
+        default=500, ge=1, description="Most steps of Weiszfeld's algorithm; it ends earlier once a step is small."
+    )
 
 
 class GeometricMedian(VectorRule):

@@ -2,6 +2,7 @@
 
 The test set plays no part in it. The study is kept in ``study.log``, a file of JSON lines: the same command goes on.
 Trials are proposed four at a time, whatever the number of processors: a search proposes the same trials everywhere.
+With more than four side by side, as many are proposed at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fedcore_study.sweeps.warm import starting
 BEST = "best.yaml"
 
 TOGETHER = 4
-"""The number of trials that are proposed together, from the results of the trials before them."""
+"""The least number of trials that are proposed together, from the results of the trials before them."""
 
 NOTHING_HELD_OUT = "no round was evaluated on held-out parts: the clients hold too few samples"
 
@@ -152,8 +153,9 @@ def search(
 ) -> SearchResult:
     """Run trials until so many of the study in ``out`` have ended; a trial that fails does not stop the others.
 
-    Optuna's TPE sampler proposes the options, seeded with the runs' seed, for ``TOGETHER`` trials at a time. A trial is
-    pruned when its accuracy is below the median of the trials before these in the same round.
+    Optuna's TPE sampler proposes the options, seeded with the runs' seed, for ``TOGETHER`` trials at a time, or
+    ``parallel`` if that is more. A trial is pruned when its best accuracy is below the median, in the same round, of
+    the trials before these that ran to their end: at least four, after a quarter of the rounds.
 
     :param spec: options of every trial, with one seed.
     :param parallel: trials side by side; default one per core as far as memory allows, one on a CUDA device.
