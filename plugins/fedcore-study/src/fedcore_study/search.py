@@ -1,8 +1,8 @@
 """A search for options by Optuna: trials, compared and pruned on the clients' held-out parts.
 
 The test set plays no part in it. The study is kept in ``study.log``, a file of JSON lines: the same command goes on.
-Trials are proposed four at a time, whatever the number of processors: a search proposes the same trials everywhere.
-With more than four side by side, as many are proposed at a time.
+Trials are proposed four at a time, whatever the number of processors. Only a ``--parallel`` above four changes which
+trials a search proposes: it proposes as many at a time as it runs.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def search(
     the trials before these that ran to their end: at least four, after a quarter of the rounds.
 
     :param spec: options of every trial, with one seed.
-    :param parallel: trials side by side; default one per core as far as memory allows, one on a CUDA device.
+    :param parallel: trials side by side; default one per core as far as memory allows, at most four; one on
+        a CUDA device.
     :raises ConfigError: as :func:`check_search`; the study's file is damaged, or has other options or axes.
     """
     check_search(spec, axes)
