@@ -358,7 +358,9 @@ class ClientRuntime:
         held_out = self.partition.test[task.client]
         saved = self._adapted(task, shared) if "adapt" in task.meta else None
         with closing(self._session(task, shared, read_only="personal_model", saved=saved)) as session:
-            return evaluate_client(session, self.dataset, held_out, task.meta, self.setup.metrics)
+            found = evaluate_client(session, self.dataset, held_out, task.meta, self.setup.metrics)
+            _refuse_edits(session, hook="personal_model")
+            return found
 
     def _adapted(self, task: ClientTask, shared: SharedPayload | None) -> dict[str, dict[str, Any]]:
         """Train a client for the task's ``adapt`` epochs; return the state that it would keep. Nothing is stored.
@@ -389,7 +391,7 @@ def _with_json_metrics(session: LocalSession, plugin: str, hook: str, update: Cl
         raise session.broken(plugin, f"puts into update.metrics what is not JSON: {error}", hook=hook) from None
 
 
-def _refuse_edits(session: LocalSession) -> None:
+def _refuse_edits(session: LocalSession, *, hook: str | None = None) -> None:
     """Refuse an edit of received tensors. The clients of one process share them, so the next client would see it.
 
     :raises PluginContractError: with the tensor's name.
@@ -398,7 +400,8 @@ def _refuse_edits(session: LocalSession) -> None:
         for name, tensor in tensors.items():
             if tensor._version:  # torch counts edits; every engine makes copies of what it receives
                 found = f"edits client.received[{name!r}] in place, which other clients share"
-                raise session.broken(plugin, found, hint=f"edit a copy: client.received[{name!r}].clone()")
+                hint = f"edit a copy: client.received[{name!r}].clone()"
+                raise session.broken(plugin, found, hook=hook, hint=hint)
 
 
 def chosen_starts(session: LocalSession, setup: Setup) -> Tensors:

@@ -309,7 +309,7 @@ def test_metrics_that_are_not_json_name_the_hook(toy):
         toy(with_metrics(gap=torch.tensor(1.0)))
 
 
-@pytest.mark.parametrize("hook", ["begin_local", "end_local"])
+@pytest.mark.parametrize("hook", ["begin_local", "end_local", "personal_model"])
 def test_an_edit_of_what_all_clients_received_is_refused(toy, hook):
     def edit(self, client):
         client.received["c"].add_(1)
@@ -318,5 +318,6 @@ def test_an_edit_of_what_all_clients_received_is_refused(toy, hook):
         return {"c": torch.zeros(()).add_(1)}
 
     edits = type("Edits", (Plugin,), {hook: hookimpl(edit), "broadcast": hookimpl(send)})
-    with pytest.raises(PluginContractError, match=r"'edits' .*client 1\) edits client.received\['c'\] in place"):
+    words = r"'edits' .*\(round 1, client \d\) edits client.received\['c'\] in place"
+    with pytest.raises(PluginContractError, match=words):
         toy(edits)
