@@ -89,8 +89,8 @@ class ClientContext(Protocol):
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trainable shared parameters by name, in the model's order, without personal and frozen parameters.
 
-        In ``begin_local`` they include parameters that a later plugin freezes. Afterwards they are the parameters that
-        at least one epoch trains.
+        In ``begin_local`` they include parameters that plugins freeze. In a step they are the parameters that its epoch
+        trains, after the last epoch those that at least one epoch trained.
         """
 
     @property
@@ -165,7 +165,7 @@ class ClientContext(Protocol):
 
         This method works in ``begin_local`` only.
 
-        :param patterns: patterns over the model's names.
+        :param patterns: patterns over the names of the model's parameters.
         :param epochs: the local epochs without training of these parameters; default all. Their momentum is kept
             meanwhile. A part of the epochs is refused next to plugins that assume ``sgd``.
         """

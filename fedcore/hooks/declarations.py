@@ -124,7 +124,7 @@ TABLE = {
 """Every declaration by name: the exclusive hooks, then the attributes."""
 
 KEEPS = "personal_parameters"
-"""The hook that keeps parameters on the clients. No other plugin can own, exchange or correct these parameters."""
+"""The hook that keeps parameters on the clients. No other plugin can own, start, exchange or correct these."""
 
 
 def require_hooks(plugin: Plugin) -> None:

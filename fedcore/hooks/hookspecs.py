@@ -47,10 +47,11 @@ name. Plugins are called in the order in which the user lists them; ``@hookimpl(
 this order as in pytest. ``RejectUpdate`` in ``pre_aggregate``, ``weight`` or ``accumulate`` rejects the client: the
 round's record names it, its state stays as it was, and the core rolls back what plugins wrote for its update. Any other
 exception in these hooks rejects the client, too, and the record names the plugin. If plugins raise for every update of
-a round, the run ends with this error. The server and the clients have separate objects of a plugin. These are read-only
-after ``__init__``: values for later rounds go into the context's ``state``. ``server.ask`` puts a question to clients.
-A question is a method of the plugin that is marked with ``@question``. Only one plugin of a run can implement an
-exclusive hook; the core refuses two at start-up.
+a round, the run ends with this error. It ends at once if a plugin breaks its contract, as with an object in ``state``.
+The server and the clients have separate objects of a plugin. These are read-only after ``__init__``: values for later
+rounds go into the context's ``state``. ``server.ask`` puts a question to clients. A question is a method of the plugin
+that is marked with ``@question``. Only one plugin of a run can implement an exclusive hook; the core refuses two at
+start-up.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ hookimpl = pluggy.HookimplMarker("fedcore")
 def configure_model(model: SplitModel, task: ModelTask) -> SplitModel | None:
     """Change the model before the run: add a projection head, replace the classifier.
 
-    When: once per process, before round 0. Server and clients must arrive at the same layout and the same weights.
+    When: before round 0, on the server and wherever clients run. All must arrive at the same layout and weights.
     :param model: Encoder and classifier as built so far. It may be edited in place.
     :param task: Number of classes, input shape, ``ensure_projection`` and the random streams to draw from.
     :returns: The model to use from here on, or None to keep the given model. Parameters with ``requires_grad=False``
@@ -95,7 +96,7 @@ def configure_model(model: SplitModel, task: ModelTask) -> SplitModel | None:
 def personal_parameters(model: SplitModel) -> Sequence[str] | None:
     """Name the parameters that stay on each client (FedPer).
 
-    When: once per process, after every ``configure_model``.
+    When: after every ``configure_model``, on the server and wherever clients run.
     :returns: Patterns over the model's names (``classifier.*``), or None to keep no parameter there. The core does not
         send, average or count these parameters. Each client starts with their values in the initial global model.
     Combining: exclusive.
@@ -106,7 +107,8 @@ def personal_parameters(model: SplitModel) -> Sequence[str] | None:
 def check_run(setup: Setup) -> None:
     """Refuse a run in which this plugin cannot keep its guarantee (differential privacy, for example).
 
-    When: once per process, after all other checks. Nothing has been written by then.
+    When: once model and layout are known, on the server and wherever clients run. On the server a new run has written
+        nothing by then.
     :param setup: Configuration, all plugins of the run, model and layout; read-only.
     :raises ConfigError: The configuration does not fit. Two plugins that do not fit each other are a
         ``PluginConflictError``, which names both and the reason.
@@ -136,7 +138,7 @@ def select_clients(server: ServerContext) -> Sequence[int] | Mapping[int, int] |
 def begin_round(server: ServerContext) -> None:
     """Prepare a round: read and write ``server.state``, ask clients.
 
-    When: after the cohort is known, before ``broadcast``.
+    When: after the cohort is known, before ``broadcast``, unless no client of the cohort can be reached.
     :param server: ``server.ask`` works here, and in ``select_clients``, ``aggregate``, ``end_round`` and
         ``post_train``. It works in no other hook.
     Combining: all are called, in user order.
@@ -147,7 +149,7 @@ def begin_round(server: ServerContext) -> None:
 def broadcast(server: ServerContext) -> Mapping[str, Tensor] | None:
     """Send tensors to all clients, next to the model; the clients find them in ``client.received``.
 
-    When: once after ``begin_round`` of each round, and again for every evaluation.
+    When: once after each ``begin_round``, and again for every evaluation that clients take part in.
     :param server: ``server.state`` is read-only.
     :returns: Named tensors in the plugin's own namespace, or None to send nothing. The result is a pure function of
         ``server.state``.
