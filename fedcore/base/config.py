@@ -186,7 +186,8 @@ class RunConfig(BaseModel):
         default=None,
         ge=0,
         le=1024,
-        description="Number of worker processes, one thread each. 0 trains in this process. Default: one per core.",
+        description="Number of worker processes, one thread each. 0 trains in this process. Default: one per core, on"
+        " CUDA 0.",
     )
     device: str = Field(default="auto", description="Device of training and evaluation: auto, cpu, cuda or cuda:N.")
     precision: Literal["float32", "tf32", "bf16"] = Field(

@@ -49,7 +49,7 @@ class ClientUpdate:
     momentum: float
     """Momentum of local SGD."""
     payload: dict[str, Any] = field(default_factory=dict)
-    """Extra tensors by name. A hook sees its own plugin's tensors only."""
+    """Extra tensors by name. A hook sees its own plugin's only, ``all_updates`` and ``guard_upload`` all plugins'."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """JSON values such as the mean local losses."""
     frozen: frozenset[str] = frozenset()

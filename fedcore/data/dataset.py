@@ -58,14 +58,14 @@ class Domains:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training set, which is split among the clients, and a test set, which only the server uses."""
+    """A training set, which is split among the clients, and a test set, on which models are only evaluated."""
 
     name: str
     """Name for the user."""
     train: Samples
     """Samples of the clients."""
     test: Samples
-    """Samples on which the server evaluates."""
+    """Samples on which the global model and the clients' own models are evaluated."""
     num_classes: int
     """C; labels are 0..C-1."""
     input_shape: tuple[int, ...]

@@ -70,8 +70,8 @@ class Broadcasts:
 def train_cohort(current: Round, broadcasts: Broadcasts | None) -> Iterator[tuple[ClientTask, Outcome]]:
     """Train the cohort with its pauses; yield each client's last outcome.
 
-    The longest work is dispatched first, and ties go by id. This order is a pure function of the cohort, and it lets
-    the workers end at about the same time.
+    Clients with the most samples are dispatched first, and ties go by id. This order is a pure function of the cohort,
+    and it lets the workers end at about the same time.
 
     :param broadcasts: None if no client can be reached.
     """
