@@ -20,6 +20,7 @@ from fedcore_study.comparisons.comparison import compare
 from fedcore_study.comparisons.fairness import Spread, spread_of
 from fedcore_study.comparisons.figures import Difference, Figure, paired_difference
 from fedcore_study.comparisons.findings import verdict
+from fedcore_study.comparisons.measures import direction
 from fedcore_study.comparisons.records import find_runs, read_run
 from fedcore_study.reports.build import build
 from fedcore_study.sweeps.directory import SweepDirectory
@@ -389,7 +390,7 @@ class TestFormats:
 
     def test_json_holds_every_seed(self, found):
         blocks = json.loads(formats.as_json(found))["blocks"]
-        assert blocks[0]["rows"][0]["accuracy"] == {"0": 0.5, "1": 0.6, "2": 0.7}
+        assert blocks[0]["rows"][0]["values"] == {"0": 0.5, "1": 0.6, "2": 0.7}
         assert blocks[1]["settings"] == {"alpha": 0.5}
 
 
@@ -852,7 +853,75 @@ def test_metrics_of_clients_have_a_mean_over_the_clients(make):
     (block,) = made.blocks
     assert headings(made, block)[3:5] == ["ece", "ece (clients)"]
     assert cells(made, block, block.rows[0])[3:5] == ["0.3000", "0.2000"]
-    assert formats.direction("ece (clients)") == formats.direction("ece") == -1
+    assert direction("ece (clients)") == direction("ece") == -1
+
+
+class TestOtherFigures:
+    """Differences, tests, findings and ranks can be of another figure than accuracy."""
+
+    @pytest.fixture
+    def folders(self, make):
+        losses = {"": (0.5, 0.6, 0.8), "moon": (0.2, 0.4, 0.5)}
+        return [
+            make([name] * bool(name), seed, [0.5], measured={"ece": ece, "Own": 1.0, "macro-f1": None})
+            for name, values in losses.items()
+            for seed, ece in enumerate(values)
+        ]
+
+    def test_a_smaller_error_is_better(self, folders):
+        """Differences -0.3, -0.2, -0.3: mean -0.2667, deviation 0.0577; t is 8, p is 0.0153."""
+        found, notes = join(folders, metric="ece")
+        (block,) = found.blocks
+        assert headings(found, block)[2:6] == ["ece", "Own", "macro-f1", "minus fedavg [95 % interval]"]
+        moon = block.rows[1]
+        assert cells(found, block, moon)[2] == "0.3667 ± 0.1528"
+        assert cells(found, block, moon)[5] == "-0.2667 [-0.4101, -0.1232]"
+        assert moon.difference.p == pytest.approx(0.015268, rel=1e-3)
+        assert block.findings[:2] == [
+            "Lowest mean ece: moon with 0.3667.",
+            "Better than fedavg: moon (-0.2667 [-0.4101, -0.1232], p = 0.015).",
+        ]
+        assert notes == []
+        best = {c.heading: formats.best_rows(c, block.rows) for c in formats.columns(found, block)}
+        assert best["ece"] == [1]
+        frame = fedcore_study.compare(folders, metric="ece")
+        assert frame.loc["moon", ["ece_mean", "verdict"]].tolist() == [pytest.approx(1.1 / 3), "better"]
+
+    def test_ranks_are_of_the_figure(self, make):
+        errors = {"": 0.5, "moon": 0.2, "fedprox": 0.3}
+        folders = [
+            make([name] * bool(name), 0, [1 - error], alpha=alpha, measured={"loss": 1 - error, "ece": error})
+            for name, error in errors.items()
+            for alpha in (0.1, 0.5)
+        ]
+        assert join(folders, metric="ece")[0].ranks.average == {"fedavg": 3.0, "moon": 1.0, "fedprox": 2.0}
+        assert join(folders, metric="loss")[0].ranks.average == {"fedavg": 1.0, "moon": 3.0, "fedprox": 2.0}
+
+    def test_the_worst_clients(self, make):
+        measured = {"worst10": 0.25, "ece": 0.1, "ece_mean": 0.2}
+        folders = [make([], 0, [0.5], protocol="personal", measured=measured)]
+        found, _ = join(folders, protocol="personal", metric="worst10")
+        assert cells(found, found.blocks[0], found.blocks[0].rows[0])[2] == "25.00"
+        found, _ = join(folders, protocol="personal", metric="ece_mean")
+        assert headings(found, found.blocks[0])[2:4] == ["ece_mean", "ece"]
+        assert cells(found, found.blocks[0], found.blocks[0].rows[0])[2] == "0.2000"
+
+    def test_what_cannot_be_compared_is_said(self, make, folders):
+        with pytest.raises(ConfigError, match="--metric Own: it is not known whether more of it is better"):
+            join(folders, metric="Own")
+        with pytest.raises(ConfigError, match=r"no run measured 'auroc' .*: ece, Own, macro-f1. --metric of train"):
+            join(folders, metric="auroc")
+        with pytest.raises(ConfigError, match="--target is an accuracy"):
+            join(folders, metric="ece", target=0.5)
+        _, notes = join([*folders, make(["fedprox"], 0, [0.5])], metric="ece")
+        assert notes == ["runs that did not measure 'ece' are left out: fedprox (1)"]
+
+    def test_a_seed_without_a_value_is_not_paired(self, make):
+        folders = [make([], seed, [0.5], measured={"ece": ece}) for seed, ece in enumerate((0.5, None, 0.7))]
+        folders += [make(["moon"], seed, [0.5], measured={"ece": 0.4}) for seed in range(3)]
+        found, notes = join(folders, metric="ece")
+        assert found.blocks[0].rows[1].difference.n == 2
+        assert notes == ["moon: only 2 of 3 seeds have a pair in fedavg"]
 
 
 def test_clients_that_could_not_be_measured_are_told(make):

@@ -88,6 +88,7 @@ def compare(
     runs: Runs | Iterable[Runs],
     *,
     protocol: str = "global",
+    metric: str = "accuracy",
     by: str | Sequence[str] = "plugin",
     baseline: str | None = None,
     target: float | None = None,
@@ -108,7 +109,9 @@ def compare(
     in sentences, and ``ranks`` over several data sets.
 
     :param runs: runs or sweeps: directories or results, one or several.
-    :param protocol: the protocol of the accuracy, such as ``global`` or ``personal``.
+    :param protocol: the protocol of the figure, such as ``global`` or ``personal``.
+    :param metric: the figure to compare, as ``summary.json`` names it: ``accuracy``, ``loss``, ``macro-f1``; over
+        clients ``macro-f1_mean``, ``worst10``. Its name replaces ``accuracy`` in the columns.
     :param by: the options that make a row: ``plugin``, or options of a run.
     :param baseline: the row that differences are to; default ``fedavg`` if there is one.
     :param target: an accuracy in (0, 1]; adds rounds and bytes until it is first reached.
@@ -128,10 +131,11 @@ def compare(
     found = find_runs(_folders(runs), warn)
     fields = [by] if isinstance(by, str) else list(by)
     if each:
-        return frame.of_runs(comparison.usable(found, protocol, round, warn), fields, protocol, round)
+        return frame.of_runs(comparison.usable(found, protocol, round, warn, metric), fields, protocol, round)
     made = comparison.compare(
         found,
         protocol=protocol,
+        metric=metric,
         by=fields,
         baseline=baseline,
         target=target,

@@ -16,6 +16,14 @@ from fedcore_study.cli import shared
 def compare(
     runs: shared.Runs,
     protocol: Annotated[str, typer.Option(help=f"One of {', '.join(PROTOCOLS)}.")] = "global",
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The figure to compare: accuracy, loss, a metric of the runs (macro-f1); over clients macro-f1_mean, "
+            "mean, std, worst10, best10.",
+        ),
+    ] = "accuracy",
     by: shared.By = None,
     baseline: shared.Baseline = None,
     target: Annotated[
@@ -58,6 +66,7 @@ def compare(
     comparison = join(
         find_runs(runs, output.note),
         protocol=protocol,
+        metric=metric,
         by=by or ["plugin"],
         baseline=baseline,
         target=target,

@@ -28,7 +28,8 @@ from fedcore_study.comparisons.fairness import FIGURES
 from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
 from fedcore_study.comparisons.findings import findings
 from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, option
-from fedcore_study.comparisons.records import RunRecord, Warn
+from fedcore_study.comparisons.measures import ACCURACY, Measure
+from fedcore_study.comparisons.records import OVER_CLIENTS, RunRecord, Warn
 from fedcore_study.comparisons.significance import Ranks, level, ranked
 
 BASELINE = "fedavg"
@@ -39,10 +40,10 @@ class Row:
     """One method (or other value of the rows' options) over seeds. Each figure is over the seeds that have it."""
 
     label: str
-    accuracy: dict[int, float]
-    """By seed."""
+    values: dict[int, float]
+    """The figure that is compared, by seed."""
     summary: Figure | None
-    """The accuracy."""
+    """The mean of the values."""
     difference: Difference | None
     """The difference to the baseline, paired by seed."""
     rounds: Figure | None
@@ -58,7 +59,7 @@ class Row:
     reported: dict[str, Figure | None]
     """Numbers that plugins reported, by ``PLUGIN.NAME``."""
     metrics: dict[str, Figure | None]
-    """The metrics next to accuracy."""
+    """The metrics next to accuracy, without the one that is compared."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Block:
 
 def same_seeds(rows: Iterable[Row]) -> bool:
     """Return whether all rows have the same seeds. Means over different seeds also differ by the seeds."""
-    return len({frozenset(row.accuracy) for row in rows}) <= 1
+    return len({frozenset(row.values) for row in rows}) <= 1
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ class Comparison:
     """Figures of plugins' reports that tables show, as ``PLUGIN.NAME``."""
     ranks: Ranks | None = None
     """The methods' ranks over the blocks, if these are of different data."""
+    measure: Measure = ACCURACY
+    """The figure that is compared."""
 
     @property
     def notes(self) -> list[str]:
@@ -124,6 +127,7 @@ def compare(
     runs: Sequence[RunRecord],
     *,
     protocol: str = "global",
+    metric: str = "accuracy",
     by: Sequence[str] = ("plugin",),
     baseline: str | None = None,
     target: float | None = None,
@@ -135,6 +139,7 @@ def compare(
 ) -> Comparison:
     """Compare runs by seed.
 
+    :param metric: the figure to compare, by its name in ``summary.json``; see :class:`Measure`.
     :param by: what makes a row: ``plugin`` and options of a run.
     :param baseline: the label of the row that differences are to, by default a block's only row of fedavg.
     :param target: an accuracy in (0, 1]; the rounds and bytes until it is first reached are counted.
@@ -147,6 +152,9 @@ def compare(
     fields = [option(name) for name in by]
     if protocol not in PROTOCOLS:
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
+    measure = Measure.of(metric)
+    if target is not None and measure != ACCURACY:
+        raise ConfigError("--target is an accuracy; leave out --metric")
     if target is not None and not 0 < target <= 1:
         raise ConfigError(f"--target is {target}; accuracies are fractions, for example --target 0.8")
     if by_client and not PROTOCOLS[protocol].on_clients:
@@ -154,7 +162,7 @@ def compare(
         raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
-    kept = distinct(usable(runs, protocol, round, warn), fields, warn)
+    kept = distinct(usable(runs, protocol, round, warn, metric), fields, warn)
     common, groups = grouped(kept, fields)
     if baseline is not None and not any(baseline in group.rows for group in groups):
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
@@ -165,9 +173,11 @@ def compare(
         )
     check_reported(kept, reported, round)
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
-    asked = Comparison(protocol, rows_by, round, target, confidence, common, by_client=by_client, reported=reported)
+    asked = Comparison(
+        protocol, rows_by, round, target, confidence, common, by_client=by_client, reported=reported, measure=measure
+    )
     blocks = [block_of(group, asked, baseline, warn) for group in groups]
-    return replace(asked, blocks=blocks, ranks=_ranks(blocks, groups, confidence))
+    return replace(asked, blocks=blocks, ranks=_ranks(blocks, groups, asked))
 
 
 def _differ_in_rounds_alone(groups: Sequence[Group]) -> bool:
@@ -188,7 +198,7 @@ def check_reported(runs: Sequence[RunRecord], names: Sequence[str], round: int |
         )
 
 
-def _ranks(blocks: Sequence[Block], groups: Sequence[Group], confidence: float) -> Ranks | None:
+def _ranks(blocks: Sequence[Block], groups: Sequence[Group], asked: Comparison) -> Ranks | None:
     """Rank the rows that all blocks have.
 
     :param groups: the runs of each block.
@@ -201,12 +211,15 @@ def _ranks(blocks: Sequence[Block], groups: Sequence[Group], confidence: float) 
     everywhere = set.intersection(*({row.label for row in block.rows} for block in blocks))
     if not all(same_seeds(row for row in block.rows if row.label in everywhere) for block in blocks):
         return None
-    means = [{row.label: row.summary.mean for row in block.rows if row.summary} for block in blocks]
-    return ranked(means, level(confidence))
+    sign = asked.measure.sign
+    means = [{row.label: sign * row.summary.mean for row in block.rows if row.summary} for block in blocks]
+    return ranked(means, level(asked.confidence))
 
 
-def usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Warn) -> list[RunRecord]:
-    """Return the runs that have an accuracy under a protocol, and warn of the others.
+def usable(
+    runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Warn, metric: str = "accuracy"
+) -> list[RunRecord]:
+    """Return the runs that have a figure of a protocol, and warn of the others.
 
     :raises ConfigError: no run has one.
     """
@@ -232,8 +245,7 @@ def usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Wa
     if len(without) == 1:
         warn(f"{without[0].path} has no figures for protocol {protocol!r} and is left out")
     elif without and kept:
-        counted = Counter(method({short_name(name): {} for name in settings(run.config)["plugins"]}) for run in without)
-        said = ", ".join(f"{name} ({number})" for name, number in counted.items())
+        said = _methods(without)
         warn(f"{len(without)} runs have no figures for protocol {protocol!r} and are left out: {said}")
     if not kept:
         there = sorted({name for run in runs for name in run.protocols})
@@ -243,11 +255,26 @@ def usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Wa
             f"no run has figures for protocol {protocol!r}; there are: {', '.join(there) or 'none'}. "
             "Choose with --protocol"
         )
-    return kept
+    measured = [run for run in kept if metric in run.figures(protocol, round)]
+    if not measured:
+        there = [name for name in kept[0].metrics(protocol, round) if not name.endswith(OVER_CLIENTS)]
+        raise ConfigError(
+            f"no run measured {metric!r} for protocol {protocol!r}; metrics of {kept[0].path}: "
+            f"{', '.join(there) or 'none'}. --metric of train and resume adds one"
+        )
+    if unmeasured := [run for run in kept if run not in measured]:
+        warn(f"runs that did not measure {metric!r} are left out: {_methods(unmeasured)}")
+    return measured
+
+
+def _methods(runs: Iterable[RunRecord]) -> str:
+    """Return the methods of runs, each with its number of runs."""
+    counted = Counter(method({short_name(name): {} for name in settings(run.config)["plugins"]}) for run in runs)
+    return ", ".join(f"{name} ({number})" for name, number in counted.items())
 
 
 def block_of(group: Group, asked: Comparison, baseline: str | None, warn: Warn) -> Block:
-    """Compare the runs of a group, which all have an accuracy.
+    """Compare the runs of a group, which all have the figure.
 
     :param asked: the comparison, whose blocks do not matter yet.
     :param baseline: the label of the row that differences are to, by default the only row of fedavg.
@@ -262,32 +289,32 @@ def block_of(group: Group, asked: Comparison, baseline: str | None, warn: Warn) 
         where = ", ".join(f"{name}={value}" for name, value in group.settings.items())
         warn(f"{where}: no run of the baseline {baseline!r}, hence no differences")
     _check_clients(seeds)
-    accuracies = {
+    values = {
         label: {
-            seed: point.accuracy for seed, run in sorted(runs.items()) if (point := run.at(asked.protocol, asked.round))
+            seed: value
+            for seed, run in sorted(runs.items())
+            if (value := run.value(asked.protocol, asked.measure.name, asked.round)) is not None
         }
         for label, runs in seeds.items()
     }
     differences: dict[str, Difference | None] = {}
     if against is not None:
         others = [label for label in seeds if label != against]
-        found = {label: _difference(label, against, seeds, accuracies, asked.confidence, warn) for label in others}
+        found = {label: _difference(label, against, seeds, values, asked.confidence, warn) for label in others}
         differences = corrected(found, asked.confidence)
-    rows = [
-        _row(label, runs.values(), accuracies[label], differences.get(label), asked) for label, runs in seeds.items()
-    ]
+    rows = [_row(label, runs.values(), values[label], differences.get(label), asked) for label, runs in seeds.items()]
     notes = [
         other_models(group.rows, against) if against is not None else "",
         failed_clients(group.rows, asked.round),
         other_clients(group.rows, asked.protocol, asked.round),
         no_baseline(plain) if baseline is None else "",
         few_seeds(differences.values()),
-        other_seeds(accuracies),
+        other_seeds(values),
         restarted_schedules(group.rows),
         *own_models(group.rows, asked.protocol),
     ]
     summaries = {row.label: row.summary for row in rows}
-    said = findings(summaries, differences, against, asked.confidence, one_set_of_seeds=same_seeds(rows))
+    said = findings(summaries, differences, against, asked.confidence, asked.measure, one_set_of_seeds=same_seeds(rows))
     return Block(group.settings, against, rows, [note for note in notes if note], said)
 
 
@@ -295,7 +322,7 @@ def _difference(
     label: str,
     baseline: str,
     seeds: Mapping[str, Mapping[int, RunRecord]],
-    accuracies: Mapping[str, Mapping[int, float]],
+    values: Mapping[str, Mapping[int, float]],
     confidence: float,
     warn: Warn,
 ) -> Difference | None:
@@ -303,8 +330,9 @@ def _difference(
 
     :param seeds: the rows' runs by seed.
     """
-    paired = {seed: accuracies[baseline][seed] for seed in pairs(seeds[label], seeds[baseline])}
-    difference = paired_difference(accuracies[label], paired, confidence)
+    common = pairs(seeds[label], seeds[baseline])
+    paired = {seed: values[baseline][seed] for seed in common if seed in values[baseline]}
+    difference = paired_difference(values[label], paired, confidence)
     if difference is None:
         warn(f"{label} and {baseline} have no seed with the same clients in common, hence no difference")
     elif difference.n < len(seeds[label]):
@@ -320,7 +348,7 @@ def pairs(runs: Mapping[int, RunRecord], others: Mapping[int, RunRecord]) -> lis
 def _row(
     label: str,
     runs: Collection[RunRecord],
-    accuracy: dict[int, float],
+    values: dict[int, float],
     difference: Difference | None,
     asked: Comparison,
 ) -> Row:
@@ -330,8 +358,8 @@ def _row(
     metrics = [run.metrics(protocol, round) for run in runs]
     return Row(
         label,
-        accuracy,
-        summary=Figure.of(accuracy.values()),
+        values,
+        summary=Figure.of(values.values()),
         difference=difference,
         rounds=Figure.of(point.rounds for point in reached),
         bytes=Figure.of(point.bytes for point in reached),
@@ -340,8 +368,9 @@ def _row(
         clients={name: Figure.of(getattr(spread, name) for spread in spreads) for name in FIGURES},
         reported={name: Figure.of(run.reported(name, round) for run in runs) for name in asked.reported},
         metrics={
-            name: Figure.of(values.get(name) for values in metrics)
-            for name in dict.fromkeys(name for values in metrics for name in values)
+            name: Figure.of(found.get(name) for found in metrics)
+            for name in dict.fromkeys(name for found in metrics for name in found)
+            if name.replace(OVER_CLIENTS, "_mean") != asked.measure.name
         },
     )
 

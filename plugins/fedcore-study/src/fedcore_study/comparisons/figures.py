@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from fedcore_study.comparisons.measures import Measure
 from fedcore_study.comparisons.significance import holm, level, paired_p, seeds_needed
 
 FEW = 3
@@ -53,12 +54,12 @@ class Difference:
     seeds: int | None = None
     """About how many seeds are needed to find a difference of this size. None for very many, or without a p-value."""
 
-    def __str__(self) -> str:
-        """Return the difference in points with its interval: ``+1.03 [+0.41, +1.66]``."""
-        text = f"{100 * self.mean:+.2f}"
+    def text(self, measure: Measure) -> str:
+        """Return the difference with its interval: ``+1.03 [+0.41, +1.66]``."""
+        text = measure.signed(self.mean)
         if self.low is None or self.high is None:
             return text
-        return f"{text} [{100 * self.low:+.2f}, {100 * self.high:+.2f}]"
+        return f"{text} [{measure.signed(self.low)}, {measure.signed(self.high)}]"
 
 
 def paired_difference(

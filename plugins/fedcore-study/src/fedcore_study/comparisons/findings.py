@@ -5,52 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fedcore_study.comparisons.figures import FEW, Difference, Figure
+from fedcore_study.comparisons.measures import ACCURACY, Measure
 from fedcore_study.comparisons.significance import level, p_text
 from fedcore_study.words import counted, joined
 
 
 def findings(
-    accuracies: Mapping[str, Figure | None],
+    values: Mapping[str, Figure | None],
     differences: Mapping[str, Difference | None],
     baseline: str | None,
     confidence: float,
+    measure: Measure = ACCURACY,
     *,
     one_set_of_seeds: bool,
 ) -> list[str]:
     """Return sentences about one block.
 
-    :param accuracies: fractions, by row.
-    :param one_set_of_seeds: the rows have the same seeds. Only then is one of them called the highest.
+    :param values: the figures of the measure, by row.
+    :param one_set_of_seeds: the rows have the same seeds. Only then is one of them called the best.
     :param differences: the differences to the baseline of the other rows, with corrected p-values.
     """
-    known = {label: figure for label, figure in accuracies.items() if figure is not None}
-    if len(accuracies) < 2 or not known:
+    known = {label: figure for label, figure in values.items() if figure is not None}
+    if len(values) < 2 or not known:
         return []
-    said = [_highest(known)] if one_set_of_seeds else []
+    said = [_best(known, measure)] if one_set_of_seeds else []
     if baseline is None:
         return said
     pairs = {label: difference for label, difference in differences.items() if difference is not None}
     told: dict[str, dict[str, Difference]] = {}
     for label, difference in pairs.items():
-        told.setdefault(verdict(difference, confidence), {})[label] = difference
+        told.setdefault(verdict(difference, confidence, measure), {})[label] = difference
     for name, words in (
         ("better", f"Better than {baseline}"),
         ("worse", f"Worse than {baseline}"),
         ("same", f"No significant difference to {baseline}"),
     ):
         if name in told:
-            said.append(
-                f"{words}: {', '.join(_worded(label, found, name == 'same') for label, found in told[name].items())}."
-            )
+            each = (_worded(label, found, measure, name == "same") for label, found in told[name].items())
+            said.append(f"{words}: {', '.join(each)}.")
     if "few" in told:
-        each = ", ".join(_worded(label, found, True) for label, found in told["few"].items())
-        said.append(
-            f"Too few seeds to rank {joined(list(told['few']))} against {baseline}: {each}. Run at least {FEW}."
-        )
+        few = ", ".join(_worded(label, found, measure, True) for label, found in told["few"].items())
+        said.append(f"Too few seeds to rank {joined(list(told['few']))} against {baseline}: {few}. Run at least {FEW}.")
     for label, difference in told.get("", {}).items():
         said.append(
-            f"{label}: the same difference on every seed ({difference}); a t-test has no deviation to go by, run more "
-            "seeds."
+            f"{label}: the same difference on every seed ({difference.text(measure)}); a t-test has no deviation to go "
+            "by, run more seeds."
         )
     if unpaired := [label for label in differences if label not in pairs]:
         said.append(f"No seed in common with {baseline}: {', '.join(unpaired)}.")
@@ -60,7 +59,7 @@ def findings(
     return said
 
 
-def verdict(difference: Difference | None, confidence: float = 0.95) -> str:
+def verdict(difference: Difference | None, confidence: float = 0.95, measure: Measure = ACCURACY) -> str:
     """Return ``better``, ``worse`` or ``same``; ``few`` for too few seeds, and ``none`` without a difference.
 
     It is empty if the difference is the same on every seed, which no test can judge.
@@ -71,7 +70,7 @@ def verdict(difference: Difference | None, confidence: float = 0.95) -> str:
         return "few" if difference.n < FEW else ""
     if difference.corrected >= level(confidence):
         return "same"
-    return "better" if difference.mean > 0 else "worse"
+    return "better" if measure.sign * difference.mean > 0 else "worse"
 
 
 def _how(tested: int, baseline: str, confidence: float) -> str:
@@ -95,19 +94,20 @@ def _undone(same: Mapping[str, Difference], tested: int) -> Iterable[str]:
         )
 
 
-def _highest(known: Mapping[str, Figure]) -> str:
-    """Name the rows with the highest mean, as it is printed."""
-    printed = {label: f"{100 * figure.mean:.2f}" for label, figure in known.items()}
-    top = max(printed.values(), key=float)
+def _best(known: Mapping[str, Figure], measure: Measure) -> str:
+    """Name the rows with the best mean, as it is printed."""
+    printed = {label: f"{measure.scale * figure.mean:.{measure.digits}f}" for label, figure in known.items()}
+    top = max(printed.values(), key=lambda text: measure.sign * float(text))
     names = [label for label, text in printed.items() if text == top]
-    return f"Highest mean accuracy: {joined(names)} with {top} %."
+    most = "Highest" if measure.sign > 0 else "Lowest"
+    return f"{most} mean {measure.name}: {joined(names)} with {top}{measure.unit}."
 
 
-def _worded(label: str, difference: Difference, open_question: bool) -> str:
+def _worded(label: str, difference: Difference, measure: Measure, open_question: bool) -> str:
     """Return a row with its difference, and for an open question with the number of seeds that could answer it."""
     if difference.corrected is None:
-        return f"{label} ({difference} over {counted(difference.n, 'seed')})"
-    parts = [str(difference), p_text(difference.corrected)]
+        return f"{label} ({difference.text(measure)} over {counted(difference.n, 'seed')})"
+    parts = [difference.text(measure), p_text(difference.corrected)]
     if open_question and difference.seeds is not None and difference.seeds > difference.n:
         parts.append(f"about {difference.seeds} seeds would show a difference of this size")
     return f"{label} ({', '.join(parts)})"

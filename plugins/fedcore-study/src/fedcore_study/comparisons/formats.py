@@ -12,16 +12,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from fedcore import FedcoreError
 from fedcore.base.config import Json
 from fedcore.base.identity import method
 from fedcore.base.output import clean
-from fedcore.base.registry import available, resolve
 from fedcore_study.comparisons.comparison import Block, Comparison, Row, same_seeds
 from fedcore_study.comparisons.fairness import FIGURES
 from fedcore_study.comparisons.figures import Difference, Figure
 from fedcore_study.comparisons.findings import verdict
-from fedcore_study.comparisons.records import OVER_CLIENTS
+from fedcore_study.comparisons.measures import Measure, direction
 from fedcore_study.comparisons.significance import p_text
 from fedcore_study.words import counted, without_module
 
@@ -48,10 +46,11 @@ SECONDS = "s/round"
 
 def columns(comparison: Comparison, block: Block) -> list[Column]:
     """Return the columns of a block; the first one holds names, the others numbers."""
+    measure = comparison.measure
     found = [
         Column(comparison.heading, lambda row: row.label),
-        Column("seeds", lambda row: str(len(row.accuracy))),
-        _figures("accuracy %", lambda row: row.summary, 100, 2, 1),
+        Column("seeds", lambda row: str(len(row.values))),
+        _figures(f"{measure.name}{measure.unit}", lambda row: row.summary, measure.scale, measure.digits, measure.sign),
         *(
             _figures(name, lambda row, name=name: row.metrics.get(name), 1, 4, direction(name))  # type: ignore[misc]
             for name in metric_names([block])
@@ -63,7 +62,7 @@ def columns(comparison: Comparison, block: Block) -> list[Column]:
         return [*found, *client_columns()]
     if block.baseline is not None:
         interval = f"[{100 * comparison.confidence:g} % interval]"
-        found.append(Column(f"minus {block.baseline} {interval}", lambda row: _difference(row.difference)))
+        found.append(Column(f"minus {block.baseline} {interval}", lambda row: _difference(row.difference, measure)))
         if any(row.difference is not None and row.difference.corrected is not None for row in block.rows):
             found.append(Column("p (Holm)", lambda row: _p(row.difference)))
     if comparison.target is not None:
@@ -76,28 +75,14 @@ def columns(comparison: Comparison, block: Block) -> list[Column]:
 
 
 def table(comparison: Comparison, block: Block) -> tuple[list[str], list[list[str]]]:
-    """Return the headings of a block's table, and its rows: accuracies in percent, mean ± standard deviation."""
+    """Return the headings of a block's table, and its rows."""
     shown = columns(comparison, block)
     return [column.heading for column in shown], [[column.cell(row) for column in shown] for row in block.rows]
 
 
 def metric_names(blocks: Iterable[Block]) -> list[str]:
-    """Return the metrics next to accuracy that any row has."""
+    """Return the further metrics that any row has."""
     return list(dict.fromkeys(name for block in blocks for row in block.rows for name in row.metrics))
-
-
-def direction(name: str) -> int:
-    """Return 1 if more of an installed metric is better, -1 if less is, 0 if the metric is not installed.
-
-    :param name: a metric, or its mean over the clients.
-    """
-    name = name.removesuffix(OVER_CLIENTS)
-    if name not in available("metric"):
-        return 0
-    try:
-        return -1 if getattr(resolve("metric", name), "lower_is_better", False) else 1
-    except FedcoreError:
-        return 0
 
 
 def client_columns() -> list[Column]:
@@ -131,13 +116,14 @@ def _to_target(heading: str, figure: Callable[[Row], Figure | None], scale: floa
 
 def _share(row: Row, figure: Figure | None) -> str:
     """Return the seeds that have a figure, if some lack it: `` (2/3)``."""
-    return f" ({figure.n}/{len(row.accuracy)})" if figure and figure.n < len(row.accuracy) else ""
+    return f" ({figure.n}/{len(row.values)})" if figure and figure.n < len(row.values) else ""
 
 
-def _difference(difference: Difference | None) -> str:
+def _difference(difference: Difference | None, measure: Measure) -> str:
     if difference is None:
         return "-"
-    return str(difference) if difference.low is not None else f"{difference} ({counted(difference.n, 'seed')})"
+    text = difference.text(measure)
+    return text if difference.low is not None else f"{text} ({counted(difference.n, 'seed')})"
 
 
 def _p(difference: Difference | None) -> str:
@@ -288,7 +274,7 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
             values = {name: short_value(name, block.settings.get(name, "")) for name in named}
             values |= {"row": row.label, "protocol": comparison.protocol, "baseline": block.baseline}
             for name, figure in (
-                ("accuracy", row.summary),
+                (comparison.measure.name, row.summary),
                 ("rounds", row.rounds),
                 ("bytes", row.bytes),
                 ("seconds", row.seconds),
@@ -307,7 +293,7 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
             parts = {"p": "p", "p_holm": "corrected", "seeds_needed": "seeds"}
             values |= {name: getattr(d, part) if d else None for name, part in parts.items()}
             compared = block.baseline not in (None, row.label)
-            values["verdict"] = (verdict(d, comparison.confidence) or None) if compared else None
+            values["verdict"] = (verdict(d, comparison.confidence, comparison.measure) or None) if compared else None
             found.append(values)
     return found
 

@@ -28,7 +28,8 @@ DIFFERENCE = {
 
 def of_methods(comparison: Comparison) -> pandas.DataFrame:
     """Return one row per method and table. The index has the settings in which tables differ, and the method."""
-    names = {"accuracy_mean": "accuracy_mean", "accuracy_std": "accuracy_std", "accuracy_n": "seeds", **DIFFERENCE}
+    figure = comparison.measure.name
+    names = {f"{figure}_mean": f"{figure}_mean", f"{figure}_std": f"{figure}_std", f"{figure}_n": "seeds", **DIFFERENCE}
     names["seconds_mean"] = "seconds"
     if comparison.target is not None:
         virtual = any(row.virtual for block in comparison.blocks for row in block.rows)

@@ -139,6 +139,10 @@ class RunRecord:
                 found[f"{name}{OVER_CLIENTS}"] = number(row.get(f"{name}_mean"))
         return found
 
+    def value(self, protocol: str, name: str, rounds: int | None) -> float | None:
+        """Return a figure of a protocol at the end or after ``rounds`` rounds; None if it was not measured."""
+        return number(self.figures(protocol, rounds).get(name))
+
     def figures(self, protocol: str, rounds: int | None) -> Mapping[str, Any]:
         """Return all figures of a protocol at the end or after ``rounds`` rounds; empty if it was not measured."""
         return mapping_in(mapping_in(self._record(rounds), "metrics"), protocol)

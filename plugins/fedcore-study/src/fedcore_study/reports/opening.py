@@ -215,12 +215,12 @@ def _intervals(
         return Omitted(
             title, "no finished run of fedavg has this accuracy; --baseline names another row that differences are to"
         )
-    reference = next(row.accuracy for row in block.rows if row.label == block.baseline)
+    reference = next(row.values for row in block.rows if row.label == block.baseline)
     drawn = []
     for row in block.rows:
         if row.difference is not None:
             paired = pairs(by_seed(runs[row.label]), by_seed(runs[block.baseline]))
-            each = {f"seed {seed}": 100 * (row.accuracy[seed] - reference[seed]) for seed in paired}
+            each = {f"seed {seed}": 100 * (row.values[seed] - reference[seed]) for seed in paired}
             low, high = row.difference.low, row.difference.high
             ends = None if low is None or high is None else (100 * low, 100 * high)
             drawn.append(Interval(row.label, colors[row.label], 100 * row.difference.mean, ends, each))

@@ -1,0 +1,72 @@
+"""The figure by which runs are compared: accuracy, or another figure of a protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedcore import ConfigError, FedcoreError
+from fedcore.base.registry import available, resolve
+from fedcore_study.comparisons.records import OVER_CLIENTS
+
+FRACTIONS = {"accuracy": 1, "mean": 1, "worst10": 1, "best10": 1, "std": -1}
+"""The figures of a protocol that are printed in percent -> 1 if more is better, -1 if less is."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of a protocol."""
+
+    name: str
+    """The name in ``summary.json``: ``accuracy``, ``loss``, ``macro-f1``, ``macro-f1_mean`` over the clients."""
+    sign: int = 1
+    """1 if more is better, -1 if less is."""
+
+    @classmethod
+    def of(cls, name: str) -> Measure:
+        """Return the measure of this name.
+
+        :raises ConfigError: no installed metric has the name, so it is not known whether more is better.
+        """
+        sign = {**FRACTIONS, "loss": -1}.get(name) or direction(name.removesuffix("_mean"))
+        if not sign:
+            raise ConfigError(
+                f"--metric {name}: it is not known whether more of it is better; choose accuracy, loss, mean, std, "
+                "worst10, best10 (over clients), or an installed metric of the runs, such as macro-f1 or macro-f1_mean"
+            )
+        return cls(name, sign)
+
+    @property
+    def scale(self) -> float:
+        """The factor on a printed value."""
+        return 100 if self.name in FRACTIONS else 1
+
+    @property
+    def digits(self) -> int:
+        """The number of printed decimal places."""
+        return 2 if self.name in FRACTIONS else 4
+
+    @property
+    def unit(self) -> str:
+        """The unit of a printed value, after it; empty for none."""
+        return " %" if self.name in FRACTIONS else ""
+
+    def signed(self, value: float) -> str:
+        """Return a printed difference: ``+1.03`` points, ``-0.0213``."""
+        return f"{self.scale * value:+.{self.digits}f}"
+
+
+ACCURACY = Measure("accuracy")
+
+
+def direction(name: str) -> int:
+    """Return 1 if more of an installed metric is better, -1 if less is, 0 if the metric is not installed.
+
+    :param name: a metric, or its mean over the clients.
+    """
+    name = name.removesuffix(OVER_CLIENTS)
+    if name not in available("metric"):
+        return 0
+    try:
+        return -1 if getattr(resolve("metric", name), "lower_is_better", False) else 1
+    except FedcoreError:
+        return 0
