@@ -77,7 +77,7 @@ class Setup:
         layout, breaks = Layout.of(model, _personal(config, plugins, model)), _breaks(config, plugins)
         _check_values(config, model, layout)
         setup = cls(config, plugins, model, task, layout, breaks, dataset.public)
-        _check_fixed(setup)
+        _check_claims(setup)
         for plugin in plugins:
             _check_needs(setup, plugin)
         _check_concurrency(setup)
@@ -302,17 +302,22 @@ def _personal(config: RunConfig, plugins: PluginSet, model: SplitModel) -> set[s
     return personal | whole.buffers if config.buffers == "local" else personal
 
 
-def _check_fixed(setup: Setup) -> None:
-    """Refuse a plugin that works only on parameters that are neither trained nor sent."""
-    fixed = setup.layout.fixed
+def _check_claims(setup: Setup) -> None:
+    """Refuse a plugin that works only on parameters that are neither trained nor sent, or that it keeps on clients."""
+    layout = setup.layout
     for declaration in (declaration for declaration in TABLE.values() if declaration.shared):
-        for plugin in setup.plugins if fixed else ():
+        for plugin in setup.plugins:
             for pattern in patterns_of(plugin, declaration.name):
-                names = match((pattern,), setup.layout.shapes, plugin, declaration.name)
-                if fixed.issuperset(names):
+                names = match((pattern,), layout.shapes, plugin, declaration.name)
+                claim = f"plugin {plugin.name!r} {declaration.name} {pattern!r}"
+                if layout.fixed.issuperset(names):
                     raise ConfigError(
-                        f"plugin {plugin.name!r} {declaration.name} {pattern!r}, but no part of that is trained: "
+                        f"{claim}, but no part of that is trained: "
                         f"{names[0]!r} has requires_grad=False after every configure_model, so it never changes"
+                    )
+                if declaration.name != "starts" and layout.personal.issuperset(names):  # a client starts from its own
+                    raise ConfigError(
+                        f"{claim}, but each client keeps all of that and never sends it, so it would have no effect"
                     )
 
 

@@ -141,7 +141,8 @@ def require_hooks(plugin: Plugin) -> None:
                 found, hint = f"declares {name}, but does not implement {hook}", f"write {hook}, or leave {name} out"
                 raise PluginContractError.of(plugin.name, found, hint=hint)
             if declaration.needed and plugin.implements(hook) and not declared and name not in vars(plugin):
-                found, hint = f"would never be called: the plugin declares no {name}", f"set {name} on the class"
+                found = f"would never be called: the plugin declares no {name}"
+                hint = f"set {name} on the class, or in __init__, where an option may leave it empty"
                 raise PluginContractError.of(plugin.name, found, hook=hook, hint=hint)
 
 

@@ -45,9 +45,15 @@ class Exchange:
     """
 
     patterns: tuple[str, ...]
-    """Patterns over the names of the parameters that ``mid_local_epoch`` sees and patches."""
+    """Patterns over the names of the parameters that ``mid_local_epoch`` sees and patches.
+
+    Parameters that stay on the clients (``personal_parameters``) are not exchanged.
+    """
     epochs: Callable[[int], Iterable[int]]
-    """Takes the number of local epochs E, returns the epochs at whose start the cohort pauses, from 1 to E - 1."""
+    """Takes the number of local epochs E, returns the epochs at whose start the cohort pauses, from 1 to E - 1.
+
+    None of them, as an empty set, is a run without exchanges: one local epoch has no middle.
+    """
 
 
 def question(method: Method) -> Method:

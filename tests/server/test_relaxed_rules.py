@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import ConfigError, Plugin, PluginContractError, hookimpl, question
+from fedcore import ConfigError, Exchange, Plugin, PluginContractError, hookimpl, question
 from fedcore_testing import client_state, initial_weights, personal_state
 from fedcore_testing.problems import with_batch_norm
 from tests.support import committed, config, lines, model_bytes, weights
@@ -73,6 +73,37 @@ def test_who_owns_nothing_but_what_is_frozen_is_refused(go):
 
     with pytest.raises(ConfigError, match=r"'owns' owns 'encoder.base.norm.\*', but no part of that is trained"):
         go(Freezes, Owns, **MODEL)
+
+
+@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects"])
+def test_who_works_on_nothing_but_what_it_keeps_on_the_clients_is_refused(go, declaration):
+    class Keeps(Plugin):
+        @hookimpl
+        def personal_parameters(self):
+            return ["classifier.*"]
+
+        @hookimpl
+        def aggregate(self):
+            return None
+
+        @hookimpl
+        def mid_local_epoch(self):
+            return None
+
+        @hookimpl
+        def post_train(self):
+            return None
+
+        def __init__(self, options):
+            super().__init__(options)
+            self.owns, self.exchanges = (), None
+            patterns = ("classifier.*",)
+            setattr(
+                self, declaration, Exchange(patterns, lambda epochs: {1}) if declaration == "exchanges" else patterns
+            )
+
+    with pytest.raises(ConfigError, match=rf"'keeps' {declaration} 'classifier.\*', but each client keeps all of that"):
+        go(Keeps, local_epochs=2)
 
 
 BUILT = []
