@@ -751,7 +751,8 @@ class TestCautions:
     def test_runs_without_the_protocol_are_counted(self, make):
         folders = [make([], seed, [0.5]) for seed in range(3)] + [make(["moon"], 0, [0.5])]
         (first, *_) = join([*folders, make(["ditto"], 0, [0.5], protocol="personal")], protocol="personal")[1]
-        assert first == "4 runs have no figures for protocol 'personal' and are left out: fedavg (3), moon (1)"
+        said = "4 runs have no figures for protocol 'personal' and are left out: fedavg (3), moon (1)"
+        assert first == f"{said}; they have global (--protocol)"
 
     def test_a_note_of_some_blocks_names_them(self, make):
         folders = [make(p, seed, [0.5], alpha=0.1) for p in ([], ["moon"]) for seed in range(3)]

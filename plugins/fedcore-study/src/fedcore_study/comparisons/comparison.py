@@ -245,8 +245,11 @@ def usable(
     if len(without) == 1:
         warn(f"{without[0].path} has no figures for protocol {protocol!r} and is left out")
     elif without and kept:
-        said = _methods(without)
-        warn(f"{len(without)} runs have no figures for protocol {protocol!r} and are left out: {said}")
+        there = ", ".join(sorted({name for run in without for name in run.protocols}))
+        hint = f"; they have {there} (--protocol)" if there else ""
+        warn(
+            f"{len(without)} runs have no figures for protocol {protocol!r} and are left out: {_methods(without)}{hint}"
+        )
     if not kept:
         there = sorted({name for run in runs for name in run.protocols})
         if protocol in there:
