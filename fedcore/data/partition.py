@@ -302,7 +302,8 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
         raise DataError(f"{path} is not a partition file: it is not valid JSON ({error})") from error
     if not isinstance(content, dict) or content.get("format") not in (FORMAT, SPLIT_FORMAT):
         raise DataError(
-            f'{path} is not a partition file: "format" should be "{FORMAT}". `fedcore data split --out` writes one.'
+            f'{path} is not a partition file: "format" should be "{FORMAT}". `fedcore data split --out` writes one; '
+            "lists of your own: fedcore.run(partition=[...]), or --partition module:... (docs/your-data.md)"
         )
     info = content.get("info")
     if not isinstance(info, dict):

@@ -166,7 +166,7 @@ BAD_INPUT = [
     ("data split --out split.json", "replace it with --force"),
     ("data split --clients 0", "--clients: input should be greater than or equal to 1"),
     ("data plot nope.json", "cannot read the partition file nope.json"),
-    ("data plot split.json", "is not a partition file"),
+    ("data plot split.json", "lists of your own: fedcore.run(partition=[...])"),
     ("data plot split.json --partition iid", "name either split.json or --partition iid"),
     # plugins and bench
     ("train --plugin dp --plugin fedcd", "plugins 'dp' and 'fedcd' cannot be combined"),
