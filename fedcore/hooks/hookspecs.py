@@ -443,6 +443,7 @@ def personal_model(client: ClientContext) -> nn.Module | None:
         ``client.state`` is from the client's last training, empty if there was none, and read-only.
     :returns: A module on the client's device that takes the model's batches and returns
         :class:`~fedcore.models.Outputs`, or None for the global model with the client's personal parameters. If the
-        module fails or its logits are nan, the protocols of own models leave the client out, and the run says why.
+        module fails or its logits are nan, the protocols of own models leave the client out, and the run says why. An
+        export of the weights holds the module's parameters and buffers, but no tensor that is a plain attribute.
     Combining: exclusive.
     """

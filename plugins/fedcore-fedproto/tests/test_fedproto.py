@@ -62,3 +62,8 @@ def test_a_stronger_pull_keeps_features_nearer_to_the_prototypes(tmp_path):
     ]
     assert distances[0] > distances[1] > distances[2]
     # --8<-- [end:runs]
+
+
+def test_an_export_of_a_clients_weights_holds_the_prototypes():
+    model = NearestPrototype(lambda x: Outputs(x, None), torch.zeros(3, 2), torch.ones(3, dtype=torch.bool))
+    assert list(model.state_dict()) == ["prototypes", "known"]

@@ -17,9 +17,14 @@ class NearestPrototype(nn.Module):
         predicted: its logit lies below all others.
     """
 
+    prototypes: Tensor
+    known: Tensor
+
     def __init__(self, model: SplitModel, prototypes: Tensor, known: Tensor) -> None:
         super().__init__()
-        self.model, self.prototypes, self.known = model, prototypes, known
+        self.model = model
+        self.register_buffer("prototypes", prototypes)  # buffers: an export of the weights holds them
+        self.register_buffer("known", known)
 
     def forward(self, x: Tensor) -> Outputs:
         """Return features (B, d) and logits (B, C)."""
