@@ -21,7 +21,7 @@ from fedcore.data import Dataset, Partition
 from fedcore.models.build import named_weights
 from fedcore.runs.provenance import INSTRUCTIONS, versions
 from fedcore.runs.resolve import why_unstacked
-from fedcore.runs.saved import code_in
+from fedcore.runs.saved import SOURCE, code_in
 
 
 def data_cautions(dataset: Dataset) -> list[str]:
@@ -129,16 +129,19 @@ def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:
 def version_cautions(config: RunConfig, begun_with: Mapping[str, Any]) -> list[str]:
     """Return the cautions about a run that goes on with other versions than it was begun with.
 
-    The versions are of fedcore, torch, the plugins' packages, the CPU's instruction set, and the user's own code.
+    The versions are of fedcore, torch, the plugins' packages and their source, the CPU's instruction set, and the
+    user's own code.
 
     :param begun_with: the result of :func:`fedcore.runs.provenance.versions` at the beginning. Values of other types
         than text are ignored.
     """
     points, now = registry.available("plugin"), versions(config)
     used = [point.dist.name for name in config.plugins if (point := points.get(name)) is not None and point.dist]
+    sources = {f"{SOURCE}{name}": f"another {SOURCE}{name}" for name in used}
+    sources |= {name: f"another {SOURCE}{name}" for name in code_in(config)}
     changed = [
-        f"another source of {name}" if registry.is_code(name) else f"{name} {before}, now {now[name]}"
-        for name in dict.fromkeys(("fedcore", "torch", INSTRUCTIONS, *used, *code_in(config)))
+        sources.get(name) or f"{name} {before}, now {now[name]}"
+        for name in dict.fromkeys(("fedcore", "torch", INSTRUCTIONS, *used, *sources))
         if isinstance(before := begun_with.get(name), str) and before != now.get(name, before)
     ]
     if not changed:

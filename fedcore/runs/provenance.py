@@ -19,8 +19,9 @@ import torch
 from fedcore.base.config import RunConfig
 from fedcore.base.objects import CODE
 from fedcore.base.process import cores
+from fedcore.base.registry import available
 from fedcore.models import SplitModel
-from fedcore.runs.saved import code_in
+from fedcore.runs.saved import SOURCE, code_in
 
 RECORDED = ("torch", "torchvision", "numpy", "scikit-learn", "pluggy", "safetensors")
 INSTRUCTIONS = "instruction set"
@@ -52,8 +53,19 @@ def session(config: RunConfig, model: SplitModel, device: torch.device) -> dict[
 
 
 def versions(config: RunConfig) -> dict[str, str]:
-    """Return the versions on which a run's bits depend: packages, instruction set, a hash of the user's own code."""
-    code = {name: _source(re.split("[.:]", name.removeprefix(CODE))[0]) for name in code_in(config)}
+    """Return the versions on which a run's bits depend: packages, instruction set, hashes of code.
+
+    The hashes are of the user's own code and of the packages of the run's plugins: an editable package that changes
+    keeps its version.
+    """
+    points = available("plugin")
+    modules = {
+        f"{SOURCE}{point.dist.name}": point.module
+        for name, point in points.items()
+        if name in config.plugins and point.dist
+    }
+    modules |= {name: name.removeprefix(CODE) for name in code_in(config)}
+    code = {name: _source(re.split("[.:]", module)[0]) for name, module in modules.items()}
     return {**installed_versions(), INSTRUCTIONS: torch.backends.cpu.get_cpu_capability(), **code}
 
 

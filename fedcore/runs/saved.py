@@ -29,6 +29,9 @@ HOW_TO_CHANGE = (
     "start a new run: fedcore train --config FILE --out NEW_FOLDER"
 )
 
+SOURCE = "source of "
+"""The beginning of the names, among the versions of a run, of the hashes of its plugins' packages."""
+
 _PARTS = {"partition": "who holds which samples (partition.json)", "data": "the data set's content"}
 
 

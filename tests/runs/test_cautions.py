@@ -110,6 +110,16 @@ def test_a_run_that_goes_on_with_another_version_of_its_plugin_says_so(notes, mo
     ]
 
 
+def test_a_run_that_goes_on_with_an_edited_package_of_the_same_version_says_so(notes, monkeypatch):
+    """A method that is being written is an editable package."""
+    assert not [note for note in notes(["fedprox", "moon"]) if "begun with" in note]
+    source = provenance._source
+    monkeypatch.setattr(provenance, "_source", lambda module: "edited" * (module == "fedcore_moon") or source(module))
+    assert notes(changes={"rounds": 3}) == [
+        "the run was begun with another source of fedcore-moon: its results may differ from those of one version"
+    ]
+
+
 @pytest.mark.parametrize("file", ["edited_module.py", "edited_package/parts.py"])
 def test_a_run_that_goes_on_with_other_code_or_instructions_says_so(notes, tmp_path, monkeypatch, file):
     """A module that was edited, or one beside it in its package."""

@@ -748,6 +748,20 @@ class TestCautions:
         adapted = [make([], seed, [0.5], also={"unseen_adapted": 0.7}) for seed in (1, 2)]
         assert not any("own models" in note for note in join(adapted)[0].notes)
 
+    def test_code_that_changed_between_the_runs_is_named(self, make):
+        """A sweep that goes on after a change of an editable package keeps its finished runs."""
+        folders = [make(plugins, seed, [0.5]) for plugins in ([], ["moon"]) for seed in (0, 1)]
+
+        def notes(*sources):
+            for folder, source in zip(folders[2:], sources, strict=True):
+                versions = {"fedcore": source, "source of fedcore-moon": source, "module:data.mine": "a"}
+                (folder / "sessions.jsonl").write_text(json.dumps({"versions": versions}) + "\n")
+            return [note for note in join(folders)[0].notes if "code changed" in note]
+
+        assert notes("a", "a") == []
+        (note,) = notes("a", "b")
+        assert note.startswith("some code changed between the runs: source of fedcore-moon (moon). To compare one")
+
     def test_runs_without_the_protocol_are_counted(self, make):
         folders = [make([], seed, [0.5]) for seed in range(3)] + [make(["moon"], 0, [0.5])]
         (first, *_) = join([*folders, make(["ditto"], 0, [0.5], protocol="personal")], protocol="personal")[1]

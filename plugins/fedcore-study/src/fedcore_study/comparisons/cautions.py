@@ -68,6 +68,20 @@ def other_seeds(rows: Mapping[str, Iterable[int]]) -> str:
     return f"the rows have different seeds ({said}), so their means are not ranked and none is called the best"
 
 
+def other_sources(rows: Mapping[str, Sequence[RunRecord]]) -> str:
+    """Return a sentence that names code which changed between the runs, with the rows; empty if none did."""
+    found: dict[str, dict[str, None]] = {}
+    hashes: dict[str, set[str]] = {}
+    for label, runs in rows.items():
+        for name, value in (source for run in runs for source in run.sources):
+            found.setdefault(name, {})[label] = None
+            hashes.setdefault(name, set()).add(value)
+    said = "; ".join(f"{name} ({', '.join(found[name])})" for name, values in hashes.items() if len(values) > 1)
+    if not said:
+        return ""
+    return f"some code changed between the runs: {said}. To compare one version, train all of them in another folder"
+
+
 def failed_clients(rows: Mapping[str, Sequence[RunRecord]], round: int | None = None) -> str:
     """Return a sentence that names the rows in whose runs clients failed, with the first reason; empty if none failed.
 

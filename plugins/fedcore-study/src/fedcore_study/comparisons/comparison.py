@@ -21,6 +21,7 @@ from fedcore_study.comparisons.cautions import (
     other_clients,
     other_models,
     other_seeds,
+    other_sources,
     own_models,
     restarted_schedules,
 )
@@ -245,8 +246,8 @@ def usable(
     if len(without) == 1:
         warn(f"{without[0].path} has no figures for protocol {protocol!r} and is left out")
     elif without and kept:
-        there = ", ".join(sorted({name for run in without for name in run.protocols}))
-        hint = f"; they have {there} (--protocol)" if there else ""
+        others = ", ".join(sorted({name for run in without for name in run.protocols}))
+        hint = f"; they have {others} (--protocol)" if others else ""
         warn(
             f"{len(without)} runs have no figures for protocol {protocol!r} and are left out: {_methods(without)}{hint}"
         )
@@ -313,6 +314,7 @@ def block_of(group: Group, asked: Comparison, baseline: str | None, warn: Warn) 
         no_baseline(plain) if baseline is None else "",
         few_seeds(differences.values()),
         other_seeds(values),
+        other_sources(group.rows),
         restarted_schedules(group.rows),
         *own_models(group.rows, asked.protocol),
     ]

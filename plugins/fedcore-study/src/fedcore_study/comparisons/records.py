@@ -14,8 +14,9 @@ from fedcore import RunConfig, RunDirectoryError
 from fedcore.base.files import RecordFile, parse_json, parse_record, refuse_links
 from fedcore.base.identity import digest
 from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.registry import is_code
 from fedcore.runs.records import further, lost
-from fedcore.runs.saved import SavedConfig, partition_digest
+from fedcore.runs.saved import SOURCE, SavedConfig, partition_digest
 from fedcore_study.comparisons.fairness import Spread, spread_of
 from fedcore_study.lenient import mapping_in, number
 from fedcore_study.sweeps.directory import STUDY, SweepDirectory
@@ -83,6 +84,14 @@ class RunRecord:
         size = mapping_in(self.sessions[-1], "model") if self.sessions else {}
         parameters = size.get("parameters")
         return ModelSize(parameters, size.get("projection")) if isinstance(parameters, int) else None
+
+    @property
+    def sources(self) -> Iterator[tuple[str, str]]:
+        """The hashes of the code of the run's methods and of the user's own code by name, in each session."""
+        for session in self.sessions:
+            for name, value in mapping_in(session, "versions").items():
+                if name.startswith(SOURCE) or is_code(name):
+                    yield name, str(value)
 
     @cached_property
     def protocols(self) -> list[str]:
