@@ -323,6 +323,12 @@ class TestDiff:
         assert "The runs have the same options" in shown
         assert "the partitions differ" not in shown
 
+    def test_the_seconds_of_a_resumed_run_are_of_all_its_rounds(self, cli, runs):
+        again = fedcore.resume(runs / FIRST, changes={"rounds": 3}, out=Path("longer"))
+        found = json.loads(cli("runs", "diff", f"runs/{FIRST}", "longer", "--json").stdout)["figures"]["seconds"]
+        times = [row["seconds"] for row in again.history]
+        assert found == [pytest.approx(sum(times[:2])), pytest.approx(sum(times)), pytest.approx(times[2])]
+
     def test_a_run_differs_from_another_one(self, runs, refused):
         assert f"first and runs/{FIRST} are the same run" in refused("diff", "first", f"runs/{FIRST}")
 

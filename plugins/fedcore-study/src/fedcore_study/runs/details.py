@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig, RunDirectoryError
@@ -10,7 +11,7 @@ from fedcore.base.files import RecordFile, parse_record
 from fedcore.base.identity import LABELS, WITHOUT_EFFECT, flat
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping
-from fedcore.runs.records import further
+from fedcore.runs.records import further, seconds
 from fedcore.runs.saved import SavedConfig, how_to_resume
 from fedcore_study.lenient import mapping_in, number
 from fedcore_study.runs.deletion import size
@@ -51,13 +52,19 @@ def details(run: Overview, warn: Warn) -> dict[str, Any]:
         "figures": figures(metrics),
         "best_by_validation": metrics.get("best_by_validation"),
         "bytes": {way: (summary.get("bytes") or {}).get(way) for way in ("down", "up")} if summary else None,
-        "seconds": summary.get("seconds"),
+        "seconds": _seconds(path) if summary else None,
         "sessions": RecordFile(path / "sessions.jsonl").read(warn),
         "changes": content.get("changes") or [],
         **{name: mapping_in(content, name) for name in ("digests", "versions")},
         "files": {entry.name + "/" * entry.is_dir(): size(entry) for entry in files},
         "resume": _resume(run, config),
     }
+
+
+def _seconds(path: Path) -> float:
+    """Return the seconds of all rounds, whichever process trained them: summary.json has those of the last one."""
+    rounds = RecordFile(path / "metrics.jsonl").read()
+    return sum(seconds(line) for line in rounds if "round" in mapping_in(line, "time"))
 
 
 def figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
