@@ -56,6 +56,16 @@ def test_the_status_names_rounds_accuracy_and_the_time_left() -> None:
     assert display.status() == "all runs: 1/3 finished, 1 failed, about 4.00 s left; c: 0/4 rounds"
 
 
+def test_an_accuracy_of_own_models_names_its_protocol() -> None:
+    clock, file = Clock(), io.StringIO()
+    with SweepDisplay(Console(file=file, width=200), clock=clock) as display:
+        played(display, clock)
+        display("b", "round", {"round": 7, "accuracy": 0.9, "protocol": "personal", "clients": 10, "lost": {}})
+        assert "b: 7/10 rounds, personal 90.00 %" in display.status()
+        display("b", "finished", ended(4))
+    assert file.getvalue().splitlines()[-1].startswith("finished b after 4.00 s, personal 90.00 %")
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, quiet: bool) -> None:
     monkeypatch.setattr(sweep_display, "PERIOD", 0.02)

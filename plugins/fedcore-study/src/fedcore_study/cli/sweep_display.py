@@ -32,16 +32,22 @@ class _Run:
         self.first = self.done = 0
         self.selected = self.failed = 0  # clients, over the rounds
         self.accuracy: float | None = None
+        self.protocol: str | None = None
 
     def left(self, now: float) -> float | None:
         """Return the seconds that are left if the rounds go on as fast as until now; None before the first."""
         trained = self.done - self.first
         return (now - self.began) / trained * (self.rounds - self.done) if trained else None
 
+    def figure(self) -> str:
+        """Return the last accuracy, with its protocol unless that is ``global``: methods have different ones."""
+        protocol = f"{self.protocol} " if self.protocol not in (None, "global") else ""
+        return f"{protocol}{percent(self.accuracy)} %"
+
     def words(self, now: float) -> str:
         """Return how far the run is."""
         parts = [f"{self.done}/{self.rounds} rounds"]
-        parts += [f"{percent(self.accuracy)} %"] if self.accuracy is not None else []
+        parts += [self.figure()] if self.accuracy is not None else []
         left = self.left(now)
         return ", ".join(parts + ([f"{duration(left)} left"] if left else []))
 
@@ -124,6 +130,7 @@ class SweepDisplay:
         now, rounds = self.clock(), details["round"] - run.done
         self._seconds, self._rounds = self._seconds + now - run.last, self._rounds + rounds
         run.done, run.last, run.accuracy = details["round"], now, details.get("accuracy") or run.accuracy
+        run.protocol = details.get("protocol") or run.protocol
         run.selected, run.failed = run.selected + details["clients"], run.failed + errors(details["lost"])
         self._bars.update(self._tasks[run.name], completed=run.done, words=run.words(now))
 
@@ -132,7 +139,7 @@ class SweepDisplay:
         run = self._running.pop(name)
         self.finished += event == "finished"
         self.failed += event == "failed"
-        accuracy = f", {percent(run.accuracy)} %" if event == "finished" and run.accuracy is not None else ""
+        accuracy = f", {run.figure()}" if event == "finished" and run.accuracy is not None else ""
         if event == "finished" and run.failed:
             accuracy += f", clients failed: {in_a_round(run.failed, run.selected, run.done - run.first)}"
         why = f": {details['message']}" if details["message"] else ""

@@ -113,8 +113,9 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
         elif event == "round":
             metrics = details["metrics"]
             found = {"accuracy": accuracy_of(metrics, EVALUATED), "validation": accuracy_of(metrics, VALIDATION)}
+            protocol = next((name for name in EVALUATED if metrics and metrics.get(name)), None)
             clients = {"clients": len(details["cohort"]), "lost": lost(details)}
-            tell("round", round=details["round"] + 1, **found, **clients, waits=task.judged)
+            tell("round", round=details["round"] + 1, protocol=protocol, **found, **clients, waits=task.judged)
             if task.judged and verdicts.get() == STOP:
                 raise _Judged
         elif event == "note":
