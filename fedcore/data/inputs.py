@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from fedcore.base.errors import DataError
 from fedcore.data.images import ResidentSamples, normalise
@@ -112,7 +113,9 @@ def _tensor(x: Any) -> Tensor:
         array = np.stack([np.asarray(sample) for sample in x]) if isinstance(x, Sequence) else np.asarray(x)
         return torch.from_numpy(np.ascontiguousarray(array))
     except (TypeError, ValueError) as error:
-        raise DataError(f"x does not become one array of numbers: {error}") from error
+        pairs = isinstance(x, Dataset | DataLoader)
+        hint = "; of a data set of pairs write torch.stack([x for x, _ in data])" if pairs else ""
+        raise DataError(f"x does not become one array of numbers: {error}{hint}") from error
 
 
 def _name(dtype: torch.dtype) -> str:

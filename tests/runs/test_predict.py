@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import fedcore
 from fedcore import ConfigError, DataError, RunConfig
@@ -100,6 +101,7 @@ def test_any_form_of_the_same_images_gives_the_same(trained: fedcore.RunResult, 
         (TEST[0][:, :4], r"x has the shape \(60, 4, 4, 3\); expected \(n, 3, 5, 4\) or \(n, 5, 4, 3\)"),
         (TEST[0][0].transpose(2, 0, 1), r"for a single image write x\[None\]"),
         ([TEST[0][0], TEST[0][0][:2]], "x does not become one array"),
+        (TensorDataset(*map(torch.from_numpy, TEST)), r"of a data set of pairs write torch\.stack"),
     ],
 )
 def test_other_images_are_refused(trained: fedcore.RunResult, x: object, problem: str) -> None:
