@@ -260,6 +260,21 @@ class TestRecipe:
         assert "in the package their-package, which is not installed here" in cells["theirs", "a"].reason
         assert cells["ours", "a"].choice is not None
 
+    def test_a_model_and_data_set_of_another_library_are_known_by_their_prefix(self, write, monkeypatch):
+        file = write(base={**SMALL["base"], "dataset": "domains:photos", "model": "torchvision:resnet18"})
+        cell = next(read_recipe(file).cells("paper"))
+        assert not cell.reason
+        usual = registry.available
+
+        def without_torchvision(kind):
+            return {
+                name: point for name, point in usual(kind).items() if (kind, name) != ("model prefix", "torchvision")
+            }
+
+        monkeypatch.setattr(registry, "available", without_torchvision)
+        reason = "model torchvision:resnet18 is in the package fedcore-zoo, which is not installed here"
+        assert next(read_recipe(file).cells("paper")).reason == reason
+
     def test_the_recipe_that_the_documentation_shows(self, tmp_path):
         text = (Path(__file__).parents[3] / "docs" / "reproduce.md").read_text(encoding="utf-8")
         shown = text.partition("```yaml\n")[2].partition("```")[0]

@@ -31,7 +31,7 @@ Options = dict[str, Json]
 
 _FIGURE = re.compile(r"(\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?")
 _NAMED = {"dataset": "dataset", "model": "model", "partition": "partitioner", "engine": "engine"}
-_BY_PATH = ("module:", "npz:", "imagefolder:")
+_BY_PATH = ("module:", "npz:")
 
 
 class Part(BaseModel):
@@ -231,9 +231,14 @@ class Recipe(Part):
             if isinstance(value, str) and value != "auto":  # RunConfig refuses what is not a name
                 needed.append((kind, value))
         for kind, name in needed:
-            if name in registry.available(kind) or name.startswith(_BY_PATH) or name.endswith(".json"):
+            if name.startswith(_BY_PATH) or name.endswith(".json"):
                 continue
-            package = self.packages.get(name) or registry.package_of(kind, name)
+            prefix, colon, _ = name.partition(":")
+            by_prefix = colon and f"{kind} prefix" in registry.GROUPS
+            provided = (f"{kind} prefix", prefix) if by_prefix else (kind, name)
+            if provided[1] in registry.available(provided[0]):
+                continue
+            package = self.packages.get(name) or registry.package_of(*provided)
             if package is None:
                 raise UnknownNameError(kind, name, registry.available(kind))
             return f"{kind} {name} is in the package {package}, which is not installed here"
