@@ -211,7 +211,7 @@ class TestIntervals:
     def test_another_baseline(self, make, cli, tmp_path):
         folders = make(["fedprox"], 0, [0.5, 0.5]), make(["moon"], 0, [0.5, 0.6])
         result = cli("report", *folders, "--points", 0)
-        assert "not drawn: Differences by seed, global: no finished run of fedavg" in " ".join(result.stderr.split())
+        assert "not drawn: Differences by seed, global: no single row of fedavg" in " ".join(result.stderr.split())
         assert cli("report", *folders, "--points", 0, "--baseline", "moon", "--force").exit_code == 0
         page = Page(tmp_path / "report.html")
         assert page.figures["Differences by seed, global"].said()[0] == "fedprox\n-10.00"

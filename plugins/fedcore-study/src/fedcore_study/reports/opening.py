@@ -213,7 +213,7 @@ def _intervals(
     title = f"Differences by seed, {comparison.protocol}"
     if block.baseline is None:
         return Omitted(
-            title, "no finished run of fedavg has this accuracy; --baseline names another row that differences are to"
+            title, "no single row of fedavg has this accuracy; --baseline names the row that differences are to"
         )
     reference = next(row.values for row in block.rows if row.label == block.baseline)
     drawn = []
