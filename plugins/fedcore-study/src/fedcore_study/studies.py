@@ -102,8 +102,8 @@ def compare(
 
     Columns: ``accuracy_mean``, ``accuracy_std`` and ``seeds``; ``difference``, with its interval from
     ``difference_low`` to ``difference_high`` and its pairs ``difference_seeds``; ``p`` of the paired t-test, ``p_holm``
-    corrected for all comparisons of a table, and the ``verdict`` (better, worse, same, few: too few seeds; none
-    where the difference is the same on every seed);
+    corrected for all comparisons of a table, and the ``verdict`` (better, worse, same, few: too few seeds, none: no
+    pair; missing where the difference is the same on every seed);
     ``seeds_needed`` for a difference of this size to be found; ``seconds`` per round. Runs of other data or settings
     have rows of their own, and the index names these settings. ``attrs`` of the frame holds ``findings`` and ``notes``
     in sentences, and ``ranks`` over several data sets.
