@@ -1,4 +1,4 @@
-"""Data sets and models of Hugging Face for fedcore, from folders on this machine; nothing is downloaded."""
+"""Data sets and models of Hugging Face for fedcore, from folders on this machine, and data sets of the Hub."""
 
 from fedcore_huggingface.data import dataset
 from fedcore_huggingface.models import model

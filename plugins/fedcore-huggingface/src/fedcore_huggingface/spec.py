@@ -17,12 +17,14 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     label: str | None = Field(
-        default=None, description="Column of the classes; default label or labels, or the only ClassLabel."
+        default=None, description="Column of the classes; default label, labels or target, or the only ClassLabel."
     )
     image: str | None = Field(default=None, description="Column of images.")
     text: str | None = Field(default=None, description="Column of texts.")
     columns: str | None = Field(default=None, description="Columns of a table, with commas; default all numbers.")
-    test: str | None = Field(default=None, description="Split that is the test set; default test or validation.")
+    test: str | None = Field(
+        default=None, description="Split that is the test set; default test, validation, valid or dev."
+    )
     source: str | None = Field(
         default=None, description="Column of where a sample comes from, for --partition natural."
     )
