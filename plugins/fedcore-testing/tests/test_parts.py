@@ -11,7 +11,7 @@ from torch import nn
 
 from fedcore import SplitModel
 from fedcore.base import registry
-from fedcore.data import load_dataset
+from fedcore.data import TensorSamples, load_dataset
 from fedcore_testing import check_dataset, check_model, check_partitioner
 from fedcore_testing.problems import linear
 
@@ -44,6 +44,14 @@ def test_a_data_set_itself_is_checked_too():
     check_dataset(digits)
     with pytest.raises(AssertionError, match="labels from 0 to 9, expected 0 to 8"):
         check_dataset(replace(digits, num_classes=9, class_names=()))
+
+
+def test_a_cell_without_a_number_is_found_in_any_row():
+    table = load_dataset("breast-cancer")
+    rows = torch.zeros(400, 30)
+    rows[300, 3] = float("nan")
+    with pytest.raises(AssertionError, match="train set has values that are not finite"):
+        check_dataset(replace(table, train=TensorSamples(rows, torch.arange(400) % 2)))
 
 
 def by_brightness(labels, num_clients, *, dataset, rows, **_):

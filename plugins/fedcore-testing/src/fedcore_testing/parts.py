@@ -44,7 +44,8 @@ def check_dataset(dataset: Dataset | Callable[[Path | None], Dataset]) -> None:
         if isinstance(inputs, torch.Tensor):
             expected = (len(positions), *first.input_shape)
             assert tuple(inputs.shape) == expected, f"{where}: a batch is {tuple(inputs.shape)}, expected {expected}"
-            assert bool(inputs.isfinite().all()), f"{where} has values that are not finite"
+            chunks = map(samples.gather, torch.arange(len(samples)).split(1024))
+            assert all(bool(chunk.isfinite().all()) for chunk in chunks), f"{where} has values that are not finite"
 
 
 def check_model(
