@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from fedcore import RunConfig
-from fedcore_study.reproduce.evidence import Evidence, read_all, read_evidence
+from fedcore_study.comparisons.records import read_run
+from fedcore_study.reproduce.evidence import Evidence, evidence_of, read_all, read_evidence
 
 from .test_reproduce_command import RECIPE
 
@@ -187,6 +189,21 @@ def test_an_own_model_is_not_compared_with_a_global_one(cli, recipes: Path, tmp_
     cli("results", "page", page)
     row = next(x for x in page.read_text(encoding="utf-8").splitlines() if x.startswith("| FedProx"))
     assert "| 99.00 | - |" in row
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kept"),
+    [
+        ("npz:/data/x.npz", "npz:x.npz"),
+        ("hf:imdb?text=text&tokenizer=/home/me/bert", "hf:imdb?text=text&tokenizer=bert"),
+        ("hf:/data/imdb?tokenizer=/home/me/bert", "hf:imdb?tokenizer=bert"),
+        ("domains:/data/PACS?size=64&classes=dog,horse", "domains:PACS?size=64&classes=dog,horse"),
+    ],
+)
+def test_evidence_holds_no_absolute_path(trained: Path, dataset: str, kept: str) -> None:
+    run = read_run(trained / "other", print)
+    run = replace(run, config=run.config.model_copy(update={"dataset": dataset}))
+    assert evidence_of(run, None, print).config["dataset"] == kept
 
 
 def test_figures_before_the_correction_are_told_by_column(cli, recipes: Path, tmp_path: Path) -> None:

@@ -279,7 +279,16 @@ def _without_paths(value: Any) -> Any:
         return {name: _without_paths(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_without_paths(item) for item in value]
-    if isinstance(value, str) and (found := _ABSOLUTE.match(value)):
-        prefix = re.match(r"[a-z]{2,}:", value)
-        return (prefix[0] if prefix else "") + Path(value[found.end() :]).name
-    return value
+    if not isinstance(value, str):
+        return value
+    place, mark, query = value.partition("?")  # as in hf:FOLDER?tokenizer=FOLDER
+    options = ("=".join(map(_last_part, option.split("="))) for option in query.split("&"))
+    return f"{_last_part(place)}{mark}{'&'.join(options)}"
+
+
+def _last_part(text: str) -> str:
+    found = _ABSOLUTE.match(text)
+    if found is None:
+        return text
+    prefix = re.match(r"[a-z]{2,}:", text)
+    return (prefix[0] if prefix else "") + Path(text[found.end() :]).name
