@@ -24,6 +24,7 @@ def test_submitted_runs_have_the_same_bits_and_a_failed_one_says_why(cli, tmp_pa
     failed, finished = json.loads(found.stdout)["runs"]
     assert (failed["status"], finished["status"]) == ("failed", "finished")
     assert "loss 'task' became nan" in failed["message"]
+    assert f"again with: fedcore sweep {tmp_path / 'jobs'} --submit=local --submit-set=timeout_min=5\n" in found.stderr
     again = cli("sweep", *TINY, "--grid", "lr=0.05", "--json", "--quiet", "--out", "here")
     (here,) = json.loads(again.stdout)["runs"]
     one, other = (tmp_path / folder / "runs" / here["name"] for folder in ("jobs", "here"))

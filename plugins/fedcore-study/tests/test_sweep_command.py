@@ -120,7 +120,7 @@ def test_ctrl_c_leaves_checkpoints(tmp_path: Path) -> None:
     assert is_free(directory)
 
 
-def test_ctrl_c_ends_the_command_with_130(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_command_with_130(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedcore_study.sweeps import run
     from fedcore_study.sweeps.processes import Outcome
 
@@ -128,6 +128,11 @@ def test_ctrl_c_ends_the_command_with_130(cli, monkeypatch: pytest.MonkeyPatch) 
     result = cli("sweep", *TINY, "--seeds", 2, "--out", "s")
     assert result.exit_code == 130
     assert "stopped: 0 of 2 runs are finished. Go on with: fedcore sweep " in result.stderr
+    assert "--allow" not in result.stderr
+    code = "plugin=module:fedcore_testing.stub_plugins.EqualWeights"
+    place = ("--tracker", "tensorboard", "--set", f"tensorboard.dir={tmp_path / 'elsewhere'}")
+    result = cli("sweep", *TINY, "--grid", code, *place, "--out", "own")
+    assert f"Go on with: fedcore sweep {tmp_path / 'own'} --allow-code --allow-outside\n" in result.stderr
 
 
 def test_dry_run_lists_and_starts_nothing(cli, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def sweep(
     if result.interrupted:
         from fedcore import Interrupted
 
-        how = "the same call" if result.objects else f"fedcore sweep {result.directory}"
+        how = "the same call" if result.objects else result.how_to_go_on()
         raise Interrupted(f"the sweep in {result.directory} was interrupted; {how} goes on")
     return result
 

@@ -166,11 +166,15 @@ def sweep(
         output.error(f"{outcome.name}: {outcome.message}", label="failed")
     path = shlex.quote(str(result.directory))
     done = f"{len(result.named('finished'))} of {len(result.outcomes)} runs are finished"
-    if result.interrupted:
-        output.error(f"{done}. Go on with: fedcore sweep {path}", label="stopped")
-        raise typer.Exit(INTERRUPTED)
-    if failed:
-        output.error(f"{done}, {len(failed)} failed. Try these again with: fedcore sweep {path}", label="failed")
+    if result.interrupted or failed:
+        jobs = (
+            [] if submit is None else [f"--submit={submit}", *(f"--submit-set={text}" for text in submitted_with or ())]
+        )
+        command = " ".join([result.how_to_go_on(), *map(shlex.quote, jobs)])
+        if result.interrupted:
+            output.error(f"{done}. Go on with: {command}", label="stopped")
+            raise typer.Exit(INTERRUPTED)
+        output.error(f"{done}, {len(failed)} failed. Try these again with: {command}", label="failed")
         raise typer.Exit(SOME_FAILED)
     if not as_json:
         output.line(f"{done}. Compare them with: fedcore compare {path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,15 @@ class SweepResult:
     def named(self, status: str) -> list[Outcome]:
         """Return the runs with one status."""
         return [outcome for outcome in self.outcomes if outcome.status == status]
+
+    def how_to_go_on(self) -> str:
+        """Return the command that goes on with the sweep, with the flags that its unfinished runs need."""
+        directory = SweepDirectory(self.directory)
+        finished = {outcome.name for outcome in self.named("finished")}
+        left = [(directory.run_directory(name), c) for name, c in directory.plan().items() if name not in finished]
+        flags = " --allow-code" * any(code_in(config) for _, config in left)
+        flags += " --allow-outside" * any(places_in(config, folder) for folder, config in left)
+        return f"fedcore sweep {shlex.quote(str(self.directory))}{flags}"
 
 
 def resolved(config: RunConfig, plugins: PluginSet | None = None) -> RunConfig:
