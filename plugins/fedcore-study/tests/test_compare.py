@@ -195,6 +195,7 @@ class TestComparison:
         found, notes = join([make([], 0, [0.1], alpha=a) for a in (0.1, 0.5)], by=["alpha"], baseline="0.1")
         assert [row.difference for row in found.blocks[0].rows] == [None, None]
         assert any("no seed with the same clients" in note for note in notes)
+        assert found.blocks[0].findings[-1] == "No seed with the same clients as 0.1: 0.5."
 
     def test_data_sets_can_be_rows_if_one_asks(self, make):
         found, _ = join([make([], 0, [0.1]), make([], 0, [0.2], dataset="mnist", labels="M")], by=["dataset"])

@@ -52,7 +52,7 @@ def findings(
             "by, run more seeds."
         )
     if unpaired := [label for label in differences if label not in pairs]:
-        said.append(f"No seed in common with {baseline}: {', '.join(unpaired)}.")
+        said.append(f"No seed with the same clients as {baseline}: {', '.join(unpaired)}.")
     if tested := sum(difference.p is not None for difference in pairs.values()):
         said.append(_how(tested, baseline, confidence))
         said += _undone(told.get("same", {}), tested)
