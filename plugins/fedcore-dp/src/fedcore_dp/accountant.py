@@ -20,7 +20,7 @@ ORDERS = (*(1 + tenths / 10 for tenths in range(1, 110)), *range(12, 65), 80, 96
 """Orders of the Renyi divergence, the best of which is taken. A small epsilon needs the high ones."""
 
 LARGEST_LOSS = 1e3
-"""Where the loss of all rounds may be larger, its distribution takes much memory, and such an epsilon means nothing."""
+"""Where the loss of all rounds may be larger, its distribution can take much memory."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -33,7 +33,7 @@ def spent_epsilon(
     :param sampling_rate: chance that one's data is in a round, each by itself; 1 is all data in every round.
     :param rounds: 0 has spent nothing.
     :param accountant: ``pld``: privacy loss distributions, rounded up; exact without sampling. ``rdp``: Renyi
-        divergences, an upper bound that is further away, and that ``pld`` takes for an epsilon of a thousand or more.
+        divergences, an upper bound that is further away, and that ``pld`` takes above ``LARGEST_LOSS``.
     """
     if rounds == 0:
         return 0.0
