@@ -27,7 +27,9 @@ def bench(
     ] = None,
     plugin: Annotated[
         list[str] | None,
-        typer.Option("--plugin", help="Methods of W3 and scale; default all that are installed, and fedavg and moon."),
+        typer.Option(
+            "--plugin", help="Methods of W3 and scale; default eight that are installed, and fedavg and moon."
+        ),
     ] = None,
     clients: Annotated[
         list[int] | None,
