@@ -79,10 +79,11 @@ def debug(wanted: bool) -> bool:
 
 
 def _suggest(error: Any) -> None:
-    """Suggest the option of a run that an unknown flag resembles if typer has no suggestion."""
+    """Suggest the command's option of a run that an unknown flag resembles if typer has no suggestion."""
     if not getattr(error, "possibilities", True):
         near = nearest(error.option_name.strip("-"), RunConfig.model_fields)
-        error.possibilities = near and [flag_of(near)]
+        known = {flag for parameter in error.ctx.command.params for flag in parameter.opts}
+        error.possibilities = [flag_of(near)] if near and flag_of(near) in known else []
 
 
 def _hint() -> str:

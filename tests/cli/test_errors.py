@@ -224,6 +224,13 @@ def test_usage_errors_name_what_is_near(cli, arguments, message: str) -> None:
     assert "Traceback" not in result.output
 
 
+def test_an_unknown_flag_gets_a_suggestion_among_the_flags_of_its_command(cli) -> None:
+    assert "(Possible options: --lr)" in cli("train", "--learning-rate", 1).stderr
+    told = cli("data", "list", "--dataset", "digits").stderr
+    assert "No such option: --dataset" in told
+    assert "Possible" not in told
+
+
 def test_markup_in_a_name_is_text(cli) -> None:
     result = cli("train", "--plugin", "[bold]x[/nope]\x1b[2J")
     assert result.exit_code == 2
