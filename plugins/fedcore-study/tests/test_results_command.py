@@ -14,6 +14,7 @@ import yaml
 from fedcore import RunConfig
 from fedcore_study.comparisons.records import read_run
 from fedcore_study.reproduce.evidence import Evidence, evidence_of, read_all, read_evidence
+from fedcore_study.reproduce.places import cells, nearest, places_of
 
 from .test_reproduce_command import RECIPE
 
@@ -204,6 +205,20 @@ def test_evidence_holds_no_absolute_path(trained: Path, dataset: str, kept: str)
     run = read_run(trained / "other", print)
     run = replace(run, config=run.config.model_copy(update={"dataset": dataset}))
     assert evidence_of(run, None, print).config["dataset"] == kept
+
+
+def test_code_that_a_run_names_is_not_imported(recipes: Path) -> None:
+    from fedcore_study.reproduce.find import find_recipes
+
+    among = cells(find_recipes(print))
+    (folder,) = (recipes / "sweep" / "runs").glob("fedprox_*")
+    config = read_run(folder, print).config
+    assert places_of(config, among)
+    own = config.model_copy(update={"plugins": {"module:nowhere.Mine": {"mu": 1.0}}})
+    assert not places_of(own, among)
+    assert nearest(own, among) is None
+    tracked = config.model_copy(update={"trackers": {"module:nowhere.Shown": {}}})
+    assert places_of(tracked, among) == places_of(config, among)
 
 
 def test_figures_before_the_correction_are_told_by_column(cli, recipes: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from fedcore import FedcoreError, RunConfig
 from fedcore.base.config import Json
 from fedcore.base.identity import key, settings
+from fedcore.base.registry import is_code
 from fedcore_study.reproduce.evidence import Place
 from fedcore_study.reproduce.recipe import SCALES, Recipe
 from fedcore_study.sweeps.run import resolved
@@ -40,7 +41,7 @@ def cells(recipes: Iterable[Recipe]) -> Cells:
                     continue
                 place = Place(method=recipe.method, table=recipe.table, scale=scale, row=cell.row, column=cell.column)
                 try:
-                    found[place] = comparable(spec.run(cell.choice, 0))
+                    found[place] = comparable(resolved(spec.run(cell.choice, 0)))
                 except FedcoreError:
                     continue  # fedcore reproduce tells what is wrong with the recipe
     return found
@@ -49,9 +50,12 @@ def cells(recipes: Iterable[Recipe]) -> Cells:
 def comparable(config: RunConfig) -> dict[str, Json]:
     """Return a run's settings as they are compared with a recipe's: one level deep, defaults included.
 
+    Code that the run names is not imported: its plugins' options are those that the run has recorded.
+
     :raises ConfigError: or a subclass; a plugin is unknown or does not have an option.
     """
-    values = settings(resolved(config))
+    code = any(map(is_code, config.plugins))
+    values = settings(config if code else resolved(config.model_copy(update={"trackers": {}})))
     plugins = values.pop("plugins")
     system = values.pop("system")
     flat = {name: value for name, value in values.items() if name not in EXECUTION}
