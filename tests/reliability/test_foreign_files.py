@@ -50,6 +50,7 @@ def change(run: Path, **values: object) -> None:
 FIELDS = [
     {"model": "module:strange_code.model"},
     {"dataset": "module:strange_code.model"},
+    {"public": "module:strange_code.model"},
     {"engine": "module:strange_code.model"},
     {"plugins": {"module:strange_code.model": {}}},
     {"trackers": {"module:strange_code.model": {}}},
