@@ -67,8 +67,9 @@ class SweepResult:
     def how_to_go_on(self) -> str:
         """Return the command that goes on with the sweep, with the flags that its unfinished runs need."""
         directory = SweepDirectory(self.directory)
-        finished = {outcome.name for outcome in self.named("finished")}
-        left = [(directory.run_directory(name), c) for name, c in directory.plan().items() if name not in finished]
+        plan = directory.plan()
+        names = [outcome.name for outcome in self.outcomes if outcome.status != "finished"]
+        left = [(directory.run_directory(name), plan[name]) for name in names]  # their code was permitted
         flags = " --allow-code" * any(code_in(config) for _, config in left)
         flags += " --allow-outside" * any(places_in(config, folder) for folder, config in left)
         return f"fedcore sweep {shlex.quote(str(self.directory))}{flags}"
