@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcore import ConfigError
 from fedcore.base.objects import lent
+from fedcore.runs.saved import check_code, code_in
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.given import Given
 from fedcore_study.sweeps.spec import SweepSpec, changed, read_earlier, read_spec
@@ -51,18 +52,24 @@ def sweep(
     :param preset: the name of a known setting, whose options the grid and the given options replace.
     :param parallel: runs side by side; default one per core as far as memory allows, one on a CUDA device.
     :param quiet: show no progress.
-    :param allow_code: import what runs that ``out`` holds already name as ``module:...``.
+    :param allow_code: import what a sweep's file, or a run that ``out`` holds already, names as ``module:...``.
     :param allow_outside: let trackers of these write outside of their directories.
     :param options: options of every run, as of :class:`fedcore.RunConfig`, such as ``rounds=10``. ``model``,
         ``plugins`` and ``dataset`` can be objects.
     :raises ConfigError: or a subclass, before anything runs.
     :raises Interrupted: Ctrl-C. The runs have stopped with checkpoints; the same call goes on.
     """
+    from fedcore.cli.settings import typed_code
     from fedcore_study.cli.sweep_display import script_display
     from fedcore_study.sweeps.run import run_sweep
 
     given, place = Given(getattr(out, "objects", {})), None if out is None else _folders(out)[0]
     spec, folder, goes_on = _asked_for(grid, seeds, place, settings or {}, options, given, preset)
+    file = out if goes_on else grid
+    if spec is not None and isinstance(file, (str, PathLike)):  # the names of a result or mapping are the program's
+        code = (name for _, config in spec.cells() for name in code_in(config))
+        own = typed_code(given.named(name, value) for name, value in options.items())
+        check_code(code, file, allow=allow_code, own=own)
     with script_display(quiet=quiet) as display:
         result = run_sweep(
             spec,
