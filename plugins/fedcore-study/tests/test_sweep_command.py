@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import fedcore
-from fedcore import RunConfig, RunDirectoryError
+import fedcore_study
+from fedcore import ConfigError, RunConfig, RunDirectoryError
 from fedcore.runs.directory import RunDirectory
 from fedcore_study.runs.overview import is_locked
 from fedcore_study.sweeps.directory import SweepDirectory
@@ -133,6 +134,17 @@ def test_ctrl_c_ends_the_command_with_130(cli, tmp_path: Path, monkeypatch: pyte
     place = ("--tracker", "tensorboard", "--set", f"tensorboard.dir={tmp_path / 'elsewhere'}")
     result = cli("sweep", *TINY, "--grid", code, *place, "--out", "own")
     assert f"Go on with: fedcore sweep {tmp_path / 'own'} --allow-code --allow-outside\n" in result.stderr
+
+
+def test_a_folder_that_is_extended_writes_outside_only_if_it_is_allowed_to(cli, tmp_path: Path) -> None:
+    place = f"tensorboard.dir={tmp_path / 'elsewhere'}"
+    assert cli("sweep", *TINY, "--tracker", "tensorboard", "--set", place, "--seeds", 1, "--out", "s").exit_code == 0
+    result = cli("sweep", "s", "--seeds", 2, "--dry-run")
+    assert (result.exit_code, "--allow-outside" in result.stderr) == (2, True), result.output
+    with pytest.raises(ConfigError, match="allow_outside=True"):
+        fedcore_study.sweep(out=tmp_path / "s", seeds=2)
+    for permission in (("--allow-outside",), ("--set", place)):
+        assert cli("sweep", "s", "--seeds", 2, "--dry-run", *permission).exit_code == 0
 
 
 def test_dry_run_lists_and_starts_nothing(cli, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcore import ConfigError
 from fedcore.base.objects import lent
-from fedcore.runs.saved import check_code, code_in
+from fedcore.runs.saved import check_code, check_places, code_in, places_in
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.given import Given
 from fedcore_study.sweeps.spec import SweepSpec, changed, read_earlier, read_spec
@@ -70,6 +70,11 @@ def sweep(
         code = (name for _, config in spec.cells() for name in code_in(config))
         own = typed_code(given.named(name, value) for name, value in options.items())
         check_code(code, file, allow=allow_code, own=own)
+        if goes_on:
+            places = (place for _, config in spec.cells() for place in places_in(config, folder))
+            check_places(
+                places, file, allow=allow_outside, own=[f"{n}={value}" for n, value in (settings or {}).items()]
+            )
     with script_display(quiet=quiet) as display:
         result = run_sweep(
             spec,

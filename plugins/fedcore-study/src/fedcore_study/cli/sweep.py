@@ -18,7 +18,7 @@ from fedcore.base.safe_yaml import read_yaml
 from fedcore.cli import options
 from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
 from fedcore.cli.settings import typed_code
-from fedcore.runs.saved import check_code, code_in
+from fedcore.runs.saved import check_code, check_places, code_in, places_in
 from fedcore_study.cli import shared
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.run import plan_sweep, run_sweep
@@ -134,6 +134,9 @@ def sweep(
         check_code(code, source, allow=allow_code, own=typed_code([*given.values(), *(grid or [])]))
 
     goes_on = source is not None and source.is_dir()
+    if spec is not None and goes_on:
+        places = (place for _, config in spec.cells() for place in places_in(config, folder))
+        check_places(places, source, allow=allow_outside, own=settings or ())
     rounds = given.get("rounds") if goes_on else None
     if dry_run:
         planned = plan_sweep(spec) if spec else SweepDirectory(folder).plan().items()
