@@ -111,7 +111,7 @@ class RejectUpdate(FedcoreError):
 
 
 class NonFiniteUpdate(RejectUpdate):
-    """An update holds nan or inf because its local training diverged."""
+    """An update holds nan, inf or values that count as diverged because they are too large."""
 
     kind = "diverged"
 
@@ -126,7 +126,7 @@ class RoundFailedError(FedcoreError):
 
 
 class DivergedError(RoundFailedError):
-    """A round failed because training diverged: losses, updates or the new model are not finite."""
+    """Training diverged: losses, updates, the new model or a plugin's ``server.state`` are not finite."""
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
