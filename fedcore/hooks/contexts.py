@@ -314,7 +314,7 @@ class ServerContext(Protocol):
     def staleness(self) -> Mapping[int, int]:
         """Client of the cohort -> server steps since it received its model, with ``--system concurrency``.
 
-        The plugin has to declare ``reads = ("staleness",)``. The mapping is empty without the option.
+        A plugin of the run has to declare ``reads = ("staleness",)``. The mapping is empty without the option.
         """
 
     @property
