@@ -40,6 +40,7 @@ def test_the_nearest_known_prototype_is_predicted():
     logits = model(torch.tensor([[1.0, 0.0], [3.0, 0.0]])).logits
     assert logits.argmax(dim=1).tolist() == [0, 1]  # the nearest of all, class 2, is not known
     assert logits[:, :2].tolist() == [[-1.0, -9.0], [-9.0, -1.0]]
+    assert list(model.state_dict()) == ["prototypes", "known"]  # an export of the weights holds them
 
 
 # --8<-- [end:numbers]
@@ -62,8 +63,3 @@ def test_a_stronger_pull_keeps_features_nearer_to_the_prototypes(tmp_path):
     ]
     assert distances[0] > distances[1] > distances[2]
     # --8<-- [end:runs]
-
-
-def test_an_export_of_a_clients_weights_holds_the_prototypes():
-    model = NearestPrototype(lambda x: Outputs(x, None), torch.zeros(3, 2), torch.ones(3, dtype=torch.bool))
-    assert list(model.state_dict()) == ["prototypes", "known"]

@@ -872,6 +872,23 @@ def test_metrics_of_clients_have_a_mean_over_the_clients(make):
     assert direction("ece (clients)") == direction("ece") == -1
 
 
+def test_a_method_without_own_models_is_measured_by_its_global_model(make):
+    """FedAvg stands next to personal methods, on the same samples; alone it has no own models to compare."""
+    folders = [make([], seed, [0.4, 0.5 + seed / 10], protocol="global_local") for seed in range(3)]
+    folders += [make(["fedper"], seed, [0.6, 0.7 + seed / 5], protocol="personal") for seed in range(3)]
+    found, notes = join(folders, protocol="personal", target=0.45)
+    fedavg, fedper = found.blocks[0].rows
+    assert (fedavg.label, fedavg.values) == ("fedavg", {0: 0.5, 1: 0.6, 2: 0.7})
+    assert fedavg.rounds == Figure(2.0, 0.0, 3)
+    assert fedper.difference.mean == pytest.approx(0.3)
+    note = "fedavg has no own models: measured is the global model on the same samples (global_local)"
+    assert (found.notes, notes) == ([note], [])
+    assert list(fedcore_study.compare(folders, protocol="personal", each=True)["accuracy"])[:2] == [0.5, 0.6]
+    assert fedcore_study.compare(folders, protocol="personal", round=1)["accuracy_mean"].round(9).tolist() == [0.4, 0.6]
+    with pytest.raises(ConfigError, match="no run has figures for protocol 'personal'"):
+        join(folders[:3], protocol="personal")
+
+
 class TestOtherFigures:
     """Differences, tests, findings and ranks can be of another figure than accuracy."""
 

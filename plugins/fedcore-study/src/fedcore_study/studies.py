@@ -121,7 +121,8 @@ def compare(
     in sentences, and ``ranks`` over several data sets.
 
     :param runs: runs or sweeps: directories or results, one or several.
-    :param protocol: the protocol of the figure, such as ``global`` or ``personal``.
+    :param protocol: the protocol of the figure, such as ``global``. Under ``personal``, methods without own models have
+        their global model's figure on the same samples.
     :param metric: the figure to compare, as ``summary.json`` names it: ``accuracy``, ``loss``, ``macro-f1``; over
         clients ``macro-f1_mean``, ``worst10``. Its name replaces ``accuracy`` in the columns.
     :param by: the options that make a row: ``plugin``, or options of a run.

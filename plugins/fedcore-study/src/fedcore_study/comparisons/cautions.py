@@ -142,6 +142,15 @@ def restarted_schedules(rows: Mapping[str, Sequence[RunRecord]]) -> str:
     )
 
 
+def global_models(rows: Mapping[str, Sequence[RunRecord]]) -> str:
+    """Return a sentence that names the rows without own models in a table of own models; empty if there is none."""
+    labels = [label for label, runs in rows.items() if any(run.lent for run in runs)]
+    if not labels:
+        return ""
+    has = "has" if len(labels) == 1 else "have"
+    return f"{', '.join(labels)} {has} no own models: measured is the global model on the same samples (global_local)"
+
+
 def own_models(rows: Mapping[str, Sequence[RunRecord]], protocol: str) -> list[str]:
     """Return a sentence for each protocol of clients' own models, if a table is of global models."""
     if PROTOCOLS[protocol].own_model:

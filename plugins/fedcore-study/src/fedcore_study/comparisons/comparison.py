@@ -17,6 +17,7 @@ from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore_study.comparisons.cautions import (
     failed_clients,
     few_seeds,
+    global_models,
     no_baseline,
     other_clients,
     other_models,
@@ -30,7 +31,7 @@ from fedcore_study.comparisons.figures import Difference, Figure, corrected, pai
 from fedcore_study.comparisons.findings import findings
 from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, option
 from fedcore_study.comparisons.measures import ACCURACY, Measure
-from fedcore_study.comparisons.records import OVER_CLIENTS, RunRecord, Warn
+from fedcore_study.comparisons.records import OVER_CLIENTS, RunRecord, Warn, with_global_model
 from fedcore_study.comparisons.significance import Ranks, level, ranked
 
 BASELINE = "fedavg"
@@ -235,6 +236,8 @@ def usable(
             reached = min(len(run.rounds) for run in unfinished)
             hint = f": --round {reached}" if reached else ""
             raise ConfigError(f"no run is finished; compare them at a round that all have reached{hint}")
+    if any(protocol in run.protocols for run in runs):
+        runs = [with_global_model(run, protocol) for run in runs]
     kept, without = [], []
     for run in runs:
         if run.at(protocol, round) is not None:
@@ -315,6 +318,7 @@ def block_of(group: Group, asked: Comparison, baseline: str | None, warn: Warn) 
         few_seeds(differences.values()),
         other_seeds(values),
         other_sources(group.rows),
+        global_models(group.rows),
         restarted_schedules(group.rows),
         *own_models(group.rows, asked.protocol),
     ]

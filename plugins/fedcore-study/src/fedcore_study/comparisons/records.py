@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,8 @@ class RunRecord:
     """The lines of sessions.jsonl, one per process that trained the run."""
     changes: Sequence[Mapping[str, Any]]
     """The changes of options with which the run was resumed, as config.yaml has them."""
+    lent: bool = False
+    """Whether the figures under ``personal`` are the global model's; see :func:`with_global_model`."""
 
     @property
     def finished(self) -> bool:
@@ -173,6 +175,22 @@ class RunRecord:
         times = (line.get("time") or {} for line in self.rounds[:rounds])
         spent = [time["round"] + time.get("evaluation", 0.0) for time in times if "round" in time]
         return statistics.median(spent) if spent else None
+
+
+def with_global_model(run: RunRecord, protocol: str) -> RunRecord:
+    """Return a run of a method without own models with its global model's figures under ``personal``.
+
+    These are on the same samples (``global_local``). Other runs are returned as they are.
+    """
+    if protocol != "personal" or protocol in run.protocols or "global_local" not in run.protocols:
+        return run
+
+    def lend(record: dict[str, Any]) -> dict[str, Any]:
+        metrics = mapping_in(record, "metrics")
+        return {**record, "metrics": {**metrics, protocol: metrics.get("global_local")}}
+
+    rounds, summary = [lend(line) for line in run.rounds], lend(run.summary) if run.summary else None
+    return replace(run, rounds=rounds, summary=summary, lent=True)
 
 
 def find_runs(paths: Iterable[Path], warn: Warn) -> list[RunRecord]:
