@@ -69,7 +69,7 @@ def make(tmp_path):
 
 
 def headings(comparison, block):
-    return formats.table(comparison, block)[0]
+    return [column.heading for column in formats.columns(comparison, block)]
 
 
 def cells(comparison, block, row):
@@ -887,6 +887,26 @@ def test_a_method_without_own_models_is_measured_by_its_global_model(make):
     assert fedcore_study.compare(folders, protocol="personal", round=1)["accuracy_mean"].round(9).tolist() == [0.4, 0.6]
     with pytest.raises(ConfigError, match="no run has figures for protocol 'personal'"):
         join(folders[:3], protocol="personal")
+
+
+def test_a_wide_table_has_a_column_per_setting(make, cli):
+    """FedProx lacks a setting; the best of each column is bold; findings name their setting."""
+    accuracies = {("", 0.1): 0.5, ("moon", 0.1): 0.75, ("", 0.5): 0.9, ("moon", 0.5): 0.8, ("fedprox", 0.5): 0.7}
+    folders = [make([name] * bool(name), 0, [value], alpha=alpha) for (name, alpha), value in accuracies.items()]
+    found, _ = join(folders)
+    (table,) = formats.printed(found, wide=True)
+    assert table.headings == ["method", "alpha 0.1", "alpha 0.5"]
+    assert table.rows == [["fedavg", "50.00", "90.00"], ["moon", "75.00", "80.00"], ["fedprox", "-", "70.00"]]
+    assert sorted(table.best) == [(0, 2), (1, 1)]
+    assert table.findings[0] == "alpha 0.1: Highest mean accuracy: moon with 75.00 %."
+    assert "| moon | 75.00 | 80.00 |" in cli("compare", *folders, "--wide", "--format", "markdown").stdout
+    text = cli("compare", *folders, "--wide", "--latex").stdout
+    assert r"moon & \textbf{75.00} & 80.00 \\" in text
+    assert text.count(r"\begin{table}") == 1
+    assert "paired by seed" not in text.partition(r"\begin{table}")[2]
+    refused = cli("compare", *folders, "--wide", "--format", "csv")
+    assert refused.exit_code == 2
+    assert "--wide prints one figure" in refused.stderr
 
 
 class TestOtherFigures:

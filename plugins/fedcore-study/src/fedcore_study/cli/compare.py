@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedcore import UnknownNameError
+from fedcore import ConfigError, UnknownNameError
 from fedcore.base import output
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.cli import options
@@ -47,6 +47,9 @@ def compare(
     latex: Annotated[
         bool, typer.Option("--latex", help="A table for a paper (booktabs), the best in bold; as --format latex.")
     ] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="One table: a row per method, a column per data set, partition or setting.")
+    ] = False,
     debug: options.Debug = False,
 ) -> None:
     """Compare methods over seeds: mean and deviation, the paired difference to a baseline, cost to reach a target.
@@ -58,6 +61,8 @@ def compare(
     form = "latex" if latex else form
     if form not in shared.FORMATS:
         raise UnknownNameError("format", form, shared.FORMATS)
+    if wide and (form in ("csv", "json") or clients or reported or target is not None):
+        raise ConfigError("--wide prints one figure as a table, markdown or latex: leave out the other options")
 
     from fedcore_study.comparisons import formats
     from fedcore_study.comparisons.comparison import compare as join
@@ -80,14 +85,14 @@ def compare(
         for note in comparison.notes:
             output.note(note)
     if form != "table":
-        typer.echo(formats.FORMATS[form](comparison), nl=False)
+        typer.echo(formats.FORMATS[form](comparison, **({"wide": True} if wide else {})), nl=False)
         return
     console = output.stdout()
-    for block in comparison.blocks:
-        table = shared.figures(formats.title(block), *formats.table(comparison, block))
+    for found in formats.printed(comparison, wide=wide):
+        table = shared.figures(found.title, found.headings, found.rows)
         table.columns[0].overflow = "fold"  # two rows whose names are cut could look the same
         console.print(table)
-        for sentence in block.findings:
+        for sentence in found.findings:
             console.print(output.text(sentence))
     if comparison.ranks is not None:
         console.print(output.text(str(comparison.ranks)))

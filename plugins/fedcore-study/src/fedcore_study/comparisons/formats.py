@@ -46,11 +46,10 @@ SECONDS = "s/round"
 
 def columns(comparison: Comparison, block: Block) -> list[Column]:
     """Return the columns of a block; the first one holds names, the others numbers."""
-    measure = comparison.measure
     found = [
         Column(comparison.heading, lambda row: row.label),
         Column("seeds", lambda row: str(len(row.values))),
-        _figures(f"{measure.name}{measure.unit}", lambda row: row.summary, measure.scale, measure.digits, measure.sign),
+        _measured(comparison),
         *(
             _figures(name, lambda row, name=name: row.metrics.get(name), 1, 4, direction(name))  # type: ignore[misc]
             for name in metric_names([block])
@@ -62,7 +61,9 @@ def columns(comparison: Comparison, block: Block) -> list[Column]:
         return [*found, *client_columns()]
     if block.baseline is not None:
         interval = f"[{100 * comparison.confidence:g} % interval]"
-        found.append(Column(f"minus {block.baseline} {interval}", lambda row: _difference(row.difference, measure)))
+        found.append(
+            Column(f"minus {block.baseline} {interval}", lambda row: _difference(row.difference, comparison.measure))
+        )
         if any(row.difference is not None and row.difference.corrected is not None for row in block.rows):
             found.append(Column("p (Holm)", lambda row: _p(row.difference)))
     if comparison.target is not None:
@@ -74,10 +75,58 @@ def columns(comparison: Comparison, block: Block) -> list[Column]:
     return [*found, _figures(SECONDS, lambda row: row.seconds, 1, 3, 0)]
 
 
-def table(comparison: Comparison, block: Block) -> tuple[list[str], list[list[str]]]:
-    """Return the headings of a block's table, and its rows."""
-    shown = columns(comparison, block)
-    return [column.heading for column in shown], [[column.cell(row) for column in shown] for row in block.rows]
+@dataclass(frozen=True)
+class Printed:
+    """A table as text."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    best: list[tuple[int, int]]
+    """The places of the best figures: row and column."""
+    findings: list[str]
+
+
+def printed(comparison: Comparison, *, wide: bool = False, timed: bool = True) -> list[Printed]:
+    """Return the tables of a comparison: one per block, or with ``wide`` one with a column per block.
+
+    :param timed: with the column of seconds, which depend on the machine.
+    """
+    if wide:
+        return [_wide(comparison)]
+    found = []
+    for block in comparison.blocks:
+        shown = [column for column in columns(comparison, block) if timed or column.heading != SECONDS]
+        rows = [[column.cell(row) for column in shown] for row in block.rows]
+        best = [(number, place) for place, column in enumerate(shown) for number in best_rows(column, block.rows)]
+        found.append(Printed(title(block), [column.heading for column in shown], rows, best, block.findings))
+    return found
+
+
+def _wide(comparison: Comparison) -> Printed:
+    """Return a table with a row per method and a column per block: the figure that is compared."""
+    column, blocks = _measured(comparison), comparison.blocks
+    labels = list(dict.fromkeys(row.label for block in blocks for row in block.rows))
+    cells = [{row.label: column.cell(row) for row in block.rows} for block in blocks]
+    best = [
+        (labels.index(block.rows[number].label), place)
+        for place, block in enumerate(blocks, start=1)
+        for number in best_rows(column, block.rows)
+    ]
+    return Printed(
+        column.heading,
+        [comparison.heading, *(title(block) or column.heading for block in blocks)],
+        [[label, *(of_block.get(label, "-") for of_block in cells)] for label in labels],
+        best,
+        [f"{title(block)}: {said}" if title(block) else said for block in blocks for said in block.findings],
+    )
+
+
+def _measured(comparison: Comparison) -> Column:
+    """Return the column of the figure that is compared."""
+    measure = comparison.measure
+    heading = f"{measure.name}{measure.unit}"
+    return _figures(heading, lambda row: row.summary, measure.scale, measure.digits, measure.sign)
 
 
 def metric_names(blocks: Iterable[Block]) -> list[str]:
@@ -152,47 +201,50 @@ def caption(comparison: Comparison) -> str:
     return f"protocol {comparison.protocol}, {after}; {', '.join(parts)}"
 
 
-def markdown(comparison: Comparison) -> str:
-    """Return a GitHub table for each block."""
+def markdown(comparison: Comparison, *, wide: bool = False) -> str:
+    """Return GitHub tables; see :func:`printed`."""
     parts = []
-    for block in comparison.blocks:
-        parts.append(markdown_table(title(block), *table(comparison, block)))
-        parts += ["\n".join(f"- {markdown_text(said)}" for said in block.findings)] if block.findings else []
+    for table in printed(comparison, wide=wide):
+        parts.append(markdown_table(table.title, table.headings, table.rows))
+        parts += ["\n".join(f"- {markdown_text(said)}" for said in table.findings)] if table.findings else []
     ranks = [str(comparison.ranks)] if comparison.ranks else []
     notes = [f"Note: {note}." for note in comparison.notes]
     return "\n\n".join([*parts, *map(markdown_text, (*ranks, caption(comparison), *notes))]) + "\n"
 
 
-def latex(comparison: Comparison) -> str:
-    """Return a table for each block in the style of the package booktabs, the best of each column in bold."""
+def latex(comparison: Comparison, *, wide: bool = False) -> str:
+    """Return tables in the style of the package booktabs, the best of each column in bold; see :func:`printed`."""
     notes = [f"Note: {note}." for note in comparison.notes]
     said = map(latex_comment, (r"Needs \usepackage{booktabs}.", caption(comparison), *notes))
     parts = ["\n".join(said)]
-    for number, block in enumerate(comparison.blocks, start=1):
-        said = map(latex_comment, block.findings)
-        parts.append("\n".join([*said, _latex_float(comparison, block, number)]))
+    tables = printed(comparison, wide=wide, timed=False)
+    for number, table in enumerate(tables, start=1):
+        label = f"tab:comparison-{number}" if len(tables) > 1 else "tab:comparison"
+        paired = None if wide or comparison.by_client else comparison.blocks[number - 1].baseline
+        said = map(latex_comment, table.findings)
+        parts.append("\n".join([*said, _latex_float(table, caption(comparison), paired, label)]))
     if comparison.ranks:
         parts.append(latex_comment(str(comparison.ranks)))
     return "\n\n".join(parts) + "\n"
 
 
-def _latex_float(comparison: Comparison, block: Block, number: int) -> str:
-    shown = [column for column in columns(comparison, block) if column.heading != SECONDS]  # depends on the machine
-    first, *others = shown
-    rows = [[latex_text(first.cell(row)), *(latex_number(c.cell(row)) for c in others)] for row in block.rows]
-    for place, column in enumerate(shown):
-        for best in best_rows(column, block.rows):
-            rows[best][place] = rf"\textbf{{{rows[best][place]}}}"
-    words = f"{title(block)}; {caption(comparison)}" if title(block) else caption(comparison)
+def _latex_float(table: Printed, caption: str, paired: str | None, label: str) -> str:
+    """Return a table with its caption.
+
+    :param paired: the baseline of the differences; None for a table without differences.
+    """
+    rows = [[latex_text(name), *map(latex_number, cells)] for name, *cells in table.rows]
+    for row, place in table.best:
+        rows[row][place] = rf"\textbf{{{rows[row][place]}}}"
+    words = f"{table.title}; {caption}" if table.title else caption
     words = f"{words[0].upper()}{words[1:]}. Mean ± standard deviation over seeds; the best mean of a column is bold."
-    if block.baseline is not None and not comparison.by_client:
+    if paired is not None:
         words += (
-            f" Differences to {block.baseline} are paired by seed, with Student's t interval; p-values of paired "
+            f" Differences to {paired} are paired by seed, with Student's t interval; p-values of paired "
             "t-tests are corrected by Holm for all of this table."
         )
-    table = latex_table("", [column.heading for column in shown], rows, escaped=True)
-    label = f"tab:comparison-{number}" if len(comparison.blocks) > 1 else "tab:comparison"
-    lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex_text(words)}}}", rf"\label{{{label}}}", table]
+    tabular = latex_table("", table.headings, rows, escaped=True)
+    lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex_text(words)}}}", rf"\label{{{label}}}", tabular]
     return "\n".join([*lines, r"\end{table}"])
 
 
@@ -314,7 +366,7 @@ def as_json(comparison: Comparison) -> str:
     return json.dumps(asdict(comparison), indent=2) + "\n"
 
 
-FORMATS: dict[str, Callable[[Comparison], str]] = {
+FORMATS: dict[str, Callable[..., str]] = {
     "markdown": markdown,
     "csv": as_csv,
     "latex": latex,
