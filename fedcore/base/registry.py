@@ -96,7 +96,7 @@ def resolve(kind: str, name: str) -> Any:
         raise UnknownNameError(kind, name, (), f"{name!r} is in the package {package}: {how_to_install(package)}")
     if meant := _meant(kind, name, points):
         raise UnknownNameError(kind, name, (), meant)
-    others = ", ".join(f"{each}:NAME" for each in prefixes)
+    others = ", ".join([*(["npz:FILE"] if kind == "dataset" else []), *(f"{each}:NAME" for each in prefixes)])
     raise UnknownNameError(kind, name, points, f"Or {others}" if others else "")
 
 
@@ -115,13 +115,15 @@ def _load(kind: str, name: str, point: EntryPoint) -> Any:
 def _meant(kind: str, name: str, points: Collection[str]) -> str:
     """Return a hint on what an unknown name seems to mean; empty if there is none.
 
-    It can mean an object of another kind, several methods, a data file or code.
+    It can mean an object of another kind, several methods, a package, a data file or code.
     """
     if other := next((other for other in NAMED if other != kind and name in available(other)), None):
         return f"{name!r} is the name of an installed {other}"
     parts = re.split(r"[,+\s]+", name)
     if kind in ("plugin", "tracker", "metric") and len(parts) > 1 and all(part in points for part in parts):
         return f"Write {' '.join(f'--{kind} {part}' for part in parts)}, in a file {kind}s: [{', '.join(parts)}]"
+    if named := sorted(own for own, package in packages().get(kind, {}).items() if package == f"fedcore-{name}"):
+        return f"The package fedcore-{name} has: {', '.join(named)}"
     if kind == "dataset" and name.endswith(".npz"):
         return f"Did you mean 'npz:{name}'?"
     if kind == "dataset" and name.endswith((".csv", ".parquet")):

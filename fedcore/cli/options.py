@@ -119,7 +119,8 @@ _METHOD = "A method; can be repeated, hooks are called in this order. Default: F
 _OUTSIDE = "Allow trackers to write, and the engine to connect, outside the run directory."
 _SET = "Set an option, such as moon.mu=5. It belongs to a plugin, a tracker or the engine. Can be repeated."
 _PRESET = (
-    "Start from a known setting, such as cifar10-moon. fedcore data list names all; --config and flags override it."
+    "Start from a known setting, such as cifar10-moon. fedcore data list names all; a file's options and flags "
+    "override it."
 )
 _FAST = "Only try whether everything runs: two rounds of one client on two batches, in this process. Keeps nothing."
 _FILE = "YAML file of options, such as a run's config.yaml. Flags override it."
