@@ -79,10 +79,15 @@ def debug(wanted: bool) -> bool:
 
 
 def _suggest(error: Any) -> None:
-    """Suggest the command's option of a run that an unknown flag resembles if typer has no suggestion."""
-    if not getattr(error, "possibilities", True):
-        near = nearest(error.option_name.strip("-"), RunConfig.model_fields)
-        known = {flag for parameter in error.ctx.command.params for flag in parameter.opts}
+    """Say what an unknown flag can mean: an option of a new run, or the option that it resembles if typer has none."""
+    if not hasattr(error, "possibilities"):
+        return
+    flag = error.option_name
+    if flag in map(flag_of, RunConfig.model_fields):
+        error.message, error.possibilities = f"No such option: {flag}. A new run has it: fedcore train {flag}", []
+    elif not error.possibilities:
+        near = nearest(flag.strip("-"), RunConfig.model_fields)
+        known = {known for parameter in error.ctx.command.params for known in parameter.opts}
         error.possibilities = [flag_of(near)] if near and flag_of(near) in known else []
 
 

@@ -229,7 +229,7 @@ def test_usage_errors_name_what_is_near(cli, arguments, message: str) -> None:
 def test_an_unknown_flag_gets_a_suggestion_among_the_flags_of_its_command(cli) -> None:
     assert "(Possible options: --lr)" in cli("train", "--learning-rate", 1).stderr
     told = cli("data", "list", "--dataset", "digits").stderr
-    assert "No such option: --dataset" in told
+    assert "No such option: --dataset. A new run has it: fedcore train --dataset" in told
     assert "Possible" not in told
 
 
