@@ -24,6 +24,9 @@ class Commands(TyperGroup):
     entry point is the text after ``fedcore`` on the command line: ``sweep``, ``plugins check``.
     """
 
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{**given, "suggest_commands": False})  # typer knows no packages' commands
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command and print its errors as messages."""
         if ctx.parent is not None:

@@ -233,6 +233,13 @@ def test_an_unknown_flag_gets_a_suggestion_among_the_flags_of_its_command(cli) -
     assert "Possible" not in told
 
 
+def test_an_unknown_command_gets_one_suggestion(cli) -> None:
+    for words, meant in ((["trai"], "train"), (["plugins", "chek"], "check")):
+        told = cli(*words).stderr
+        assert f"No such command '{words[-1]}'. Did you mean '{meant}'?" in told
+        assert told.count("Did you mean") == 1
+
+
 def test_markup_in_a_name_is_text(cli) -> None:
     result = cli("train", "--plugin", "[bold]x[/nope]\x1b[2J")
     assert result.exit_code == 2
