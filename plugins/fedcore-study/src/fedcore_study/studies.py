@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcore import ConfigError
 from fedcore.base.objects import lent
-from fedcore.runs.saved import check_code, check_places, code_in, places_in
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.given import Given
 from fedcore_study.sweeps.spec import SweepSpec, changed, read_earlier, read_spec
@@ -61,20 +60,15 @@ def sweep(
     """
     from fedcore.cli.settings import typed_code
     from fedcore_study.cli.sweep_display import script_display
-    from fedcore_study.sweeps.run import run_sweep
+    from fedcore_study.sweeps.run import check_named, run_sweep
 
     given, place = Given(getattr(out, "objects", {})), None if out is None else _folders(out)[0]
     spec, folder, goes_on = _asked_for(grid, seeds, place, settings or {}, options, given, preset)
     file = out if goes_on else grid
     if spec is not None and isinstance(file, (str, PathLike)):  # the names of a result or mapping are the program's
-        code = (name for _, config in spec.cells() for name in code_in(config))
-        own = typed_code(given.named(name, value) for name, value in options.items())
-        check_code(code, file, allow=allow_code, own=own)
-        if goes_on:
-            places = (place for _, config in spec.cells() for place in places_in(config, folder))
-            check_places(
-                places, file, allow=allow_outside, own=[f"{n}={value}" for n, value in (settings or {}).items()]
-            )
+        own = [*typed_code(given.named(name, value) for name, value in options.items())]
+        own += [f"{name}={value}" for name, value in (settings or {}).items()]
+        check_named(spec, file, folder if goes_on else None, own, allow_code=allow_code, allow_outside=allow_outside)
     with script_display(quiet=quiet) as display:
         result = run_sweep(
             spec,

@@ -18,10 +18,9 @@ from fedcore.base.safe_yaml import read_yaml
 from fedcore.cli import options
 from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
 from fedcore.cli.settings import typed_code
-from fedcore.runs.saved import check_code, check_places, code_in, places_in
 from fedcore_study.cli import shared
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
-from fedcore_study.sweeps.run import plan_sweep, run_sweep
+from fedcore_study.sweeps.run import check_named, plan_sweep, run_sweep
 from fedcore_study.sweeps.spec import SweepSpec, override, read_earlier, read_spec
 
 _FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "name", "seed")]
@@ -129,14 +128,10 @@ def sweep(
     parameters = _parameters(submit, submitted_with or [])
     is_changed = bool(given or grid or seeds or settings or preset)
     spec, folder = _asked_for(source, out, changed if is_changed else None)
-    if spec is not None and source is not None:
-        code = (name for _, config in spec.cells() for name in code_in(config))
-        check_code(code, source, allow=allow_code, own=typed_code([*given.values(), *(grid or [])]))
-
     goes_on = source is not None and source.is_dir()
-    if spec is not None and goes_on:
-        places = (place for _, config in spec.cells() for place in places_in(config, folder))
-        check_places(places, source, allow=allow_outside, own=settings or ())
+    if spec is not None and source is not None:
+        own = [*typed_code([*given.values(), *(grid or [])]), *(settings or [])]
+        check_named(spec, source, folder if goes_on else None, own, allow_code=allow_code, allow_outside=allow_outside)
     rounds = given.get("rounds") if goes_on else None
     if dry_run:
         planned = plan_sweep(spec) if spec else SweepDirectory(folder).plan().items()

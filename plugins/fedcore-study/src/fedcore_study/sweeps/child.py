@@ -113,9 +113,15 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
         elif event == "round":
             metrics = details["metrics"]
             found = {"accuracy": accuracy_of(metrics, EVALUATED), "validation": accuracy_of(metrics, VALIDATION)}
-            protocol = next((name for name in EVALUATED if metrics and metrics.get(name)), None)
             clients = {"clients": len(details["cohort"]), "lost": lost(details)}
-            tell("round", round=details["round"] + 1, protocol=protocol, **found, **clients, waits=task.judged)
+            tell(
+                "round",
+                round=details["round"] + 1,
+                protocol=measured(metrics, EVALUATED),
+                **found,
+                **clients,
+                waits=task.judged,
+            )
             if task.judged and verdicts.get() == STOP:
                 raise _Judged
         elif event == "note":
@@ -143,8 +149,13 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
 
 def accuracy_of(metrics: Mapping[str, Any] | None, protocols: Iterable[str]) -> float | None:
     """Return a round's accuracy under the first protocol that it has; None if it was not evaluated under one."""
-    rows = (metrics[name] for name in protocols if metrics and metrics.get(name))
-    return next((float(row["accuracy"]) for row in rows), None)
+    protocol = measured(metrics, protocols)
+    return float(metrics[protocol]["accuracy"]) if metrics and protocol else None
+
+
+def measured(metrics: Mapping[str, Any] | None, protocols: Iterable[str]) -> str | None:
+    """Return the first protocol that a round has figures of; None if it was not evaluated under one."""
+    return next((name for name in protocols if metrics and metrics.get(name)), None)
 
 
 def _stop_with_parent(verdicts: queue.Queue[bytes]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +73,29 @@ class SweepResult:
         flags = " --allow-code" * any(code_in(config) for _, config in left)
         flags += " --allow-outside" * any(places_in(config, folder) for folder, config in left)
         return f"fedcore sweep {shlex.quote(str(self.directory))}{flags}"
+
+
+def check_named(
+    spec: SweepSpec,
+    source: object,
+    folder: Path | None,
+    own: Collection[str],
+    *,
+    allow_code: bool,
+    allow_outside: bool,
+) -> None:
+    """Refuse code that a sweep's file or folder names, and places that a folder names, unless the user allows them.
+
+    :param source: the file or the folder, for the message.
+    :param folder: the folder of a sweep that is extended; None for a new sweep.
+    :param own: names and settings that the user gave directly.
+    :raises ConfigError: with the first name or place, and the flag that allows it.
+    """
+    configs = [config for _, config in spec.cells()]
+    check_code((name for config in configs for name in code_in(config)), source, allow=allow_code, own=own)
+    if folder is not None:
+        places = (place for config in configs for place in places_in(config, folder))
+        check_places(places, source, allow=allow_outside, own=own)
 
 
 def resolved(config: RunConfig, plugins: PluginSet | None = None) -> RunConfig:
