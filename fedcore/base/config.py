@@ -87,6 +87,13 @@ class RunConfig(BaseModel):
     client_test_fraction: float = Field(
         default=0.0, ge=0, lt=1, description="Fraction of each client's samples held out for evaluation on the client."
     )
+    validation_share: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of each client's held-out samples that chooses the best round. The reported figures leave"
+        " it out. 0: the reported samples choose.",
+    )
     samples: int | None = Field(
         default=None,
         ge=1,

@@ -17,7 +17,9 @@ class Protocol(NamedTuple):
     on_clients: bool = False
     """Whether the clients measure it. It then has figures by client."""
     held_out: bool = False
-    """Whether the samples are the clients' held-out parts instead of the server's test set."""
+    """Whether the samples are of the clients' held-out parts instead of the server's test set."""
+    validation: bool = False
+    """Whether they are the share of these parts that chooses the best round, which the other protocols leave out."""
     own_model: bool = False
     """Whether the model is the client's own instead of the global one."""
 
@@ -64,6 +66,23 @@ PROTOCOLS = {
             own_model=True,
         ),
         Protocol(
+            "global_validation",
+            "global model on validation parts",
+            "the global model on the validation share of each client's held-out part",
+            on_clients=True,
+            held_out=True,
+            validation=True,
+        ),
+        Protocol(
+            "personal_validation",
+            "own models on validation parts",
+            "each client's own model on the validation share of its held-out part",
+            on_clients=True,
+            held_out=True,
+            validation=True,
+            own_model=True,
+        ),
+        Protocol(
             "unseen",
             "unseen clients, held-out parts",
             "the model that a client receives before it ever trains, on the held-out part of each unseen client",
@@ -96,9 +115,8 @@ ON_CLIENTS = tuple(name for name, protocol in PROTOCOLS.items() if protocol.on_c
 UNSEEN = ("unseen", "unseen_adapted")
 """The protocols of clients that never train. The other protocols leave these clients out."""
 
-VALIDATION = ("personal", "global_local")
+VALIDATION = ("personal_validation", "global_validation", "personal", "global_local")
 """Protocols on held-out parts. The first of them that a run measures chooses the best round."""
-
 
 FIGURES = frozenset(
     {"accuracy", "loss", "loss_reason", "samples", "per_class", "correct", "total", "confusion"}

@@ -4,6 +4,7 @@
 - ``global_local``: the global model on each client's held-out part.
 - ``personal``: each client's own model on its held-out part.
 - ``personal_global``: each client's own model on the server's test set.
+- ``global_validation``, ``personal_validation``: on the share of the held-out part that chooses the best round.
 - ``unseen``, ``unseen_adapted``: of clients that never train, on their held-out parts, before and after an adaptation.
 """
 
@@ -174,7 +175,7 @@ def _loss(value: float) -> dict[str, Any]:
 def evaluate_client(
     session: LocalSession,
     dataset: Dataset,
-    held_out: Tensor,
+    parts: tuple[Tensor, Tensor],
     meta: Mapping[str, Any],
     metrics: Metrics = NO_METRICS,
 ) -> Evaluation:
@@ -182,16 +183,19 @@ def evaluate_client(
 
     If the model of a plugin's ``personal_model`` fails, the protocols of own models have no counts.
 
-    :param held_out: the client's held-out samples, as positions in the training set, int64 (m,).
+    :param parts: the client's held-out samples, as positions in the training set, int64 (m,): those that choose the
+        best round, and those that are reported.
     :param meta: the task's ``protocols``; ``took_part``, whether the client trained or adapted; ``confusion``, whether
         to count the confusion matrix of its own model.
     """
     working = session.working
+    validation, reported = parts
     failed = ""
 
     def counts(model: nn.Module, *, own_model: bool, **how: Any) -> dict[str, Any]:
         asked = [PROTOCOLS[name] for name in meta["protocols"] if PROTOCOLS[name].own_model == own_model]
-        sets = {p.name: (dataset.train, held_out) if p.held_out else (dataset.test, None) for p in asked}
+        held_out = {p.name: validation if p.validation else reported for p in asked if p.held_out}
+        sets = {p.name: (dataset.train, held_out[p.name]) if p.held_out else (dataset.test, None) for p in asked}
         return {
             name: evaluate(model, samples, dataset.num_classes, working.device, indices=indices, metrics=metrics, **how)
             for name, (samples, indices) in sets.items()

@@ -40,6 +40,7 @@ from fedcore.client.session import LocalSession, LocalWork
 from fedcore.client.setup import Setup, with_model
 from fedcore.client.store import ClientStore
 from fedcore.client.working_model import WorkingModel
+from fedcore.data.assign import validation_split
 from fedcore.data.client_data import ClientData
 
 CORE = "fedcore"
@@ -355,10 +356,11 @@ class ClientRuntime:
         return Reply(on_cpu({name: tensor.detach().clone() for name, tensor in answer.items()}))
 
     def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> Evaluation:
-        held_out = self.partition.test[task.client]
+        held_out, config = self.partition.test[task.client], self.config
+        parts = validation_split(held_out, config.validation_share, config.seed, task.client)
         saved = self._adapted(task, shared) if "adapt" in task.meta else None
         with closing(self._session(task, shared, read_only="personal_model", saved=saved)) as session:
-            found = evaluate_client(session, self.dataset, held_out, task.meta, self.setup.metrics)
+            found = evaluate_client(session, self.dataset, parts, task.meta, self.setup.metrics)
             _refuse_edits(session, hook="personal_model")
             return found
 

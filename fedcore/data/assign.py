@@ -176,6 +176,18 @@ def _hold_out(train: IndexLists, labels: IntArray, fraction: float, seed: int) -
     return IndexLists.of(kept), IndexLists.of(held_out)
 
 
+def validation_split(held_out: Tensor, share: float, seed: int, client: int) -> tuple[Tensor, Tensor]:
+    """Return the samples of a client's held-out part that choose the best round, and those that are reported.
+
+    :param held_out: positions (n,) int64, of which ``int(n * share)`` are drawn.
+    """
+    if not share:
+        return held_out[:0], held_out
+    order = torch.from_numpy(numpy_generator(seed, "validation", client=client).permutation(len(held_out)))
+    chooses = int(len(held_out) * share)
+    return held_out[order[:chooses]], held_out[order[chooses:]]
+
+
 def draw_by_class(labels: IntArray, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Return a mask (n,) bool that draws a fraction of ``labels`` (n,).
 

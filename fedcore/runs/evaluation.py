@@ -86,10 +86,13 @@ class Evaluator:
         """The protocols of the clients that take part."""
         federation, (held_out, _) = self.federation, self._held_out
         personal = federation.setup.has_own_models
+        share = held_out and federation.config.validation_share
         possible = {
             "global_local": held_out and self._global,
             "personal": held_out and personal,
             "personal_global": personal and not federation.partition.is_declared,  # such clients lack the test set
+            "global_validation": share and self._global,
+            "personal_validation": share and personal,
         }
         return [name for name, measured in possible.items() if measured]
 
@@ -168,8 +171,10 @@ class Evaluator:
     def _samples(self, task: ClientTask) -> dict[str, int]:
         """Return the number of a client's samples for each protocol of its task."""
         held_out, test = self.federation.partition.test.size(task.client), len(self.federation.dataset.test)
-        sizes = {name: held_out if PROTOCOLS[name].held_out else test for name in task.meta["protocols"]}
-        return {protocol: sizes[protocol] for protocol in sizes if sizes[protocol]}
+        chooses = int(held_out * self.federation.config.validation_share)
+        asked = [PROTOCOLS[name] for name in task.meta["protocols"]]
+        sizes = {p.name: (chooses if p.validation else held_out - chooses) if p.held_out else test for p in asked}
+        return {protocol: size for protocol, size in sizes.items() if size}
 
     def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the best round so far by accuracy on the clients' held-out parts; empty if there are none.
@@ -177,7 +182,8 @@ class Evaluator:
         A round in which fewer clients could be evaluated is never the best: its mean is over other clients.
         """
         kept = self.federation.config.keep == "best"
-        protocols = ["global_local"] if kept else VALIDATION  # the global model is kept, so it is judged
+        # If the global model is kept, it is judged.
+        protocols = [name for name in VALIDATION if not (kept and PROTOCOLS[name].own_model)]
         protocol = next((name for name in protocols if name in self._on_clients), None)
         if protocol is None or protocol not in metrics:  # no client's own model could be evaluated
             return state.best

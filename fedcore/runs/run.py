@@ -95,6 +95,8 @@ class Run:
             raise ConfigError(
                 "--unseen-clients: the unseen clients hold no samples out; add --client-test-fraction 0.2, or raise it"
             )
+        if config.validation_share:
+            _require_held_out("--validation-share", config, partition)
         if config.patience is not None:
             _require_held_out("--patience", config, partition)
         if config.keep == "best":
@@ -395,10 +397,16 @@ def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
 
 def _require_held_out(option: str, config: RunConfig, partition: Partition) -> None:
     """Refuse an option that looks at held-out parts if no client that trains has one."""
-    if not partition.test.sizes[: config.training_clients].any():
+    held_out, share = partition.test.sizes[: config.training_clients], config.validation_share
+    if not held_out.any():
         raise ConfigError(
             f"{option} looks at the clients' held-out parts, but no client that trains has one; begin a run with "
             "--client-test-fraction 0.2"
+        )
+    if share and held_out.max() * share < 1:
+        raise ConfigError(
+            f"--validation-share {share:g} is too small: the largest held-out part of a client has "
+            f"{int(held_out.max())} samples"
         )
 
 

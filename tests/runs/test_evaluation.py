@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Plugin, PluginContractError, hookimpl
+from fedcore import ConfigError, Plugin, PluginContractError, hookimpl
 from fedcore.models import SplitModel
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.experiment import resume, started
@@ -214,3 +214,34 @@ def test_state_that_is_written_after_the_commit_is_refused(tmp_path):
     """It would be in no checkpoint, nor there in the next round."""
     with pytest.raises(PluginContractError, match=r"'late'.* changes state\['rounds'\], but state is read-only"):
         fedcore.run(small_config(tmp_path, rounds=1), plugins=[Late])
+
+
+@pytest.mark.parametrize("plugins", [["fedavg"], ["ditto"]])
+def test_the_samples_that_choose_the_best_round_are_not_reported(tmp_path, plugins):
+    options = {"plugins": plugins, "clients": 5, "rounds": 2, "local_epochs": 1, "client_test_fraction": 0.3}
+    chosen = fedcore.run(**options, validation_share=0.5, workers=0, out=tmp_path / "share")
+    plain = fedcore.run(**options, workers=2, out=tmp_path / "plain")
+    assert model_bytes(chosen) == model_bytes(plain)
+    own = ["personal"] if plugins == ["ditto"] else []
+    for reported, chooses in [("global_local", "global_validation"), *((name, f"{name}_validation") for name in own)]:
+        parts, whole = [chosen.metrics[name] for name in (reported, chooses)], plain.metrics[reported]
+        sizes = [len(part) for part in json.loads((tmp_path / "plain" / "partition.json").read_text())["test"]]
+        for client, size in enumerate(sizes):
+            counts = [size - size // 2, size // 2]
+            hits = [n * part["per_client"][str(client)] for n, part in zip(counts, parts, strict=True)]
+            assert sum(hits) == pytest.approx(size * whole["per_client"][str(client)], abs=1e-3), client
+    best = chosen.summary["metrics"]["best_by_validation"]
+    assert best["validation"] == ("personal_validation" if own else "global_validation")
+    assert best["validation_accuracy"] in [
+        record["metrics"][best["validation"]]["accuracy"] for record in lines(chosen) if record["metrics"]
+    ]
+    kept = fedcore.run(**options, validation_share=0.5, keep="best", workers=2, out=tmp_path / "kept")
+    assert kept.summary["metrics"]["best_by_validation"]["validation"] == "global_validation"
+
+
+def test_a_validation_share_needs_samples(tmp_path):
+    options = {"samples": 60, "clients": 10, "partition": "iid", "client_test_fraction": 0.2}
+    with pytest.raises(ConfigError, match=r"--validation-share 0\.5 is too small: .* has 1 samples"):
+        fedcore.run(**options, validation_share=0.5, out=tmp_path / "few")
+    with pytest.raises(ConfigError, match="--validation-share looks at the clients' held-out parts"):
+        fedcore.run(validation_share=0.5, out=tmp_path / "none")
