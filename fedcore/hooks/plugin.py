@@ -82,7 +82,9 @@ class Plugin(Generic[OptionsT]):
 
     ``Plugin[MyOptions]`` is the base of a plugin with these options. The attributes are declarations. A subclass sets
     them on the class or, if they depend on options, in ``__init__``. Patterns are over the model's names after all
-    ``configure_model`` calls. :mod:`fedcore.hooks.declarations` lists the declarations of two plugins that conflict.
+    ``configure_model`` calls. ``("*",)`` stands for all names that the clients share. Another pattern must not match a
+    name that another plugin keeps on the clients. :mod:`fedcore.hooks.declarations` lists the declarations of two
+    plugins that conflict.
 
     A plugin can be made of ``parts``: small plugins without a name of their own. Their hooks run before the plugin's
     hooks, in its namespace (state, payload, received, scratch). They have the plugin's options, whose class inherits

@@ -228,7 +228,8 @@ class PluginSet:
                     if other is not plugin:
                         reason = f"both declare {declaration.name} = {name!r}"
                         raise PluginConflictError.of(other.name, plugin.name, reason)
-                    if declaration.shared and name in personal and keeper is not None and keeper is not plugin:
+                    all_shared = patterns_of(plugin, declaration.name) == ("*",)
+                    if declaration.shared and name in personal and keeper not in (None, plugin) and not all_shared:
                         kept = f"which {keeper.name!r} keeps on each client"
                         reason = f"{plugin.name!r} {declaration.name} {name!r}, {kept}"
                         raise PluginConflictError.of(plugin.name, keeper.name, reason)

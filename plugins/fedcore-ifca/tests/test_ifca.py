@@ -174,7 +174,6 @@ ONE_MODEL = "works with one global model, but 'ifca' trains several"
     ("other", "reason"),
     [
         (StepsOnServer, "owns the aggregation"),
-        (PersonalClassifier, "keeps on each client"),
         ("ditto", "personal_model"),
         *((other, ONE_MODEL) for other in ("ccvr", "fedcme", "fedeccr", "fedgen", "fedproc", "fpl", "uscc")),
         *((other, ONE_MODEL) for other in ("diagnostics", "dp", "norm-clip", "power-of-choice")),
@@ -183,6 +182,14 @@ ONE_MODEL = "works with one global model, but 'ifca' trains several"
 def test_refused_beside_others_with_the_reason(go, other, reason):
     with pytest.raises(PluginConflictError, match=reason):
         go({"ifca": {}, (installed(other) if isinstance(other, str) else other): {}})
+
+
+def test_beside_a_method_that_keeps_parameters_the_clusters_have_the_others(go):
+    alone, one = go({PersonalClassifier: {}}), go({"ifca": {"clusters": 1}, PersonalClassifier: {}})
+    assert model_bytes(alone) == model_bytes(one)
+    _, second = thetas(go({"ifca": {}, PersonalClassifier: {}}))
+    assert second
+    assert all(name.startswith("encoder.") for name in second)
 
 
 class FrozenEncoder(Plugin):

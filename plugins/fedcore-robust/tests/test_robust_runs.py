@@ -255,7 +255,6 @@ def test_enough_updates_are_not(go, plugins):
         (OwnsClassifier, "both declare owns"),
         (EqualWeights, "both implement weight"),
         (StepsOnServer, "owns the aggregation"),
-        (PersonalClassifier, "keeps on each client"),
     ],
 )
 def test_other_owners_are_refused_with_both_names_and_the_reason(go, rule, other, reason, order):
@@ -269,6 +268,28 @@ def test_other_owners_are_refused_with_both_names_and_the_reason(go, rule, other
 def test_two_rules_are_refused(go, pair):
     with pytest.raises(PluginConflictError, match="cannot be combined"):
         go({name: {} for name in pair})
+
+
+class Sees(Plugin):
+    models: list = []
+
+    @hookimpl
+    def pre_aggregate(self, server, update):
+        self.models.append(update.model)
+
+
+def test_beside_a_method_that_keeps_parameters_it_aggregates_the_others(go):
+    Sees.models.clear()
+    result = go({"median": {}, PersonalClassifier: {}, Sees: {}})
+    first = go({"median": {}, PersonalClassifier: {}}, participation=0.2)
+    found, of_one = weights(result), weights(first)
+    assert len(Sees.models) == 5
+    for name in Sees.models[0]:
+        assert name.startswith("encoder.")
+        expected = np.median(np.stack([model[name].numpy() for model in Sees.models]).astype(np.float64), axis=0)
+        np.testing.assert_allclose(found[name], expected, rtol=1e-6, atol=1e-8)
+    for name in found.keys() - Sees.models[0].keys():
+        np.testing.assert_array_equal(found[name], of_one[name])  # the initial values
 
 
 def test_beside_a_local_term(go):
