@@ -881,7 +881,7 @@ def test_a_method_without_own_models_is_measured_by_its_global_model(make):
     assert (fedavg.label, fedavg.values) == ("fedavg", {0: 0.5, 1: 0.6, 2: 0.7})
     assert fedavg.rounds == Figure(2.0, 0.0, 3)
     assert fedper.difference.mean == pytest.approx(0.3)
-    note = "fedavg has no own models: measured is the global model on the same samples (global_local)"
+    note = "fedavg has no own models: personal has the global model on the same samples (global_local)"
     assert (found.notes, notes) == ([note], [])
     assert list(fedcore_study.compare(folders, protocol="personal", each=True)["accuracy"])[:2] == [0.5, 0.6]
     assert fedcore_study.compare(folders, protocol="personal", round=1)["accuracy_mean"].round(9).tolist() == [0.4, 0.6]

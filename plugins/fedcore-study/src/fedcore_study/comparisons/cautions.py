@@ -148,7 +148,7 @@ def global_models(rows: Mapping[str, Sequence[RunRecord]]) -> str:
     if not labels:
         return ""
     has = "has" if len(labels) == 1 else "have"
-    return f"{', '.join(labels)} {has} no own models: measured is the global model on the same samples (global_local)"
+    return f"{', '.join(labels)} {has} no own models: personal has the global model on the same samples (global_local)"
 
 
 def own_models(rows: Mapping[str, Sequence[RunRecord]], protocol: str) -> list[str]:

@@ -19,7 +19,7 @@ from fedcore.runs.saved import check_code, code_in
 from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import BASELINE, Comparison, check_reported
 from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, option, uses_alpha
-from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.comparisons.records import RunRecord, with_global_model
 from fedcore_study.lenient import mapping_in
 from fedcore_study.reports import breakdowns, lines
 from fedcore_study.reports.charts import Chart, Curves, Omitted
@@ -121,6 +121,7 @@ def build(
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
     asked = Comparison("", rows_by, common=common, reported=reported)
     sections = []
+    groups = [_with_global_models(group) for group in groups]
     for number, group in enumerate(groups, start=1):
         progress(f"group {number} of {len(groups)}")
         opened = opening(group, asked, colors, baseline)
@@ -139,10 +140,18 @@ def build(
         created=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         notes=said,
         sections=sections,
-        ranks=rankings(runs, by, colors),
+        ranks=rankings([run for group in groups for each in group.rows.values() for run in each], by, colors),
         runs={run.path: _config_text(run) for run in runs},
         details={name: table for name, table in details.items() if table.rows},
     )
+
+
+def _with_global_models(group: Group) -> Group:
+    """Return a group in which methods without own models have their global model's figures, if others have own ones."""
+    if not any("personal" in run.protocols for runs in group.rows.values() for run in runs):
+        return group
+    rows = {label: [with_global_model(run, "personal") for run in runs] for label, runs in group.rows.items()}
+    return Group(group.settings, rows)
 
 
 def _section(
