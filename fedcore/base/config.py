@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from fedcore.base.errors import ConfigError, UnknownNameError, describe
+from fedcore.base.protocols import EVALUATED
 from fedcore.base.system_options import SystemOptions, read_system
 
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
@@ -250,6 +251,10 @@ class RunConfig(BaseModel):
         default_factory=list,
         description="Metrics of an evaluation next to accuracy and loss.",
     )
+    protocols: list[str] = Field(
+        default_factory=list,
+        description="Protocols that the run measures, of those that apply. Default: all.",
+    )
     keep: Literal["last", "best"] = Field(
         default="last",
         description="best: also keep the global model of the best round on the clients' held-out parts.",
@@ -289,13 +294,21 @@ class RunConfig(BaseModel):
         _refuse_objects(value if isinstance(value, (list, tuple)) else [value], str(info.field_name))
         return value
 
-    @field_validator("tags", "metrics", mode="before")
+    @field_validator("tags", "metrics", "protocols", mode="before")
     @classmethod
     def _read_list(cls, value: Any) -> Any:
         """Accept one name as well as a list, and None as no name. A name that is given twice counts once."""
         value = [value] if isinstance(value, str) else [] if value is None else value
         is_list = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
         return list(dict.fromkeys(value)) if is_list else value
+
+    @field_validator("protocols")
+    @classmethod
+    def _known_protocols(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name not in EVALUATED:
+                raise UnknownNameError("protocol", name, EVALUATED)
+        return value
 
     @field_validator("data_dir", "out")
     @classmethod

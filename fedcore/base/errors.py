@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DEBUG = "FEDCORE_DEBUG"
 """Environment variable of a command with ``--debug``; worker processes inherit it."""
 
-REPEATED = ("plugins", "trackers", "tags", "metrics")
+REPEATED = ("plugins", "trackers", "tags", "metrics", "protocols")
 """Fields of RunConfig whose flags can be repeated."""
 
 _MOST_PROBLEMS = 20

@@ -30,6 +30,7 @@ WITHOUT_EFFECT = (
     "trackers",
     "client_timeout",
     "metrics",
+    "protocols",
     *LABELS,
 )
 """Options that say where and how a run is executed, and its labels. They do not change the bits of the results."""

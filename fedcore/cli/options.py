@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import flag_of
+from fedcore.base.protocols import EVALUATED
 from fedcore.base.system_options import SystemOptions
 from fedcore.cli.guard import debug
 
@@ -132,6 +133,10 @@ _REPEATED = {
     "metrics": (
         "NAME",
         "A metric of an evaluation next to accuracy and loss, such as macro-f1. Can be repeated.",
+    ),
+    "protocols": (
+        "NAME",
+        f"{RunConfig.model_fields['protocols'].description} One of {', '.join(EVALUATED)}. Can be repeated.",
     ),
     "tags": ("TAG", "A word by which fedcore runs list finds the run. Can be repeated."),
     "system": (

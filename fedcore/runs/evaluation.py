@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedcore.base.metrics import figure
 from fedcore.base.process import cores
-from fedcore.base.protocols import PROTOCOLS, VALIDATION
+from fedcore.base.protocols import EVALUATED, ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import MAX_CONFUSION, added, by_domain, evaluate, rates, summarise_clients
 from fedcore.client.messages import ClientTask, Outcome
@@ -21,12 +21,20 @@ from fedcore.server.cohort import Broadcasts
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 
+ON_SERVER = {*EVALUATED} - {*ON_CLIENTS}
+"""The protocols that the server measures, of the global model."""
+
 
 class Evaluator:
-    """Evaluates committed states, without changing them."""
+    """Evaluates committed states, without changing them.
 
-    def __init__(self, federation: Federation) -> None:
+    :param protocols: those that are asked for; none: all. Those on validation parts are always measured.
+    """
+
+    def __init__(self, federation: Federation, protocols: Collection[str] = ()) -> None:
         self.federation = federation
+        self.asked = [name for name in EVALUATED if not protocols or name in protocols or PROTOCOLS[name].validation]
+        """The protocols that are measured if they apply."""
         self.device = federation.setup.placement.device
         self.further = federation.setup.metrics
         """The metrics next to accuracy and loss."""
@@ -43,7 +51,12 @@ class Evaluator:
         with_confusion = with_confusion and federation.dataset.num_classes <= MAX_CONFUSION
         self.confusions = {}
         metrics: dict[str, Any] = {"global": None}
-        if self._global:
+        if not self._global:
+            example = sorted(federation.setup.layout.personal)[0]
+            metrics["global_reason"] = f"no global model: parameters such as {example!r} stay on the clients"
+        elif not ON_SERVER & {*self.asked}:
+            metrics["global_reason"] = "not measured: --protocol leaves it out"
+        else:
             model, threads = self.load_model(state), cores() if self.device.type == "cpu" else 1
             classes = federation.dataset.num_classes
             how: dict[str, Any] = {"threads": threads, "confusion": with_confusion, "metrics": self.further}
@@ -62,9 +75,6 @@ class Evaluator:
                 metrics["unseen_domain"] = rates(unseen, self.further) | {"domain": hidden}
             if with_confusion:
                 self.confusions["global"] = np.array(total["confusion"], dtype=np.int64)
-        else:
-            example = sorted(federation.setup.layout.personal)[0]
-            metrics["global_reason"] = f"no global model: parameters such as {example!r} stay on the clients"
         return metrics | self.evaluate_clients(state, with_confusion=with_confusion)
 
     @cached_property
@@ -94,7 +104,7 @@ class Evaluator:
             "global_validation": share and self._global,
             "personal_validation": share and personal,
         }
-        return [name for name, measured in possible.items() if measured]
+        return [name for name in self.asked if possible.get(name)]
 
     @cached_property
     def _held_out(self) -> tuple[list[int], list[int]]:
@@ -113,8 +123,9 @@ class Evaluator:
         everybody = {"personal", "personal_global"} & {*protocols}
         clients = (range(config.training_clients) if everybody else held_out) if protocols else ()
         work = [(client, {"protocols": protocols, **how}) for client in clients]
-        work += [(client, {"protocols": ["unseen"], **how}) for client in unseen]
-        if config.adapt_epochs:
+        if "unseen" in self.asked:
+            work += [(client, {"protocols": ["unseen"], **how}) for client in unseen]
+        if config.adapt_epochs and "unseen_adapted" in self.asked:
             adapt = {"protocols": ["unseen_adapted"], "adapt": config.adapt_epochs, **how}
             work += [(client, adapt) for client in unseen]
         return work

@@ -33,6 +33,7 @@ from fedcore.runs.cautions import (
 )
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
+from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.progress import noting, only_notes
 from fedcore.runs.provenance import session, versions
 from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking, tuned, usual_stack
@@ -280,7 +281,9 @@ class Run:
         if recorded > state.round:
             note(f"{recorded} rounds are recorded, but the last checkpoint is of round {state.round}: it is evaluated")
         with one_thread(), self.federation() as federation:
-            return Experiment(federation, self.directory, lambda event, details: None).final_metrics(state)
+            experiment = Experiment(federation, self.directory, lambda event, details: None)
+            experiment.evaluator = Evaluator(federation)  # of every protocol
+            return experiment.final_metrics(state)
 
     def result(self) -> RunResult:
         """Return the result of :meth:`train` of a finished run. It raises as :func:`fedcore.load_run`."""
@@ -408,6 +411,9 @@ def _require_held_out(option: str, config: RunConfig, partition: Partition) -> N
             f"--validation-share {share:g} is too small: the largest held-out part of a client has "
             f"{int(held_out.max())} samples"
         )
+    choosing = {"global_local"} if config.keep == "best" else {"personal", "global_local"}
+    if config.protocols and not share and not choosing & {*config.protocols}:
+        raise ConfigError(f"{option} chooses by {' or '.join(sorted(choosing))}; add --protocol {max(choosing)}")
 
 
 def _digest_of(partition: Partition) -> str:

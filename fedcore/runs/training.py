@@ -62,7 +62,7 @@ class Experiment:
     ) -> None:
         self.federation, self.directory, self.notify, self.on_round = federation, directory, notify, on_round
         self.config, self.note = federation.config, noting(notify)
-        self.evaluator = Evaluator(federation)
+        self.evaluator = Evaluator(federation, federation.config.protocols)
         self._touched: set[int] = set()  # since the last checkpoint
         self._unsaved: ServerState | None = None  # the last recorded state, until its checkpoint is being written
         self._latest: dict[str, Any] | None = None

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import ConfigError, Plugin, PluginContractError, hookimpl
+from fedcore import ConfigError, Plugin, PluginContractError, RunConfig, hookimpl
 from fedcore.models import SplitModel
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.experiment import resume, started
@@ -245,3 +245,32 @@ def test_a_validation_share_needs_samples(tmp_path):
         fedcore.run(**options, validation_share=0.5, out=tmp_path / "few")
     with pytest.raises(ConfigError, match="--validation-share looks at the clients' held-out parts"):
         fedcore.run(validation_share=0.5, out=tmp_path / "none")
+
+
+@pytest.mark.parametrize("plugins", [["fedavg"], ["ditto"], ["fedper"]])
+def test_a_run_measures_the_protocols_that_are_asked_for(tmp_path, plugins):
+    options = {"plugins": plugins, "clients": 5, "rounds": 2, "local_epochs": 1, "client_test_fraction": 0.3}
+    whole = fedcore.run(**options, workers=0, out=tmp_path / "whole")
+    asked = fedcore.run(**options, workers=0, protocols=["personal", "unseen"], out=tmp_path / "asked")
+    assert model_bytes(asked) == model_bytes(whole)
+    own = "personal" in whole.metrics
+    assert asked.summary["metrics"]["global"] is None
+    assert "global_reason" in asked.summary["metrics"]
+    found = {name for name in asked.metrics if asked.metrics[name]}
+    assert found == ({"personal"} if own else set())
+    if own:
+        assert asked.metrics["personal"] == whole.metrics["personal"]
+    again = fedcore.evaluate_run(asked.directory)
+    assert {name: again[name] for name in whole.metrics} == {name: whole.metrics[name] for name in whole.metrics}
+
+
+def test_protocols_have_to_contain_the_one_that_chooses(tmp_path):
+    options = {"client_test_fraction": 0.3, "protocols": "global", "rounds": 1, "clients": 4, "workers": 0}
+    with pytest.raises(ConfigError, match="--patience chooses by global_local or personal; add --protocol personal"):
+        fedcore.run(**options, patience=2, out=tmp_path / "a")
+    with pytest.raises(ConfigError, match="--keep best chooses by global_local; add --protocol global_local"):
+        fedcore.run(**options | {"protocols": "personal"}, keep="best", out=tmp_path / "b")
+    run = fedcore.run(**options, patience=2, validation_share=0.5, out=tmp_path / "c")
+    assert {name for name in run.metrics if run.metrics[name]} == {"global", "global_validation"}
+    with pytest.raises(ConfigError, match=r"unknown protocol 'personel'\. Did you mean 'personal'"):
+        RunConfig(protocols=["personel"])
