@@ -25,7 +25,8 @@ class Commands(TyperGroup):
     """
 
     def __init__(self, **given: Any) -> None:
-        super().__init__(**{**given, "suggest_commands": False})  # typer knows no packages' commands
+        super().__init__(**given)
+        self.suggest_commands = False  # typer knows no packages' commands
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command and print its errors as messages."""

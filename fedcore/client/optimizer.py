@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from fedcore.base.config import RunConfig
@@ -96,7 +97,8 @@ class Optimizer:
                 maximize=False,
             )
         else:
-            adam(
+            step = adamw if config.optimizer == "adamw" else adam
+            step(
                 used,
                 gradients,
                 [state["first"] for state in states],
@@ -109,7 +111,6 @@ class Optimizer:
                 beta1=config.beta1,
                 beta2=config.beta2,
                 eps=config.epsilon,
-                decoupled_weight_decay=config.optimizer == "adamw",
                 amsgrad=False,
                 maximize=False,
             )
