@@ -33,10 +33,10 @@ class Partitioner(Protocol):
 
     :param labels: classes of the samples to assign, (n,) int64.
     :param dataset: the run's data set.
-    :param rows: the position of each sample in ``dataset.train``, (n,) int64, ascending. With ``--samples`` or a share
-        as ``--public`` some positions are missing. The model's inputs are
+    :param rows: the position of each sample in ``dataset.train``, (n,) int64, ascending. With ``--samples``,
+        ``--unseen-domain`` or a share as ``--public`` some positions are missing. The model's inputs are
         ``dataset.train.gather(torch.from_numpy(rows))``.
-    :returns: One array of positions in ``labels`` per client: disjoint, not empty, in random order, the same for the
+    :returns: One array of positions in ``labels`` per client: disjoint, not empty, in any order, the same for the
         same arguments. For millions of clients return an :class:`~fedcore.data.IndexLists`.
     """
 
@@ -155,7 +155,7 @@ def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:
     if samples is None or samples == len(labels):
         return np.arange(len(labels))
     if samples > len(labels):
-        raise ConfigError(f"--samples is {samples}, but the data set has {len(labels)} training samples")
+        raise ConfigError(f"--samples is {samples}, but there are {len(labels)} training samples to assign")
     share = samples / len(labels)
     drawn = np.flatnonzero(draw_by_class(labels, share, numpy_generator(seed, "samples")))
     if len(drawn) < samples:  # small classes gave less than their share, as the last sample of a class is never drawn

@@ -54,7 +54,7 @@ class Augmentation(Protocol):
 
 
 class ClientData:
-    """Samples of one client by position 0..n-1, in the order of the data set.
+    """Samples of one client by position 0..n-1, in the order of the partition.
 
     :param indices: positions in ``samples`` that belong to the client, (n,) int64.
     :param augmentation: changes training batches; None without augmentation.

@@ -135,8 +135,8 @@ class Partition:
     :param info: origin of the partition, as :func:`make_partition` writes it. Without it the run fills it in, with
         ``"python"`` as partitioner. Its keys: dataset, labels_sha256, partitioner, alpha, classes_per_client,
         client_test_fraction, seed, notes. ``shares_samples`` is present if clients may hold the same sample.
-        ``samples``, the number of assigned samples, is present if not all were assigned; ``unseen_clients``, the share
-        of the clients that never train, if there are some.
+        These are present with the options of the same name: ``samples``, the number of assigned samples; ``public``,
+        the number of public ones, for a share; ``unseen_domain``; ``unseen_clients``, the share.
     """
 
     def __init__(

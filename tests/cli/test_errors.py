@@ -97,7 +97,7 @@ BAD_INPUT = [
     ("train --clients 99999999999", "--clients: input should be less than or equal to"),
     ("train --clients 5000", "5000 clients"),
     ("train --clients 2 --min-clients 3", "min_clients is 3"),
-    ("train --samples 99999", "--samples is 99999, but the data set has 1437"),
+    ("train --samples 99999", "--samples is 99999, but there are 1437"),
     ("train --seed -1", "--seed: input should be greater than or equal to 0"),
     ("train --workers 100000", "--workers: input should be less than or equal to 1024"),
     ("train --buffers none", "--buffers: input should be 'global' or 'local'"),

@@ -13,8 +13,10 @@ from tests.data.labelled import DATASET, partitioned, with_labels
 
 
 def test_more_samples_than_there_are():
-    with pytest.raises(ConfigError, match="--samples is 601, but the data set has 600"):
+    with pytest.raises(ConfigError, match="--samples is 601, but there are 600"):
         partitioned(samples=601)
+    with pytest.raises(ConfigError, match="--samples is 600, but there are 540"):
+        partitioned(samples=600, public="0.1")
     with pytest.raises(ConfigError, match="10 clients cannot each get one of 9 samples"):
         partitioned(samples=9)
 
