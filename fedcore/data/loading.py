@@ -103,9 +103,14 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
     if isinstance(given, Sequence) and len(given) == 2 and all(hasattr(part, "__getitem__") for part in given):
         if all(hasattr(part, "__array__") for part in given):
             raise DataError(f"dataset is two arrays; expected four, ({', '.join(KEYS)}): docs/your-data.md")
-        names = getattr(given[0], "classes", None)
         train, test = map(_stacked, given)
-        return _checked(_of_tensors(name, train, test, tuple(map(str, names)) if names else None))
+        forms = [f"{x.dtype} of shape {tuple(x.shape[1:])}".removeprefix("torch.") for x, _ in (train, test)]
+        if forms[0] != forms[1]:
+            raise DataError(f"dataset: training samples are {forms[0]}, test samples {forms[1]}; they must be alike")
+        names = tuple(map(str, getattr(given[0], "classes", None) or ()))
+        if len(names) > int(train[1].max()) + 1:  # of a whole set whose samples were chosen and renumbered
+            names = ()
+        return _checked(_of_tensors(name, train, test, names or None))
     raise DataError(
         f"dataset is a {type(given).__name__}; expected a fedcore.data.Dataset, arrays or tensors ({', '.join(KEYS)}), "
         "a mapping with these keys, or a pair (train, test) of torch's data sets"
@@ -333,4 +338,7 @@ def _first_ten(names: Sequence[object]) -> str:
 
 
 def _array(value: Any) -> Array:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if not isinstance(value, Tensor):
+        return np.asarray(value)
+    found = value.detach().cpu()
+    return (found.float() if found.dtype == torch.bfloat16 else found).numpy()  # NumPy has no bfloat16

@@ -60,11 +60,17 @@ def test_torch_data_sets_are_read_with_their_own_transforms():
     assert found.class_names == ("a", "b", "c")
 
 
+def test_names_of_more_classes_than_are_left_are_not_used():
+    part = named("cat", "cow", "dog", "fox")  # one was taken out, and the others may have new numbers
+    assert as_dataset((part, part)).class_names is None
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_numbers_of_torch_data_sets_become_float32(dtype):
+def test_numbers_become_float32(dtype):
     x = torch.randn(12, 5).to(dtype)
     part = TensorDataset(x, torch.from_numpy(LABELS))
-    torch.testing.assert_close(as_dataset((part, part)).train.gather(torch.arange(12)), x.float(), rtol=0, atol=0)
+    for given in ((part, part), (x, LABELS, x, LABELS)):
+        torch.testing.assert_close(as_dataset(given).train.gather(torch.arange(12)), x.float(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("shape", [(1, 6, 6), (6, 6)])
@@ -126,6 +132,8 @@ def named(*names):
         ((pairs(0.5), pairs(0.5)), "not float64 of shape"),
         ((pairs([1, 2], [1]), pairs(0)), "y one whole number"),
         (([1, 2, 3], [4]), "It must give pairs"),
+        ((pairs(0, x=torch.zeros(3, 4)), pairs(0)), r"float32 of shape \(3, 4\), test .* shape \(2,\); they must be"),
+        ((pairs(0, x=torch.zeros(2, dtype=torch.uint8)), pairs(0)), r"are uint8 of shape \(2,\), test samples float32"),
         ((pairs(0, 1, x=Image.new("L", (6, 6))), pairs(0)), r"dtype of Image\. .* \(transform=ToTensor\(\) of"),
         ((pairs(0), pairs(0, 1, x=torch.full([2], torch.nan))), "dataset: x of list: sample 0 holds .* 2 of 2 samples"),
         ((pairs(True, False), pairs(True)), "not bool of .* by y.astype"),
