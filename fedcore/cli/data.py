@@ -78,7 +78,9 @@ def split(
     partition = resolve_partition(config, dataset)
     if out is not None:
         partition.save(out)
-    output.stdout().print(draw_table(partition, dataset.train.labels, dataset.num_classes))
+    console = output.stdout()
+    console.print(draw_table(partition, dataset.train.labels, dataset.num_classes, console.width))
+    output.line(f"sha256 {partition.sha256}", style="dim")
     for message in (*data_cautions(dataset), *cast(list[str], partition.info.get("notes", []))):
         output.note(message)
     if out is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from rich import box
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -12,30 +13,36 @@ from torch import Tensor
 from fedcore.data import Partition
 
 MAX_COLUMNS = 26
+HELD = ("classes", "train", "held out")
 MAX_CLIENTS, FIRST_CLIENTS, LAST_CLIENTS = 40, 20, 5
 
 
-def draw_table(partition: Partition, labels: Tensor, num_classes: int) -> Table:
+def draw_table(partition: Partition, labels: Tensor, num_classes: int, width: int) -> Table:
     """Return the clients-by-classes table of training counts, its cells shaded by count.
 
-    With more than 40 clients it shows the first 20 and the last 5; with more than 26 classes, adjacent classes share a
-    column. The rows below the line summarise all clients.
+    With more than 40 clients it shows the first 20 and the last 5. Adjacent classes share a column if there are more
+    than 26 classes, or more than fit into ``width`` characters. The last rows summarise all clients.
     """
     counts = partition.class_counts(labels, num_classes)
-    groups, cells = grouped(counts, MAX_COLUMNS)
-    largest = max(1, int(cells.max()))
     held = torch.stack([(counts > 0).sum(dim=1), counts.sum(dim=1), partition.test.sizes], dim=1)
+    samples = counts.sum(dim=0, keepdim=True)
+    room = width - len(" ".join(("smallest", *HELD))) - max(0, len(str(int(samples.sum()))) - len("train"))
+    most = next((most for most in range(MAX_COLUMNS, 1, -1) if _width(samples, most) <= room), 1)
+    groups, cells = grouped(counts, most)
+    largest = max(1, int(cells.max()))
 
     table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        show_edge=False,
         # Text, not str: names from a file must not be parsed as rich's markup.
         title=Text(
             f"{partition.info.get('dataset', '')} by {partition.info.get('partitioner', '')}, "
             f"{partition.num_clients} clients: training samples per class"
         ),
-        caption=f"sha256 {partition.sha256}",
     )
     table.add_column("client")
-    for name in (*map(span, groups), "classes", "train", "held out"):
+    for name in (*map(span, groups), *HELD):
         table.add_column(name, justify="right")
 
     few = partition.num_clients <= MAX_CLIENTS
@@ -70,6 +77,12 @@ def grouped(counts: Tensor, most: int) -> tuple[list[range], Tensor]:
 def span(group: range) -> str:
     """Return the heading of joined classes: ``4-7``, or ``4`` for one class."""
     return f"{group.start}-{group.stop - 1}" if len(group) > 1 else str(group.start)
+
+
+def _width(samples: Tensor, most: int) -> int:
+    """Return the characters that at most ``most`` groups of classes take, for the samples of each class (1, C)."""
+    groups, sums = grouped(samples, most)
+    return sum(1 + max(len(span(group)), len(str(n))) for group, n in zip(groups, sums[0].tolist(), strict=True))
 
 
 def _shade(share: float) -> str:

@@ -170,7 +170,7 @@ def test_letters_that_a_terminal_does_not_have_are_replaced() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert b"| ? " in done.stdout
+    assert b"\n? " in done.stdout
 
 
 def test_help_and_lists_need_no_torch(python) -> None:
