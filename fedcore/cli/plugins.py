@@ -1,4 +1,4 @@
-"""``plugins list`` and ``plugins show``."""
+"""``plugins list``."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _INFO: dict[str, tuple[type | tuple[type, ...], str]] = {
     "client_test_fraction": ((int, float), "a number"),
     "notes": (list, "a list of strings"),
 }
-"""The entries of ``info`` that a run reads -> the type, and the type in words."""
+"""The entries of ``info`` that a run needs -> the type, and the type in words."""
 
 
 class IndexLists:

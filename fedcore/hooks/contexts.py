@@ -121,7 +121,7 @@ class ClientContext(Protocol):
     def forward(self, indices: Tensor | None = None, model: SplitModel | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return (features, logits, labels) of the client's training samples: eval mode, no augmentation, no gradient.
 
-        :param indices: positions among the training samples; default all, in data-set order.
+        :param indices: positions among the training samples; default all, by position.
         :param model: the model to use; default the working model.
         """
 
@@ -135,7 +135,7 @@ class ClientContext(Protocol):
 
         It works in ``begin_local``, ``end_local``, ``pre_upload``, ``personal_model`` and questions.
 
-        :param indices: positions among the training samples; default all, in data-set order.
+        :param indices: positions among the training samples; default all, by position.
         :param model: the model to use, with the same names; default the working model.
         :param loss: takes outputs and labels, returns their mean loss of shape (); default cross-entropy.
         :returns: The gradients of the model's trainable parameters, shared and personal, by name.

@@ -68,13 +68,14 @@ def build_model(
     ``factory(num_classes, input_shape) -> SplitModel``, or a function or class that gives another module: its last
     linear layer becomes the classifier, see :func:`split_network`. Base, projection and classifier are drawn from
     (seed, "model"), (seed, "projection") and (seed, "classifier"), so the base's weights do not depend on the other
-    parts. A classifier that the factory of a SplitModel replaced, changed or froze is kept. torch's global generator is
-    not changed.
+    parts. Without ``projection`` a classifier that the factory of a SplitModel replaced, changed or froze is kept.
+    torch's global generator is not changed.
 
     :param sample: a batch with one sample; default zeros of ``input_shape``. Other networks than a SplitModel get it.
     :param weights: a safetensors file to start from, see :func:`load_weights`.
     :raises UnknownNameError: no installed package provides the name.
-    :raises PluginContractError: the name is not a factory's, or the factory returns no SplitModel.
+    :raises PluginContractError: the name is not a factory's, or the factory returns no network.
+    :raises ConfigError: the network cannot be split, or the weights are not its own.
     """
     factory = resolve("model", name)
     if not callable(factory):
