@@ -78,10 +78,9 @@ def fast_dev_run(
 def _small(config: RunConfig, dataset: Dataset) -> RunConfig:
     """Return the smallest configuration that the run's methods accept."""
     whole = Setup.build(config, dataset)
-    small: dict[str, Any] = {**_SMALL, "local_epochs": min(config.local_epochs, BATCHES)}
+    unit, work = config.local_work
+    small: dict[str, Any] = {**_SMALL, f"local_{unit}": min(work, BATCHES)}
     small["clients"] = min(len(config.client_models) or 1, config.clients)
-    if config.local_steps is not None:
-        small["local_steps"] = min(config.local_steps, BATCHES)
     if config.system is not None:  # of the simulated system only its kind of rounds: the one client has to answer
         waits = config.system.concurrency is None
         small["system"] = None if waits else type(config.system)(concurrency=1)

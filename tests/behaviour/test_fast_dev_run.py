@@ -84,8 +84,9 @@ def test_two_batches_of_one_client():
     tried(Counting, local_epochs=1)
     assert seen == [(0, 16), (0, 16)] * 2
     seen.clear()
-    tried(Counting, local_steps=30)
+    result, _ = tried(Counting, local_steps=30)
     assert len(seen) == 2 * 2
+    assert result.config.local_epochs == 5  # another number would be noted as without effect
 
 
 def test_clients_that_exchange_are_two_and_reach_the_exchange():
