@@ -32,7 +32,7 @@ DECLARED = "declared"
 """Stands instead of a partitioner's name if each client holds its own data and declares its size."""
 
 MAX_IN_JSON = 2_000_000
-"""Maximum number of positions in the JSON file (about 15 MB). More go into a safetensors file next to it."""
+"""Maximum number of positions in the JSON file (about 17 MB). More go into a safetensors file next to it."""
 
 _PAIRS = ". Clients with test sets of their own: fedcore.data.Partition(train, test), one array per client in each"
 

@@ -22,7 +22,7 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 MIN_SIZE = 10
 """Schemes with random sizes give every client at least this many samples, where there are enough."""
 MAX_REDRAWS = 1000
-# The most (client, class) cells that are drawn: a few seconds of work for any number of clients.
+# Redraws end after so many (client, class) cells, a few seconds of work, but not before the fewest draws.
 _REDRAW_BUDGET = 20_000_000
 _FEWEST_REDRAWS = 10
 
@@ -58,7 +58,7 @@ def dirichlet(
 def shards(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
     """Sort by label, cut into equal shards, assign ``classes_per_client`` shards to each client.
 
-    Source: McMahan et al., AISTATS 2017 (two shards each). A shard may span two classes.
+    Source: McMahan et al., AISTATS 2017 (two shards each). A shard may span several classes.
     """
     labels = checked_labels(labels, num_clients)
     most = len(labels) // num_clients
@@ -249,7 +249,7 @@ def assign_by_counts(counts: IntArray, class_of: IntArray, rng: np.random.Genera
 def fill_up(owner: IntArray, num_clients: int, min_size: int, rng: np.random.Generator) -> int:
     """Move random samples, in place, from the largest clients until every client has ``min_size``.
 
-    Every donor is reduced to one common level of at least ``min_size``. Returns the number of moved samples.
+    Donors are reduced to one level of at least ``min_size``, to within one. Returns the number of moved samples.
     """
     sizes = np.bincount(owner[owner >= 0], minlength=num_clients)
     missing = np.maximum(min_size - sizes, 0)
