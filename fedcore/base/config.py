@@ -109,7 +109,7 @@ class RunConfig(BaseModel):
     unseen_domain: str | None = Field(
         default=None,
         description="Domain that no client holds, of a data set with domains. The global model is evaluated"
-        " on it alone.",
+        " on it separately.",
     )
     unseen_clients: float = Field(
         default=0.0,
@@ -143,7 +143,7 @@ class RunConfig(BaseModel):
         default=False,
         description="Leave out a local epoch's last mini-batch if it is smaller than the others and not the only one.",
     )
-    lr: float = Field(default=0.02, gt=0, description="Local learning rate of the first round.")
+    lr: float = Field(default=0.02, gt=0, description="Local learning rate, before decay, schedule and warm-up.")
     lr_decay: float = Field(default=1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
     lr_schedule: Literal["constant", "cosine", "step"] = Field(
         default="constant",
