@@ -120,7 +120,7 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
 def _read_npz(path: Path) -> tuple[Split, Split, list[str]]:
     """Return the training and the test part, and the names of the other arrays."""
     if not path.exists():
-        raise DataError(f"{path} does not exist")
+        raise DataError(f"{path} does not exist" + f" in {Path.cwd()}" * (not path.is_absolute()))
     try:
         content = np.load(path, allow_pickle=False)
         if not isinstance(content, np.lib.npyio.NpzFile):

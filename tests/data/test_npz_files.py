@@ -1,5 +1,7 @@
 """Data of one's own: npz files."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -103,8 +105,10 @@ def test_damaged_npz_files(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"a\.npz"):
             load_dataset(f"npz:{path}")
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match=r"b\.npz does not exist$"):
         load_dataset(f"npz:{tmp_path / 'b.npz'}")
+    with pytest.raises(DataError, match=f"b.npz does not exist in {Path.cwd()}$"):  # a run resumed from elsewhere
+        load_dataset("npz:b.npz")
 
 
 def test_what_is_there_and_not_used_is_named(tmp_path):
