@@ -77,7 +77,8 @@ class Inputs:
         elif form == (height, width) and channels == 1:
             x = x.unsqueeze(1)
         elif form != self.shape:
-            one = "; for a single image write x[None]" if x.ndim == 2 or tuple(x.shape) == self.shape else ""
+            single = x.ndim == 2 or tuple(x.shape) in (self.shape, (height, width, channels))
+            one = "; for a single image write x[None]" if single else ""
             raise DataError(
                 f"x has the shape {tuple(x.shape)}; expected (n, {channels}, {height}, {width}) or "
                 f"(n, {height}, {width}{f', {channels}' * (channels > 1)}), like the run's images{one}"
