@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -67,7 +68,7 @@ def split(
     if config.partition.endswith(".json"):
         raise ConfigError(f"--partition {config.partition}: split writes partition files; name a partitioner instead")
     if out is not None:
-        check_out(out, [".json"], force=force)
+        out = check_out(out, [".json"], force=force)
 
     from fedcore.cli.partition_table import draw_table
     from fedcore.data import load_dataset
@@ -87,15 +88,17 @@ def split(
         output.line(f"written: {out} (use it with --partition {out})")
 
 
-def check_out(out: Path, suffixes: Sequence[str], *, force: bool) -> None:
-    """Refuse a file with another suffix, and one that exists already unless ``force`` allows to replace it.
+def check_out(out: Path, suffixes: Sequence[str], *, force: bool) -> Path:
+    """Return the file to write, with ``~`` read as the home: a shell leaves it in ``--out=~/part.json``.
 
-    :raises ConfigError: with the reason.
+    :raises ConfigError: the suffix is another one, or the file exists and ``force`` does not allow to replace it.
     """
+    out = Path(os.path.expanduser(out))
     if out.suffix not in suffixes:
         raise ConfigError(f"--out {out}: the name must end with {' or '.join(suffixes)}")
     if out.exists() and not force:
         raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
+    return out
 
 
 def _first_line(kind: str, name: str) -> str:

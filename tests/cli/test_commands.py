@@ -165,6 +165,13 @@ def test_data_split_writes_what_train_reads(cli, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "partition.json").read_text())["sha256"] != digest
 
 
+def test_data_split_reads_a_tilde_as_train_does(cli, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    cli("data", "split", "--clients", 2, "--out=~/part.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert cli("train", *SMALL, "--partition=~/part.json", "--fast-dev-run").exit_code == 0
+
+
 def test_letters_that_a_terminal_does_not_have_are_replaced() -> None:
     command = [sys.executable, "-c", "from fedcore.cli import main; main()", "data", "split", "--clients", "50"]
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
