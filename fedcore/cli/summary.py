@@ -16,11 +16,14 @@ from fedcore.runs import records
 
 TIMED = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation", "checkpoint")
 
+WIDE = 120
+"""The characters in which the table of protocols shows every column. In fewer, rich cuts words or numbers off."""
 
-def summary_tables(summary: Mapping[str, Any]) -> Group:
-    """Return the tables of a ``summary.json``."""
+
+def summary_tables(summary: Mapping[str, Any], width: int) -> Group:
+    """Return the tables of a ``summary.json`` for a console of so many characters."""
     return Group(
-        metrics_tables(summary["metrics"]),
+        metrics_tables(summary["metrics"], width),
         "",
         traffic_table(summary["bytes"], summary["rounds"]),
         "",
@@ -30,9 +33,9 @@ def summary_tables(summary: Mapping[str, Any]) -> Group:
     )
 
 
-def metrics_tables(metrics: Mapping[str, Any]) -> Group:
+def metrics_tables(metrics: Mapping[str, Any], width: int) -> Group:
     """Return the table of all protocols, followed by the other metrics."""
-    return Group("", protocol_table(metrics), *_further_table(metrics), "", *_footnotes(metrics))
+    return Group("", protocol_table(metrics, width), *_further_table(metrics), "", *_footnotes(metrics))
 
 
 def _further_table(metrics: Mapping[str, Any]) -> list[RenderableType]:
@@ -50,22 +53,31 @@ def _further_table(metrics: Mapping[str, Any]) -> list[RenderableType]:
     return ["", table] if names else []
 
 
-def protocol_table(metrics: Mapping[str, Any]) -> Table:
-    """Return a table with a row for each protocol that the run measured."""
+def protocol_table(metrics: Mapping[str, Any], width: int) -> Table:
+    """Return a table with a row for each protocol that the run measured.
+
+    With figures over clients it needs ``WIDE`` characters. With fewer it does not say what a protocol measures.
+    """
     rows = records.evaluated(metrics)
     spread = any("std" in row for row in rows.values())
+    wide = width >= WIDE or not spread
     table = _table("Evaluation")
+    table.collapse_padding = not wide
     table.add_column("protocol", no_wrap=True)
-    table.add_column("of what", style="dim")
+    if wide:
+        table.add_column("of what", style="dim")
     for heading in ("accuracy %", "loss", *(("std %", "worst 10 %", "clients", "untrained") if spread else ())):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading if wide else heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
     if metrics.get("global") is None:
-        table.add_row("global", text(metrics.get("global_reason", "no global model")), "-", "-")
+        reason = text(metrics.get("global_reason", "no global model"))
+        table.add_row("global", *([reason] if wide else []), "-", "-")
+        table.caption = None if wide else reason
     for name, row in rows.items():
-        cells = [percent(row["accuracy"]), number(row["loss"])]
+        cells = [PROTOCOLS[name].heading] if wide else []
+        cells += [percent(row["accuracy"]), number(row["loss"])]
         if spread and "std" in row:
             cells += [percent(row["std"]), percent(row["worst10"]), str(row["clients"]), str(row["untrained"])]
-        table.add_row(name, PROTOCOLS[name].heading, *cells)
+        table.add_row(name, *cells)
     return table
 
 

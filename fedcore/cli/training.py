@@ -118,7 +118,8 @@ def evaluate(
     if as_json:
         output.print_json(metrics)
     else:
-        output.stdout().print(metrics_tables(metrics))
+        console = output.stdout()
+        console.print(metrics_tables(metrics, console.width))
 
 
 def _how_to_resume(directory: Path) -> str:
@@ -176,7 +177,7 @@ def show_summary(summary: Mapping[str, Any], *, as_json: bool, quiet: bool, prof
     if quiet:
         where = ", ".join([*(f"{name} {value} %" for name, value in accuracies(summary).items()), where])
     else:
-        console.print(summary_tables(summary))
+        console.print(summary_tables(summary, console.width))
     if profile:
         console.print(profile_table(summary["time"]), "")
     console.print(output.text(where), soft_wrap=True)

@@ -200,7 +200,7 @@ def test_the_display_that_fits() -> None:
 
 
 def test_summary_shows_every_protocol_and_figure() -> None:
-    picture = drawn(summary_tables(events.summary()), width=200)
+    picture = drawn(summary_tables(events.summary(), 200), width=200)
     for words in (
         ("global ", "93.06", "0.1234"),
         ("global_local", "91.00"),
@@ -219,15 +219,27 @@ def test_summary_shows_every_protocol_and_figure() -> None:
 def test_the_time_of_a_resumed_run_is_of_its_last_rounds() -> None:
     summary = events.summary()
     summary["time"]["rounds"] = 2
-    assert "time of the last 2 of 3 rounds: 1 min 05 s; per round" in drawn(summary_tables(summary), width=200)
+    assert "time of the last 2 of 3 rounds: 1 min 05 s; per round" in drawn(summary_tables(summary, 200), width=200)
+
+
+@pytest.mark.parametrize("width", [80, 110, 120])
+def test_a_narrow_summary_cuts_no_figure_off(width: int) -> None:
+    summary = events.summary()
+    picture = drawn(metrics_tables(summary["metrics"], width), width=width)
+    assert "…" not in picture
+    for row in summary["metrics"].values():
+        if row and "std" in row:
+            assert all(percent(row[name]) in picture for name in ("accuracy", "std", "worst10"))
+    alone = {**summary["metrics"], "global": None, "global_reason": "parameters stay"}
+    assert "parameters stay" in drawn(metrics_tables(alone, width), width=width)
 
 
 def test_no_global_model_says_why() -> None:
     failures = [{"client": client, "kind": "raised", "message": f"no [b] {client}"} for client in range(3)]
     assert "client 0 and 2 more could not be evaluated by every protocol: no [b] 0" in drawn(
-        metrics_tables({"global": None, "failed": 3, "failures": failures})
+        metrics_tables({"global": None, "failed": 3, "failures": failures}, 120)
     )
-    picture = drawn(metrics_tables({"global": None, "global_reason": "no global model: [b] stays"}))
+    picture = drawn(metrics_tables({"global": None, "global_reason": "no global model: [b] stays"}, 120))
     assert "no global model: [b] stays" in picture
 
 
