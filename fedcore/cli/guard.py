@@ -84,7 +84,8 @@ def _suggest(error: Any) -> None:
         return
     flag = error.option_name
     if flag in map(flag_of, RunConfig.model_fields):
-        error.message, error.possibilities = f"No such option: {flag}. A new run has it: fedcore train {flag}", []
+        meant = "--set ENGINE.OPTION=VALUE" if flag == flag_of("engine_options") else flag
+        error.message, error.possibilities = f"No such option: {flag}. A new run has it: fedcore train {meant}", []
     elif not error.possibilities:
         near = nearest(flag.strip("-"), RunConfig.model_fields)
         known = {known for parameter in error.ctx.command.params for known in parameter.opts}

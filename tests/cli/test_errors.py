@@ -231,6 +231,7 @@ def test_an_unknown_flag_gets_a_suggestion_among_the_flags_of_its_command(cli) -
     told = cli("data", "list", "--dataset", "digits").stderr
     assert "No such option: --dataset. A new run has it: fedcore train --dataset" in told
     assert "Possible" not in told
+    assert "ENGINE.OPTION=VALUE" in cli("train", "--engine-options", "x").stderr
 
 
 def test_an_unknown_command_gets_one_suggestion(cli) -> None:
