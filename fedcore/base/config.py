@@ -316,6 +316,12 @@ class RunConfig(BaseModel):
         """Read ``~`` as the home: a shell leaves it in ``--out=~/run``, and a file or a program has no shell."""
         return None if value is None else Path(os.path.expanduser(value))
 
+    @field_validator("data_dir")
+    @classmethod
+    def _from_anywhere(cls, value: Path | None) -> Path | None:
+        """Make the path absolute: the run may be resumed from another folder."""
+        return None if value is None else value.absolute()
+
     @field_validator("public", mode="before")
     @classmethod
     def _read_public(cls, value: Any) -> Any:

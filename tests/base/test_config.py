@@ -74,3 +74,10 @@ def test_tags_are_a_list_without_repetitions():
         RunConfig.create({"tags": [str(number) for number in range(51)]})
     with pytest.raises(ConfigError, match="--note: string should have at most 2000 characters"):
         RunConfig.create({"note": "a" * 2001})
+
+
+def test_the_folder_of_data_is_the_same_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig(data_dir="data")
+    monkeypatch.chdir("/")
+    assert RunConfig(**config.model_dump(mode="json")).data_dir == tmp_path / "data"

@@ -242,7 +242,7 @@ class TestDirectory:
         (name,) = directory.add("", cells(base={"data_dir": "old"}))
         assert directory.add("", cells(base={"data_dir": "new", "metrics": ["ece"], "checkpoint_every": 5})) == [name]
         config = directory.plan()[name]
-        assert (str(config.data_dir), config.metrics, config.checkpoint_every) == ("new", ["ece"], 5)
+        assert (config.data_dir.name, config.metrics, config.checkpoint_every) == ("new", ["ece"], 5)
 
     def test_a_folder_with_something_else_is_left_alone(self, tmp_path):
         (tmp_path / "thesis.tex").touch()
