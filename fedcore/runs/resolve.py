@@ -1,4 +1,4 @@
-"""Resolve a configuration before anything runs or is written: replace every ``auto``, load data, split it.
+"""Resolve a configuration before anything runs or is written: replace ``auto``, load data, split it.
 
 ``--autotune`` chooses the memory format of images and convolutions by measurement instead of a fixed rule.
 """
@@ -39,11 +39,11 @@ TURNS = 15
 
 
 def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfig, Dataset]:
-    """Replace every ``auto`` and load the data. Names are checked before any long work.
+    """Replace ``auto`` and load the data. Names are checked before any long work.
 
     :param dataset: the configured data set, if it is loaded already.
     :returns: the configuration with all options of its plugins and engine, and the data set. Only the memory format
-        stays ``auto``, with ``autotune``, and the stack, which depends on the model.
+        and the stack, which depend on the model, stay ``auto``.
     :raises ConfigError: or a subclass. A name or option is unknown, or options cannot be combined.
     """
     plugins = PluginSet.create(config.plugins)
@@ -230,7 +230,7 @@ def usual_stack(setup: Setup) -> int:
     workers = cores() if config.workers is None else max(1, config.workers)
     size = min(LARGEST_STACK, math.ceil(config.cohort_size / workers))
     alone = why_unstacked(setup) or config.device != "cpu" or convolves(setup.model) or config.client_timeout
-    return 1 if alone or config.max_waiting or size < SMALLEST_STACK else size
+    return 1 if alone or config.max_waiting or config.lanes > 1 or size < SMALLEST_STACK else size
 
 
 def why_unstacked(setup: Setup) -> str:
