@@ -203,7 +203,9 @@ class RunDirectory:
             inputs = Inputs.from_json(meta["inputs"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-            again = f"{self.how_to_resume} writes it again" if best is None else "A resume does not write it again"
+            again = "A resume does not write it again"
+            if best is None and self.checkpoints.any():
+                again = f"{self.how_to_resume} writes it again"
             raise RunDirectoryError(f"{file} {what}. {again}") from error
         own, names = model.state_dict(), model.file_names()
         expected = {names[name]: (tensor.shape, tensor.dtype) for name, tensor in own.items()}

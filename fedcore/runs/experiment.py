@@ -263,7 +263,7 @@ def _reopened(
 
     :param how: see :meth:`Run.open`.
     """
-    path, changes = Path(path), dict(changes or {})
+    path, changes = Path(os.path.expanduser(path)), dict(changes or {})
     again = objects_again(path, model, plugins, dataset)
     if metrics is not None:
         named, measured = name_objects(RunConfig(), metrics=metrics)

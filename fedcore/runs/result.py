@@ -19,6 +19,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, DataError
 from fedcore.base.identity import method, short_name
 from fedcore.base.metrics import Metrics
+from fedcore.base.objects import CODE, OBJECT
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.client.evaluation import evaluate, rates
 from fedcore.data import Samples, TensorSamples
@@ -213,7 +214,8 @@ def _device(model: nn.Module) -> torch.device:
 
 def headline(config: RunConfig) -> str:
     """Return a run in a few words: ``moon+fedprox on digits``."""
-    return f"{method({short_name(name): None for name in config.plugins})} on {short_name(config.dataset)}"
+    dataset = short_name(config.dataset) if config.dataset.startswith((CODE, OBJECT)) else config.dataset
+    return f"{method({short_name(name): None for name in config.plugins})} on {dataset}"
 
 
 def _table_row(cell: str, words: Sequence[str], figures: Sequence[str]) -> str:

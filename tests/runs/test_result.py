@@ -13,6 +13,7 @@ from fedcore import Plugin, RunConfig, RunDirectoryError, hookimpl
 from fedcore.base import registry
 from fedcore.runs import progress
 from fedcore.runs.records import history_rows
+from fedcore.runs.result import headline
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,14 @@ def test_the_text_is_one_line(finished):
     )
     assert "\n" not in repr(finished)
     assert str(finished.directory) in repr(finished)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [("digits", "digits"), ("npz:scans.npz", "npz:scans.npz"), ("module:study.data.scans", "scans")],
+)
+def test_a_headline_names_the_data(dataset, words):
+    assert headline(RunConfig(dataset=dataset, plugins=["module:study.Near"])) == f"Near on {words}"
 
 
 def test_the_page_has_the_table_and_the_curve(finished):
@@ -84,6 +93,11 @@ def test_a_finished_run_is_read_back(finished):
     assert not again.model.training
 
 
+def test_a_run_below_the_home_is_read_back(finished, monkeypatch):
+    monkeypatch.setenv("HOME", str(finished.directory.parent))
+    assert fedcore.load_run("~/run").metrics == finished.metrics
+
+
 def test_a_damaged_model_is_named(finished, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(finished.directory, copy)
@@ -100,6 +114,15 @@ def test_a_damaged_model_is_named(finished, tmp_path):
     (copy / "summary.json").unlink()
     with pytest.raises(RunDirectoryError, match=r"is not finished; go on with it: fedcore resume .*copy"):
         fedcore.load_run(copy)
+
+
+@pytest.mark.filterwarnings("ignore:the run is finished")
+def test_a_model_without_checkpoints_is_lost(finished, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.directory, copy, ignore=shutil.ignore_patterns("checkpoint", "model.safetensors"))
+    for function in (fedcore.load_run, fedcore.resume):
+        with pytest.raises(RunDirectoryError, match=r"model.safetensors is missing\. A resume does not write it again"):
+            function(copy)
 
 
 def test_damaged_rounds_are_told(finished, tmp_path):
