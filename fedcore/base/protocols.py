@@ -116,7 +116,8 @@ UNSEEN = ("unseen", "unseen_adapted")
 """The protocols of clients that never train. The other protocols leave these clients out."""
 
 VALIDATION = ("personal_validation", "global_validation", "personal", "global_local")
-"""Protocols on held-out parts. The first of them that a run measures chooses the best round."""
+"""Protocols on held-out parts. The first of them that a run measures chooses the best round; with ``--keep best`` it is
+the first of the global model, which is kept."""
 
 FIGURES = frozenset(
     {"accuracy", "loss", "loss_reason", "samples", "per_class", "correct", "total", "confusion"}

@@ -1,8 +1,8 @@
 """The default engine: worker processes on this machine, or this process itself.
 
 On the CPU, clients run in persistent worker processes of one thread each. Data and weights go through shared memory. A
-single worker is also a process, so that bits do not depend on the number of workers. On CUDA, or with ``workers = 0``,
-clients run in this process.
+single worker is also a process, so that bits do not depend on the number of workers. With ``workers = 0``, the default
+on CUDA, clients run in this process.
 """
 
 from __future__ import annotations
