@@ -225,16 +225,18 @@ class WorkerEngine:
             worker.process.kill()  # SIGKILL also ends stopped processes
         code = worker.process.wait()
         worker.stop()
+        ending = f"signal {-code}" if code < 0 else f"exit code {code}"
         if not worker.ready:
             self._lost_early += 1
             if code >= 0 or self._lost_early > LOST_EARLY:
                 late = f"was not ready within {max(self._timeout or 0, STARTS_WITHIN):g} s, {self._lost_early} times"
-                died = f"ended with exit code {code} before it was ready; its output above says why"
+                why = f", {self._lost_early} times" if code < 0 else "; its output above says why"
+                died = f"ended ({ending}) before it was ready{why}"
                 raise FedcoreError(
                     f"a worker process {late if overdue else died}. --workers 0 runs everything in one process."
                 )
         late = f"no answer within {self._timeout or 0:g} s (--client-timeout); its worker process was killed"
-        died = f"the worker process ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+        died = f"the worker process ended ({ending})"
         self._dispatcher.replace(worker, _Worker(self._shared, self._timeout), late if overdue else died)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
 
-from fedcore.base.errors import ConfigError, StorageError
+from fedcore.base.errors import ConfigError, FedcoreError, StorageError
 from fedcore.client.messages import ClientSite
 from fedcore.engines import local, transport
 from fedcore.runs.resolve import resolve, resolve_partition
@@ -90,6 +92,20 @@ def test_an_engine_without_room_for_the_data_leaves_no_shared_memory(tmp_path, m
     with pytest.raises(StorageError, match="make room"):
         local.LocalEngine(spec(tmp_path, workers=1))
     assert open_files(os.getpid()) == before
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ("os._exit(3)", r"ended \(exit code 3\) before it was ready; its output above says why"),
+        ("os.kill(os.getpid(), 9)", r"ended \(signal 9\) before it was ready, 4 times"),  # it has no output
+    ],
+)
+def test_workers_that_never_become_ready_end_the_run(tmp_path, monkeypatch, ends, said):
+    command = [sys.executable, "-S", "-c", f"import os; {ends}"]
+    monkeypatch.setattr(local, "start_worker", lambda connection: subprocess.Popen(command))
+    with pytest.raises(FedcoreError, match=rf"{said}\. --workers 0 runs everything in one process\.$"):
+        federate(tmp_path, workers=1)
 
 
 def test_the_longest_limit_can_be_waited_for(tmp_path):
