@@ -80,8 +80,8 @@ def run(
     :param metrics: names or classes (:class:`fedcore.Metric`) of what an evaluation measures next to accuracy and loss.
     :param progress: show the progress: in a notebook below the cell, in a terminal as the command does, elsewhere as a
         line a minute on stderr.
-    :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``), instead of
-        the progress.
+    :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``note``, ``done``,
+        ``stopped``), instead of the progress.
     :param on_round: called after every round with its row of ``result.history``. If it returns True, the run ends after
         this round. An exception ends the run, too; the round is saved.
     :param preset: the name of a known setting, such as ``"cifar10-moon"``, whose options the given ones replace.
@@ -149,7 +149,7 @@ def resume(
     :param metrics: metrics that replace the run's own from now on. They are needed, too, if config.yaml names them
         ``object:...``.
     :param progress: as in :func:`run`.
-    :param notify: as in :func:`run`; also called with ``note`` and its ``message``.
+    :param notify: as in :func:`run`.
     :param on_round: as in :func:`run`.
     :param allow_code: import code that the run's configuration names as ``module:...``. Use it only for a directory
         that you trust.
