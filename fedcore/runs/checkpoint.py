@@ -128,6 +128,13 @@ class CheckpointStore:
         self._kept, self.found = {**kept, path: state.manifest}, meta
         return state
 
+    def has_loaded(self) -> bool:
+        """Return whether the checkpoint that :meth:`load` found is still on the disk, and so the states that it names.
+
+        A process that trains the run deletes it two checkpoints later.
+        """
+        return next(reversed(self._kept)).exists()
+
     def tidy(self) -> None:
         """Delete the leftovers of a killed process.
 

@@ -280,10 +280,18 @@ class Run:
         recorded = sum("round" in record for record in self.directory.metrics.read())
         if recorded > state.round:
             note(f"{recorded} rounds are recorded, but the last checkpoint is of round {state.round}: it is evaluated")
-        with one_thread(), self.federation() as federation:
-            experiment = Experiment(federation, self.directory, lambda event, details: None)
-            experiment.evaluator = Evaluator(federation)  # of every protocol
-            return experiment.final_metrics(state)
+        try:
+            with one_thread(), self.federation() as federation:
+                experiment = Experiment(federation, self.directory, lambda event, details: None)
+                experiment.evaluator = Evaluator(federation)  # of every protocol
+                return experiment.final_metrics(state)
+        except RunDirectoryError as error:
+            if self.directory.checkpoints.has_loaded():
+                raise
+            raise RunDirectoryError(
+                f"another process trains {self.directory.path}, and deleted the checkpoint while it was being "
+                "evaluated; evaluate again when that process has ended"
+            ) from error
 
     def result(self) -> RunResult:
         """Return the result of :meth:`train` of a finished run. It raises as :func:`fedcore.load_run`."""

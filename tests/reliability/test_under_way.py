@@ -13,7 +13,10 @@ import pytest
 
 import fedcore
 from fedcore.base.errors import RunDirectoryError, StorageError
+from fedcore.runs.checkpoint import Note
 from fedcore.runs.experiment import started
+from fedcore.runs.run import Run
+from fedcore.server.state import ServerState
 from tests.reliability import damages, kills
 
 
@@ -62,6 +65,27 @@ def test_a_run_whose_directory_is_taken_away_stops(
     if change is not shutil.rmtree:
         resumed = fedcore.resume(tmp_path / "elsewhere").directory
         assert kills.differences(damages.left(resumed), made.whole) == []
+
+
+@pytest.mark.filterwarnings("ignore:3 rounds are recorded")
+def test_an_evaluation_that_training_overtakes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training deletes the states of older checkpoints; none of them is lost."""
+    out, last_state = tmp_path / "run", Run.last_state
+    with started(damages.configured(tmp_path, "personal", participation=1.0, out=out)) as (experiment, state):
+        state = experiment.one_round(state)
+        experiment.settle()
+
+        def overtaken(run: Run, note: Note) -> ServerState:
+            nonlocal state
+            found = last_state(run, note)
+            for _ in range(2):
+                state = experiment.one_round(state)
+            experiment.settle()
+            return found
+
+        monkeypatch.setattr(Run, "last_state", overtaken)
+        with pytest.raises(RunDirectoryError, match=r"another process trains .* evaluate again when that process"):
+            fedcore.evaluate_run(out)
 
 
 def test_a_run_is_read_and_resumed_at_a_path_that_is_no_text(made: damages.Made, tmp_path: Path) -> None:
