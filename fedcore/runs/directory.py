@@ -43,10 +43,10 @@ from fedcore.server.state import ServerState
 class RunDirectory:
     """Paths and files of one run.
 
-    They are ``config.yaml`` (itself a valid ``--config``), ``partition.json``, ``metrics.jsonl`` (a line per round),
-    ``sessions.jsonl`` (a line per process that trained the run), ``summary.json``, ``model.safetensors``, with
-    ``--keep best`` ``model-best.safetensors``, ``checkpoint/`` and ``clients/``. People may add ``labels.json``: name,
-    tags and note instead of those in ``config.yaml``. No checkpoint depends on it.
+    They are ``config.yaml`` (itself a valid ``--config``), ``partition.json``, ``metrics.jsonl`` (a line per round, and
+    one of ``post_train``), ``sessions.jsonl`` (a line per process that trained the run), ``summary.json``,
+    ``model.safetensors``, with ``--keep best`` ``model-best.safetensors``, ``checkpoint/`` and ``clients/``. People may
+    add ``labels.json``: name, tags and note instead of those in ``config.yaml``. No checkpoint depends on it.
 
     :param with_clients: whether the directory holds the clients' states. Remote clients keep their states themselves.
     """

@@ -67,7 +67,10 @@ class RunResult:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``: everything that was recorded about each round."""
+        """The lines of ``metrics.jsonl``: everything that was recorded about each round.
+
+        A last one has ``phase`` instead of ``round``: of ``post_train``, if it changed the model or a client failed.
+        """
         return RunDirectory(self.directory).metrics.read()
 
     @property
