@@ -33,7 +33,9 @@ WITHOUT_EFFECT = (
     "protocols",
     *LABELS,
 )
-"""Options that say where and how a run is executed, and its labels. They do not change the bits of the results."""
+"""Options that say where and how a run is executed, and its labels. They do not change the bits of the results.
+
+Except for one: next to ``patience``, ``keep`` says by which figure a run of clients' own models ends."""
 
 CHANGEABLE = frozenset({"rounds", "patience", "workers", "lanes", "data_dir", "device", "client_timeout", "metrics"})
 """Options that may change when a run is resumed. Only rounds, patience and device can change its bits;
