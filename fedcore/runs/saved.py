@@ -187,14 +187,15 @@ def how_to_resume(directory: Path, config: RunConfig | None) -> str:
 
     :param config: None if it cannot be read.
     """
-    flags = ""
+    allowed = []
     if config is not None:
+        to_import = any(map(registry.is_code, (*config.trackers, config.engine)))  # not for a hint
+        allowed += ["code"] if code_in(config) else []
+        allowed += ["outside"] if not to_import and places_in(config, directory) else []
         if given := objects_in(config):
-            return f"in Python, fedcore.resume({str(directory)!r}, {', '.join(given)})"
-        code = code_in(config)
-        flags += " --allow-code" * bool(code)
-        flags += " --allow-outside" * bool(not code and places_in(config, directory))
-    return f"fedcore resume {shlex.quote(str(directory))}{flags}"
+            words = [repr(str(directory)), *given, *(f"allow_{each}=True" for each in allowed)]
+            return f"in Python, fedcore.resume({', '.join(words)})"
+    return " ".join([f"fedcore resume {shlex.quote(str(directory))}", *(f"--allow-{each}" for each in allowed)])
 
 
 def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collection[str] = ()) -> None:

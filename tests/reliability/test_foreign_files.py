@@ -143,7 +143,11 @@ def test_a_tracker_writes_outside_only_if_it_is_allowed_to(run: Path, tmp_path: 
     assert (result.exit_code, "--allow-outside" in result.stderr) == (2, True), result.output
     assert not (tmp_path / "elsewhere").exists()
     assert RunDirectory(run).how_to_resume.endswith(" --allow-outside")
-    change(run, trackers={"tensorboard": {"dir": str(run / "events")}})
+    change(run, metrics=["module:theirs.Metric"])
+    assert RunDirectory(run).how_to_resume.endswith(" --allow-code --allow-outside")
+    change(run, model="object:Net")
+    assert RunDirectory(run).how_to_resume.endswith(", model=Net, allow_code=True, allow_outside=True)")
+    change(run, trackers={"tensorboard": {"dir": str(run / "events")}}, metrics=[], model="mlp")
     assert "--allow" not in RunDirectory(run).how_to_resume
 
 
