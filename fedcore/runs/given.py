@@ -163,7 +163,7 @@ def _with_options(plugins: PluginObjects) -> list[tuple[Any, Mapping[str, Any]]]
 
 
 def _listed(given: Any) -> list[Any]:
-    return [given] if isinstance(given, (str, Plugin)) or callable(given) else list(given)
+    return [given] if isinstance(given, (str, Plugin, Metric)) or callable(given) else list(given)
 
 
 def _add(found: dict[Key, Any], kind: str, value: Any) -> str:
@@ -173,6 +173,9 @@ def _add(found: dict[Key, Any], kind: str, value: Any) -> str:
     if isinstance(value, Plugin):
         own = type(value).__name__
         raise ConfigError(f"plugins has an object of {own}; give the class and its options: plugins={{{own}: {{...}}}}")
+    if isinstance(value, Metric):
+        own = type(value).__name__
+        raise ConfigError(f"metrics has an object of {own}; give the class: metrics=[{own}]")
     path = import_name(value)
     if path is not None:
         entry = path.removeprefix(objects.CODE)

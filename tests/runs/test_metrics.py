@@ -155,6 +155,12 @@ def test_an_object_that_no_other_program_can_import(tmp_path):
     assert fedcore.evaluate_run(result.directory, metrics=[Local]) == result.summary["metrics"]
 
 
+@pytest.mark.parametrize("metrics", [Error(10), [Error(10)]])
+def test_an_object_instead_of_its_class_is_refused(tmp_path, metrics):
+    with pytest.raises(ConfigError, match=r"an object of Error; give the class: metrics=\[Error\]"):
+        fedcore.run(small_config(tmp_path), metrics=metrics)
+
+
 def test_code_of_a_saved_run_needs_permission(measured):
     with pytest.raises(ConfigError, match="--allow-code"):
         fedcore.evaluate_run(measured.directory)
