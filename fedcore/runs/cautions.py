@@ -1,7 +1,7 @@
 """Cautions for the user when a run begins or goes on.
 
-They are about options without effect, weights that are not the file's, figures that the run will not have, other
-versions, and a changed schedule.
+They are about the data, options without effect, weights that are not the file's, figures that the run will not have,
+other versions, and a changed schedule.
 """
 
 from __future__ import annotations

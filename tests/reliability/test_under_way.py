@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 import fedcore
-from fedcore.base.errors import RunDirectoryError, StorageError
+from fedcore.base.errors import ConfigError, RunDirectoryError, StorageError
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.experiment import started
 from fedcore.runs.run import Run
@@ -103,6 +103,14 @@ def test_a_run_is_read_and_resumed_at_a_path_that_is_no_text(made: damages.Made,
         result = damages.run(*command)
         assert result.exit_code == 0, result.output
     assert kills.rounds_done(odd) == 4
+
+
+def test_a_run_cannot_begin_at_a_path_that_is_no_text(made: damages.Made, tmp_path: Path) -> None:
+    """Its config.yaml could not be read back."""
+    odd = Path(os.fsdecode(bytes(tmp_path) + b"/\xff"))
+    with pytest.raises(ConfigError, match=r"--out .*\\udcff' is not valid UTF-8.* rename the file or folder"):
+        fedcore.run(damages.configured(made.path.parent, "stateful", out=odd))
+    assert not odd.exists()
 
 
 def test_a_checkpoint_that_fails_is_named_although_ctrl_c_ended_the_wait(
