@@ -26,8 +26,8 @@ from fedcore.runs.directory import RunDirectory
 ModelObject: TypeAlias = "nn.Module | Callable[..., nn.Module] | str"
 """A class of networks, a factory ``(num_classes, input_shape)``, a network with weights to start from, or a name."""
 
-PluginObjects: TypeAlias = "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plugin] | str] | type[Plugin] | str"
-"""Plugin classes (or names) with their options, a list of them, or one of them."""
+PluginObjects: TypeAlias = "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plugin] | str | Mapping[str, Any]] | type[Plugin] | str"
+"""Plugin classes (or names) with their options, a list of them, each with or without options, or one of them."""
 
 DatasetObject: TypeAlias = "Dataset | Callable[[Path | None], Dataset] | Mapping[str, Any] | Sequence[Any] | str"
 """A data set, a loader, arrays, tensors, a pair of torch's data sets (:func:`fedcore.data.as_dataset`), or a name."""
@@ -157,9 +157,8 @@ def _require_same(name: str, options: Mapping[str, Any], saved: Mapping[str, Any
 
 
 def _with_options(plugins: PluginObjects) -> list[tuple[Any, Mapping[str, Any]]]:
-    if isinstance(plugins, Mapping):
-        return list(plugins.items())
-    return [(plugin, {}) for plugin in _listed(plugins)]
+    listed = [plugins] if isinstance(plugins, Mapping) else _listed(plugins)
+    return [pair for item in listed for pair in (item.items() if isinstance(item, Mapping) else [(item, {})])]
 
 
 def _listed(given: Any) -> list[Any]:

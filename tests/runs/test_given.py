@@ -61,6 +61,11 @@ def test_what_is_installed_keeps_its_name(config):
     assert (found.model, list(found.plugins)) == ("mlp", ["fedprox"])
 
 
+def test_a_list_of_plugins_may_hold_options_as_a_file_does(config):
+    result = fedcore.run(config, plugins=["fedprox", {"moon": {"mu": 2.0}}])
+    assert (list(result.config.plugins), result.config.plugins["moon"]["mu"]) == (["fedprox", "moon"], 2.0)
+
+
 def test_names_may_stand_in_place_of_objects(config, tmp_path):
     result = fedcore.run(config, model="mlp", dataset="digits")
     found = fedcore.runs.directory.RunDirectory(result.directory).read_config()
