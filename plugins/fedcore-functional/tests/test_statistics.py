@@ -185,6 +185,15 @@ def test_a_covariance_without_full_rank_keeps_features_in_its_span():
     assert torch.linalg.matrix_rank(features - means, rtol=1e-6) == 6
 
 
+def test_features_are_drawn_where_torchs_decomposition_does_not_converge(monkeypatch):
+    def fails(_):
+        raise torch.linalg.LinAlgError
+
+    expected, _ = drawn()
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+    torch.testing.assert_close(drawn()[0], expected)
+
+
 def test_the_root_is_the_symmetric_one():
     _, means, covariances = pool_statistics(*stacked(statistics_of()))
     features, labels = drawn(per_class=9)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from functools import reduce
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,11 +77,20 @@ def sample_features(
     for mu, sigma, wanted in zip(means.double(), covariances.double(), chosen, strict=True):
         noise = torch.randn(per_class, width, generator=generator, dtype=torch.float64)  # (M, d)
         if wanted:
-            values, vectors = torch.linalg.eigh(sigma)  # (d,), (d, d)
+            values, vectors = _eigh(sigma)  # (d,), (d, d)
             root = (vectors * values.clamp(min=0).sqrt()) @ vectors.mT  # (d, d)
             parts.append(mu + noise.to(root.device) @ root)
     labels = torch.tensor([c for c in range(classes) if chosen[c]], dtype=torch.int64, device=means.device)
     return torch.cat(parts).to(means.dtype), labels.repeat_interleave(per_class)
+
+
+def _eigh(sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues (d,) and eigenvectors (d, d) of a symmetric matrix."""
+    try:
+        values, vectors = torch.linalg.eigh(sigma)
+    except RuntimeError:  # LinAlgError: torch's LAPACK may not converge where features are constant; NumPy's did
+        values, vectors = (torch.from_numpy(part).to(sigma.device) for part in np.linalg.eigh(sigma.cpu().numpy()))
+    return values, vectors
 
 
 def pack_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> Tensors:
