@@ -257,10 +257,16 @@ def labels_of(y: Array, count: int, where: str) -> Tensor:
     if y.shape == (count,) and y.dtype.kind in "iu":
         return torch.from_numpy(y.astype(np.int64))
     hint = ""
-    if y.ndim == 2:
-        hint = ". Rows with one 1 become labels by y.argmax(axis=1)"
-    elif y.dtype.kind == "b" or (y.dtype.kind == "f" and np.array_equal(y, np.floor(y))):
+    if y.ndim == 2 and y.dtype.kind in "fiub":
+        one_hot = (np.sort(y, axis=1) == np.eye(1, y.shape[1], y.shape[1] - 1)).all()
+        hint = ". They become labels by y.argmax(axis=1)" if one_hot else ". A sample has one class, not several labels"
+    elif y.dtype.kind == "b":
         hint = ". They become labels by y.astype(int)"
+    elif y.dtype.kind == "f":
+        known = y[~np.isnan(y)]
+        lead = "They" if known.size == y.size else "Leave out samples whose label is NaN; the others"
+        whole = np.array_equal(known, np.floor(known))
+        hint = f". {lead} become labels by y.astype(int)" if whole else ". Regression is not possible: make classes"
     elif y.dtype.kind in "OUS":
         hint = f". Names become labels by {RENUMBER}"
     raise DataError(
@@ -285,6 +291,8 @@ def _checked(dataset: Dataset) -> Dataset:
     ):
         if values is not None and len(values) != count:
             raise DataError(f"dataset: {name} has {len(values)} entries, expected {count}")
+        if values is not None and name != "class_names" and not isinstance(values, Tensor):
+            raise DataError(f"dataset: {name} is a {type(values).__name__}, expected an int64 tensor ({count},)")
     _check_numbers("classes", f"num_classes is {classes}", dataset.train.labels, dataset.test.labels, classes)
     if domains:
         names = len(domains.names)
@@ -321,9 +329,10 @@ def _check_classes(train: Tensor, test: Tensor, where: str) -> None:
             f"then missing, renumber both parts together: {RENUMBER}"
         )
     if not torch.equal(found, torch.arange(len(found))):
+        without = "Leave out samples without a class, then r" if found[0] < 0 else "R"
         raise DataError(
             f"{where}: labels must be 0..C-1 with every class in y_train; found {int(found[0])}..{int(found[-1])} "
-            f"({len(found)} distinct) in y_train. Renumber both parts together: {RENUMBER}"
+            f"({len(found)} distinct) in y_train. {without}enumber both parts together: {RENUMBER}"
         )
 
 

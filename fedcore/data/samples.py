@@ -194,5 +194,7 @@ def check_labels(labels: Tensor, count: int) -> None:
 
     :raises DataError: states their dtype and shape.
     """
+    if not isinstance(labels, Tensor):
+        raise DataError(f"labels must be a tensor, int64 of shape ({count},), not a {type(labels).__name__}")
     if labels.shape != (count,) or labels.dtype != torch.int64:
         raise DataError(f"labels must be int64 of shape ({count},), not {labels.dtype} of {tuple(labels.shape)}")

@@ -115,7 +115,7 @@ def named(*names):
         ((ROWS, LABELS, ROWS, LABELS + 1), "4 of 12 test samples have classes without a training sample: 3"),
         (
             (ROWS, LABELS / 2, ROWS, LABELS),
-            r"not float64 of shape \(12,\)$",
+            r"not float64 of shape \(12,\)\. Regression is not possible: make classes$",
         ),
         ((ROWS, LABELS, ROWS[:, :3], LABELS), "they must be alike$"),
         ((ROWS, ROWS, LABELS, LABELS), "The order is x_train, y_train, x_test, y_test; train_test_split returns"),
@@ -124,7 +124,13 @@ def named(*names):
         ((ROWS * np.nan, LABELS, ROWS, LABELS), "not finite"),
         ((ROWS, LABELS / 1, ROWS, LABELS), "labels must be integers .* by y.astype"),
         ((ROWS, LABELS.astype(str), ROWS, LABELS), "not <U.* Names become labels by names = numpy.unique"),
-        ((ROWS, np.eye(3)[LABELS], ROWS, LABELS), r"of shape \(12, 3\). Rows with one 1 become labels"),
+        ((ROWS, np.eye(3)[LABELS], ROWS, LABELS), r"of shape \(12, 3\). They become labels by y.argmax"),
+        ((ROWS, ROWS > 0, ROWS, ROWS > 0), r"bool of shape \(12, 5\). A sample has one class, not several labels$"),
+        (
+            (ROWS, np.where(LABELS == 0, np.nan, LABELS), ROWS, LABELS),
+            "Leave out samples whose label is NaN; the other",
+        ),
+        ((ROWS, LABELS - 1, ROWS, LABELS - 1), "found -1..1 .* Leave out samples without a class, then renumber both"),
         ((images(6, 6), LABELS / 1, images(6, 6), LABELS), "y_train: labels must be integers .* by y.astype"),
         (([[1, 2], [3]], [0, 1], [[1]], [0]), "entries have different shapes.* a Dataset of SequenceSamples"),
         (([torch.ones(2), torch.ones(1)], [0, 1], [[1]], [0]), "does not become one array"),

@@ -49,6 +49,7 @@ def of(labels, **parts):
         (replace(of([0, 1, 2]), test=of([1, 3]).test), r"1 of 2 test samples have classes outside of 0..2, such as 3"),
         (of([0, 1, 2], class_names=("a", "b")), "class_names has 2 entries, expected 3"),
         (of([0, 1, 2, 2], sources=torch.zeros(3)), "sources has 3 entries, expected 4"),
+        (of([0, 1, 2, 2], sources=np.arange(4)), r"sources is a ndarray, expected an int64 tensor \(4,\)"),
         (of([0, 1], domains=Domains(("p",), torch.zeros(2), torch.zeros(3))), "domains.test has 3 entries, expected 2"),
         (
             of([0, 1], domains=Domains(("p", "q"), torch.tensor([0, 1]), torch.tensor([1, 2]))),

@@ -64,6 +64,11 @@ def test_labels_that_do_not_belong_to_the_samples_are_refused(labels):
         SequenceSamples(torch.arange(9), sequences().offsets, labels)
 
 
+def test_labels_in_an_array_are_told_from_a_tensor():
+    with pytest.raises(DataError, match=r"labels must be a tensor, int64 of shape \(5,\), not a ndarray"):
+        TensorSamples(torch.zeros(5, 2), np.zeros(5, np.int64))
+
+
 @pytest.mark.parametrize("stats", [{"mean": [0.0, 0.0]}, {"mean": [0.0], "std": [1.0]}])
 def test_mean_and_std_have_a_number_for_each_column(stats):
     with pytest.raises(DataError, match=r"each needs one for every column of inputs .* are \(5, 2\)"):
