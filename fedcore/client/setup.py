@@ -19,7 +19,7 @@ from fedcore.hooks.declarations import KEEPS, TABLE, require_hooks
 from fedcore.hooks.plugin import Plugin, patterns_of
 from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
-from fedcore.models.build import whole_numbers_hint
+from fedcore.models.build import dtype_hint
 from fedcore.models.layout import FlatLayout, Layout
 from fedcore.models.placement import Placement
 
@@ -199,7 +199,7 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, sample
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise ConfigError(
             f"model {config.model!r}{by} does not take samples of shape {tuple(task.input_shape)} "
-            f"(data set {config.dataset!r}): {error}{whole_numbers_hint(sample)}"
+            f"(data set {config.dataset!r}): {error}{dtype_hint(sample)}"
         ) from error
     if features.ndim != 2 or logits.shape != (1, task.num_classes):
         raise PluginContractError.of(

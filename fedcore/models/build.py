@@ -78,14 +78,24 @@ def build_model(
     :raises ConfigError: the network cannot be split, or the weights are not its own.
     """
     factory = resolve("model", name)
-    if not callable(factory):
+    if isinstance(factory, nn.Module) or not callable(factory):
         raise PluginContractError.of(
-            name, f"is of type {type(factory).__name__}", kind="model", expected="a factory(num_classes, input_shape)"
+            name,
+            f"is of type {type(factory).__name__}",
+            kind="model",
+            expected="a class of networks or a factory(num_classes, input_shape)",
         )
     task = ModelTask(num_classes, tuple(input_shape), seed)
     with task.random("model"):
         positional, named = _arguments(name, factory, num_classes, task.input_shape)
-        model = call("model", name, factory, *positional, **named)
+        try:
+            model = call("model", name, factory, *positional, **named)
+        except PluginContractError as error:
+            if not positional:
+                raise
+            given = f"the number of classes and the shape of a sample, {positional[0]} and {positional[1]}"
+            hint = "name its parameters num_classes and input_shape, or one of these"
+            raise PluginContractError(f"{error}. It was called with {given}. Hint: {hint}", plugin=name) from error
     if isinstance(model, nn.Module) and not isinstance(model, SplitModel):
         with task.random("lazy"):
             sample = torch.zeros(1, *input_shape) if sample is None else sample
@@ -246,9 +256,11 @@ def _last(
         with torch.no_grad(), evaluating(network):
             found: Tensor | Any = network(sample)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        hint = whole_numbers_hint(sample)
+        hint = dtype_hint(sample)
         if len(input_shape) == 3:
             hint = ". A network of many layers may need larger images"
+            if input_shape[0] == 1 and input_shape[1] != input_shape[2]:
+                hint = ". Arrays (n, H, W) are read as grey images; for series give a pair of torch's data sets"
         if "more than 1 value per channel" in str(error):  # in eval mode
             hint = ". BatchNorm without running statistics cannot take a single sample: set track_running_stats=True"
         raise ConfigError(f"model {name!r} does not take samples of shape {input_shape}: {error}{hint}") from error
@@ -260,11 +272,13 @@ def _last(
     return outputs[-1][0]
 
 
-def whole_numbers_hint(sample: Any) -> str:
-    """Return the remedy if a model fails on a tensor of whole numbers; an empty text for other samples."""
-    if not isinstance(sample, Tensor) or sample.is_floating_point():
+def dtype_hint(sample: Any) -> str:
+    """Return the remedy if a model fails on a tensor that is not float32; an empty text for other samples."""
+    if not isinstance(sample, Tensor) or sample.dtype == torch.float32:
         return ""
     dtype = str(sample.dtype).removeprefix("torch.")
+    if sample.is_floating_point():
+        return f". The samples are {dtype}: convert x by x.float(), or give a model that takes {dtype}"
     return (
         f". The samples are {dtype}, for whole numbers in rows are taken for token ids: convert x by "
         f"x.astype('float32'), or give a model that takes {dtype}"

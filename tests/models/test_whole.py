@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore import ConfigError
+from fedcore import ConfigError, PluginContractError
 from fedcore.base import objects
 from fedcore.models import build_model
 
@@ -145,3 +145,25 @@ def test_images_that_are_too_small_are_told():
 
     with pytest.raises(ConfigError, match=r"shape \(1, 8, 8\): .*\. A network of many layers may need larger images$"):
         build(pooled, input_shape=(1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("factory", "sample", "message"),
+    [
+        (Fixed, torch.zeros(1, 5, dtype=torch.float64), r"The samples are float64: convert x by x\.float\(\)"),
+        (lambda: nn.Sequential(nn.Conv1d(3, 2, 3)), torch.zeros(1, 1, 3, 9), "read as grey images; for series give a"),
+    ],
+)
+def test_samples_that_the_network_does_not_take_are_told(factory, sample, message):
+    with pytest.raises(ConfigError, match=message):
+        build(factory, sample=sample, input_shape=tuple(sample.shape[1:]))
+
+
+def test_arguments_of_other_names_are_told():
+    with pytest.raises(PluginContractError, match=r"the shape of a sample, 3 and \(5,\)\. Hint: name its parameters"):
+        build(lambda features, outputs: nn.Sequential(nn.Linear(features, outputs)))
+
+
+def test_a_network_in_the_place_of_its_class_is_told():
+    with pytest.raises(PluginContractError, match="is of type Fixed, expected a class of networks or a factory"):
+        build(Fixed())
