@@ -112,7 +112,7 @@ def _tensor(x: Any) -> Tensor:
         return x.detach().cpu()
     try:
         array = np.stack([np.asarray(sample) for sample in x]) if isinstance(x, Sequence) else np.asarray(x)
-        return torch.from_numpy(np.ascontiguousarray(array))
+        return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # torch warns of what is read-only
     except (TypeError, ValueError) as error:
         pairs = isinstance(x, Dataset | DataLoader)
         hint = "; of a data set of pairs write torch.stack([x for x, _ in data])" if pairs else ""

@@ -110,6 +110,13 @@ def test_other_images_are_refused(trained: fedcore.RunResult, x: object, problem
         trained.predict(x)
 
 
+@pytest.mark.filterwarnings("error")
+def test_pixels_that_are_read_only_give_no_warning(trained: fedcore.RunResult) -> None:
+    pixels = TEST[0].copy()
+    pixels.flags.writeable = False  # as those of np.asarray(PIL.Image)
+    assert trained.predict(pixels).tolist() == trained.predict(TEST[0]).tolist()
+
+
 def test_labels_outside_of_the_classes_are_refused(trained: fedcore.RunResult) -> None:
     with pytest.raises(DataError, match="outside of 0 to 2"):
         trained.evaluate(TEST[0], TEST[1] + 1)
@@ -181,6 +188,10 @@ def test_rows_of_a_table_are_taken_as_they_are(tmp_path: Path) -> None:
     assert result.predict(x[80:].tolist()).tolist() == result.predict(x[80:]).tolist()
     with pytest.raises(DataError, match=r"x has the shape \(40, 3\); expected \(n, 4\)"):
         result.predict(x[80:, :3])
+    x[[82, 90], 1] = np.nan
+    with pytest.raises(DataError, match=r"output for sample 2 of x is nan, as for 2 of 40 samples"):
+        result.predict(x[80:])
+    assert np.isnan(result.predict_proba(x[80:])).any(axis=1).nonzero()[0].tolist() == [2, 10]
 
 
 def test_raw_rows_are_normalised_as_the_data_set_normalised_its_own(tmp_path: Path) -> None:
