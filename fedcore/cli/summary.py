@@ -169,6 +169,8 @@ def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:
         line = f"round {best['round']}, {best['validation']} {percent(best['validation_accuracy'])} %"
         if "global_accuracy" in best:
             line += f", global {percent(best['global_accuracy'])} % there"
+        if "global_before_correction" in metrics:
+            line += ", before the correction"
         yield Text.assemble(("best by validation: ", "bold"), line)
     failed = records.not_evaluated(metrics)
     if failed:

@@ -207,7 +207,7 @@ def test_summary_shows_every_protocol_and_figure() -> None:
         ("personal ", "95.50", "80.00", "1.00", "4"),
         ("personal_global", "70.00"),
         ("global_before_correction", "92.00"),
-        ("best by validation: round 1, personal 96.00 %, global 94.00 % there",),
+        ("best by validation: round 1, personal 96.00 %, global 94.00 % there, before the correction",),
         ("model", "800 kB", "500 kB", "2.4 MB"),
         ("scaffold", "200 kB", "0 B"),
         ("total", "1 MB", "3 MB"),
