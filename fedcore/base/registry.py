@@ -128,7 +128,7 @@ def _meant(kind: str, name: str, points: Collection[str]) -> str:
         return f"Did you mean 'npz:{name}'?"
     if kind == "dataset" and name.endswith((".csv", ".parquet")):
         return f"Did you mean 'hf:{name}'?"
-    if "." in name and all(part.isidentifier() for part in name.split(".")):
+    if "." in name and all(part.isidentifier() for part in name.split(".")) and not Path(name).exists():
         return f"Did you mean '{objects.CODE}{name}'?"
     return ""
 

@@ -39,6 +39,7 @@ BAD_INPUT = [
     ("train --plugin moon,fedprox", "Write --plugin moon --plugin fedprox, in a file plugins: [moon, fedprox]"),
     ("train --plugin moon+uscc", "unknown plugin 'moon+uscc'. Write --plugin moon --plugin uscc"),
     ("train --plugin mybad.Bad", "unknown plugin 'mybad.Bad'. Did you mean 'module:mybad.Bad'?"),
+    ("train --partition notes.txt", "unknown partitioner 'notes.txt'. Known: "),
     ("train --dataset ok.npz", "unknown dataset 'ok.npz'. Did you mean 'npz:ok.npz'?"),
     ("train --dataset t.csv", "unknown dataset 't.csv'. Did you mean 'hf:t.csv'?"),
     ("plugins check tensorboard", "'tensorboard' is the name of an installed tracker"),
