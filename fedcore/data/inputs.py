@@ -64,8 +64,11 @@ class Inputs:
             a list of samples.
         :raises DataError: the samples have another shape or type than those of the run.
         """
-        if self.kind not in ("images", "tensor"):
-            raise DataError(f"x is a {type(x).__name__}; this run's samples are {self.kind}: give a class of samples")
+        if not self.dtype:
+            raise DataError(
+                f"x is a {type(x).__name__}, but the data set has a class of samples ({self.kind}): give an object of "
+                "it, for texts SequenceSamples.of(tokens, labels)"
+            )
         found = _tensor(x)
         return self._images(found) if self.kind == "images" else self._rows(found)
 

@@ -222,13 +222,21 @@ def test_without_a_global_model_a_clients_model_predicts(tmp_path: Path) -> None
     assert result.accuracy == result.metrics["personal"]["accuracy"]
 
 
+class FromDisk:
+    """Samples of the user's own class, whose batches are tensors."""
+
+    kind = "tensor"
+
+
 def test_other_samples_come_as_a_class(trained: fedcore.RunResult) -> None:
     from fedcore.data.inputs import Inputs
 
     inputs = Inputs.of(SequenceSamples.of([[1, 2], [3]], [0, 1]), (5,))
     assert Inputs.from_json(inputs.to_json()) == inputs
-    with pytest.raises(DataError, match="this run's samples are sequences"):
+    with pytest.raises(DataError, match=r"the data set has a class of samples \(sequences\): give an object of it"):
         inputs.prepare([[1, 2]])
+    with pytest.raises(DataError, match=r"a class of samples \(tensor\)"):
+        Inputs.of(FromDisk(), (5,)).prepare(np.zeros((2, 5)))
 
 
 class Bag(fedcore.SplitModel):

@@ -14,8 +14,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from fedcore.data import SequenceSamples, load_dataset
+from fedcore.data import Dataset, SequenceSamples, load_dataset
 from fedcore_export import export
+from fedcore_export.card import _input
 from fedcore_zoo import embedding_bag
 from tests import support
 from tests.support import weights
@@ -124,8 +125,6 @@ def test_onnx_gives_the_same_logits(cli, trained, tmp_path: Path) -> None:
 
 def topics(data_dir=None):
     """Sequences of one or two tokens."""
-    from fedcore.data import Dataset
-
     samples = SequenceSamples.of([[k % 2, 2][: 1 + k % 3 % 2] for k in range(40)], [k % 2 for k in range(40)])
     return Dataset("topics", samples, samples, 2, (3,))
 
@@ -139,6 +138,16 @@ def test_batches_that_are_no_tensors_have_the_weights_alone(cli, tmp_path: Path)
     assert all(torch.equal(found[name], tensor) for name, tensor in weights(trained).items())
     refused = cli("export", trained.directory, "--to", "safetensors", "--out", "other")
     assert "add --allow-code" in refused.stderr
+
+
+def test_a_batch_of_several_inputs_is_described() -> None:
+    class Several(SequenceSamples):
+        kind = "tensor"  # its network needs no attribute takes
+
+    samples = Several.of([[1], [0]], [0, 1])
+    assert next(_input(Dataset("own", samples, samples, 2, (3,)))) == (
+        "- Batches of kind `tensor`, `input_shape` (3,)."
+    )
 
 
 def test_what_cannot_be_exported_is_refused(cli, trained, tmp_path: Path, monkeypatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from fedcore import SplitModel, __version__
 from fedcore.base.identity import digest, method, settings
@@ -137,9 +137,9 @@ def _own_figures(metrics: Mapping[str, Any], client: int) -> Iterator[str]:
 
 def _input(dataset: Dataset) -> Iterator[str]:
     shape = ", ".join(map(str, ("B", *dataset.input_shape)))
-    if dataset.kind == "tensor":
-        dtype = str(dataset.test.gather(dataset.test.labels.new_zeros(1)).dtype).removeprefix("torch.")
-        yield f"- `x`: ({shape}), {dtype}."
+    sample = dataset.test.gather(dataset.test.labels.new_zeros(1))
+    if isinstance(sample, Tensor):
+        yield f"- `x`: ({shape}), {str(sample.dtype).removeprefix('torch.')}."
     else:
         yield f"- Batches of kind `{dataset.kind}`, `input_shape` {tuple(dataset.input_shape)}."
     train = dataset.train
