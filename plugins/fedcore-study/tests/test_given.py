@@ -12,7 +12,7 @@ from torch import nn
 import fedcore
 import fedcore_study
 from fedcore import ConfigError
-from fedcore.data import as_dataset
+from fedcore.data import Partition, as_dataset
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_testing.stub_plugins import EqualWeights
 
@@ -114,6 +114,9 @@ def test_what_cannot_be_given(tmp_path):
         fedcore_study.sweep({"dataset": [arrays(), arrays(1)]}, out=tmp_path / "s")
     with pytest.raises(ConfigError, match=r"tracker: each run of a sweep has a process of its own"):
         fedcore_study.sweep({"tracker": [open_file]}, out=tmp_path / "s")
+    for lists in ([[0, 1], [2, 3]], [np.arange(2), np.arange(2, 4)], Partition([[0], [1]], [[], []])):
+        with pytest.raises(ConfigError, match=r"partition: a sweep takes no lists .* or a function of a module"):
+            fedcore_study.sweep(partition=lists, out=tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
     named = {"dataset": [as_dataset(arrays(seed), f"draw-{seed}") for seed in (0, 1)]}
     result = fedcore_study.sweep(named, out=tmp_path / "s", quiet=True, **TINY)

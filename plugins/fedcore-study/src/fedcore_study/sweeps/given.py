@@ -44,6 +44,11 @@ class Given:
                 return {self.named(option, name): inner for name, inner in value.items()}
             if isinstance(value, (list, tuple)):
                 return [self.named(option, inner) for inner in value]
+        if option == "partition" and not (value is None or isinstance(value, str) or callable(value)):
+            raise ConfigError(
+                "partition: a sweep takes no lists of positions and no Partition; give a name, a partition.json, or a "
+                "function of a module (labels, num_clients, **options) that returns the lists"
+            )
         if value is None or isinstance(value, (str, int, float)):
             return value
         return self._name(kind, value) if kind else _importable(option, value)
