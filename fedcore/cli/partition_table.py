@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from rich import box
 from rich.table import Table
@@ -58,11 +59,11 @@ def draw_table(partition: Partition, labels: Tensor, num_classes: int, width: in
     total[len(groups)] = (counts.sum(dim=0) > 0).sum()
     for name, row in (
         ("smallest", everything.min(dim=0).values),
-        ("median", everything.median(dim=0).values),
+        ("median", np.median(everything.numpy(), axis=0)),  # torch's is the lower of two
         ("largest", everything.max(dim=0).values),
         ("total", total),
     ):
-        table.add_row(name, *map(str, row.tolist()))
+        table.add_row(name, *(f"{number:.12g}" for number in row.tolist()))
     return table
 
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedcore.cli.partition_table import draw_table
-from fedcore.data import load_partition
+from fedcore.data import Partition, load_partition
 from tests.data.labelled import DATASET, make_dataset, partitioned
 
 
@@ -30,6 +30,12 @@ def test_table_holds_every_count_and_the_sums():
     assert rows["total"][:10] == [str(n) for n in counts.sum(dim=0).tolist()]
     assert rows["total"][-3:] == ["10", str(int(counts.sum())), str(600 - int(counts.sum()))]
     assert "\x1b[" in rendered(partition, force_terminal=True, color_system="truecolor")
+
+
+def test_the_median_of_an_even_number_of_clients_is_between_two():
+    parts = [range(1), range(1, 7), range(7, 24), range(24, 400)]  # 1, 6, 17, 376 samples
+    row = next(line for line in rendered(Partition(parts, [[]] * 4)).splitlines() if "median" in line)
+    assert re.findall(r"[\d.]+", row)[-2:] == ["11.5", "0"]
 
 
 def test_table_of_many_clients_and_classes_stays_small():
