@@ -115,7 +115,9 @@ def _with_domains(dataset: Dataset, names: Sequence[str], train: Tensor, test: T
         for k in sorted(set(range(dataset.num_classes)) - set(dataset.train.labels[train == domain].tolist()))
     ]
     more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-    notes = (f"domains without some classes: {', '.join(lacking[:5])}{more}",) if lacking else ()
+    notes = [f"domains without some classes: {', '.join(lacking[:5])}{more}"] if lacking else []
+    if untested := sorted(set(range(len(names))) - set(test.tolist())):
+        notes.append(f"domains without test images, which have no accuracy: {', '.join(names[k] for k in untested)}")
     domains = Domains(tuple(names), train, test)
     return replace(dataset, domains=domains, sources=train, notes=(*dataset.notes, *notes))
 
