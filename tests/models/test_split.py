@@ -131,7 +131,7 @@ def test_a_classifier_that_the_factory_set_is_kept(change) -> None:
 def test_own_factory_that_returns_no_split_model(own_module: str) -> None:
     with pytest.raises(PluginContractError, match=r"returned dict, expected a SplitModel, or another .*Hint: return"):
         build(f"module:{own_module}.bad")
-    with pytest.raises(PluginContractError, match=r"of type int, expected a factory"):
+    with pytest.raises(PluginContractError, match=r"of type int, expected a class of networks or a factory"):
         build(f"module:{own_module}.number")
 
 
