@@ -26,7 +26,9 @@ from fedcore.runs.directory import RunDirectory
 ModelObject: TypeAlias = "nn.Module | Callable[..., nn.Module] | str"
 """A class of networks, a factory ``(num_classes, input_shape)``, a network with weights to start from, or a name."""
 
-PluginObjects: TypeAlias = "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plugin] | str | Mapping[str, Any]] | type[Plugin] | str"
+PluginObjects: TypeAlias = (
+    "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plugin] | str | Mapping[str, Any]] | type[Plugin] | str"
+)
 """Plugin classes (or names) with their options, a list of them, each with or without options, or one of them."""
 
 DatasetObject: TypeAlias = "Dataset | Callable[[Path | None], Dataset] | Mapping[str, Any] | Sequence[Any] | str"
