@@ -21,7 +21,6 @@ from fedcore.base.errors import RunDirectoryError, StorageError
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written."""
 
-_FILES = (".safetensors", ".json", ".jsonl", ".yaml")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -124,7 +123,7 @@ def refuse_links(directory: Path, *, deep: bool = True) -> None:
     logs there, and fedcore writes nothing there.
 
     :param deep: also walk through the folders in the directory.
-    :raises RunDirectoryError: names the entry. A folder with the name of a file is also refused.
+    :raises RunDirectoryError: names the entry.
     :raises StorageError: a folder cannot be read.
     """
     root = directory.resolve()
@@ -143,8 +142,6 @@ def refuse_links(directory: Path, *, deep: bool = True) -> None:
                     "there; what is read and written has to be inside"
                 )
             if entry.is_dir():
-                if entry.name.endswith(_FILES):
-                    raise RunDirectoryError(f"{entry.path} is a folder, and should be a file; delete it")
                 if deep and not (folder == root and entry.name == "wandb"):
                     waiting.append(entry.path)
             elif not entry.is_file():
