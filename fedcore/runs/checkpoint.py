@@ -18,8 +18,7 @@ from torch import Tensor
 from fedcore.base.errors import RunDirectoryError
 from fedcore.base.files import delete_others, storing, sync_path
 from fedcore.base.serial import read_tensors, write_tensors
-from fedcore.base.tensors import SEPARATOR, flatten, unflatten
-from fedcore.base.types import Tensors
+from fedcore.base.tensors import clone, flatten, unflatten
 from fedcore.client.store import ClientStore
 from fedcore.server.state import Manifest, ServerState
 
@@ -171,14 +170,11 @@ def _pack(state: ServerState) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _read(path: Path) -> tuple[ServerState, dict[str, Any]]:
     """Return the state in a checkpoint, and its JSON part."""
     tensors, meta = read_tensors(path)
-    groups: dict[str, Tensors] = {"model": {}, "plugins": {}, "manifest": {}}
-    for name, tensor in tensors.items():
-        group, _, key = name.partition(SEPARATOR)
-        groups[group][key] = tensor.clone()  # the file's buffer is one block, which a single tensor would keep
+    groups = unflatten(clone(tensors))  # the file's buffer is one block, which a single tensor would keep
     clients, versions = (groups["manifest"][name].tolist() for name in ("clients", "versions"))
     state = ServerState(
-        model=groups["model"],
-        plugins=unflatten(groups["plugins"], meta["plugins"]),
+        model=groups.get("model", {}),
+        plugins=unflatten(groups.get("plugins", {}), meta["plugins"]),
         manifest={client: None if version == _NOTHING else version for client, version in zip(clients, versions)},
         **{name: meta[name] for name in _PLAIN},
     )
