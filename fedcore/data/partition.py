@@ -19,14 +19,12 @@ from torch import Tensor
 from fedcore.base.errors import ConfigError, DataError, StorageError
 from fedcore.base.files import parse_json, write_text
 from fedcore.base.serial import read_tensors, write_tensors
+from fedcore.base.tensors import flatten, unflatten
 from fedcore.data.dataset import Dataset
 from fedcore.data.samples import JSON, check_offsets
 
 FORMAT = "fedcore-partition-1"
 SPLIT_FORMAT = "fedcore-partition-2"
-
-TENSORS = {part: (f"{part}/positions", f"{part}/offsets") for part in ("train", "test")}
-"""The names of the lists' tensors in the safetensors file."""
 
 DECLARED = "declared"
 """Stands instead of a partitioner's name if each client holds its own data and declares its size."""
@@ -208,9 +206,8 @@ class Partition:
             else:
                 # Named by its content, so the file that an older JSON file names is not overwritten.
                 beside = path.with_name(f"{path.stem}-{sha256[:16]}.safetensors")
-                tensors = {TENSORS[name][0]: part.positions for name, part in parts.items()}
-                tensors.update({TENSORS[name][1]: part.offsets for name, part in parts.items()})
-                write_tensors(beside, tensors)
+                lists = {name: {"positions": part.positions, "offsets": part.offsets} for name, part in parts.items()}
+                write_tensors(beside, flatten(lists)[0])
                 content.update(format=SPLIT_FORMAT, clients=self.num_clients, file=beside.name)
             write_text(path, json.dumps(content) + "\n")
         except (OSError, StorageError) as error:
@@ -338,8 +335,8 @@ def _read_beside(content: dict[str, Any], path: Path) -> tuple[IndexLists, Index
         raise DataError(f'{path}: "file" should name a .safetensors file in the same folder')
     beside = path.with_name(name)
     try:
-        tensors, _ = read_tensors(beside)
-        train, test = (IndexLists(tensors[positions], tensors[offsets]) for positions, offsets in TENSORS.values())
+        groups = unflatten(read_tensors(beside)[0])
+        train, test = (IndexLists(**groups[part]) for part in ("train", "test"))
         for part in (train, test):
             check_offsets("offsets", part.offsets, len(part.positions))
             if part.positions.ndim != 1 or part.positions.dtype not in (torch.int32, torch.int64):
