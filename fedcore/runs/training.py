@@ -104,9 +104,9 @@ class Experiment:
 
     def one_round(self, state: ServerState) -> ServerState:
         """Run, evaluate and record one round; return the committed state, whose checkpoint is being written."""
-        result = run_round(self.federation, state, self.notify)
+        state, record, seconds = run_round(self.federation, state, self.notify)
         began, metrics = time.perf_counter(), None
-        state, last = result.state, result.state.round == self.config.rounds
+        last = state.round == self.config.rounds
         if last or state.round % self.config.eval_every == 0:
             # The last round's figures have the confusions.
             may_end = last or self.config.patience is not None or self.on_round is not None
@@ -121,8 +121,8 @@ class Experiment:
                     f"parts (--patience {self.config.patience})"
                 )
         state = replace(state, phase="post_train" if last else "train")
-        seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
-        return self.record(state, {**result.record, "metrics": metrics}, seconds)
+        seconds["evaluation"] = time.perf_counter() - began
+        return self.record(state, {**record, "metrics": metrics}, seconds)
 
     def record(self, state: ServerState, record: dict[str, Any], seconds: dict[str, Any]) -> ServerState:
         """Append a round's record to metrics.jsonl and begin its checkpoint; return the state to go on from."""

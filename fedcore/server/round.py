@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from fedcore.base.errors import PluginContractError, RejectUpdate
@@ -24,21 +23,13 @@ Notify = Callable[[str, Mapping[str, Any]], None]
 """A callback that takes an event's name and its details."""
 
 
-@dataclass(frozen=True)
-class RoundResult:
-    """A finished round."""
-
-    state: ServerState
-    """The state to commit."""
-    record: dict[str, Any]
-    """The round's line of metrics.jsonl, without its evaluation and reports."""
-    seconds: dict[str, Any]
-    """Measured times by name, and by plugin under ``plugin_terms``."""
-
-
-def run_round(federation: Federation, committed: ServerState, notify: Notify | None = None) -> RoundResult:
+def run_round(
+    federation: Federation, committed: ServerState, notify: Notify
+) -> tuple[ServerState, dict[str, Any], dict[str, Any]]:
     """Run one round from the committed state. It changes nothing outside of the result.
 
+    :returns: the state to commit; the round's line of metrics.jsonl, without its evaluation and reports; measured
+        seconds by name, and by plugin under ``plugin_terms``.
     :raises RoundFailedError: fewer than ``min_clients`` updates were accepted.
     :raises DivergedError: updates are missing because they were not finite, or the new model is not finite.
     """
@@ -56,8 +47,7 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
         collector = Collector(current)
         for task, outcome in _seen_together(current, collector, train_cohort(current, broadcasts)):
             accepted = collector.take(task, outcome)
-            if notify is not None:
-                notify("client", {"client": task.client, "failed": not accepted})
+            notify("client", {"client": task.client, "failed": not accepted})
         trained = time.perf_counter()
         require_enough(current)
         if current.accepted:
@@ -76,7 +66,7 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
         "idle_workers": max(0.0, federation.engine.workers * training - collector.client_seconds),
         "plugin_terms": collector.plugin_seconds,
     }
-    return RoundResult(state, _record(current, collector, state), seconds)
+    return state, _record(current, collector, state), seconds
 
 
 def _select(current: Round) -> None:
