@@ -262,9 +262,7 @@ class BatchStep(View, Step):
     @property
     @override
     def previous_model(self) -> SplitModel | None:
-        self._require("previous")
-        previous = self._session.working.frozen["previous"]
-        return previous.module if previous.present else None
+        return context_of(self._session, self._plugin).previous_model
 
     @override
     @contextmanager
