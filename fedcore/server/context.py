@@ -203,8 +203,6 @@ class ScopeContext(View, ServerContext):
             found = f"passes {unknown[0]!r} to server.network, but the model has no such tensor"
             raise PluginContractError.of(self._plugin, found)
         model = setup.placement.model(copy.deepcopy(setup.model))
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in setup.layout.trainable)
         copy_into(model.state_dict(), weights)
         return model.eval()
 
