@@ -113,10 +113,10 @@ def run(
 
 @contextmanager
 def started(
-    config: RunConfig, *, notify: Notify | None = None, engine: Make | None = None, partition: Partition | None = None
+    config: RunConfig, *, notify: Notify | None = None, engine: Make | None = None
 ) -> Iterator[tuple[Experiment, ServerState]]:
     """Prepare a run in a new run directory and start its engine. It is for callers that go round by round."""
-    with one_thread(), Run.new(config, partition=partition) as new:
+    with one_thread(), Run.new(config) as new:
         initial = new.initial()
         with new.started(initial, notify, engine) as experiment:
             yield experiment, initial
