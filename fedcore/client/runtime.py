@@ -77,8 +77,6 @@ class ClientRuntime:
         self.graphs = StepGraphs(recorder or CudaRecorder(device)) if captured else None
         self.working = WorkingModel(self.setup, captured=captured)
         self.store = ClientStore(site.state_dir)
-        self.updates_on = torch.device("cpu")
-        """The device of finished updates. Everything else that is sent is on the CPU."""
         self._sessions: dict[str, LocalSession] = {}
         site = replace(site, dataset=self.dataset)
         self.others = {
@@ -91,13 +89,6 @@ class ClientRuntime:
     def of(self, client: int) -> ClientRuntime:
         """Return the runtime that has the client's model."""
         return self.others.get(self.config.model_of(client), self)
-
-    def keep_updates_on_device(self) -> None:
-        """Leave updates on the device, for a server in this process, unless a plugin on the server reads them."""
-        if not self.setup.reads_updates:
-            self.updates_on = self.working.device
-            for other in self.others.values():
-                other.keep_updates_on_device()
 
     def handle(self, task: ClientTask, shared: SharedPayload | None) -> Outcome:
         """Run one task. A failure of the client is an outcome.
@@ -334,7 +325,9 @@ class ClientRuntime:
         return losses, payload, {CORE: kept} if kept else {}
 
     def _sent(self, plugin: str, tensors: Mapping[str, Any]) -> Tensors:
-        """Return tensors of an update on the device from which they are sent.
+        """Return tensors of an update: on the CPU if a plugin on the server reads them, else where they are.
+
+        An engine that sends bytes brings them to the CPU itself.
 
         :raises PluginContractError: a plugin's payload holds something other than tensors.
         """
@@ -342,7 +335,7 @@ class ClientRuntime:
             if not isinstance(tensor, Tensor):
                 raise PluginContractError.of(plugin, f"puts {name!r} into its payload", expected="a tensor")
         detached = {name: tensor.detach() for name, tensor in tensors.items()}
-        return on_cpu(detached) if self.updates_on.type == "cpu" else detached
+        return on_cpu(detached) if self.setup.reads_updates else detached
 
     def _ask(self, task: ClientTask, shared: SharedPayload | None) -> Reply:
         plugin, question, plugins = str(task.meta["plugin"]), str(task.meta["question"]), self.setup.plugins

@@ -20,7 +20,6 @@ class InProcessEngine:
     def __init__(self, site: ClientSite) -> None:
         self._runtime = ClientRuntime(site)
         self._runtimes = [self._runtime]
-        self._runtime.keep_updates_on_device()
         self._handle, self._stack = handler(self._runtime), site.config.stack_size
         self._shared: dict[str, SharedPayload] = {}
 

@@ -43,7 +43,6 @@ class LanesEngine(InProcessEngine):
         assert first.graphs is not None
         for _ in range(lanes - 1):
             runtimes.append(ClientRuntime(replace(site, dataset=first.dataset), first.graphs.recorder))
-            runtimes[-1].keep_updates_on_device()
         self._dispatcher = Dispatcher([Lane(runtime, self._shared) for runtime in runtimes])
         self._branches = Branches([runtime.graphs for runtime in runtimes if runtime.graphs])
 

@@ -1,4 +1,4 @@
-"""Which updates stay on the device, told on a CPU: the runtime believes that its device is another."""
+"""Which updates stay on the device."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.client.runtime import ClientRuntime
-from fedcore.client.setup import READ_UPDATES
+from fedcore.client.setup import READ_UPDATES, Setup
 from fedcore.hooks.checks import HOOKS
 from fedcore_testing import federate
 from tests import support
@@ -32,15 +31,6 @@ def moved(monkeypatch):
     """Return what was brought to the CPU: names of tensors, of each group."""
     seen = []
     monkeypatch.setattr("fedcore.client.runtime.on_cpu", lambda tensors: seen.append(sorted(tensors)) or dict(tensors))
-    keep = ClientRuntime.keep_updates_on_device
-
-    def elsewhere(runtime):
-        keep(runtime)
-        if runtime.updates_on is runtime.working.device:
-            runtime.updates_on = torch.device("meta")
-
-    monkeypatch.setattr(ClientRuntime, "keep_updates_on_device", elsewhere)
-    monkeypatch.setattr("fedcore.server.validation._check_plain", lambda *given: None)
     return seen
 
 
@@ -63,5 +53,5 @@ def test_the_hooks_that_get_updates_are_those_of_the_server():
 
 def test_bits_do_not_depend_on_it(tmp_path, monkeypatch):
     kept = federate(tmp_path, **SIZE)
-    monkeypatch.setattr(ClientRuntime, "keep_updates_on_device", lambda runtime: None)
+    monkeypatch.setattr(Setup, "reads_updates", True)
     assert support.model_bytes(kept) == support.model_bytes(federate(tmp_path, **SIZE))
