@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Self, TypeVar
 
-import torch
 from torch import Tensor
 
 from fedcore.base.config import RunConfig
@@ -20,7 +19,6 @@ from fedcore.client.messages import ClientFailure, ClientTask, Engine, Outcome, 
 from fedcore.client.setup import Setup
 from fedcore.client.store import ClientStore
 from fedcore.data import Dataset, Partition
-from fedcore.models.placement import resolve_device
 from fedcore.server.state import Ledger, ServerState
 from fedcore.server.system import UNREACHED, SimulatedOutcome, Simulator
 from fedcore.server.validation import UpdateValidator
@@ -51,8 +49,7 @@ class Federation:
     @cached_property
     def validator(self) -> UpdateValidator:
         """Validates the outcomes that clients send."""
-        device = torch.device("cpu") if self.setup.reads_updates else resolve_device(self.config.device)
-        return UpdateValidator(self.setup, self.partition, self.store, device)
+        return UpdateValidator(self.setup, self.partition, self.store)
 
     @cached_property
     def simulator(self) -> Simulator:

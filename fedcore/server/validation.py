@@ -94,11 +94,10 @@ class UpdateValidator:
     not check the content of a plugin's payload: the collector rejects an update for which the plugin's hooks raise.
 
     :param store: the store of the clients' states.
-    :param updates_on: the device on which tensors of updates may be, next to the CPU. All other tensors are on the CPU.
     """
 
-    def __init__(self, setup: Setup, partition: Partition, store: ClientStore, updates_on: torch.device) -> None:
-        self._updates_on = updates_on
+    def __init__(self, setup: Setup, partition: Partition, store: ClientStore) -> None:
+        self._updates_on = CPU if setup.reads_updates else setup.placement.device
         self._layout, self._uploads = setup.layout, setup.uploads
         self._config, self._partition, self._store = setup.config, partition, store
         self._trainable = setup.layout.trainable.intersection(setup.layout.shared)
