@@ -21,7 +21,6 @@ from fedcore.base.types import Tensors
 from fedcore.client.objective import SecondPass
 from fedcore.client.optimizer import ParameterGroup
 from fedcore.client.session import LocalSession
-from fedcore.client.setup import require_shared
 from fedcore.client.working_model import MeanLoss, all_outputs, cross_entropy, mean_gradients
 from fedcore.data.client_data import Picked
 from fedcore.hooks.contexts import ClientContext, Step, View
@@ -245,7 +244,7 @@ class BatchStep(View, Step):
     def parameters(self) -> list[nn.Parameter]:
         session = self._session
         if not session.working.shared:  # in this epoch, or in the whole run
-            require_shared(session.plugins, session.working.layout, self._plugin)
+            session.working.setup.require_shared(self._plugin)
         return list(session.working.shared.values())
 
     @override

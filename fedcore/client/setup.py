@@ -121,7 +121,10 @@ class Setup:
 
         :raises PluginConflictError: names the plugin that keeps the parameters on the clients.
         """
-        require_shared(self.plugins, self.layout, plugin)
+        keeper = next((keeper.name for keeper in self.plugins.implementers(KEEPS)), None)
+        if keeper is not None and not self.layout.trainable - self.layout.personal:
+            reason = f"{plugin!r} works on the trained parameters that clients share, but {keeper!r} keeps all of them"
+            raise PluginConflictError.of(plugin, keeper, f"{reason} on each client, so it would have no effect")
 
     def claimed(self, plugin: Plugin, declaration: str, *, personal: bool = False) -> list[str]:
         """Return the names that a plugin ``owns``, ``starts``, ``exchanges``, ``corrects`` or ``encodes``.
@@ -319,17 +322,6 @@ def _check_claims(setup: Setup) -> None:
                     raise ConfigError(
                         f"{claim}, but each client keeps all of that and never sends it, so it would have no effect"
                     )
-
-
-def require_shared(plugins: PluginSet, layout: Layout, plugin: str) -> None:
-    """Refuse a plugin that works on trained shared parameters if all of them stay on the clients: it would do nothing.
-
-    :raises PluginConflictError: names the plugin that keeps the parameters on the clients.
-    """
-    keeper = next((keeper.name for keeper in plugins.implementers(KEEPS)), None)
-    if keeper is not None and not layout.trainable - layout.personal:
-        reason = f"{plugin!r} works on the trained parameters that clients share, but {keeper!r} keeps all of them on"
-        raise PluginConflictError.of(plugin, keeper, f"{reason} each client, so it would have no effect")
 
 
 def _breaks(config: RunConfig, plugins: PluginSet) -> dict[int, list[str]]:
