@@ -48,7 +48,7 @@ class SessionContext(View, ClientContext):
         self.id, self.n = session.client, len(session.data)
         self.config = session.config
         self.round, self.rounds = session.round, session.config.rounds
-        self.num_classes, self.device = session.working.num_classes, session.working.device
+        self.num_classes, self.device = session.working.setup.task.num_classes, session.working.device
         self.model: SplitModel = session.working.module
         self.received: Mapping[str, Tensor] = session.received.get(plugin, {})
         self.state: State = session.states.of(plugin)

@@ -253,7 +253,6 @@ class ClientRuntime:
             start={**working.first_personal, **shared.model, **kept.get("personal", {})},
             previous=kept.get("previous", {}),
             states=States(saved, read_only=read_only, device=device),
-            pauses=bool(self.setup.breaks),
             public=self.dataset.public,
         )
         session.load()

@@ -134,8 +134,6 @@ class LocalSession:
     """The client's model after its last committed participation; empty before the first."""
     states: States
     """The plugins' states, by plugin."""
-    pauses: bool
-    """Whether the training pauses. Other clients use the working model in between."""
     public: PublicSamples | None = None
     """The public samples of the run."""
     memory: Memory = field(init=False)
@@ -170,8 +168,8 @@ class LocalSession:
     @property
     def own_tensors(self) -> bool:
         """Whether the session needs tensors that no other session writes to. Its captured steps then serve it alone."""
-        changes_samples = self.plugins.implements("local_samples")
-        return self.pauses or changes_samples or bool(self.requests.groups)
+        pauses, changes_samples = self.working.setup.breaks, self.plugins.implements("local_samples")
+        return bool(pauses or changes_samples or self.requests.groups)
 
     def broken(self, plugin: str | None, found: str, **more: Any) -> PluginContractError:
         """Return the error that a plugin breaks its contract at this client."""

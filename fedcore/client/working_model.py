@@ -136,8 +136,7 @@ class WorkingModel:
     """
 
     def __init__(self, setup: Setup, *, captured: bool) -> None:
-        self.setup, self.layout = setup, setup.layout
-        self.num_classes, self.device = setup.task.num_classes, setup.placement.device
+        self.setup, self.layout, self.device = setup, setup.layout, setup.placement.device
         self.module = setup.placement.model(setup.model)
         self._parts = list(self.module.modules())
         self._own_switch = any(type(part).train is not nn.Module.train for part in self._parts)
