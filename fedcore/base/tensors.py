@@ -48,18 +48,12 @@ def numbers(scalars: Mapping[str, Tensor]) -> dict[str, float]:
     return {name: found[name] if name in found else scalar.item() for name, scalar in scalars.items()}
 
 
-def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that holds nan or inf; None if all are finite."""
-    return next((name for name, value in largest_values(tensors).items() if not math.isfinite(value)), None)
-
-
-def out_of_range(largest: Mapping[str, float], most: float = LARGEST) -> tuple[str, str] | None:
+def out_of_range(tensors: Mapping[str, Tensor], most: float = LARGEST) -> tuple[str, str] | None:
     """Return the name of the first tensor with values that are not finite or too large, and a predicate for a message.
 
-    :param largest: the result of :func:`largest_values`.
-    :param most: the largest magnitude that is accepted.
+    :param most: the largest magnitude that is accepted; infinity accepts all finite values.
     """
-    for name, value in largest.items():
+    for name, value in largest_values(tensors).items():
         if not math.isfinite(value):
             return name, "has values that are not finite"
         if value > most:

@@ -12,7 +12,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
 from fedcore.base.metrics import Metric, make_metrics
 from fedcore.base.protocols import FIGURES
-from fedcore.base.tensors import digest_of, largest_values, out_of_range
+from fedcore.base.tensors import digest_of, out_of_range
 from fedcore.data import Dataset, PublicSamples
 from fedcore.hooks.checks import whole_numbers
 from fedcore.hooks.declarations import KEEPS, TABLE, require_hooks
@@ -236,7 +236,7 @@ def _check_values(config: RunConfig, model: SplitModel, layout: Layout) -> None:
     state = model.state_dict()
     sent = {name: state[name] for name in layout.shapes if name in layout.trainable or name in layout.shared}
     faults = ((name, "is complex, which is not averaged") for name, tensor in sent.items() if tensor.is_complex())
-    if found := next(faults, None) or out_of_range(largest_values(sent)):
+    if found := next(faults, None) or out_of_range(sent):
         name, fault = found
         hint = "parameters have to be finite real numbers"
         if name in layout.buffers:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
-from fedcore.base.tensors import LARGEST, clone, largest_values, out_of_range
+from fedcore.base.tensors import LARGEST, clone, out_of_range
 from fedcore.base.types import Tensors
 from fedcore.models.split import frozen_modules
 
@@ -83,10 +83,10 @@ class Layout:
                 raise RejectUpdate(
                     f"{what}: {name!r} is {tuple(tensor.shape)} {tensor.dtype}, expected {tuple(shape)} {dtype}"
                 )
-        broken = out_of_range(largest_values(tensors), most)
+        broken = out_of_range(tensors, most)
         if broken:
             # The name of a flat tensor tells nothing: look again, name by name.
-            name, fault = out_of_range(largest_values(self.split(tensors)), most) or broken
+            name, fault = out_of_range(self.split(tensors), most) or broken
             raise NonFiniteUpdate(f"{what}: {name!r} {fault}")
 
 

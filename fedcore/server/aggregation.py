@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import DivergedError, RoundFailedError
-from fedcore.base.tensors import first_nonfinite, on_cpu
+from fedcore.base.tensors import on_cpu, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.setup import Setup
 from fedcore.hooks.contexts import ServerContext
@@ -56,10 +56,9 @@ def aggregate(
         mean = {name: model[name] for name in trainable}
         stepped = plugins.call(plugin.name, "server_step", server=server, mean=mean)
         model.update(_checked(setup, plugin, "server_step", stepped, trainable))
-    broken = first_nonfinite(model)
-    if broken:
+    if broken := out_of_range(model, math.inf):
         raise DivergedError(
-            f"round {current.number + 1}: the aggregated {broken!r} is not finite. {_against_divergence(current)}"
+            f"round {current.number + 1}: the aggregated {broken[0]!r} is not finite. {_against_divergence(current)}"
         )
     current.model, current.phase = model, "end_round"
     plugins.call_all("end_round", server=server)

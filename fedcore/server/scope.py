@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from torch import Tensor
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import DivergedError, PluginCallError, RejectUpdate
 from fedcore.base.plugin_state import States
-from fedcore.base.tensors import bytes_of, first_nonfinite
+from fedcore.base.tensors import bytes_of, out_of_range
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, Engine, Outcome, SharedPayload
 from fedcore.client.setup import Setup
@@ -141,10 +142,11 @@ class ServerScope:
         for plugin, values in plugins.items():
             before = self.committed.plugins.get(plugin, {})
             changed = {n: v for n, v in values.items() if isinstance(v, Tensor) and v is not before.get(n)}
-            if broken := first_nonfinite(changed):
+            if broken := out_of_range(changed, math.inf):
                 when = "post_train" if self.phase == "post_train" else f"round {self.number + 1}"
                 raise DivergedError(
-                    f"{when}: server.state[{broken!r}] of plugin {plugin!r} is not finite. The state before it is kept."
+                    f"{when}: server.state[{broken[0]!r}] of plugin {plugin!r} is not finite. The state before it is "
+                    "kept."
                 )
         return replace(self.committed, **{"model": self.model, "plugins": plugins, "ledger": ledger, **more})
 

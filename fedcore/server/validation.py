@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcore.base.errors import PluginContractError, RejectUpdate, lower_first
 from fedcore.base.metrics import Metric, figure
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.tensors import bytes_of, largest_values, out_of_range
+from fedcore.base.tensors import bytes_of, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask, Evaluation, Outcome, Pause, Reply
 from fedcore.client.setup import Setup
@@ -230,7 +230,7 @@ class UpdateValidator:
                 f"{what}: the tensors of {sender} take {size / MIB:.1f} MiB, at most {self._limit / MIB:.0f} are "
                 "allowed; --max-payload sets this limit"
             )
-        if broken := out_of_range(largest_values(tensors)):
+        if broken := out_of_range(tensors):
             raise RejectUpdate(f"{what}: {broken[0]!r} of {sender} {broken[1]}")
 
 

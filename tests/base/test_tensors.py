@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,11 +19,11 @@ ONE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3])}
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
 def test_the_first_name_that_is_not_finite(value, dtype):
     bad = torch.tensor([1.0, value]).to(dtype)
-    assert tensors.first_nonfinite({**ONE, "c": bad, "d": bad}) == "c"
+    assert tensors.out_of_range({**ONE, "c": bad, "d": bad}, math.inf) == ("c", "has values that are not finite")
 
 
 def test_large_numbers_whose_squares_overflow_are_finite():
-    assert tensors.first_nonfinite({**ONE, "c": torch.full((4,), 3e38)}) is None
+    assert tensors.out_of_range({**ONE, "c": torch.full((4,), 3e38)}, math.inf) is None
 
 
 def test_copies_own_their_memory_and_are_filled_in_place():

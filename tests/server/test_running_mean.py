@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedcore.base.errors import RejectUpdate
-from fedcore.base.tensors import first_nonfinite, largest_values
+from fedcore.base.tensors import largest_values, out_of_range
 from fedcore.client.messages import ClientFailure, ClientTask, Reply
 from fedcore.models.layout import Layout
 from fedcore.server.aggregation import RunningMean
@@ -243,8 +243,9 @@ def test_a_late_answer_of_a_task_that_nobody_waits_for_is_dropped():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_large_finite_values_are_finite_and_one_bad_value_is_found(dtype):
     whole = torch.full((64, 3, 5, 5), torch.finfo(dtype).max, dtype=dtype)  # its square is not finite
-    assert first_nonfinite({"whole": whole, "empty": torch.zeros(0), "count": torch.tensor(3)}) is None
+    assert out_of_range({"whole": whole, "empty": torch.zeros(0), "count": torch.tensor(3)}, math.inf) is None
     for value in (math.nan, math.inf, -math.inf):
         broken = whole.clone()
         broken[63, 2, 4, 4] = value
-        assert first_nonfinite({"whole": whole, "broken": broken}) == "broken"
+        found, _ = out_of_range({"whole": whole, "broken": broken}, math.inf)
+        assert found == "broken"
