@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.identity import short_name
+from fedcore.base.protocols import FIGURES
 
 Metrics = Mapping[str, "Metric"]
 """The metrics of a run, by the name under which records have their figures."""
@@ -56,12 +57,11 @@ class Metric(ABC):
         return self.count(torch.zeros(1, self.num_classes), torch.zeros(1, dtype=torch.int64)).shape
 
 
-def make_metrics(names: Sequence[str], num_classes: int, taken: Collection[str] = ()) -> dict[str, Metric]:
+def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:
     """Return the metrics of a configuration by their short names.
 
-    :param taken: the names that records use for other figures.
     :raises UnknownNameError: no installed package provides a name.
-    :raises ConfigError: two metrics have the same short name, or a name is taken.
+    :raises ConfigError: two metrics have the same short name, or records use a name for another figure.
     :raises PluginContractError: the object behind a name is not a metric, or it fails on one sample.
     """
     made: dict[str, Metric] = {}
@@ -71,7 +71,7 @@ def make_metrics(names: Sequence[str], num_classes: int, taken: Collection[str] 
             expected = "a fedcore.Metric for a number of classes"
             raise PluginContractError.of(name, f"makes a {type(metric).__name__}", kind="metric", expected=expected)
         short = short_name(name)
-        if short in made or short in taken or short.endswith(("_mean", "_std")):
+        if short in made or short in FIGURES or short.endswith(("_mean", "_std")):
             raise ConfigError(f"metric {name!r}: the name {short!r} belongs to another figure; give it another name")
         found = count(short, metric, torch.zeros(1, num_classes), torch.zeros(1, dtype=torch.int64))
         figure(short, metric, found.flatten().tolist())

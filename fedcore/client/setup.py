@@ -11,7 +11,6 @@ import torch
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
 from fedcore.base.metrics import Metric, make_metrics
-from fedcore.base.protocols import FIGURES
 from fedcore.base.tensors import digest_of, out_of_range
 from fedcore.data import Dataset, PublicSamples
 from fedcore.hooks.checks import whole_numbers
@@ -87,7 +86,7 @@ class Setup:
     @cached_property
     def metrics(self) -> dict[str, Metric]:
         """The metrics of an evaluation next to accuracy and loss, by the names of their figures."""
-        return make_metrics(self.config.metrics, self.task.num_classes, FIGURES)
+        return make_metrics(self.config.metrics, self.task.num_classes)
 
     @cached_property
     def placement(self) -> Placement:
