@@ -42,7 +42,6 @@ MAX_PER_CLIENT = 1000
 """An evaluated round records each client's accuracy for at most this many clients."""
 
 NO_METRICS: Metrics = MappingProxyType({})
-NO_FIGURES: Mapping[str, Mapping[str, float | None]] = MappingProxyType({})
 
 
 def evaluate(
@@ -173,11 +172,7 @@ def _loss(value: float) -> dict[str, Any]:
 
 
 def evaluate_client(
-    session: LocalSession,
-    dataset: Dataset,
-    parts: tuple[Tensor, Tensor],
-    meta: Mapping[str, Any],
-    metrics: Metrics = NO_METRICS,
+    session: LocalSession, dataset: Dataset, parts: tuple[Tensor, Tensor], meta: Mapping[str, Any]
 ) -> Evaluation:
     """Evaluate one client, whose session is loaded.
 
@@ -188,9 +183,8 @@ def evaluate_client(
     :param meta: the task's ``protocols``; ``took_part``, whether the client trained or adapted; ``confusion``, whether
         to count the confusion matrix of its own model.
     """
-    working = session.working
+    working, metrics, failed = session.working, session.working.setup.metrics, ""
     validation, reported = parts
-    failed = ""
 
     def counts(model: nn.Module, *, own_model: bool, **how: Any) -> dict[str, Any]:
         asked = [PROTOCOLS[name] for name in meta["protocols"] if PROTOCOLS[name].own_model == own_model]
@@ -246,7 +240,7 @@ def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
 def summarise_clients(
     results: Mapping[int, Mapping[str, Any]],
     untrained: Iterable[int],
-    pooled: Mapping[str, Mapping[str, float | None]] = NO_FIGURES,
+    pooled: Mapping[str, Mapping[str, float | None]],
 ) -> dict[str, Any]:
     """Join the clients' counts into the metrics of each protocol.
 

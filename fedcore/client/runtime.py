@@ -136,7 +136,7 @@ class ClientRuntime:
                 if self.graphs:
                     self.graphs.forget(session)
             else:
-                session.start_from(chosen_starts(session, self.setup))
+                session.start_from(chosen_starts(session))
                 session.prepare_training()
             stop = next((epoch for epoch in self.setup.breaks if epoch > start), session.work.epochs)
             yield session, range(start, stop)
@@ -352,7 +352,7 @@ class ClientRuntime:
         parts = validation_split(held_out, config.validation_share, config.seed, task.client)
         saved = self._adapted(task, shared) if "adapt" in task.meta else None
         with closing(self._session(task, shared, read_only="personal_model", saved=saved)) as session:
-            found = evaluate_client(session, self.dataset, parts, task.meta, self.setup.metrics)
+            found = evaluate_client(session, self.dataset, parts, task.meta)
             _refuse_edits(session, hook="personal_model")
             return found
 
@@ -366,7 +366,7 @@ class ClientRuntime:
         assert shared is not None
         config = self.config.model_copy(update={"local_epochs": task.meta["adapt"], "local_steps": None})
         with closing(self._session(task, replace(shared, lr=config.lr), config=config)) as session:
-            session.start_from(chosen_starts(session, self.setup))
+            session.start_from(chosen_starts(session))
             session.prepare_training()
             train(session, range(session.work.epochs), take_step)
             own = self.working.personal if self.setup.has_own_models else self.working.snapshot
@@ -398,7 +398,7 @@ def _refuse_edits(session: LocalSession, *, hook: str | None = None) -> None:
                 raise session.broken(plugin, found, hook=hook, hint=hint)
 
 
-def chosen_starts(session: LocalSession, setup: Setup) -> Tensors:
+def chosen_starts(session: LocalSession) -> Tensors:
     """Call ``begin_local``; return the weights with which plugins start the client, on the device.
 
     :raises PluginContractError: a plugin returned an undeclared name or a wrong shape, or it edited the model.
@@ -413,7 +413,7 @@ def chosen_starts(session: LocalSession, setup: Setup) -> Tensors:
             hint = "declare the names in starts and return their values, so that other plugins start from them, too"
             raise session.broken(plugin.name, found, hook="begin_local", hint=hint)
         tensors = returned or {}
-        declared = setup.claimed(plugin, "starts", personal=True) if tensors else []
+        declared = session.working.setup.claimed(plugin, "starts", personal=True) if tensors else []
         names = f"names that it declares in starts = {plugin.starts}"
         startable = {name: like[name] for name in declared}
         session.check_fit(tensors, startable, plugin=plugin.name, hook="begin_local", names=names)

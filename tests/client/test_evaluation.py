@@ -88,7 +88,7 @@ def test_clients_are_joined_weighted_by_what_they_hold_out() -> None:
         0: {"global_local": {"correct": [1, 0], "total": [1, 0], "loss": 0.5}},
         1: {"global_local": {"correct": [0, 1], "total": [2, 1], "loss": 2.5}},
     }
-    (row,) = summarise_clients(counts, untrained=[1]).values()
+    (row,) = summarise_clients(counts, untrained=[1], pooled={}).values()
     assert (row["accuracy"], row["loss"], row["clients"], row["untrained"]) == (0.5, 0.75, 2, 0)
     assert row["per_client"] == {"0": 1.0, "1": 0.333333}
     assert (row["worst10"], row["mean"], row["best10"]) == pytest.approx((1 / 3, 2 / 3, 1.0))
@@ -101,7 +101,7 @@ def test_beyond_a_thousand_clients_their_figures_are_recorded_but_not_each_one()
         client: {"global_local": {"correct": [n], "total": [10 + client % 2], "loss": 1.0}}
         for client, n in enumerate(right)
     }
-    (row,) = summarise_clients(counts, untrained=[]).values()
+    (row,) = summarise_clients(counts, untrained=[], pooled={}).values()
     assert "per_client" not in row
     ordered = sorted(n / (10 + client % 2) for client, n in enumerate(right))
     assert row["mean"] == pytest.approx(statistics.fmean(ordered))
