@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -65,7 +66,7 @@ def evaluate(
     """
     model.eval()
     positions = torch.arange(len(samples)) if indices is None else indices
-    chunks = [chunk for chunk in positions.to(samples.labels.device).split(forward_chunk(device)) if len(chunk)]
+    chunks = positions.to(samples.labels.device).split(forward_chunk(device))
 
     def counts_of(chunk: Tensor) -> tuple[Tensor, ...]:
         with torch.inference_mode():
@@ -85,11 +86,9 @@ def evaluate(
     else:
         with one_torch_thread():
             counts = _side_by_side(counts_of, chunks, threads)
-    zero = torch.zeros_like(classes)
-    zeros = (zero, zero, zero.double().sum(), *([zero.diag()] if confusion else []))
-    zeros += tuple(zero.new_zeros(metric.shape.numel()) for metric in metrics.values())
     names = ["correct", "total", "loss", *(["confusion"] if confusion else []), *metrics]
-    return {name: sum((parts[i] for parts in counts), zeros[i]).tolist() for i, name in enumerate(names)}
+    sums = [reduce(torch.add, parts).tolist() for parts in zip(*counts, strict=True)]
+    return dict(zip(names, sums, strict=True))
 
 
 def _logits(output: Any, batch: int, num_classes: int) -> Tensor:
