@@ -20,7 +20,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.objects import CODE
 from fedcore.base.process import cores
 from fedcore.base.registry import available
-from fedcore.models import SplitModel
+from fedcore.client.setup import Setup
 from fedcore.runs.saved import SOURCE, code_in
 
 RECORDED = ("torch", "torchvision", "numpy", "scikit-learn", "pluggy", "safetensors")
@@ -30,15 +30,13 @@ INSTRUCTIONS = "instruction set"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def session(config: RunConfig, model: SplitModel, device: torch.device) -> dict[str, Any]:
-    """Return the record of a process that trains a run: plain values, without host name or paths.
-
-    :param device: if it is a CUDA device, the record names the GPU.
-    """
+def session(setup: Setup) -> dict[str, Any]:
+    """Return the record of a process that trains a run: plain values, without host name or paths."""
+    model, device = setup.model, setup.placement.device
     return {
         "started": now(),
         "commit": commit(),
-        "versions": versions(config),
+        "versions": versions(setup.config),
         "machine": {
             "cpu": _cpu(),
             "cores": cores(),

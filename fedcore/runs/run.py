@@ -227,8 +227,7 @@ class Run:
             if trackers := self.config.trackers:
                 follow = stack.enter_context(tracking(trackers).tracked(self.config, self.directory.path, follow))
             federation = stack.enter_context(self.federation(make))
-            device = resolve_device(self.config.device)
-            self.directory.sessions.append(session(self.config, self.setup.model, device))
+            self.directory.sessions.append(session(self.setup))
             yield stack.enter_context(Experiment(federation, self.directory, follow, on_round))
 
     def train(
