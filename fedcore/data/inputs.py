@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -49,13 +49,9 @@ class Inputs:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the form that :meth:`to_json` described."""
+        """Return the form whose fields :func:`dataclasses.asdict` gave, after JSON has made its tuples lists."""
         shape, mean, std = (tuple(value[name]) for name in ("shape", "mean", "std"))
         return cls(value["kind"], shape, value["dtype"], mean, std)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
     def prepare(self, x: Any) -> Tensor:
         """Return a model's input for raw samples.

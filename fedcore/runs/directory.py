@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -186,7 +187,7 @@ class RunDirectory:
         """
         tensors = {names[name]: tensor for name, tensor in model.items()}
         file = self.path / ("model.safetensors" if best is None else "model-best.safetensors")
-        write_tensors(file, tensors, {"inputs": inputs.to_json(), "best_round": best})
+        write_tensors(file, tensors, {"inputs": asdict(inputs), "best_round": best})
 
     def load_model(self, model: SplitModel, *, best: int | None = None) -> Inputs:
         """Load the final global model's weights, or those of the best round, into a model on the CPU.
