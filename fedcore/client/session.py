@@ -47,7 +47,7 @@ class LocalWork:
 
         :param samples: the number of its samples.
         :param needed: the number of samples that the model needs in a batch.
-        :param asked: the task's ``epochs`` or ``steps``, if they differ from the configuration.
+        :param asked: the task's ``epochs`` or ``steps``; without them the client does the configuration's work.
         """
         smallest_batch = config.smallest_batch(samples, needed)
         unit, configured = config.local_work

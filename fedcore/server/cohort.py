@@ -114,7 +114,7 @@ def train_cohort(current: Round, broadcasts: Broadcasts | None) -> Iterator[tupl
 def _first_tasks(current: Round, broadcasts: Broadcasts | None) -> list[ClientTask]:
     """Return the tasks that begin the clients' training, in dispatch order."""
     simulated = current.simulated
-    unit, everything = current.federation.config.local_work
+    unit, _ = current.federation.config.local_work
     return [
         ClientTask(
             id=f"round-{current.number}-fit-{client}",
@@ -125,9 +125,7 @@ def _first_tasks(current: Round, broadcasts: Broadcasts | None) -> list[ClientTa
             version=current.committed.manifest.get(client),
             shared=None if broadcasts is None else broadcasts.key,
             compute=None if broadcasts is None else broadcasts.to(client),
-            meta={}
-            if simulated[client].failure or simulated[client].completed == everything
-            else {unit: simulated[client].completed},
+            meta={} if simulated[client].failure else {unit: simulated[client].completed},
         )
         for client in dispatch_order(current)
     ]
