@@ -48,7 +48,7 @@ class Broadcasts:
             if self._own and client not in self._sizes:
                 self._message(client)
             for sender, size in (*self._shared.items(), *self._sizes.get(client, {}).items()):
-                self._scope.ledger.down(sender, size)
+                self._scope.ledger[sender, "down"] += size
 
     def _server(self, hook: str) -> ScopeContext:
         seen = copy.copy(self._seen)
@@ -169,12 +169,12 @@ def _exchange(current: Round, epoch: int, names: list[str], snapshots: Mapping[i
             plugin.name, "mid_local_epoch", server=ScopeContext(current), epoch=epoch, snapshots=seen
         )
         for tensors in seen.values():
-            current.ledger.up(plugin.name, bytes_of(tensors))
+            current.ledger[plugin.name, "up"] += bytes_of(tensors)
         for client, tensors in (result or {}).items():
             if client not in snapshots:
                 found = f"patches client {client}, which is not paused"
                 raise PluginContractError.of(plugin.name, found, hook="mid_local_epoch", round=current.number)
             check_partial(setup, tensors, own, plugin.name, "mid_local_epoch")
-            current.ledger.down(plugin.name, bytes_of(tensors))
+            current.ledger[plugin.name, "down"] += bytes_of(tensors)
             patches[client].update(tensors)
     return patches

@@ -92,7 +92,7 @@ class Collector:
         current.accepted.append(task.client)
         current.weights[task.client] = weight
         for sender, size in sizes.items():
-            current.ledger.up(sender, size)
+            current.ledger[sender, "up"] += size
         self.versions[task.client] = sent.version
         self._losses.append((update.samples, update.metrics.get("losses", {})))
         self.client_seconds += sent.seconds

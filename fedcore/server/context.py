@@ -176,9 +176,9 @@ class ScopeContext(View, ServerContext):
 
         for task, tensors in scope.answers(tasks, parse, window=self.config.max_waiting):
             for sender, size in sizes.items():
-                scope.ledger.down(sender, size)
+                scope.ledger[sender, "down"] += size
             if tensors is not None:
-                scope.ledger.up(self._plugin, bytes_of(tensors))
+                scope.ledger[self._plugin, "up"] += bytes_of(tensors)
                 yield Answer(task.client, tensors)
 
     @property

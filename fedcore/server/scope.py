@@ -137,7 +137,8 @@ class ServerScope:
         :param more: other fields that change, or other values for these fields.
         :raises DivergedError: a plugin's state is not finite.
         """
-        ledger = Ledger(self.committed.ledger).add(self.ledger).as_json()
+        ledger = Ledger.of(self.committed.ledger)
+        ledger.update(self.ledger)
         plugins = self.states.snapshot()
         for plugin, values in plugins.items():
             before = self.committed.plugins.get(plugin, {})
@@ -148,7 +149,7 @@ class ServerScope:
                     f"{when}: server.state[{broken[0]!r}] of plugin {plugin!r} is not finite. The state before it is "
                     "kept."
                 )
-        return replace(self.committed, **{"model": self.model, "plugins": plugins, "ledger": ledger, **more})
+        return replace(self.committed, **{"model": self.model, "plugins": plugins, "ledger": ledger.as_json(), **more})
 
     def share(self, key: str, broadcast: Mapping[str, Tensors]) -> dict[str, int]:
         """Send the model and the broadcasts to the engine once. The clients' tasks refer to them by the key.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, Self
 
 from torch import Tensor
 
@@ -40,30 +40,19 @@ class ServerState:
     """Whether ``on_round`` ended the training before its last round."""
 
 
-class Ledger:
-    """Counts bytes of one round or of a whole run."""
+class Ledger(Counter[tuple[str, Literal["down", "up"]]]):
+    """Counts bytes to clients (``down``) and from them (``up``), by sender, of one round or of a whole run."""
 
-    def __init__(self, totals: dict[str, Any] | None = None) -> None:
-        by_plugin = (totals or {}).get("by_plugin", {})
-        self._bytes = Counter({(sender, way): n for sender, counts in by_plugin.items() for way, n in counts.items()})
-
-    def down(self, sender: str, size: int) -> None:
-        """Count bytes to one client."""
-        self._bytes[sender, "down"] += size
-
-    def up(self, sender: str, size: int) -> None:
-        """Count bytes from one client."""
-        self._bytes[sender, "up"] += size
-
-    def add(self, other: Ledger) -> Ledger:
-        """Add another ledger's counts."""
-        self._bytes.update(other._bytes)
-        return self
+    @classmethod
+    def of(cls, totals: Mapping[str, Any]) -> Self:
+        """Return the ledger that :meth:`as_json` described."""
+        by_plugin = totals.get("by_plugin", {})
+        return cls({(sender, way): n for sender, counts in by_plugin.items() for way, n in counts.items()})
 
     def as_json(self) -> dict[str, Any]:
         """Return totals and counts by sender. The sender of the model's own traffic is ``model``."""
-        senders = sorted({sender for (sender, _), size in self._bytes.items() if size})
-        by_plugin = {sender: {way: self._bytes[sender, way] for way in ("down", "up")} for sender in senders}
+        senders = sorted({sender for (sender, _), size in self.items() if size})
+        by_plugin = {sender: {"down": self[sender, "down"], "up": self[sender, "up"]} for sender in senders}
         return {
             "down": sum(counts["down"] for counts in by_plugin.values()),
             "up": sum(counts["up"] for counts in by_plugin.values()),
