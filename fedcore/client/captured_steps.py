@@ -193,7 +193,7 @@ class StepGraphs:
         if isinstance(step, Captured):
             step.batch.copy_(batch.picked)
             step.launch()
-            session.losses.count(step.losses)
+            session.losses.counts.update(step.losses)
         elif step == SEEN:
             self._steps[key.kind][key] = self._capture(session, batch)
         elif step == REFUSED:
@@ -215,7 +215,7 @@ class StepGraphs:
     def _capture(self, session: LocalSession, batch: Batch) -> Captured | str:
         """Record a step and take it; return REFUSED if it cannot be captured."""
         own = batch.picked.clone()
-        before, counts, names = held(session), dict(session.losses.counts), set(session.losses.sums)
+        before, counts, names = held(session), session.losses.counts.copy(), set(session.losses.sums)
         session.optimizer.zero_grad()
         try:
             launch = self.recorder.record(partial(take_step, replace(batch, picked=own)))
@@ -231,8 +231,7 @@ class StepGraphs:
         if not same(before, held(session)) or session.losses.sums.keys() != names:
             session.scratch["fedcore"]["step"] = launch  # kept: its memory pool holds tensors that hooks refer to
             return REFUSED
-        took = tuple(name for name, count in session.losses.counts.items() if count > counts.get(name, 0))
-        return Captured(launch, own, took)
+        return Captured(launch, own, tuple(session.losses.counts - counts))
 
 
 def held(session: LocalSession) -> dict[tuple[str, str], Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,8 +67,8 @@ class LossTotals:
 
     def __init__(self, sums: dict[str, Tensor]) -> None:
         self.sums = sums
-        self.counts: dict[str, int] = {}
-        """The number of batches with each loss, by its name."""
+        self.counts = Counter[str]()
+        """The number of batches with each loss, by its name. A captured step adds the values, and its caller counts."""
         for total in sums.values():
             total.zero_()
 
@@ -79,12 +79,7 @@ class LossTotals:
         else:
             # A sum in bfloat16 stops growing at 256 times its terms.
             self.sums[name] = value.detach().to(torch.promote_types(value.dtype, torch.float32), copy=True)
-        self.count([name])
-
-    def count(self, names: Iterable[str]) -> None:
-        """Count one more batch for these losses; a captured step has added their values."""
-        for name in names:
-            self.counts[name] = self.counts.get(name, 0) + 1
+        self.counts[name] += 1
 
     def means(self) -> dict[str, float]:
         """Return the mean of each loss over its batches; syncs with the host once."""

@@ -155,7 +155,7 @@ class Branches:
         elif not isinstance(launch, str):
             for lane, captured in ready.items():
                 captured.batch.copy_(steps[lane].batch.picked)
-                steps[lane].batch.session.losses.count(captured.losses)
+                steps[lane].batch.session.losses.counts.update(captured.losses)
             launch([steps[lane].stream for lane in ready])
         return set() if launch is None or isinstance(launch, str) else {*ready}
 
@@ -176,7 +176,7 @@ class Branches:
 
     def _record(self, steps: Sequence[tuple[PlannedStep, Captured]]) -> LaunchBranches | str:
         """Record steps as branches and take them; return REFUSED if they cannot be recorded."""
-        counts = [dict(step.batch.session.losses.counts) for step, _ in steps]
+        counts = [step.batch.session.losses.counts.copy() for step, _ in steps]
         branches, streams = [], [step.stream for step, _ in steps]
         for step, captured in steps:
             captured.batch.copy_(step.batch.picked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -45,7 +46,7 @@ class Collector:
         """The seconds spent in the collector."""
         self.client_seconds = 0.0
         """The seconds spent on clients."""
-        self.plugin_seconds: dict[str, float] = {}
+        self.plugin_seconds = Counter[str]()
         """The seconds spent on clients in hooks, by plugin."""
         self._losses: list[tuple[int, Mapping[str, float]]] = []
 
@@ -96,8 +97,7 @@ class Collector:
         self.versions[task.client] = sent.version
         self._losses.append((update.samples, update.metrics.get("losses", {})))
         self.client_seconds += sent.seconds
-        for name, seconds in sent.plugin_seconds.items():
-            self.plugin_seconds[name] = self.plugin_seconds.get(name, 0.0) + seconds
+        self.plugin_seconds.update(sent.plugin_seconds)
 
     def _inspected(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
         """Return the update after every ``pre_aggregate``."""
