@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -113,21 +113,20 @@ class State(MutableMapping[str, Any]):
             raise PluginContractError.of(self._plugin, found, expected="a tensor or a JSON value", hint=hint) from None
 
     def _is_from_before(self, key: str) -> bool:
-        """Return whether :meth:`undo` needs an own value as it is."""
+        """Return whether :meth:`undone_on_error` needs an own value as it is."""
         return self._before is not None and self._own[key] is self._before[0].get(key)
 
-    def begin(self) -> None:
-        """Keep the values as they are for :meth:`undo`."""
-        self._before = dict(self._own), dict(self._base)
-
-    def undo(self) -> None:
-        """Undo the changes since :meth:`begin`."""
-        if self._before is not None:
-            self._own, self._base = self._before
-
-    def end(self) -> None:
-        """Keep the changes since :meth:`begin`."""
-        self._before = None
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """If the block raises, undo the changes that were made in it."""
+        self._before = before = dict(self._own), dict(self._base)
+        try:
+            yield
+        except BaseException:
+            self._own, self._base = before
+            raise
+        finally:
+            self._before = None
 
     def values_to_keep(self) -> dict[str, Any]:
         """Return the values of the next version.
@@ -180,18 +179,10 @@ class States:
     @contextmanager
     def undone_on_error(self, plugins: Iterable[str]) -> Iterator[None]:
         """If the block raises, undo the changes that these plugins made in it."""
-        states = [self.of(plugin) for plugin in plugins]
-        for state in states:
-            state.begin()
-        try:
+        with ExitStack() as stack:
+            for plugin in plugins:
+                stack.enter_context(self.of(plugin).undone_on_error())
             yield
-        except BaseException:
-            for state in states:
-                state.undo()
-            raise
-        finally:
-            for state in states:
-                state.end()
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Return the values of the next version, by plugin."""
