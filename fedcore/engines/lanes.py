@@ -68,12 +68,20 @@ class LanesEngine(InProcessEngine):
                     ended.append(self._advance(lanes[index], error))
 
     def _advance(self, lane: Lane, error: Exception | None = None) -> bool:
-        """Plan a lane's next step. Return whether its task has ended."""
-        outcome = lane.advance(error)
-        if outcome is None:
-            return False
-        self._dispatcher.finish(lane, outcome)
-        return True
+        """Plan a lane's next step. Return whether its task has ended.
+
+        :param error: the exception of the last step, if it raised.
+        :raises FedcoreError: a contract or the run directory is broken.
+        """
+        lane.step = None
+        try:
+            lane.step = next(lane.steps) if error is None else lane.steps.throw(error)
+        except StopIteration as ended:
+            self._dispatcher.finish(lane, ended.value)
+        except BaseException:
+            lane.task = None
+            raise
+        return lane.step is None
 
 
 class Lane:
@@ -86,29 +94,12 @@ class Lane:
         self.task: ClientTask | None = None
         # The optimizer step that is to be taken next; None before the first and after the last one.
         self.step: PlannedStep | None = None
-        self._steps: Generator[PlannedStep, None, Outcome]
+        self.steps: Generator[PlannedStep, None, Outcome]
 
     def start(self, task: ClientTask) -> None:
-        """Accept a task. Its work begins with :meth:`advance`."""
+        """Accept a task. Its work begins when the engine asks for its first step."""
         self.task = task
-        self._steps = self.runtime.steps(task.complete(), self._shared.get(task.shared or ""))
-
-    def advance(self, error: Exception | None = None) -> Outcome | None:
-        """Plan the next step. Return the outcome if the task has no further step, else None.
-
-        :param error: the exception of the last step, if it raised.
-        :raises FedcoreError: a contract or the run directory is broken.
-        """
-        self.step = None
-        try:
-            self.step = next(self._steps) if error is None else self._steps.throw(error)
-        except StopIteration as ended:
-            outcome: Outcome = ended.value
-            return outcome
-        except BaseException:
-            self.task = None
-            raise
-        return None
+        self.steps = self.runtime.steps(task.complete(), self._shared.get(task.shared or ""))
 
 
 Combination = tuple[tuple[int, Key], ...]
