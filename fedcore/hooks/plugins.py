@@ -63,13 +63,7 @@ class PluginSet:
         self.plugins = tuple(plugins)
         self._by_name = {plugin.name: plugin for plugin in self.plugins}
         self._calls = _calls(self.plugins)
-        self._questions = {
-            plugin.name: {
-                name: _Call(plugin, [_Method(method, tuple(inspect.signature(method).parameters))])
-                for name, method in plugin.questions.items()
-            }
-            for plugin in self.plugins
-        }
+        self._questions = {plugin.name: plugin.questions for plugin in self.plugins}
         self.seconds = dict.fromkeys((plugin.name for plugin in self), 0.0)
         """Time spent in each of the user's plugins since this set was made."""
 
@@ -147,8 +141,8 @@ class PluginSet:
 
         :raises PluginContractError: ``method`` is not a method of the plugin that is marked as a question.
         """
-        for name, call in self._questions[plugin_name].items():
-            if method == call.methods[0].function:
+        for name, own in self._questions[plugin_name].items():
+            if method == own:
                 return name
         raise PluginContractError.of(
             plugin_name, f"asks {method!r}", expected="a method of the plugin that is marked with @question"
@@ -159,29 +153,30 @@ class PluginSet:
 
         :raises PluginContractError: the plugin marks no method of this name as a question.
         """
-        call = self._questions[plugin_name].get(question)
-        if call is None:
+        method = self._questions[plugin_name].get(question)
+        if method is None:
             raise PluginContractError.of(plugin_name, f"is asked {question!r}, which it does not mark as a question")
-        return self._invoke(call, f"{QUESTION} {question}", arguments)
+        asked = _Method(method, tuple(inspect.signature(method).parameters))
+        return self._invoke_one(plugin_name, asked, f"{QUESTION} {question}", arguments)
 
     def _invoke(self, call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
         """Call a plugin's implementation of a hook, and join the results of its parts."""
-        first, *others = call.methods
-        result, name = self._invoke_one(call, first, hook, arguments), call.plugin.name
+        name, (first, *others) = call.plugin.name, call.methods
+        result = self._invoke_one(name, first, hook, arguments)
         for method in others:
             if result is not None and (replaced := REPLACES.get(hook)):
                 value = arguments[replaced]
                 next_one = value.merged(name, result) if isinstance(value, ClientUpdate) else result
                 arguments = {**arguments, replaced: next_one}
-            found = self._invoke_one(call, method, hook, arguments)
+            found = self._invoke_one(name, method, hook, arguments)
             if found is not None and result is not None and hook not in REPLACES:
                 found = _joined(result, found, name, hook)
             result = result if found is None else found
         return result
 
-    def _invoke_one(self, call: _Call, method: _Method, hook: str, arguments: Mapping[str, Any]) -> Any:
-        """Call one method of a plugin or of its part."""
-        name, given = call.plugin.name, []
+    def _invoke_one(self, name: str, method: _Method, hook: str, arguments: Mapping[str, Any]) -> Any:
+        """Call one method of the plugin of a name, or of its part."""
+        given = []
         for argument in method.arguments:
             value = arguments[argument]
             # guard_upload changes the payloads of all plugins.
