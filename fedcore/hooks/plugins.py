@@ -46,14 +46,8 @@ class _Method(NamedTuple):
     arguments: tuple[str, ...]
 
 
-class _Call(NamedTuple):
-    """One plugin's implementation of a hook.
-
-    :param methods: the methods of its parts, then its own.
-    """
-
-    plugin: Plugin
-    methods: list[_Method]
+_Methods = dict[str, list[_Method]]
+"""A plugin's name -> the methods that implement a hook: those of its parts, then its own. In the order of the calls."""
 
 
 class PluginSet:
@@ -100,7 +94,7 @@ class PluginSet:
 
     def implementers(self, hook: str) -> list[Plugin]:
         """Return the user's plugins that implement a hook, in the order of its calls."""
-        return [call.plugin for call in self._calls[hook] if call.plugin.name != BUILTIN]
+        return [self[name] for name in self._calls[hook] if name != BUILTIN]
 
     def implements(self, hook: str) -> bool:
         """Return whether any plugin implements a hook."""
@@ -113,8 +107,8 @@ class PluginSet:
 
         :raises PluginCallError: the hook raised something other than a fedcore error.
         """
-        for call in self._calls[hook]:
-            yield call.plugin, self._invoke(call, hook, arguments)
+        for name, methods in self._calls[hook].items():
+            yield self._by_name[name], self._invoke(name, methods, hook, arguments)
 
     def call_all(self, hook: str, **arguments: Any) -> None:
         """Call a hook that returns nothing on every plugin, as :meth:`each` does."""
@@ -131,10 +125,8 @@ class PluginSet:
 
     def call(self, plugin_name: str, hook: str, **arguments: Any) -> Any:
         """Call a hook on one plugin only; return None if the plugin does not implement it."""
-        for call in self._calls[hook]:
-            if call.plugin.name == plugin_name:
-                return self._invoke(call, hook, arguments)
-        return None
+        methods = self._calls[hook].get(plugin_name)
+        return None if methods is None else self._invoke(plugin_name, methods, hook, arguments)
 
     def question(self, plugin_name: str, method: Any) -> str:
         """Return the name of a question that a plugin asks.
@@ -159,11 +151,10 @@ class PluginSet:
         asked = _Method(method, tuple(inspect.signature(method).parameters))
         return self._invoke_one(plugin_name, asked, f"{QUESTION} {question}", arguments)
 
-    def _invoke(self, call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
+    def _invoke(self, name: str, methods: list[_Method], hook: str, arguments: Mapping[str, Any]) -> Any:
         """Call a plugin's implementation of a hook, and join the results of its parts."""
-        name, (first, *others) = call.plugin.name, call.methods
-        result = self._invoke_one(name, first, hook, arguments)
-        for method in others:
+        result = self._invoke_one(name, methods[0], hook, arguments)
+        for method in methods[1:]:
             if result is not None and (replaced := REPLACES.get(hook)):
                 value = arguments[replaced]
                 next_one = value.merged(name, result) if isinstance(value, ClientUpdate) else result
@@ -272,7 +263,7 @@ def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declara
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def _calls(plugins: tuple[Plugin, ...]) -> dict[str, list[_Call]]:
+def _calls(plugins: tuple[Plugin, ...]) -> dict[str, _Methods]:
     """Return the implementations of each hook, in the order of the calls.
 
     pluggy checks the methods' signatures and orders them. fedcore makes the calls itself, because each plugin gets its
@@ -280,19 +271,17 @@ def _calls(plugins: tuple[Plugin, ...]) -> dict[str, list[_Call]]:
     """
     manager = pluggy.PluginManager("fedcore")
     manager.add_hookspecs(hookspecs)
-    owners: dict[int, Plugin] = {}
+    owners: dict[int, str] = {}
     for plugin in reversed(plugins):  # pluggy calls the last registered first
         for member in reversed(plugin.members):
-            owners[id(member)] = plugin
+            owners[id(member)] = plugin.name
             manager.register(member)
-    calls: dict[str, list[_Call]] = {}
+    calls: dict[str, _Methods] = {}
     for hook in HOOKS:
-        found: dict[str, _Call] = {}
+        calls[hook] = {}
         for method in reversed(getattr(manager.hook, hook).get_hookimpls()):
-            plugin = owners[id(method.plugin)]
-            call = found.setdefault(plugin.name, _Call(plugin, []))
-            call.methods.append(_Method(method.function, method.argnames))
-        calls[hook] = list(found.values())
+            methods = calls[hook].setdefault(owners[id(method.plugin)], [])
+            methods.append(_Method(method.function, method.argnames))
     return calls
 
 
