@@ -9,6 +9,7 @@ import typer
 
 from fedcore import ConfigError, FedcoreError, UnknownNameError
 from fedcore.base import output
+from fedcore.base.process import importing
 from fedcore.cli import options
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def bench(
     if "all" in wanted:
         wanted = [name for name in WORKLOADS if name != "all"]
 
-    from fedcore_study.bench import measure, scale, workloads
+    with importing():  # as train does: collections would visit torch's modules in the timed rounds
+        from fedcore_study.bench import measure, scale, workloads
 
     if by_part:
         if unfit := [name for name in workload or () if name not in (*workloads.AGAINST_REFERENCE, "all")]:
