@@ -42,7 +42,6 @@ PARTS: Mapping[str, Sequence[str]] = {
     "state": [
         "fedcore.client.store.ClientStore.read",
         "fedcore.client.store.ClientStore.write",
-        "fedcore.base.plugin_state.State.begin",
         "fedcore.base.plugin_state.States.snapshot",
     ],
     "checks": [f"{_SERVER}.validation.UpdateValidator.update", f"{_SERVER}.validation.UpdateValidator.check"],
