@@ -115,7 +115,10 @@ ON_CLIENTS = tuple(name for name, protocol in PROTOCOLS.items() if protocol.on_c
 UNSEEN = ("unseen", "unseen_adapted")
 """The protocols of clients that never train. The other protocols leave these clients out."""
 
-VALIDATION = ("personal_validation", "global_validation", "personal", "global_local")
+HELD_OUT = ("personal", "global_local")
+"""The reported protocols on held-out parts, of own models first."""
+
+VALIDATION = ("personal_validation", "global_validation", *HELD_OUT)
 """Protocols on held-out parts. The first of them that a run measures chooses the best round; with ``--keep best`` it is
 the first of the global model, which is kept."""
 

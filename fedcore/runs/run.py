@@ -16,6 +16,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, RunDirectoryError
 from fedcore.base.identity import CHANGEABLE, short_name
 from fedcore.base.process import one_thread
+from fedcore.base.protocols import HELD_OUT, PROTOCOLS
 from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone
 from fedcore.client.messages import ClientSite, Engine
@@ -418,7 +419,7 @@ def _require_held_out(option: str, config: RunConfig, partition: Partition) -> N
             f"--validation-share {share:g} is too small: the largest held-out part of a client has "
             f"{int(held_out.max())} samples"
         )
-    choosing = {"global_local"} if config.keep == "best" else {"personal", "global_local"}
+    choosing = {name for name in HELD_OUT if not (config.keep == "best" and PROTOCOLS[name].own_model)}
     if config.protocols and not share and not choosing & {*config.protocols}:
         raise ConfigError(f"{option} chooses by {' or '.join(sorted(choosing))}; add --protocol {max(choosing)}")
 

@@ -20,7 +20,7 @@ from fedcore.base.errors import flag_of
 from fedcore.base.files import parse_json, write_text
 from fedcore.base.identity import full_name, settings
 from fedcore.base.process import cores
-from fedcore.base.protocols import VALIDATION
+from fedcore.base.protocols import HELD_OUT
 from fedcore.base.safe_yaml import write_yaml
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.directory import STUDY
@@ -129,7 +129,7 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
     base = spec.run({}, spec.seeds[0])
     if not base.client_test_fraction and not base.partition.endswith(".json"):
         raise ConfigError("--optuna compares trials on the clients' held-out parts; add --client-test-fraction 0.2")
-    if base.protocols and not base.validation_share and not {*VALIDATION} & {*base.protocols}:
+    if base.protocols and not base.validation_share and not {*HELD_OUT} & {*base.protocols}:
         raise ConfigError("--optuna compares trials by personal or global_local; add --protocol personal")
     unused = [axis.name for axis in axes if "." in axis.name and axis.name.rpartition(".")[0] not in base.plugins]
     if unused and "plugins" not in {axis.name for axis in axes}:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from fedcore.base.protocols import PROTOCOLS, confusion_key
+from fedcore.base.protocols import HELD_OUT, PROTOCOLS, confusion_key
 from fedcore.runs.records import SIMULATED, errors, lost
 from fedcore_study.comparisons.groups import Group
 from fedcore_study.comparisons.records import RunRecord
@@ -40,7 +40,7 @@ Counts: TypeAlias = "list[list[int]]"
 def by_client(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
     """Return the distribution of the accuracy over the clients, for the first protocol that recorded it."""
     title = "Accuracy by client"
-    for protocol in ("personal", "global_local", "personal_global"):
+    for protocol in (*HELD_OUT, "personal_global"):
         boxes: list[Box] = []
         after = set()
         for label, runs in group.rows.items():
