@@ -9,16 +9,20 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils import data as torch_data
 
 from fedcore.base.errors import DataError
+from fedcore.data.dataset import Dataset
 from fedcore.data.images import ResidentSamples, normalise
-from fedcore.data.samples import Samples, TensorSamples
+from fedcore.data.samples import TensorSamples, in_order
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The form of a data set's samples before the normalisation, and the normalisation. It is stored with the model."""
+    """The form of a data set's samples before the normalisation, the normalisation, and the names of classes.
+
+    It is stored with the model.
+    """
 
     kind: str
     """``images``, ``tensor``, or the kind of other samples."""
@@ -32,32 +36,34 @@ class Inputs:
     Empty where samples are not normalised.
     """
     std: tuple[float, ...] = ()
+    columns: tuple[str, ...] = ()
+    """The names of a table's columns in order; empty if they are not known."""
+    class_names: tuple[str, ...] = ()
+    """The names of the classes in order; empty if they are not known."""
 
     @classmethod
-    def of(cls, samples: Samples, shape: tuple[int, ...]) -> Self:
-        """Return the form of a data set's samples.
-
-        :param shape: the data set's ``input_shape``.
-        """
+    def of(cls, dataset: Dataset) -> Self:
+        """Return the form of a data set's samples."""
+        samples, shape, names = dataset.train, tuple(dataset.input_shape), tuple(dataset.class_names or ())
         if isinstance(samples, ResidentSamples):
             dtype = "uint8" if samples.from_bytes else "float32"
-            return cls("images", tuple(shape), dtype, samples.mean, samples.std)
+            return cls("images", shape, dtype, samples.mean, samples.std, class_names=names)
         if isinstance(samples, TensorSamples):
-            dtype = str(samples.inputs.dtype).removeprefix("torch.")
-            return cls("tensor", tuple(samples.inputs.shape[1:]), dtype, samples.mean, samples.std)
-        return cls(samples.kind, tuple(shape), "")
+            shape, dtype = tuple(samples.inputs.shape[1:]), str(samples.inputs.dtype).removeprefix("torch.")
+            return cls("tensor", shape, dtype, samples.mean, samples.std, samples.columns, names)
+        return cls(samples.kind, shape, "", class_names=names)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Return the form whose fields :func:`dataclasses.asdict` gave, after JSON has made its tuples lists."""
-        shape, mean, std = (tuple(value[name]) for name in ("shape", "mean", "std"))
-        return cls(value["kind"], shape, value["dtype"], mean, std)
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in value.items()}
+        return cls(**fields)
 
     def prepare(self, x: Any) -> Tensor:
         """Return a model's input for raw samples.
 
         :param x: images (n, H, W), (n, H, W, C) or (n, C, H, W), or rows (n, ...) of a table, as an array, a tensor or
-            a list of samples.
+            a list of samples. The columns of a DataFrame may come in any order, if the data set knows their names.
         :raises DataError: the samples have another shape or type than those of the run.
         """
         if not self.dtype:
@@ -65,7 +71,7 @@ class Inputs:
                 f"x is a {type(x).__name__}, but the data set has a class of samples ({self.kind}): give an object of "
                 "it, for texts SequenceSamples.of(tokens, labels)"
             )
-        found = _tensor(x)
+        found = _tensor(in_order(x, self.columns, "x"))
         return self._images(found) if self.kind == "images" else self._rows(found)
 
     def _images(self, x: Tensor) -> Tensor:
@@ -113,7 +119,7 @@ def _tensor(x: Any) -> Tensor:
         array = np.stack([np.asarray(sample) for sample in x]) if isinstance(x, Sequence) else np.asarray(x)
         return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # torch warns of what is read-only
     except (TypeError, ValueError) as error:
-        pairs = isinstance(x, Dataset | DataLoader)
+        pairs = isinstance(x, torch_data.Dataset | torch_data.DataLoader)
         hint = "; of a data set of pairs write torch.stack([x for x, _ in data])" if pairs else ""
         raise DataError(f"x does not become one array of numbers: {error}{hint}") from error
 

@@ -18,7 +18,7 @@ from fedcore.base.identity import short_name
 from fedcore.base.registry import call, resolve
 from fedcore.data.dataset import Dataset
 from fedcore.data.images import ResidentSamples, Split, assemble
-from fedcore.data.samples import TensorSamples, check_labels
+from fedcore.data.samples import TensorSamples, check_labels, column_names, in_order
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -84,7 +84,7 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
     - Arrays or tensors ``(x_train, y_train, x_test, y_test)``, or a mapping with these keys. Images are read as from
       an ``npz:`` file and normalised by the training images' statistics; x (n, H, W) of uint8 or floating point is
       always taken for images. x of other shapes, such as rows (n, d) of a table, is not normalised: floating-point
-      numbers become float32, whole numbers int64.
+      numbers become float32, whole numbers int64. The columns of DataFrames are matched by name.
     - A pair ``(train, test)`` of torch's map-style data sets of (x, y). Every sample is read once, with the set's own
       transforms, and is not normalised further. Images (C, H, W) or (H, W) of uint8 are divided by 255.
 
@@ -142,8 +142,11 @@ def _read_npz(path: Path) -> tuple[Split, Split, list[str]]:
 
 
 def _of_arrays(given: Sequence[Any], name: str) -> Dataset:
+    train, train_labels, test, test_labels = given
+    columns = column_names(train)
     try:
-        x_train, y_train, x_test, y_test = map(_array, given)
+        x_train, y_train, y_test = map(_array, (train, train_labels, test_labels))
+        x_test = _array(in_order(test, columns, "dataset: x_test"))
     except ValueError as error:
         raise DataError(
             "dataset: a list does not become one array, for its entries have different shapes. Sequences of different "
@@ -162,7 +165,7 @@ def _of_arrays(given: Sequence[Any], name: str) -> Dataset:
         series = x_train.ndim == 3 and x_train.dtype != np.uint8 and x_train.shape[1] != x_train.shape[2]
         note = f"x_train {x_train.shape} is read as grey images; a pair of torch's data sets leaves it as it is"
         return _of_images(name, train, test, "dataset", (note,) if series else ())
-    return _of_tensors(name, _rows(x_train, y_train, "train"), _rows(x_test, y_test, "test"))
+    return _of_tensors(name, _rows(x_train, y_train, "train"), _rows(x_test, y_test, "test"), columns=columns)
 
 
 def _stacked(part: Any) -> tuple[Tensor, Tensor]:
@@ -193,7 +196,11 @@ def _of_images(name: str, train: Split, test: Split, where: str, notes: tuple[st
 
 
 def _of_tensors(
-    name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], class_names: tuple[str, ...] | None = None
+    name: str,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    class_names: tuple[str, ...] | None = None,
+    columns: tuple[str, ...] = (),
 ) -> Dataset:
     """Return a data set of inputs that are not normalised."""
     _check_classes(train[1], test[1], "dataset")
@@ -201,7 +208,7 @@ def _of_tensors(
     parts = [
         ResidentSamples.from_pixels(*part, [0.0] * shape[0], [1.0] * shape[0])
         if len(shape) == 3 and part[0].dtype in (torch.float32, torch.uint8)
-        else TensorSamples(*part)
+        else TensorSamples(*part, columns=columns)
         for part in (train, test)
     ]
     classes = int(train[1].max()) + 1

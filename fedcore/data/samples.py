@@ -56,7 +56,7 @@ class TensorSamples:
     :param labels: (n,) int64.
     :param mean: what was subtracted from each column of a table, if ``inputs`` are its normalised rows; ``std`` is by
         what each column was then divided. A run's result normalises raw rows in the same way.
-    :param columns: the names of the columns in order, for the card of an exported model.
+    :param columns: the names of a table's columns in order. A run's result takes them by name from a DataFrame.
     :raises DataError: labels, or mean and std, do not fit the inputs.
     """
 
@@ -102,6 +102,26 @@ class TensorSamples:
     def meta(self) -> dict[str, JSON]:
         """Return an empty dictionary: the tensors are complete."""
         return {}
+
+
+def column_names(table: Any) -> tuple[str, ...]:
+    """Return the names of a DataFrame's columns; nothing if they are numbers, and for anything else."""
+    names = tuple(getattr(table, "columns", ()))
+    return names if all(isinstance(name, str) for name in names) else ()
+
+
+def in_order(table: Any, columns: Sequence[str], name: str) -> Any:
+    """Return a DataFrame's columns in the order of training. What has no names of columns is returned as it is.
+
+    :raises DataError: a column is missing. The message calls the table ``name``.
+    """
+    found = column_names(table)
+    if not (found and columns):
+        return table
+    missing = [column for column in columns if column not in found]
+    if missing:
+        raise DataError(f"{name} has no column {missing[0]!r}; the columns of training are {', '.join(columns)}")
+    return table[list(columns)]
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,11 @@ class RunResult:
         return {name: metrics[name] for name in PROTOCOLS if name in metrics}
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of their numbers; empty if the data set has no names."""
+        return self.inputs.class_names
+
+    @property
     def accuracy(self) -> float | None:
         """The final accuracy, from 0 to 1: of the global model on the test set, else of the first protocol measured."""
         return next((row["accuracy"] for row in evaluated(self.metrics).values()), None)

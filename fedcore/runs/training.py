@@ -205,8 +205,7 @@ class Experiment:
     @cached_property
     def _file(self) -> tuple[dict[str, str], Inputs]:
         """The names of the model's tensors in its file, and the form of its inputs."""
-        dataset = self.federation.dataset
-        return self.federation.setup.model.file_names(), Inputs.of(dataset.train, dataset.input_shape)
+        return self.federation.setup.model.file_names(), Inputs.of(self.federation.dataset)
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
         """Return the figures of all protocols, the best round by validation, and the figures before a correction."""

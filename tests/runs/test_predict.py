@@ -208,12 +208,36 @@ def test_raw_rows_are_normalised_as_the_data_set_normalised_its_own(tmp_path: Pa
     assert fedcore.load_run(result.directory, dataset=dataset).inputs == result.inputs
 
 
+def test_columns_of_a_table_are_taken_by_name(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    stream = np.random.default_rng(0)
+    table = pandas.DataFrame(stream.normal(size=(120, 3)), columns=["age", "dose", "weight"])
+    classes, turned = (table["dose"] > 0).to_numpy().astype(int), ["weight", "age", "dose"]
+    train, test = table[:90], table[90:]
+    data = (train, classes[:90], test[turned], classes[90:])
+    options = {"partition": "iid", "rounds": 5, "clients": 2, "lr": 0.3, "batch_size": 10, "workers": 0}
+    result = fedcore.run(dataset=data, **options, out=tmp_path / "run")
+    result = fedcore.load_run(result.directory, dataset=data)
+    expected = result.predict(test.to_numpy())
+    assert result.class_names == ()
+    assert result.metrics["global"]["accuracy"] == (expected == classes[90:]).mean() > 0.8
+    further = test[turned].assign(diagnosis="none")
+    assert np.array_equal(result.predict(further), expected)
+    unnamed = pandas.DataFrame(test.to_numpy())
+    assert np.array_equal(result.predict(unnamed), expected)
+    with pytest.raises(DataError, match="x has no column 'dose'; the columns of training are age, dose, weight"):
+        result.predict(test[["age", "weight"]])
+    with pytest.raises(DataError, match="x_test has no column 'age'"):
+        fedcore.run(dataset=(train, classes[:90], test[["dose"]], classes[90:]), out=tmp_path / "other")
+
+
 def test_without_a_global_model_a_clients_model_predicts(tmp_path: Path) -> None:
     config = RunConfig(
         plugins={"fedper": {}}, rounds=2, clients=3, workers=0, client_test_fraction=0.2, out=tmp_path / "run"
     )
     result = fedcore.run(config)
     test = load_dataset("digits").test
+    assert result.class_names == tuple("0123456789")
     with pytest.raises(ConfigError, match="no global model"):
         result.predict(test)
     with pytest.raises(ConfigError, match="no global model"):
@@ -232,12 +256,13 @@ class FromDisk:
 def test_other_samples_come_as_a_class(trained: fedcore.RunResult) -> None:
     from fedcore.data.inputs import Inputs
 
-    inputs = Inputs.of(SequenceSamples.of([[1, 2], [3]], [0, 1]), (5,))
+    texts = SequenceSamples.of([[1, 2], [3]], [0, 1])
+    inputs = Inputs.of(Dataset("texts", texts, texts, 2, (5,), class_names=("no", "yes")))
     assert Inputs.from_json(asdict(inputs)) == inputs
     with pytest.raises(DataError, match=r"the data set has a class of samples \(sequences\): give an object of it"):
         inputs.prepare([[1, 2]])
     with pytest.raises(DataError, match=r"a class of samples \(tensor\)"):
-        Inputs.of(FromDisk(), (5,)).prepare(np.zeros((2, 5)))
+        Inputs.of(Dataset("disk", FromDisk(), FromDisk(), 2, (5,))).prepare(np.zeros((2, 5)))
 
 
 class Bag(fedcore.SplitModel):
