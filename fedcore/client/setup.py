@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -291,7 +292,7 @@ def _check_concurrency(setup: Setup) -> None:
 def _personal(config: RunConfig, plugins: PluginSet, model: SplitModel) -> set[str]:
     """Return the names of the parameters and buffers that stay on each client."""
     names, whole = list(model.state_dict()), Layout.of(model)
-    personal = set[str]()
+    by_plugin: dict[str, set[str]] = {}
     for plugin, patterns in plugins.each("personal_parameters", model=model):
         kept = match(patterns or (), names, plugin, "personal_parameters")
         if kept and whole.fixed.issuperset(kept):
@@ -299,7 +300,13 @@ def _personal(config: RunConfig, plugins: PluginSet, model: SplitModel) -> set[s
                 f"plugin {plugin.name!r} keeps {kept[0]!r} on each client, but no part of what it keeps is trained "
                 "(requires_grad=False), so it would have no effect"
             )
-        personal.update(kept)
+        by_plugin[plugin.name] = set(kept)
+    for one, other in permutations((name for name, kept in by_plugin.items() if kept), 2):
+        if by_plugin[one] <= by_plugin[other]:
+            raise PluginConflictError.of(one, other, f"all that {one!r} keeps on the clients, {other!r} keeps, too")
+        if by_plugin[one] | by_plugin[other] >= set(names):
+            raise PluginConflictError.of(one, other, "together they keep the whole model on the clients")
+    personal = set[str]().union(*by_plugin.values())
     plugins.check_names(names, personal)
     return personal | whole.buffers if config.buffers == "local" else personal
 

@@ -92,14 +92,15 @@ def configure_model(model: SplitModel, task: ModelTask) -> SplitModel | None:
     """
 
 
-@hookspec(firstresult=True)
+@hookspec
 def personal_parameters(model: SplitModel) -> Sequence[str] | None:
     """Name the parameters that stay on each client (FedPer).
 
     When: after every ``configure_model``, on the server and wherever clients run.
     :returns: Patterns over the model's names (``classifier.*``), or None to keep no parameter there. The core does not
         send, average or count these parameters. Each client starts with their values in the initial global model.
-    Combining: exclusive.
+    Combining: a client keeps what any plugin names. Refused are plugins of which one names nothing that the others do
+        not, and plugins that together leave nothing to send.
     """
 
 

@@ -59,7 +59,7 @@ CONFLICTS = [
 
 
 def test_what_excludes_what():
-    hooks = {"task_loss", "gradients", "weight", "select_clients", "personal_parameters", "personal_model"}
+    hooks = {"task_loss", "gradients", "weight", "select_clients", "personal_model"}
     assert hooks | {"guard_upload"} == EXCLUSIVE
     assert {name for name, other in CONFLICTS if name == other} - EXCLUSIVE == {"scales_task", "server_optimizer"}
     assert {pair for pair in CONFLICTS if pair[0] != pair[1]} == {

@@ -79,6 +79,25 @@ def test_a_pattern_that_matches_nothing(go, declaration):
         go(cls)
 
 
+def keeping(title: str, *patterns: str) -> type[Plugin]:
+    """Return a plugin class that keeps parameters on the clients."""
+    return type(title, (Plugin,), {"personal_parameters": hookimpl(lambda self, model: patterns)})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "reason"),
+    [
+        ("classifier.*", "classifier.bias", "all that 'other' keeps on the clients, 'one' keeps, too"),
+        ("*.bias", "*.bias", "all that '(one|other)' keeps on the clients, '(one|other)' keeps, too"),
+        ("encoder.*", "classifier.*", "together they keep the whole model on the clients"),
+    ],
+)
+def test_two_plugins_that_keep_parameters_each_add_some_and_leave_some(go, one, other, reason):
+    for pair in ((keeping("One", one), keeping("Other", other)), (keeping("Other", other), keeping("One", one))):
+        with pytest.raises(PluginConflictError, match=rf"'(one|other)' and '(one|other)' .*: {reason}"):
+            go(*pair)
+
+
 def test_a_personal_pattern_that_matches_nothing(go):
     class Lost(Plugin):
         @hookimpl

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore import PluginConflictError, SplitModel
+from fedcore import Plugin, PluginConflictError, SplitModel, client_model, hookimpl
 from fedcore_fedbn import NoBatchNormWarning, batch_norm_names
 from fedcore_testing import (
     Cohorts,
@@ -136,6 +136,20 @@ def test_own_models_are_evaluated_and_there_is_no_global_one(go):
     assert len(result.metrics["personal"]["per_client"]) == 3
 
 
-def test_another_plugin_that_keeps_parameters_is_refused(go):
-    with pytest.raises(PluginConflictError, match="both implement personal_parameters"):
-        go("fedbn", PersonalClassifier)
+def test_next_to_a_personal_classifier_clients_keep_both(go):
+    both, fedbn = go("fedbn", PersonalClassifier, model=with_batch_norm), go("fedbn", model=with_batch_norm)
+    kept = personal_state(both, 0)
+    assert set(kept) == {*personal_state(fedbn, 0), "classifier.weight", "classifier.bias"}
+    assert all(not torch.equal(kept[name], personal_state(both, 1)[name]) for name in kept if kept[name].ndim)
+    assert set(kept) <= set(client_model(both.directory, 0, allow_code=True).state_dict())
+
+
+def test_next_to_a_plugin_that_keeps_everything_it_is_refused(go):
+    with pytest.raises(PluginConflictError, match="all that 'fedbn' keeps on the clients, 'everything' keeps, too"):
+        go("fedbn", Everything, model=with_batch_norm)
+
+
+class Everything(Plugin):
+    @hookimpl
+    def personal_parameters(self):
+        return ["*"]
