@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
@@ -15,7 +16,7 @@ from fedcore.base.metrics import Metric, make_metrics
 from fedcore.base.tensors import digest_of, out_of_range
 from fedcore.data import Dataset, PublicSamples
 from fedcore.hooks.checks import whole_numbers
-from fedcore.hooks.declarations import KEEPS, TABLE, require_hooks
+from fedcore.hooks.declarations import TABLE, require_hooks
 from fedcore.hooks.plugin import Plugin, patterns_of
 from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
@@ -43,6 +44,8 @@ class Setup:
     """The model's names, in ``layout.shared``, ``personal``, ``fixed``, ``trainable`` and ``buffers``."""
     breaks: dict[int, list[str]]
     """Epoch -> the plugins that exchange at its start, in user order."""
+    kept: Mapping[str, Collection[str]]
+    """Plugin -> the names that it keeps on the clients. ``--buffers local`` keeps more in ``layout.personal``."""
     public: PublicSamples | None = None
     """The public samples of ``--public``; None without this option."""
 
@@ -74,9 +77,10 @@ class Setup:
             model = changed or model
         _check_forward(config, model, task, sample, [p.name for p in plugins.implementers("configure_model")])
         _check_untied(config, model)
-        layout, breaks = Layout.of(model, _personal(config, plugins, model)), _breaks(config, plugins)
+        kept = _kept(plugins, model)
+        layout, breaks = Layout.of(model, _personal(config, model, kept)), _breaks(config, plugins)
         _check_values(config, model, layout)
-        setup = cls(config, plugins, model, task, layout, breaks, dataset.public)
+        setup = cls(config, plugins, model, task, layout, breaks, kept, dataset.public)
         _check_claims(setup)
         for plugin in plugins:
             _check_needs(setup, plugin)
@@ -116,12 +120,16 @@ class Setup:
         state = self.model.state_dict()
         return digest_of({name: state[name] for name in sorted(self.layout.fixed)}) if self.layout.fixed else ""
 
+    def keeper_of(self, names: Collection[str]) -> str | None:
+        """Return the first plugin that keeps any of some names on the clients; None if no plugin does."""
+        return next((plugin for plugin, kept in self.kept.items() if not set(kept).isdisjoint(names)), None)
+
     def require_shared(self, plugin: str) -> None:
         """Refuse a plugin that works on trained shared parameters if all of them stay on the clients.
 
         :raises PluginConflictError: names the plugin that keeps the parameters on the clients.
         """
-        keeper = next((keeper.name for keeper in self.plugins.implementers(KEEPS)), None)
+        keeper = self.keeper_of(self.layout.trainable)
         if keeper is not None and not self.layout.trainable - self.layout.personal:
             reason = f"{plugin!r} works on the trained parameters that clients share, but {keeper!r} keeps all of them"
             raise PluginConflictError.of(plugin, keeper, f"{reason} on each client, so it would have no effect")
@@ -289,8 +297,8 @@ def _check_concurrency(setup: Setup) -> None:
         )
 
 
-def _personal(config: RunConfig, plugins: PluginSet, model: SplitModel) -> set[str]:
-    """Return the names of the parameters and buffers that stay on each client."""
+def _kept(plugins: PluginSet, model: SplitModel) -> dict[str, set[str]]:
+    """Return the names of the parameters and buffers that each plugin keeps on the clients."""
     names, whole = list(model.state_dict()), Layout.of(model)
     by_plugin: dict[str, set[str]] = {}
     for plugin, patterns in plugins.each("personal_parameters", model=model):
@@ -306,9 +314,14 @@ def _personal(config: RunConfig, plugins: PluginSet, model: SplitModel) -> set[s
             raise PluginConflictError.of(one, other, f"all that {one!r} keeps on the clients, {other!r} keeps, too")
         if by_plugin[one] | by_plugin[other] >= set(names):
             raise PluginConflictError.of(one, other, "together they keep the whole model on the clients")
-    personal = set[str]().union(*by_plugin.values())
-    plugins.check_names(names, personal)
-    return personal | whole.buffers if config.buffers == "local" else personal
+    plugins.check_names(names, by_plugin)
+    return by_plugin
+
+
+def _personal(config: RunConfig, model: SplitModel, kept: Mapping[str, Collection[str]]) -> set[str]:
+    """Return the names of the parameters and buffers that stay on each client."""
+    personal = set[str]().union(*kept.values())
+    return personal | Layout.of(model).buffers if config.buffers == "local" else personal
 
 
 def _check_claims(setup: Setup) -> None:

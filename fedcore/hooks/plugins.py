@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from fedcore.base.errors import (
 from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
 from fedcore.hooks.checks import HOOKS, QUESTION, create_plugin, problem_with
-from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
+from fedcore.hooks.declarations import TABLE, refuse_together
 from fedcore.hooks.plugin import BUILTIN, Plugin, patterns_of
 
 REJECTING = ("pre_aggregate", "weight", "accumulate")
@@ -197,15 +197,14 @@ class PluginSet:
             raise PluginContractError.of(name, problem, hook=hook, **_where(arguments))
         return result
 
-    def check_names(self, names: Iterable[str], personal: Iterable[str]) -> None:
+    def check_names(self, names: Iterable[str], kept: Mapping[str, Collection[str]]) -> None:
         """Resolve every declared pattern over the model's names and refuse overlaps.
 
-        :param personal: names that stay on the clients.
+        :param kept: plugin -> the names that it keeps on the clients.
         :raises PluginContractError: a pattern that matches nothing.
         :raises PluginConflictError: an overlap, naming both plugins and the reason.
         """
-        names, personal = list(names), set(personal)
-        keeper = next(iter(self.implementers(KEEPS)), None)
+        names = list(names)
         for declaration in (declaration for declaration in TABLE.values() if declaration.patterns):
             claimed: dict[str, Plugin] = {}
             for plugin in self:
@@ -215,10 +214,11 @@ class PluginSet:
                         reason = f"both declare {declaration.name} = {name!r}"
                         raise PluginConflictError.of(other.name, plugin.name, reason)
                     all_shared = patterns_of(plugin, declaration.name) == ("*",)
-                    if declaration.shared and name in personal and keeper not in (None, plugin) and not all_shared:
-                        kept = f"which {keeper.name!r} keeps on each client"
-                        reason = f"{plugin.name!r} {declaration.name} {name!r}, {kept}"
-                        raise PluginConflictError.of(plugin.name, keeper.name, reason)
+                    keepers = [keeper for keeper, own in kept.items() if name in own and keeper != plugin.name]
+                    if declaration.shared and keepers and not all_shared:
+                        claim = f"{plugin.name!r} {declaration.name} {name!r}"
+                        reason = f"{claim}, which {keepers[0]!r} keeps on each client"
+                        raise PluginConflictError.of(plugin.name, keepers[0], reason)
 
     def reads(self, model: str) -> bool:
         """Return whether any plugin declares that it reads the frozen ``model``."""

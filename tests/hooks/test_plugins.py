@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 import fedcore
@@ -51,10 +53,10 @@ def test_overlaps(declaration):
     apart = declaring("Apart", declaration, "encoder.*")
     plugins = PluginSet.create({name_of(one): {}, name_of(other): {}})
     with pytest.raises(PluginConflictError) as caught:
-        plugins.check_names(names, [])
+        plugins.check_names(names, {})
     for word in ("'one'", "'other'", declaration, "classifier.bias"):
         assert word in str(caught.value)
-    PluginSet.create({name_of(one): {}, name_of(apart): {}}).check_names(names, [])
+    PluginSet.create({name_of(one): {}, name_of(apart): {}}).check_names(names, {})
 
 
 @pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects"])
@@ -96,6 +98,35 @@ def test_two_plugins_that_keep_parameters_each_add_some_and_leave_some(go, one, 
     for pair in ((keeping("One", one), keeping("Other", other)), (keeping("Other", other), keeping("One", one))):
         with pytest.raises(PluginConflictError, match=rf"'(one|other)' and '(one|other)' .*: {reason}"):
             go(*pair)
+
+
+def started(title: str, pattern: str, *kept: str) -> type[Plugin]:
+    """Return a plugin class that chooses where clients start, and keeps parameters on them."""
+    hooks = {"begin_local": hookimpl(lambda self, client: None), "starts": (pattern,)}
+    return type(title, (keeping("Keeping", *kept),), hooks)
+
+
+def test_a_conflict_names_the_plugin_that_keeps_the_parameters(go):
+    weights, biases = keeping("Weights", "classifier.weight"), keeping("Biases", "*.bias")
+    for order in permutations((weights, biases, declaring("One", "exchanges", "*.bias"))):
+        with pytest.raises(PluginConflictError, match=r"'one' exchanges 'encoder\..*', which 'biases' keeps on each"):
+            go(*order)
+    for order in permutations((keeping("Nothing"), keeping("Everything", "*"), Moves)):
+        with pytest.raises(PluginConflictError, match="'everything' keeps all of them on each client"):
+            go(*order)
+
+
+def test_a_plugin_may_start_what_it_keeps_unless_another_keeps_it_too(go):
+    own = started("Own", "classifier.*", "classifier.*")
+    for order in permutations((own, keeping("Base", "encoder.base.fc1.*"))):
+        go(*order, client_test_fraction=0.2)
+    for order in permutations((own, keeping("Biases", "*.bias"))):
+        with pytest.raises(PluginConflictError, match=r"'own' starts 'classifier\.bias', which 'biases' keeps on each"):
+            go(*order)
+
+
+class Moves(Plugin):
+    assumes = ("displacement",)
 
 
 def test_a_personal_pattern_that_matches_nothing(go):

@@ -356,8 +356,9 @@ def test_next_to_other_methods(go, other, kind):
 
 def test_a_model_attack_needs_a_model_that_travels(go):
     pytest.importorskip("fedcore_fedproto")
+    pytest.importorskip("fedcore_fedbn")
     with pytest.raises(PluginConflictError, match=r"'attack' and 'fedproto' .*keeps all parameters on the clients"):
-        go({"attack": {}, "fedproto": {}})
+        go({"attack": {}, "fedbn": {}, "fedproto": {}})  # FedBN keeps nothing of this model
     go({"attack": {"kind": "payload-flip"}, "fedproto": {}}, client_test_fraction=0.2)
 
 

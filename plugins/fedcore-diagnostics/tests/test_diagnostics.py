@@ -237,7 +237,7 @@ def test_what_is_not_defined_is_null(go):
 @pytest.mark.parametrize(("other", "needs"), [("fedper", "'collapse'"), ("lg-fedavg", "'cka'"), ("solo", "'cka'")])
 def test_parts_that_stay_on_the_clients_are_refused(go, other, needs):
     with pytest.raises(PluginConflictError, match=f"{needs} needs .*that '{other}' keeps.*measures="):
-        go("diagnostics", other)
+        go("diagnostics", "fedbn", other)  # FedBN keeps nothing of this model
 
 
 def test_what_is_left_after_a_refusal_runs(go):

@@ -119,11 +119,17 @@ def test_another_data_set_is_public(go):
     assert records(result)[0]["bytes"] == records(go({}, public="digits"))[0]["bytes"]
 
 
+class KeepsNothing(Plugin):
+    @hookimpl
+    def personal_parameters(self):
+        return []
+
+
 def test_what_is_refused(go):
     with pytest.raises(ConfigError, match=r"'feddf' needs public samples: --public 0.1"):
         go({"feddf": {}})
     with pytest.raises(PluginConflictError, match="'feddf' needs whole models on the server, but 'personalclassifier'"):
-        go({"feddf": {}, PersonalClassifier: {}}, **PUBLIC)
+        go({"feddf": {}, KeepsNothing: {}, PersonalClassifier: {}}, **PUBLIC)
     with pytest.raises(ConfigError, match="leave out --buffers local"):
         go({"feddf": {}}, model=with_batch_norm, buffers="local", **PUBLIC)
     with pytest.raises(PluginConflictError, match="cannot be combined"):

@@ -210,7 +210,7 @@ def test_every_option_changes_the_trajectory(go):
 @pytest.mark.parametrize("other", ["fedper", "fedproto", "solo"])
 def test_classifiers_that_stay_on_the_clients_are_refused(go, other):
     with pytest.raises(PluginConflictError, match=f"'fedgen' needs the clients' classifiers, which '{other}' keeps"):
-        go("fedgen", other)
+        go("fedgen", "fedbn", other)  # FedBN keeps nothing of this model
 
 
 def test_changed_counts_are_refused(go):

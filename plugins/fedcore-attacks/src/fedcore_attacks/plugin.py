@@ -152,9 +152,9 @@ class Attack(Plugin[AttackOptions]):
         if on_models:
             setup.require_received_start(self.name)
         nothing = on_models and not setup.layout.trainable.intersection(setup.layout.shared)
-        for other in setup.plugins.implementers("personal_parameters") if nothing else ():
-            reason = f"{other.name!r} keeps all parameters on the clients, so there is no update for {options.kind}"
-            raise PluginConflictError.of(self.name, other.name, f"{reason}. Use attack.kind=label-flip or payload-flip")
+        if nothing and (keeper := setup.keeper_of(setup.layout.trainable)):
+            reason = f"{keeper!r} keeps all parameters on the clients, so there is no update for {options.kind}"
+            raise PluginConflictError.of(self.name, keeper, f"{reason}. Use attack.kind=label-flip or payload-flip")
         for other in setup.plugins:
             if other.encodes and (on_models or options.kind in ON_PAYLOADS):
                 reason = f"{other.name!r} encodes uploads, and {options.kind} changes them in plain form"

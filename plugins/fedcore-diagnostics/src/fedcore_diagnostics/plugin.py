@@ -80,11 +80,11 @@ class Diagnostics(Plugin[DiagnosticsOptions]):
             return
         left = ",".join(measure for measure in chosen if measure not in refused) or "drift"
         hint = f"leave out {', '.join(refused)}: --set {self.name}.measures=[{left}]"
-        keepers = setup.plugins.implementers("personal_parameters")
-        if not keepers:
+        keeper = setup.keeper_of([name for name in personal if name.startswith(WHOLE[refused[0]])])
+        if keeper is None:
             raise ConfigError(f"plugin {self.name!r} needs whole models, without --buffers local, or {hint}")
-        reason = f"{refused[0]!r} needs parts of the model that {keepers[0].name!r} keeps on the clients"
-        raise PluginConflictError.of(self.name, keepers[0].name, f"{reason}; {hint}")
+        reason = f"{refused[0]!r} needs parts of the model that {keeper!r} keeps on the clients"
+        raise PluginConflictError.of(self.name, keeper, f"{reason}; {hint}")
 
     # --- client --------------------------------------------------------------------------------------------
 

@@ -49,12 +49,9 @@ class FedDF(Plugin[FedDFOptions]):
     @hookimpl
     def check_run(self, setup: Setup) -> None:
         """Refuse models of which parts stay on the clients: the ensemble's members must be whole."""
-        keepers = setup.plugins.implementers("personal_parameters")
-        if setup.layout.personal and keepers:
-            reason = (
-                f"{self.name!r} needs whole models on the server, but {keepers[0].name!r} keeps parts on the clients"
-            )
-            raise PluginConflictError.of(self.name, keepers[0].name, reason)
+        if keeper := setup.keeper_of(setup.layout.personal):
+            reason = f"{self.name!r} needs whole models on the server, but {keeper!r} keeps parts on the clients"
+            raise PluginConflictError.of(self.name, keeper, reason)
         if setup.layout.personal:
             raise ConfigError(f"plugin {self.name!r} needs whole models on the server; leave out --buffers local")
 

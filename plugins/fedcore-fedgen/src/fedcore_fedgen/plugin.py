@@ -72,10 +72,9 @@ class FedGen(Plugin[FedGenOptions]):
     def check_run(self, setup: Setup) -> None:
         """Refuse classifiers that stay on the clients, with which the generator is trained, and changed counts."""
         refuse_changed_counts(setup, self.name)
-        keepers = setup.plugins.implementers("personal_parameters")
-        if keepers and any(name.startswith(HEAD) for name in setup.layout.personal):
-            reason = f"{self.name!r} needs the clients' classifiers, which {keepers[0].name!r} keeps on the clients"
-            raise PluginConflictError.of(self.name, keepers[0].name, reason)
+        if keeper := setup.keeper_of([name for name in setup.layout.personal if name.startswith(HEAD)]):
+            reason = f"{self.name!r} needs the clients' classifiers, which {keeper!r} keeps on the clients"
+            raise PluginConflictError.of(self.name, keeper, reason)
 
     # --- client --------------------------------------------------------------------------------------------
 
