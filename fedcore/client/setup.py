@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 import torch
@@ -309,9 +309,11 @@ def _kept(plugins: PluginSet, model: SplitModel) -> dict[str, set[str]]:
                 "(requires_grad=False), so it would have no effect"
             )
         by_plugin[plugin.name] = set(kept)
-    for one, other in permutations((name for name, kept in by_plugin.items() if kept), 2):
+    keepers = [name for name, kept in by_plugin.items() if kept]
+    for one, other in permutations(keepers, 2):
         if by_plugin[one] <= by_plugin[other]:
             raise PluginConflictError.of(one, other, f"all that {one!r} keeps on the clients, {other!r} keeps, too")
+    for one, other in combinations(keepers, 2):
         if by_plugin[one] | by_plugin[other] >= set(names):
             raise PluginConflictError.of(one, other, "together they keep the whole model on the clients")
     plugins.check_names(names, by_plugin)

@@ -90,6 +90,7 @@ def keeping(title: str, *patterns: str) -> type[Plugin]:
     ("one", "other", "reason"),
     [
         ("classifier.*", "classifier.bias", "all that 'other' keeps on the clients, 'one' keeps, too"),
+        ("*", "classifier.bias", "all that 'other' keeps on the clients, 'one' keeps, too"),
         ("*.bias", "*.bias", "all that '(one|other)' keeps on the clients, '(one|other)' keeps, too"),
         ("encoder.*", "classifier.*", "together they keep the whole model on the clients"),
     ],
