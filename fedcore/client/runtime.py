@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -42,6 +42,7 @@ from fedcore.client.store import ClientStore
 from fedcore.client.working_model import WorkingModel
 from fedcore.data.assign import validation_split
 from fedcore.data.client_data import ClientData
+from fedcore.hooks.plugin import Plugin
 
 CORE = "fedcore"
 """The core's namespace in a client's state, next to the plugins' namespaces: the models that are kept for the client.
@@ -136,7 +137,7 @@ class ClientRuntime:
                 if self.graphs:
                     self.graphs.forget(session)
             else:
-                session.start_from(chosen_starts(session))
+                begin_local(session)
                 session.prepare_training()
             stop = next((epoch for epoch in self.setup.breaks if epoch > start), session.work.epochs)
             yield session, range(start, stop)
@@ -366,7 +367,7 @@ class ClientRuntime:
         assert shared is not None
         config = self.config.model_copy(update={"local_epochs": task.meta["adapt"], "local_steps": None})
         with closing(self._session(task, replace(shared, lr=config.lr), config=config)) as session:
-            session.start_from(chosen_starts(session))
+            begin_local(session)
             session.prepare_training()
             train(session, range(session.work.epochs), take_step)
             own = self.working.personal if self.setup.has_own_models else self.working.snapshot
@@ -398,15 +399,24 @@ def _refuse_edits(session: LocalSession, *, hook: str | None = None) -> None:
                 raise session.broken(plugin, found, hook=hook, hint=hint)
 
 
-def chosen_starts(session: LocalSession) -> Tensors:
-    """Call ``begin_local``; return the weights with which plugins start the client, on the device.
+def begin_local(session: LocalSession) -> None:
+    """Call ``begin_local``: of the plugins that choose starts, then of the others, which see the client's start."""
+    plugins = session.plugins.implementers("begin_local")
+    session.requests.open = True
+    session.start_from(_chosen_starts(session, [plugin for plugin in plugins if plugin.starts]))
+    _chosen_starts(session, [plugin for plugin in plugins if not plugin.starts])
+    session.requests.open = False
+
+
+def _chosen_starts(session: LocalSession, plugins: Iterable[Plugin]) -> Tensors:
+    """Call ``begin_local`` of some plugins; return the weights with which they start the client, on the device.
 
     :raises PluginContractError: a plugin returned an undeclared name or a wrong shape, or it edited the model.
     """
     like, starts = session.working.state, Tensors()
     before = {name: tensor._version for name, tensor in like.items()}
-    session.requests.open = True
-    for plugin, returned in session.plugins.each("begin_local", client=context_of(session, "")):
+    for plugin in plugins:
+        returned = session.plugins.call(plugin.name, "begin_local", client=context_of(session, ""))
         edited = next((name for name, version in before.items() if like[name]._version != version), None)
         if edited is not None:
             found = f"edits {edited!r} of client.model in place"
@@ -419,5 +429,4 @@ def chosen_starts(session: LocalSession) -> Tensors:
         session.check_fit(tensors, startable, plugin=plugin.name, hook="begin_local", names=names)
         for name, tensor in tensors.items():
             starts[name] = torch.empty_like(like[name], requires_grad=False).copy_(tensor.detach())
-    session.requests.open = False
     return starts

@@ -97,8 +97,8 @@ class ClientContext(Protocol):
     def start(self) -> Tensors:
         """The values of ``parameters`` at the start of the round; read-only.
 
-        They are the received values, or the values with which a plugin ``starts`` the client. In ``begin_local`` they
-        are the received values.
+        They are the received values, or the values with which a plugin ``starts`` the client. In ``begin_local`` of
+        such a plugin they are the received values.
         """
 
     @property

@@ -333,12 +333,12 @@ def local_samples(client: ClientContext, samples: ClientData) -> ClientData | No
 def begin_local(client: ClientContext) -> Mapping[str, Tensor] | None:
     """Prepare one client's local training; choose the weights that it starts from (FedALA, IFCA).
 
-    When: before the first step. The model holds the weights that the client received, and its own personal ones.
+    When: before the first step. The model holds the weights from which the client starts, and its own personal ones.
     :param client: ``client.add_parameters`` and ``client.freeze`` work here only. ``client.model`` is read-only.
     :returns: Weights by names that the plugin declares in ``starts``, or None to keep the weights. They become the
         start of the round: ``step.reference`` and the frozen ``"global"`` model hold them, too.
-    Combining: in user order. All plugins see the model as received; then the core loads the weights that they
-        return. Plugins start disjoint names.
+    Combining: plugins that declare ``starts`` are called first. They see the model as received, and start disjoint
+        names. Then the core loads the weights that they return, and calls the other plugins. Both in user order.
     """
 
 

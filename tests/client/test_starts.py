@@ -82,6 +82,22 @@ def test_a_proximal_term_pulls_to_the_start_by_hand(tmp_path):
     assert weights(result)[W].tolist() == [1.5, 0.5]
 
 
+class Looks(Plugin):
+    """Sees in ``begin_local`` from where the client starts."""
+
+    @hookimpl
+    def begin_local(self, client):
+        one = torch.ones(2, dtype=torch.float64)
+        assert torch.equal(client.model.encoder.base.w, one)
+        assert torch.equal(client.start[W], one)
+        assert torch.equal(client.network().encoder.base.w, one)
+
+
+@pytest.mark.parametrize("plugins", [(Looks, AtOnes), (AtOnes, Looks)])
+def test_other_plugins_see_the_start_before_the_first_step(tmp_path, plugins):
+    federate(tmp_path, Quadratic, *plugins, **{**analytic_federation([[2.0, 0.0]]), "rounds": 1})
+
+
 def test_a_stopped_run_ends_with_the_same_bits(tmp_path):
     plain = model_bytes(federate(tmp_path, Mixes, **FEW, rounds=3))
     assert plain != model_bytes(federate(tmp_path, **FEW, rounds=3))

@@ -85,6 +85,22 @@ def test_the_next_round_goes_on_from_v_and_pulls_to_the_new_w(go, quadratic_risk
     np.testing.assert_allclose(kept(result, 0, "fromones")[W], v, atol=1e-6)
 
 
+class Late(Plugin):
+    """A client starts from (1, 1) instead of the received w, as FedBuff's late clients do."""
+
+    starts = ("*",)
+
+    @hookimpl
+    def begin_local(self, client):
+        return {W: torch.ones(2)}
+
+
+@pytest.mark.parametrize("plugins", [(Late, "ditto"), ("ditto", Late)])
+def test_v_starts_from_and_is_pulled_to_the_model_that_the_client_starts_from(go, quadratic_risk, plugins):
+    result = go(Quadratic, *plugins, **TOY, local_epochs=2)
+    np.testing.assert_allclose(kept(result, 0)[W], [1.18, 0.82], atol=1e-6)
+
+
 # --- the equations -----------------------------------------------------------------------------------------------
 
 

@@ -79,8 +79,12 @@ class Watches(Plugin):
     """Notes what each client received, and what its first step starts from."""
 
     @hookimpl
+    def broadcast(self, server):
+        return dict(server.model)
+
+    @hookimpl
     def begin_local(self, client):
-        client.scratch["received"] = {name: p.detach().clone() for name, p in client.parameters.items()}
+        client.scratch["received"] = {name: client.received[name] for name in client.parameters}
 
     @hookimpl
     def local_loss(self, step):
@@ -96,12 +100,16 @@ class Reference(Plugin):
     expected: list[dict[str, np.ndarray]] = []
 
     @hookimpl
+    def broadcast(self, server):
+        return dict(server.model)
+
+    @hookimpl
     def begin_local(self, client):
         if client.previous_model is None:
             return
         names = ("classifier.weight", "classifier.bias")
         own = {n: client.previous_model.get_parameter(n).detach().double().numpy() for n in names}
-        new = {n: client.start[n].double().numpy() for n in names}
+        new = {n: client.received[n].double().numpy() for n in names}
         shares = {n: np.ones_like(own[n]) for n in names}
         order = torch.randperm(client.n, generator=client.generator("ala"))[: round(0.5 * client.n)]
         x, _, labels = client.forward()
