@@ -6,7 +6,10 @@ import functools
 import json
 import os
 import re
+import sys
 from dataclasses import replace
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -779,6 +782,31 @@ def test_a_planted_defect_is_found_by_its_check(check, plugin, words):
     assert words in text, text
     assert text.startswith(f"plugin {plugin.__name__.lower()!r} fails check_{check}: ")
     assert len(re.split(r"\nWhat to do: |\. Hint: ", text, maxsplit=1)[1]) > 20
+
+
+def test_the_hooks_of_an_installed_plugin_are_watched_too(monkeypatch):
+    class Draws(Plugin):
+        """A class in the module of its entry point, as in a new package."""
+
+        __module__, __qualname__ = "draws_package", "Draws"
+
+        @hookimpl
+        def local_loss(self, step):
+            return Loss(step.features.square().mean() * torch.rand(()))
+
+    scan, point = registry._scan, EntryPoint("draws", "draws_package:Draws", "fedcore.plugins")
+    monkeypatch.setattr(
+        registry, "_scan", lambda kind, path: scan(kind, path) | ({"draws": [point]} if kind == "plugin" else {})
+    )
+    monkeypatch.setitem(sys.modules, "draws_package", SimpleNamespace(Draws=Draws))
+    assert name_of(Draws) == "draws"
+    with pytest.raises(CheckFailed, match="'draws' fails check_uses_no_global_random_state: hook local_loss draws"):
+        CHECKS["check_uses_no_global_random_state"].function("draws")
+
+
+def test_fedavg_passes_though_nothing_else_may_have_its_name():
+    for name in ("trains_with_batch_norm", "works_with_a_frozen_backbone"):
+        CHECKS[f"check_{name}"].function("fedavg")
 
 
 def test_every_quick_check_has_a_planted_defect():

@@ -196,12 +196,13 @@ def name_of(plugin: object, kind: str = "plugin") -> str:
 
 
 def entry_point_of(plugin: object, kind: str = "plugin") -> EntryPoint | None:
-    """Return a plugin's installed entry point; imports nothing."""
-    module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
+    """Return a plugin's installed entry point; imports nothing.
+
+    Another class of the same name and module, such as a watched one, has none.
+    """
     for point in registry.available(kind).values():
         package, _, attribute = point.value.partition(":")
-        found = getattr(sys.modules.get(package), attribute, None)
-        if attribute == name and module and (found is plugin or package == module):
+        if getattr(sys.modules.get(package), attribute, None) is plugin:
             return point
     return None
 

@@ -18,6 +18,7 @@ from fedcore.base.process import search_path
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.client.messages import ClientSite, Engine
 from fedcore.hooks.checks import create_plugin
+from fedcore.hooks.plugin import BUILTIN
 from fedcore_testing import problems
 from fedcore_testing.federation import Choice, federate, name_of, records
 from fedcore_testing.findings import Finding
@@ -90,8 +91,9 @@ class Trial:
         :param settings: the plugin's own options, instead of this trial's.
         :param findings: watch every hook, and add what it does wrong.
         """
+        unwatched = findings is None or self.name == BUILTIN  # FedAvg has no hooks, and nothing else may have its name
         own: Choice = (
-            self.name if findings is None else watched(self.target, findings),
+            self.name if unwatched else watched(self.target, findings),
             self.options if settings is None else settings,
         )
         run = self.run_options(**options)

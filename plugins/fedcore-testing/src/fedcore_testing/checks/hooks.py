@@ -24,7 +24,8 @@ def check_trains_with_batch_norm(trial: Trial) -> None:
 
 @check(
     "mark what stays with detach(), copy before you edit, return new tensors or dataclasses.replace; declare in starts "
-    "what a client starts from, and return it from begin_local."
+    "what a client starts from, and return it from begin_local; a further pass through the model in training mode "
+    "renews BatchNorm's buffers: give functional_call copies of them."
 )
 def check_edits_nothing_in_place(trial: Trial) -> None:
     """No hook changes a batch, model, update or payload that it received."""
