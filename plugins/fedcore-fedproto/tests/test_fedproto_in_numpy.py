@@ -88,5 +88,5 @@ def test_the_classifier_or_the_nearest_prototype_predicts(go):
 
 
 def test_another_plugin_that_keeps_parameters_is_refused(go):
-    with pytest.raises(PluginConflictError, match="both implement personal_parameters"):
+    with pytest.raises(PluginConflictError, match="together they keep the whole model"):
         go("fedproto", PersonalClassifier)
