@@ -439,7 +439,7 @@ class Keeper(Plugin):
 
     @hookimpl
     def personal_parameters(self, model):
-        return ["encoder.*"]
+        return ["classifier.context"]
 
 
 class Deep(Plugin):
@@ -453,7 +453,7 @@ class Deep(Plugin):
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (Keeper, "both implement personal_parameters"),
+        (Keeper, "all that .keeper. keeps on the clients"),
         ("uscc", "which 'fedcp' keeps on each client"),
         ("ccvr", "which 'fedcp' keeps on each client"),
     ],

@@ -213,7 +213,7 @@ def test_a_step_does_not_wait_for_the_device(go):
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (PersonalModel, "'fedper' and 'personalmodel' cannot be combined: both implement personal_parameters"),
+        (PersonalModel, "'fedper' and 'personalmodel' cannot be combined: all that 'fedper' keeps on the clients"),
         (OwnsClassifier, "'ownsclassifier' and 'fedper' cannot be combined: .* which 'fedper' keeps on each client"),
         (
             CorrectsClassifier,

@@ -125,5 +125,5 @@ def test_too_many_layers_and_patterns_without_a_match_are_refused(go):
 
 
 def test_another_plugin_that_keeps_parameters_is_refused(go):
-    with pytest.raises(PluginConflictError, match="both implement personal_parameters"):
+    with pytest.raises(PluginConflictError, match="together they keep the whole model"):
         go("lg-fedavg", PersonalClassifier)
