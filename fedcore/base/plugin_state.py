@@ -109,7 +109,8 @@ class State(MutableMapping[str, Any]):
             _check_keys(value)
         except (TypeError, ValueError) as error:
             found = f"sets state[{key!r}] to a {type(value).__name__} ({error})"
-            hint = f"give each tensor a name: state[f'{key}/{{i}}'] = tensor" if "type Tensor" in str(error) else ""
+            holds_tensors = any(f"type {kind}" in str(error) for kind in ("Tensor", "Parameter"))
+            hint = f"give each tensor a name: state[f'{key}/{{i}}'] = tensor" if holds_tensors else ""
             raise PluginContractError.of(self._plugin, found, expected="a tensor or a JSON value", hint=hint) from None
 
     def _is_from_before(self, key: str) -> bool:

@@ -148,7 +148,9 @@ def call(kind: str, name: str, function: Any, *arguments: Any, **options: Any) -
 
 
 def _missing(error: Exception, point: EntryPoint) -> str:
-    """Return a hint on the package to install if the import failed because a package is missing; else empty."""
+    """Return a hint on what to install if the import failed because it is missing; else empty."""
+    if isinstance(error, AttributeError) and point.module in sys.modules:  # the module is there, the name is not
+        return "if you renamed it, write the new name into pyproject.toml and install the package again"
     missing = (getattr(error, "name", None) or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or missing in ("", point.module.partition(".")[0]):
         return ""

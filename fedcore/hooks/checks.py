@@ -294,6 +294,7 @@ RESULTS: Mapping[str, tuple[type | Callable[[Any], bool], str]] = {
 
 def _describe(value: Any) -> str:
     if isinstance(value, Mapping) and value:
-        key, inner = next(iter(value.items()))
+        items = list(value.items())
+        key, inner = next((item for item in items if not isinstance(item[1], Tensor)), items[0])
         return f"a {type(value).__name__} with {key!r}: {type(inner).__name__}"
     return f"{type(value).__name__}"

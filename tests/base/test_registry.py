@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import EntryPoint
 
 import pytest
 from typer.testing import CliRunner
 
 from fedcore.base import registry
-from fedcore.base.errors import ConfigError
+from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.cli.app import app
 
 TWICE = "plugin 'same' is provided twice: by first-package and by second-package. Uninstall one of the two packages."
@@ -30,6 +31,14 @@ def test_a_name_that_two_packages_provide_is_refused_where_it_is_used(twice):
     with pytest.raises(ConfigError) as caught:
         registry.resolve("plugin", "same")
     assert str(caught.value) == TWICE
+
+
+def test_a_class_that_was_renamed_is_answered_with_what_to_do(monkeypatch):
+    point = EntryPoint("mine", "fedcore.base.registry:OldName", "fedcore.plugins")
+    monkeypatch.setattr(registry, "available", lambda kind: {"mine": point})
+    monkeypatch.setattr(registry, "conflict", lambda kind, name: "")
+    with pytest.raises(PluginContractError, match=r"no attribute 'OldName'\. Hint: if you renamed it, .* install"):
+        registry.resolve("plugin", "mine")
 
 
 def test_the_list_of_plugins_shows_a_name_that_two_packages_provide(twice):

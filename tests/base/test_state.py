@@ -80,6 +80,7 @@ def test_numbers_are_no_names(name, value):
     [
         (lambda seen: seen.update({3: 1}), "its key 3 would be the text '3'"),
         (lambda seen: seen.update(a=[torch.zeros(1)]), "Hint: give each tensor a name"),
+        (lambda seen: seen.update(a=torch.nn.Parameter(torch.zeros(1))), "Hint: give each tensor a name"),
     ],
 )
 def test_an_edit_in_place_is_checked_when_the_state_is_kept(edit, words):

@@ -438,8 +438,29 @@ def test_what_works_in_begin_local_only(go, method):
             else:
                 client.add_parameters({"a": torch.zeros(1)})
 
-    with pytest.raises(PluginContractError, match=rf"'late'.*client\.{method}, which works in begin_local only"):
+    place = r"^plugin 'late' hook end_local \(round 1, client \d\)"  # once
+    with pytest.raises(PluginContractError, match=rf"{place} calls client\.{method}, which works in begin_local only"):
         go(Late)
+
+
+def test_a_text_is_no_list_of_patterns_to_freeze(go):
+    class Forgot(Plugin):
+        @hookimpl
+        def begin_local(self, client):
+            client.freeze("classifier.*")
+
+    with pytest.raises(PluginContractError, match=r"client.freeze with the text .*, expected a list of patterns"):
+        go(Forgot)
+
+
+def test_the_entry_that_is_no_tensor_is_named(go):
+    class Counts(Plugin):
+        @hookimpl
+        def end_local(self, client):
+            return {"a": torch.zeros(1), "n": 3}
+
+    with pytest.raises(PluginContractError, match=r"returned a dict with 'n': int, expected"):
+        go(Counts)
 
 
 def test_ask_outside_its_hooks(go):
