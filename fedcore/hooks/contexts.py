@@ -230,7 +230,8 @@ class Step(Protocol):
     def random(self, purpose: str) -> AbstractContextManager[None]:
         """Let torch draw from a stream of this purpose, client, round, epoch and batch inside a ``with`` block.
 
-        The random numbers of the model, such as dropout's, do not change.
+        The random numbers of the model, such as dropout's, do not change. A step that draws here is neither captured as
+        a CUDA graph nor stacked (``--stack``): draw only if there is something to draw.
         """
 
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
