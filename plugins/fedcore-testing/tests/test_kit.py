@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import re
@@ -802,6 +803,17 @@ def test_the_hooks_of_an_installed_plugin_are_watched_too(monkeypatch):
     assert name_of(Draws) == "draws"
     with pytest.raises(CheckFailed, match="'draws' fails check_uses_no_global_random_state: hook local_loss draws"):
         CHECKS["check_uses_no_global_random_state"].function("draws")
+
+
+def test_what_a_library_draws_when_it_is_imported_is_not_the_hooks(tmp_path, monkeypatch):
+    (tmp_path / "draws_at_import.py").write_text("import random\nrandom.random()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def imports_late(self, client):
+        importlib.import_module("draws_at_import")
+
+    CHECKS["check_uses_no_global_random_state"].function(broken(end_local=imports_late))
+    assert sys.modules.pop("draws_at_import")
 
 
 def test_fedavg_passes_though_nothing_else_may_have_its_name():
