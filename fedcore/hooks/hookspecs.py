@@ -97,8 +97,8 @@ def personal_parameters(model: SplitModel) -> Sequence[str] | None:
     """Name the parameters that stay on each client (FedPer).
 
     When: after every ``configure_model``, on the server and wherever clients run.
-    :returns: Patterns over the model's names (``classifier.*``), or None to keep no parameter there. The core does not
-        send, average or count these parameters. Each client starts with their values in the initial global model.
+    :returns: Patterns over the model's names (``classifier.*``), of parameters and buffers, or None to keep none there.
+        The core does not send, average or count them. Each client starts with their values in the initial global model.
     Combining: a client keeps what any plugin names. Refused are plugins of which one names nothing that the others do
         not, and plugins that together leave nothing to send.
     """
