@@ -37,6 +37,7 @@ EXPECTED = {
         **NOISY,
         "check_runs_beside_another_plugin": "the neighbour may look at samples past the noise: refused",
     },
+    "fedbn": {"check_works_with_a_frozen_backbone": "this model's only BatchNorm is frozen: refused, without effect"},
     "fednh": {
         "check_mean_of_equal_updates_is_that_update": "the classifier's prototypes come from the clients' features",
     },
