@@ -99,8 +99,8 @@ def personal_parameters(model: SplitModel) -> Sequence[str] | None:
     When: after every ``configure_model``, on the server and wherever clients run.
     :returns: Patterns over the model's names (``classifier.*``), of parameters and buffers, or None to keep none there.
         The core does not send, average or count them. Each client starts with their values in the initial global model.
-    Combining: a client keeps what any plugin names. Refused are plugins of which one names nothing that the others do
-        not, and plugins that together leave nothing to send.
+    Combining: a client keeps what any plugin names. Refused are two plugins of which one names nothing that the other
+        does not, and two that together leave nothing to send.
     """
 
 
