@@ -92,11 +92,10 @@ class Trial:
         :param settings: the plugin's own options, instead of this trial's.
         :param findings: watch every hook, and add what it does wrong.
         """
-        unwatched = findings is None or self.name == BUILTIN  # FedAvg has no hooks, and nothing else may have its name
-        own: Choice = (
-            self.name if unwatched else watched(self.target, findings),
-            self.options if settings is None else settings,
-        )
+        target: str | type = self.name
+        if findings is not None and self.name != BUILTIN:  # FedAvg has no hooks, and nothing else may have its name
+            target = watched(self.target, findings)
+        own: Choice = (target, self.options if settings is None else settings)
         run = self.run_options(**options)
         return federate(self.folder, *before, own, *others, notify=_silent, engine=engine, **run)
 
