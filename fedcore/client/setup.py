@@ -264,6 +264,8 @@ def _check_needs(setup: Setup, plugin: Plugin) -> None:
         _require_one_model(setup, plugin)
     if plugin.server_optimizer or plugin.encodes or "displacement" in plugin.assumes:
         setup.require_shared(plugin.name)
+    if "displacement" in plugin.assumes:
+        setup.require_received_start(plugin.name)
     if "public" in plugin.reads and not setup.public:
         raise ConfigError(
             f"plugin {plugin.name!r} needs public samples: --public 0.1 takes a tenth of the training set out of "

@@ -88,8 +88,6 @@ ATTRIBUTES = (
         excludes={
             "exchanges": "{one!r} derives its state from how far a client's model moved, but {other!r} exchanges "
             "{value} between clients in mid-epoch",
-            "starts": "{one!r} derives its state from how far a client's model moved from the one it received, but "
-            "{other!r} lets clients start from other values of {value}",
         },
     ),
     Declaration(

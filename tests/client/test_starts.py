@@ -146,8 +146,26 @@ def test_conflicts_name_both_and_the_reason(go):
         go(Mixes, returning({}))
     with pytest.raises(PluginConflictError, match=r"'mixes' starts 'classifier.weight', which 'fedper' keeps"):
         go(Mixes, "fedper")
-    with pytest.raises(PluginConflictError, match=r"'scaffold' derives its state.*'mixes' lets clients start"):
+    with pytest.raises(PluginConflictError, match=r"'scaffold' measures how far.*'mixes' lets clients start"):
         go(Mixes, "scaffold")
+
+
+def test_a_start_of_what_stays_on_the_clients_is_no_conflict_with_a_measured_displacement(go):
+    class OwnHead(Plugin):
+        """FedPer, whose head starts where it is."""
+
+        starts = ("classifier.*",)
+
+        @hookimpl
+        def personal_parameters(self):
+            return ["classifier.*"]
+
+        @hookimpl
+        def begin_local(self, client):
+            return {name: t for name, t in client.model.state_dict().items() if name.startswith("classifier.")}
+
+    own, fedper = go(OwnHead, "scaffold", **FEW), go("fedper", "scaffold", **FEW)
+    assert model_bytes(own) == model_bytes(fedper)
 
 
 def test_a_start_is_no_view_of_the_model(go):

@@ -65,7 +65,6 @@ def test_what_excludes_what():
     assert {pair for pair in CONFLICTS if pair[0] != pair[1]} == {
         ("server_optimizer", "owns"),
         ("assumes", "exchanges"),
-        ("assumes", "starts"),
         ("encodes", "guard_upload"),
     }
 
