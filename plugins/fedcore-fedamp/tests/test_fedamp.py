@@ -154,5 +154,5 @@ def test_the_server_keeps_the_models_that_clients_have(go):
 
 
 def test_another_keeper_of_parameters_is_refused(go):
-    with pytest.raises(PluginConflictError, match="together they keep the whole model"):
+    with pytest.raises(PluginConflictError, match="all that 'fedper' keeps on the clients, 'fedamp' keeps, too"):
         go({"fedamp": {}, installed("fedper"): {}})

@@ -88,5 +88,7 @@ def test_the_classifier_or_the_nearest_prototype_predicts(go):
 
 
 def test_another_plugin_that_keeps_parameters_is_refused(go):
-    with pytest.raises(PluginConflictError, match="together they keep the whole model"):
+    with pytest.raises(
+        PluginConflictError, match="all that 'personalclassifier' keeps on the clients, 'fedproto' keeps, too"
+    ):
         go("fedproto", PersonalClassifier)

@@ -194,7 +194,7 @@ class MovesTheMean(Plugin):
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (PersonalClassifier, "together they keep the whole model"),
+        (PersonalClassifier, "all that 'personalclassifier' keeps on the clients, 'solo' keeps, too"),
         (OwnsClassifier, "which 'solo' keeps on each client"),
         (CorrectsClassifier, "which 'solo' keeps on each client"),
         (Proximal, "'solo' keeps all of them on each client, so it would have no effect"),
