@@ -342,6 +342,10 @@ def _check_claims(setup: Setup) -> None:
                         f"{names[0]!r} has requires_grad=False after every configure_model, so it never changes"
                     )
                 if declaration.name != "starts" and layout.personal.issuperset(names):  # a client starts from its own
+                    keeper = setup.keeper_of(names)
+                    if keeper not in (None, plugin.name):
+                        reason = f"{plugin.name!r} {declaration.name} {pattern!r}, of which nothing travels"
+                        raise PluginConflictError.of(plugin.name, keeper, f"{reason} next to {keeper!r}")
                     raise ConfigError(
                         f"{claim}, but each client keeps all of that and never sends it, so it would have no effect"
                     )
