@@ -115,12 +115,12 @@ def in_order(table: Any, columns: Sequence[str], name: str) -> Any:
 
     :raises DataError: a column is missing. The message calls the table ``name``.
     """
-    found = column_names(table)
+    found = set(column_names(table))
     if not (found and columns):
         return table
-    missing = [column for column in columns if column not in found]
-    if missing:
-        raise DataError(f"{name} has no column {missing[0]!r}; the columns of training are {', '.join(columns)}")
+    missing = next((column for column in columns if column not in found), None)
+    if missing is not None:
+        raise DataError(f"{name} has no column {missing!r}, which is one of the {len(columns)} columns of training")
     return table[list(columns)]
 
 
