@@ -335,19 +335,20 @@ def _check_claims(setup: Setup) -> None:
         for plugin in setup.plugins:
             for pattern in patterns_of(plugin, declaration.name):
                 names = match((pattern,), layout.shapes, plugin, declaration.name)
-                claim = f"plugin {plugin.name!r} {declaration.name} {pattern!r}"
+                claim = f"{plugin.name!r} {declaration.name} {pattern!r}"
                 if layout.fixed.issuperset(names):
                     raise ConfigError(
-                        f"{claim}, but no part of that is trained: "
+                        f"plugin {claim}, but no part of that is trained: "
                         f"{names[0]!r} has requires_grad=False after every configure_model, so it never changes"
                     )
                 if declaration.name != "starts" and layout.personal.issuperset(names):  # a client starts from its own
                     keeper = setup.keeper_of(names)
                     if keeper not in (None, plugin.name):
-                        reason = f"{plugin.name!r} {declaration.name} {pattern!r}, of which nothing travels"
-                        raise PluginConflictError.of(plugin.name, keeper, f"{reason} next to {keeper!r}")
+                        reason = f"{claim}, of which nothing travels next to {keeper!r}"
+                        raise PluginConflictError.of(plugin.name, keeper, reason)
                     raise ConfigError(
-                        f"{claim}, but each client keeps all of that and never sends it, so it would have no effect"
+                        f"plugin {claim}, but each client keeps all of that and never sends it, so it would have no "
+                        "effect"
                     )
 
 

@@ -142,11 +142,11 @@ def _read_npz(path: Path) -> tuple[Split, Split, list[str]]:
 
 
 def _of_arrays(given: Sequence[Any], name: str) -> Dataset:
-    train, train_labels, test, test_labels = given
-    columns = column_names(train)
+    x_train, y_train, x_test, y_test = given
+    columns = column_names(x_train)
+    x_test = in_order(x_test, columns, "dataset: x_test")
     try:
-        x_train, y_train, y_test = map(_array, (train, train_labels, test_labels))
-        x_test = _array(in_order(test, columns, "dataset: x_test"))
+        x_train, y_train, x_test, y_test = map(_array, (x_train, y_train, x_test, y_test))
     except ValueError as error:
         raise DataError(
             "dataset: a list does not become one array, for its entries have different shapes. Sequences of different "

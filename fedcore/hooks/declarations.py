@@ -121,9 +121,6 @@ TABLE = {
 }
 """Every declaration by name: the exclusive hooks, then the attributes."""
 
-KEEPS = "personal_parameters"
-"""The hook that keeps parameters on the clients. No other plugin can own, start, exchange or correct these."""
-
 
 def require_hooks(plugin: Plugin) -> None:
     """Refuse a declaration without its hooks, and hooks that would never be called without their declaration.

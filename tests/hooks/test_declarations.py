@@ -91,5 +91,16 @@ def test_patterns_stand_on_the_card(name):
     assert ("a plugin that keeps any of * on the clients" in lines) is TABLE[name].shared
 
 
+def test_what_the_set_up_refuses_by_names_stands_on_the_cards():
+    unless = "unless what is started stays on the clients"
+    assert f"a {TABLE['starts'].plugin}, {unless}" in excluded_by(declaring("One", "assumes"))
+    assert f"a {TABLE['assumes'].plugin}, {unless}" in excluded_by(declaring("One", "starts"))
+    keeps = type("One", (Plugin,), {"personal_parameters": _returns_none})
+    assert excluded_by(keeps) == [
+        "a plugin that keeps the same parameters on the clients",
+        "a plugin that owns, exchanges or corrects any of the parameters that stay on the clients",
+    ]
+
+
 def test_a_plugin_without_declarations_excludes_nothing():
     assert excluded_by(Plugin) == []

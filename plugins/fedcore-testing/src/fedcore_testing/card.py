@@ -20,7 +20,7 @@ from fedcore.base.identity import short_name
 from fedcore.base.output import clean, first_line, prose, text
 from fedcore.cli.options import base_type, bounds, choices
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
-from fedcore.hooks.declarations import ATTRIBUTES, KEEPS, TABLE
+from fedcore.hooks.declarations import ATTRIBUTES, TABLE, Declaration
 from fedcore.hooks.plugin import BUILTIN, option_names, patterns_of
 from fedcore_testing.traffic import watch
 
@@ -94,14 +94,18 @@ def meanings() -> dict[str, str]:
 def excluded_by(plugin: Plugin | type[Plugin]) -> list[str]:
     """Return the kinds of plugins that cannot be combined with this one, each as a noun phrase."""
     found = []
+    if Declaration("personal_parameters").made_by(plugin):
+        found.append("a plugin that keeps the same parameters on the clients")
+        found.append("a plugin that owns, exchanges or corrects any of the parameters that stay on the clients")
+    for one, other in (("assumes", "starts"), ("starts", "assumes")):  # the set-up compares the shared names
+        if TABLE[one].made_by(plugin):
+            found.append(f"a {TABLE[other].plugin}, unless what is started stays on the clients")
     for declaration in TABLE.values():
         if not declaration.made_by(plugin):
             found += [f"a {declaration.plugin}" for name in declaration.excludes if TABLE[name].made_by(plugin)]
             continue
         if declaration.alone:
             found.append(f"another {declaration.plugin}")
-        if declaration.name == KEEPS:
-            found.append("a plugin that owns, exchanges or corrects any of the parameters that stay on the clients")
         if declaration.patterns:
             patterns = ", ".join(patterns_of(plugin, declaration.name))
             found.append(f"another plugin that {declaration.name} any of {patterns}")
