@@ -23,6 +23,7 @@ from fedcore.client.optimizer import ParameterGroup
 from fedcore.client.session import LocalSession
 from fedcore.client.working_model import MeanLoss, all_outputs, cross_entropy, mean_gradients
 from fedcore.data.client_data import Picked
+from fedcore.hooks.checks import check_weights
 from fedcore.hooks.contexts import ClientContext, Step, View
 from fedcore.hooks.plugins import match
 from fedcore.models import Outputs, SplitModel
@@ -116,10 +117,7 @@ class SessionContext(View, ClientContext):
         own = copy.deepcopy(self.model, {id(value): value.detach() for value in held if not value.is_leaf})
         weights = tensors or {}
         state = own.state_dict()
-        unknown = sorted(set(weights) - set(state))
-        if unknown:
-            found = f"passes {unknown[0]!r} to client.network, but the model has no such tensor"
-            raise PluginContractError.of(self._plugin, found)
+        check_weights(weights, state, self._plugin, "client.network")
         copy_into(state, weights)
         return own.eval()
 
@@ -130,6 +128,9 @@ class SessionContext(View, ClientContext):
         self._require_begin_local("add_parameters")
         session = self._session
         device = session.working.device
+        twice = sorted(session.requests.added[self._plugin].keys() & tensors.keys())
+        if twice:
+            raise PluginContractError.of(self._plugin, f"adds the parameter {twice[0]!r} twice")
         added = {name: nn.Parameter(tensor.detach().to(device, copy=True)) for name, tensor in tensors.items()}
         session.requests.added[self._plugin].update(added)
         group = ParameterGroup(

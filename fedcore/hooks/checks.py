@@ -228,6 +228,20 @@ def whole_numbers(values: Iterable[Any], plugin: str, hook: str) -> list[int]:
     return numbers
 
 
+def check_weights(weights: Mapping[str, Tensor], state: Mapping[str, Tensor], plugin: str, method: str) -> None:
+    """Refuse weights for a network that the model does not have, or not in this shape, which would be broadcast.
+
+    :raises PluginContractError: names the plugin, the method that it called, and the tensor.
+    """
+    for name, tensor in weights.items():
+        if name not in state:
+            raise PluginContractError.of(plugin, f"passes {name!r} to {method}, but the model has no such tensor")
+        if tensor.shape != state[name].shape:
+            shape = f"of shape {tuple(tensor.shape)}"
+            expected = f"{tuple(state[name].shape)}"
+            raise PluginContractError.of(plugin, f"passes {name!r} {shape} to {method}", expected=expected)
+
+
 def _tensors(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(k, str) and isinstance(t, Tensor) for k, t in value.items())
 

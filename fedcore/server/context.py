@@ -17,7 +17,7 @@ from fedcore.base.tensors import bytes_of, copy_into, on_cpu
 from fedcore.base.types import Answer, ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask, Outcome
 from fedcore.data import PublicSamples
-from fedcore.hooks.checks import whole_numbers
+from fedcore.hooks.checks import check_weights, whole_numbers
 from fedcore.hooks.contexts import ServerContext, View
 from fedcore.models import SplitModel
 from fedcore.server.aggregation import RunningMean
@@ -197,13 +197,10 @@ class ScopeContext(View, ServerContext):
     @override
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
         setup = self._scope.federation.setup
-        weights = {**self._scope.model, **(tensors or {})}
-        unknown = sorted(set(weights) - set(setup.layout.shapes))
-        if unknown:
-            found = f"passes {unknown[0]!r} to server.network, but the model has no such tensor"
-            raise PluginContractError.of(self._plugin, found)
         model = setup.placement.model(copy.deepcopy(setup.model))
-        copy_into(model.state_dict(), weights)
+        state = model.state_dict()
+        check_weights(tensors or {}, state, self._plugin, "server.network")
+        copy_into(state, {**self._scope.model, **(tensors or {})})
         return model.eval()
 
     @override

@@ -148,6 +148,8 @@ def test_a_network_is_a_copy_with_other_weights(tmp_path):
         assert all(torch.equal(tensor, before[key]) for key, tensor in client.model.state_dict().items())
         with pytest.raises(PluginContractError, match=r"passes 'missing' to client.network, but the model has"):
             client.network({"missing": torch.zeros(1)})
+        with pytest.raises(PluginContractError, match=r"passes 'encoder\.base\.\S+' of shape \(1,\) to client.network"):
+            client.network({name: torch.zeros(1)})
 
     federate(tmp_path, looking(check, check), PersonalClassifier, model=with_batch_norm, **FEW)
 

@@ -443,6 +443,19 @@ def test_what_works_in_begin_local_only(go, method):
         go(Late)
 
 
+def test_a_parameter_that_is_added_twice_would_train_without_a_name(go):
+    class Twice(Plugin):
+        @hookimpl
+        def begin_local(self, client):
+            client.add_parameters({"a": torch.zeros(1)})
+            client.add_parameters({"b": torch.zeros(1), "a": torch.ones(1)})
+
+    with pytest.raises(
+        PluginContractError, match=r"hook begin_local \(round 1, client \d\) adds the parameter 'a' twice"
+    ):
+        go(Twice)
+
+
 def test_a_text_is_no_list_of_patterns_to_freeze(go):
     class Forgot(Plugin):
         @hookimpl

@@ -130,11 +130,15 @@ def test_a_network_of_given_weights_gives_the_clients_outputs(go, model):
     assert committed(go(Measures, model=model)).plugins["measures"]["same"] is True
 
 
-def test_a_network_of_unknown_names(go):
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("classifier.wait", "to server.network, but the model has"), ("classifier.weight", "of shape .1,. to server.net")],
+)
+def test_a_network_of_unknown_names_or_wrong_shapes(go, name, found):
     class Wrong(Plugin):
         @hookimpl
         def begin_round(self, server):
-            server.network({"classifier.wait": torch.zeros(1)})
+            server.network({name: torch.zeros(1)})
 
-    with pytest.raises(PluginContractError, match=r"passes 'classifier.wait' to server.network, but the model has"):
+    with pytest.raises(PluginContractError, match=f"passes {name!r} {found}"):
         go(Wrong)

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 import fedcore
 from fedcore import Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore.data import load_dataset
-from fedcore.models import build_model
-from fedcore_ditto import Ditto, may_draw
+from fedcore_ditto import Ditto
 from fedcore_functional import proximal_term
 from fedcore_testing import (
     Cohorts,
@@ -99,20 +98,6 @@ class Late(Plugin):
 def test_v_starts_from_and_is_pulled_to_the_model_that_the_client_starts_from(go, quadratic_risk, plugins):
     result = go(Quadratic, *plugins, **TOY, local_epochs=2)
     np.testing.assert_allclose(kept(result, 0)[W], [1.18, 0.82], atol=1e-6)
-
-
-# --- the equations -----------------------------------------------------------------------------------------------
-
-
-class Elsewhere(nn.Module):
-    pass
-
-
-def test_which_models_may_draw_random_numbers():
-    for name, draws in (("mlp", False), ("simple-cnn", False), ("resnet50", False), ("alexnet", True)):
-        model, _ = build_model(name, num_classes=10, input_shape=(3, 16, 16), seed=0, projection=False)
-        assert may_draw(model) == draws, name
-    assert may_draw(SplitModel(Elsewhere(), 2, 2)), "nothing is known of a module from elsewhere"
 
 
 # --- a run computed independently --------------------------------------------------------------------------------

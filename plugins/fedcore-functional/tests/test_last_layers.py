@@ -7,7 +7,7 @@ from torch import nn
 
 from fedcore import ConfigError, SplitModel
 from fedcore.models import build_model
-from fedcore_functional import names_of_last_layers
+from fedcore_functional import may_draw, names_of_last_layers
 
 
 def model_of(name, projection=False, shape=(3, 32, 32)):
@@ -52,3 +52,13 @@ def test_a_normalisation_belongs_to_the_layer_before_it():
     model = normalised(10, (1, 8, 8))
     assert layers(model, 2) == ["classifier", "encoder.base.5", "encoder.base.6"]
     assert names(model, 3) == list(model.state_dict()), "the first layer takes what is before it"
+
+
+class Elsewhere(nn.Module):
+    pass
+
+
+def test_which_models_may_draw_random_numbers():
+    for name, draws in (("mlp", False), ("simple-cnn", False), ("resnet50", False), ("alexnet", True)):
+        assert may_draw(model_of(name, shape=(3, 16, 16))) == draws, name
+    assert may_draw(SplitModel(Elsewhere(), 2, 2)), "nothing is known of a module from elsewhere"

@@ -6,12 +6,12 @@ from contextlib import nullcontext
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedcore import ClientContext, Loss, Plugin, PluginOptions, SplitModel, Step, hookimpl
-from fedcore_functional import proximal_term
+from fedcore_functional import may_draw, proximal_term
 
 __all__ = ["Ditto", "DittoOptions"]
 
@@ -74,27 +74,3 @@ class Ditto(Plugin[DittoOptions]):
     def personal_model(self, client: ClientContext) -> SplitModel:
         """Evaluate v_k as the client's last participation left it."""
         return client.network(client.state)
-
-
-KNOWN = ("torch.nn.modules.", "fedcore.", "fedcore_functional.", "fedcore_zoo.")
-"""How the modules begin whose networks draw random numbers by :data:`DRAWING` alone."""
-
-DRAWING = (
-    nn.modules.dropout._DropoutNd,
-    nn.FractionalMaxPool2d,
-    nn.FractionalMaxPool3d,
-    nn.MultiheadAttention,
-    nn.RNNBase,
-    nn.RReLU,
-)
-"""torch's modules that draw random numbers in training mode, or do so with some option."""
-
-
-def may_draw(model: nn.Module) -> bool:
-    """Say whether a forward pass in training mode may draw random numbers.
-
-    Of modules that are neither torch's nor fedcore's nothing is known: they may.
-    """
-    return any(
-        isinstance(module, DRAWING) or not type(module).__module__.startswith(KNOWN) for module in model.modules()
-    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from fedcore import ClientContext, Loss, Plugin, PluginOptions, Step, hookimpl
 from fedcore_fedrod.equations import TwoHeads, personal_cross_entropy
-from fedcore_functional import balanced_cross_entropy, log_prior
+from fedcore_functional import balanced_cross_entropy, log_prior, may_draw
 
 
 class FedRoDOptions(PluginOptions):
@@ -47,6 +47,7 @@ class FedRoD(Plugin[FedRoDOptions]):
             counts = client.class_counts.clamp(min=self.options.least)
             client.scratch["prior"] = log_prior(counts, self.options.gamma)
         head = client.model.classifier
+        client.scratch["draws"] = may_draw(head)
         client.add_parameters({name: client.state.get(name, w.detach()) for name, w in head.named_parameters()})
 
     @hookimpl
@@ -62,7 +63,7 @@ class FedRoD(Plugin[FedRoDOptions]):
         head = step.model.classifier
         # The second pass must neither move the head's buffers nor draw the random numbers of its dropout.
         tensors = {**dict(step.added), **{name: buffer.clone() for name, buffer in head.named_buffers()}}
-        with nullcontext() if isinstance(head, nn.Linear) else step.random("personal"):
+        with step.random("personal") if step.client.scratch["draws"] else nullcontext():
             personal = functional_call(head, tensors, (step.features.detach(),))
         return Loss(personal_cross_entropy(step.logits, personal, step.y), name="personal")
 

@@ -44,7 +44,7 @@ from fedcore_functional.drift import (
     renewed_mean_displacement,
     shifted_target,
 )
-from fedcore_functional.layers import check_layers, move_split, names_of_last_layers
+from fedcore_functional.layers import check_layers, may_draw, move_split, names_of_last_layers
 from fedcore_functional.prototype_exchange import PrototypeExchange, PrototypeOptions
 from fedcore_functional.prototypes import (
     add_prototypes,
@@ -99,6 +99,7 @@ __all__ = [
     "first_prototypes",
     "linear_term",
     "log_prior",
+    "may_draw",
     "mean_over_holders",
     "model_contrastive_loss",
     "move_split",

@@ -117,3 +117,28 @@ def names_of_last_layers(model: SplitModel, count: int, *, option: str) -> list[
 
 def _is_layer(module: nn.Module) -> bool:
     return not isinstance(module, NOT_LAYERS) and any(True for _ in module.parameters())
+
+
+KNOWN = ("torch.nn.modules.", "fedcore.", "fedcore_functional.", "fedcore_zoo.")
+"""How the modules begin whose networks draw random numbers by :data:`DRAWING` alone."""
+
+DRAWING = (
+    nn.modules.dropout._DropoutNd,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.RReLU,
+)
+"""torch's modules that draw random numbers in training mode, or do so with some option."""
+
+
+def may_draw(model: nn.Module) -> bool:
+    """Say whether a forward pass of a model in training mode may draw random numbers, such as dropout's.
+
+    A second pass on the same batch then belongs inside ``with step.random(purpose):``, which is neither captured nor
+    stacked. Of modules that are neither torch's nor fedcore's nothing is known: they may.
+    """
+    return any(
+        isinstance(module, DRAWING) or not type(module).__module__.startswith(KNOWN) for module in model.modules()
+    )
