@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,10 @@ class Commands(TyperGroup):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.suggest_commands = False  # typer knows no packages' commands
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read ``~`` in ``--out=~/run`` as the home, before a command sees it. Shells leave it there."""
+        return super().parse_args(ctx, [*map(_with_home, args)])
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command and print its errors as messages."""
@@ -66,6 +71,11 @@ class Commands(TyperGroup):
             found = get_command(_broken(error))  # --help and all other commands still work
         found.name = cmd_name
         return found
+
+
+def _with_home(argument: str) -> str:
+    option, equals, value = argument.partition("=")
+    return f"{option}={os.path.expanduser(value)}" if equals and option.startswith("--") else argument
 
 
 def _words_before(ctx: Any) -> str:

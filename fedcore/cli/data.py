@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -68,7 +66,7 @@ def split(
     if config.partition.endswith(".json"):
         raise ConfigError(f"--partition {config.partition}: split writes partition files; name a partitioner instead")
     if out is not None:
-        out = check_out(out, [".json"], force=force)
+        _check_out(out, force=force)
 
     from fedcore.cli.partition_table import draw_table
     from fedcore.data import load_dataset
@@ -88,17 +86,12 @@ def split(
         output.line(f"written: {out} (use it with --partition {out})")
 
 
-def check_out(out: Path, suffixes: Sequence[str], *, force: bool) -> Path:
-    """Return the file to write, with ``~`` read as the home: a shell leaves it in ``--out=~/part.json``.
-
-    :raises ConfigError: the suffix is another one, or the file exists and ``force`` does not allow to replace it.
-    """
-    out = Path(os.path.expanduser(out))
-    if out.suffix not in suffixes:
-        raise ConfigError(f"--out {out}: the name must end with {' or '.join(suffixes)}")
+def _check_out(out: Path, *, force: bool) -> None:
+    """Refuse a file to write that does not end with .json, or that exists without ``force``."""
+    if out.suffix != ".json":
+        raise ConfigError(f"--out {out}: the name must end with .json")
     if out.exists() and not force:
         raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
-    return out
 
 
 def _first_line(kind: str, name: str) -> str:

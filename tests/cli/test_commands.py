@@ -165,10 +165,12 @@ def test_data_split_writes_what_train_reads(cli, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "partition.json").read_text())["sha256"] != digest
 
 
-def test_data_split_reads_a_tilde_as_train_does(cli, tmp_path: Path, monkeypatch) -> None:
+def test_every_command_reads_a_tilde_that_the_shell_leaves(cli, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     cli("data", "split", "--clients", 2, "--out=~/part.json")
+    cli("plugins", "new", "mine", "--into=~")
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert sorted(path.name for path in (tmp_path / "home").iterdir()) == ["fedcore-mine", "part.json"]
     assert cli("train", *SMALL, "--partition=~/part.json", "--fast-dev-run").exit_code == 0
 
 
