@@ -148,6 +148,7 @@ class ClientRuntime:
     def trained(self, task: ClientTask, session: LocalSession, epochs: range) -> ClientUpdate | Pause:
         """Return the outcome after these epochs: a pause, or the update if they were the last."""
         if epochs.stop < session.work.epochs:
+            _require_steps(session)
             assert task.session is not None
             self._sessions[task.session] = session
             weights, plugins = session.pause(), self.setup.breaks[epochs.stop]
@@ -304,14 +305,7 @@ class ClientRuntime:
 
         :param personal: takes the weights that the client keeps.
         """
-        if session.steps == 0:
-            why = (
-                "; with BatchNorm in the model a batch of one sample is skipped"
-                if self.working.smallest_batch > 1
-                else ""
-            )
-            count = len(session.data)
-            raise Failed("no_steps", f"client {session.client} has {count} samples and made no optimizer step{why}")
+        _require_steps(session)
         losses = session.losses.means()
         for name, value in losses.items():
             if not value - value == 0:  # nan or inf
@@ -373,6 +367,15 @@ class ClientRuntime:
             own = self.working.personal if self.setup.has_own_models else self.working.snapshot
             _, _, kept = self._end_local(session, own)
             return {**session.states.snapshot(), **kept}
+
+
+def _require_steps(session: LocalSession) -> None:
+    """Fail a client that took no step. A later epoch has batches of the same sizes, so it would take none either."""
+    if session.steps == 0:
+        found = f"client {session.client} has {len(session.data)} samples and made no optimizer step"
+        skipped = session.working.smallest_batch > 1
+        why = "; with BatchNorm in the model a batch of one sample is skipped" if skipped else ""
+        raise Failed("no_steps", f"{found}{why}")
 
 
 def _with_json_metrics(session: LocalSession, plugin: str, hook: str, update: ClientUpdate) -> ClientUpdate:

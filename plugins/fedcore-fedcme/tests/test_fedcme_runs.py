@@ -19,10 +19,12 @@ from fedcore_testing import (
     federations,
     installed,
     model_bytes,
+    one_sample,
     partition_of,
     plugin_state,
     records,
     weights,
+    with_batch_norm,
 )
 
 go = federations(local_epochs=2, batch_size=200)
@@ -445,6 +447,14 @@ def test_a_survivor_keeps_its_own_classifier(go, trouble, matching):
     assert [failure["client"] for failure in records(run)[0]["failures"]] == [1]
     assert records(run)[0]["accepted"] == 1
     assert model_bytes(run) == model_bytes(go({"fedcme": OFF, trouble: {}}, **DISJOINT))
+
+
+def test_a_client_that_takes_no_step_hands_nothing_over(go):
+    options = {"clients": 2, "model": with_batch_norm, "partition": one_sample, "rounds": 1}
+    with pytest.warns(ExchangeWarning, match=r"client 1 keeps its own classifier.*client 0, failed"):
+        run = go({"fedcme": {"mu": 0.0}}, **options)
+    assert [(failure["client"], failure["kind"]) for failure in records(run)[0]["failures"]] == [(0, "no_steps")]
+    assert model_bytes(run) == model_bytes(go({"fedcme": OFF}, **options))
 
 
 def test_the_others_go_on_exchanging(go, recorded):
