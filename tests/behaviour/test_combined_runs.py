@@ -55,10 +55,15 @@ class Loop:
     :param mu: FedProx's; ``moon`` MOON's, with temperature 0.5; ``pull`` Ditto's lambda; None for a run without.
     :param controls: whether SCAFFOLD's control variates correct the gradients.
     :param beta: the server's momentum.
+    :param levels: QSGD's s; the movements of a client share one norm.
+    :param virtual: USCC's features per class, on which the classifier learns for two epochs after the last round.
     """
 
-    def __init__(self, start, samples, keep=(), mu=None, moon=None, pull=None, controls=False, beta=0.0):
-        self.samples, self.mu, self.moon, self.pull, self.controls, self.beta = samples, mu, moon, pull, controls, beta
+    mu = moon = pull = levels = virtual = None
+    controls, beta = False, 0.0
+
+    def __init__(self, start, samples, keep=(), **parts):
+        vars(self).update(parts, samples=samples)
         self.model = normalised(3, None).double()
         self.w = {name: value.double() if value.is_floating_point() else value for name, value in start.items()}
         self.named = dict(self.model.named_parameters())
@@ -114,7 +119,37 @@ class Loop:
         self.previous[k], self.personal[k] = end, copy.deepcopy(personal.state_dict())
         change = {n: (start[n] - end[n]) / (LR * norm) - self.c[n] for n in self.shared}  # of c_i
         self.c_own[k] = {n: known[n] + change[n] for n in self.shared}
-        return end, change
+        return (end if self.levels is None else {**end, **self.rounded(start, end, number, k)}), change
+
+    def rounded(self, start, end, number, k):
+        """Return w + Q(y - w) by name (QSGD, Section 3.1)."""
+        moves = torch.cat([(end[n] - start[n]).flatten() for n in self.shared])
+        place = moves.abs() / moves.norm() * self.levels
+        up = torch.rand(len(moves), generator=generator(0, "qsgd", round=number, client=k)) < place - place.floor()
+        sent = (place.floor() + up) * moves.sign() * moves.norm() / self.levels
+        parts = sent.split([start[n].numel() for n in self.shared])
+        return {n: start[n] + part.view_as(start[n]) for n, part in zip(self.shared, parts)}
+
+    def correct(self):
+        """Train the classifier on draws from the Gaussians of the pooled features (FedECCR, Algorithm 2)."""
+        features = torch.cat([self.features({**self.w, **self.own[k]}, x) for k, (x, _) in enumerate(self.samples)])
+        y, stream, drawn = torch.cat([y for _, y in self.samples]), generator(0, "uscc", round=len(COHORTS)), []
+        for c in range(3):
+            of_class = features[y == c].numpy()
+            values, vectors = np.linalg.eigh(np.cov(of_class.T))
+            root = torch.tensor(vectors * np.sqrt(values.clip(0)) @ vectors.T)
+            noise = torch.randn(self.virtual, 5, generator=stream, dtype=torch.float64)
+            drawn.append(torch.tensor(of_class.mean(0)) + noise @ root)
+        labels, head = torch.arange(3).repeat_interleave(self.virtual), copy.deepcopy(self.model.classifier)
+        head.load_state_dict({n.removeprefix(HEAD): w for n, w in self.w.items() if n.startswith(HEAD)})
+        seed = generator(0, "retrain", round=len(COHORTS)).initial_seed()
+        stream, optimizer = torch.Generator().manual_seed(seed), torch.optim.SGD(head.parameters(), lr=0.1)
+        for _ in range(2):
+            for rows in torch.randperm(len(labels), generator=stream).split(64):
+                optimizer.zero_grad()
+                F.cross_entropy(head(torch.cat(drawn)[rows]), labels[rows]).backward()
+                optimizer.step()
+        self.w |= {f"{HEAD}{name}": tensor for name, tensor in head.state_dict().items()}
 
     def run(self):
         sizes = [len(y) for _, y in self.samples]
@@ -126,6 +161,8 @@ class Loop:
                 self.velocity[n] = self.beta * self.velocity[n] + self.w[n] - mean[n]
                 self.c[n] = self.c[n] + sum(sizes[k] / sum(sizes) * ended[k][1][n] for k in cohort)
             self.w = {**self.w, **mean, **{n: self.w[n] - self.velocity[n] for n in self.shared}}
+        if self.virtual is not None:
+            self.correct()
         return self
 
 
@@ -137,6 +174,8 @@ PLUGINS = {
     "ditto": {"lambda": 1.0},
     "scaffold": {},
     "fedavgm": {"beta": 0.9},
+    "qsgd": {},
+    "uscc": {"per_class": 40, "epochs": 2, "lr": 0.1},
 }
 PARTS = {
     "fedprox": {"mu": 0.5},
@@ -144,6 +183,8 @@ PARTS = {
     "ditto": {"pull": 1.0},
     "scaffold": {"controls": True},
     "fedavgm": {"beta": 0.9},
+    "qsgd": {"levels": 7},
+    "uscc": {"virtual": 40},
 }
 
 
@@ -156,6 +197,9 @@ PARTS = {
         ("moon", "fedprox", "scaffold", "fedavgm"),
         ("ditto", "fedper", "fedprox"),
         ("fedavgm", "ditto", "fedbn", "scaffold"),
+        ("scaffold", "qsgd", "fedbn"),
+        ("fedbn", "uscc", "moon"),
+        ("uscc", "fedavgm", "qsgd"),
     ],
     ids="+".join,
 )
