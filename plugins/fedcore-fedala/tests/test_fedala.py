@@ -98,6 +98,7 @@ class Reference(Plugin):
 
     reads = ("previous",)
     expected: list[dict[str, np.ndarray]] = []
+    losses: list[float] = []
 
     @hookimpl
     def broadcast(self, server):
@@ -119,13 +120,18 @@ class Reference(Plugin):
                 at = {n: own[n] + (new[n] - own[n]) * shares[n] for n in names}
                 g = softmax_by_hand(at, x[part], y[part])[1]
                 shares = {n: np.clip(shares[n] - 20.0 * g[n] * (new[n] - own[n]), 0, 1) for n in names}
-        self.expected.append({n: own[n] + (new[n] - own[n]) * shares[n] for n in names})
+        start = {n: own[n] + (new[n] - own[n]) * shares[n] for n in names}
+        self.expected.append(start)
+        self.losses.append(softmax_by_hand(start, x[order], y[order])[0])
 
 
-def test_what_a_client_starts_from_is_learned_as_in_numpy(go):
+def test_what_a_client_starts_from_is_learned_as_in_numpy(go, monkeypatch):
     """Softmax regression; three epochs over half of the samples, in batches of ten."""
     STARTS.clear()
     Reference.expected.clear()
+    Reference.losses.clear()
+    judged = []
+    monkeypatch.setattr("fedcore_fedala.equations.settled", lambda losses, *_: judged.append(losses[-1]))
     given = {"eta": 20.0, "fraction": 0.5, "most_epochs": 3, "threshold": 1e-9}
     go({"fedala": given, Watches: {}, Reference: {}}, model=linear, clients=2, rounds=2)
     second = [row for row in STARTS if row[0] == 1]
@@ -136,6 +142,7 @@ def test_what_a_client_starts_from_is_learned_as_in_numpy(go):
             np.testing.assert_allclose(started[name], value, atol=2e-5)
             moved += float((started[name] - received[name]).abs().sum())
         assert moved > 0, "the start is not what was received"
+    np.testing.assert_allclose(judged[2::3], Reference.losses, atol=2e-5)
 
 
 def test_the_first_participation_and_lower_layers_start_as_received(go):

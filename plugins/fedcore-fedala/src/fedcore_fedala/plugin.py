@@ -71,14 +71,15 @@ class FedALA(Plugin[FedALAOptions]):
         options, model, losses = self.options, client.network(), []
         count = max(1, round(options.fraction * client.n))
         part = torch.randperm(client.n, generator=client.generator("ala"))[:count]
+        model.load_state_dict(eq.mixture(own, received, shares), strict=False)
         for _ in range(1 if client.state else options.most_epochs):
             for positions in part.split(options.batch_size):
-                model.load_state_dict(eq.mixture(own, received, shares), strict=False)
                 found = client.gradients(positions, model)
                 shares = {
                     name: eq.renewed_share(share, found[name], own[name], received[name], options.eta)
                     for name, share in shares.items()
                 }
+                model.load_state_dict(eq.mixture(own, received, shares), strict=False)
             _, logits, labels = client.forward(part, model)
             losses.append(float(F.cross_entropy(logits, labels)))
             if eq.settled(losses, COUNT, options.threshold):
