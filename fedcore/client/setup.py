@@ -276,7 +276,7 @@ def _check_needs(setup: Setup, plugin: Plugin) -> None:
 def _require_one_model(setup: Setup, plugin: Plugin) -> None:
     """Refuse another plugin that has several models: it chooses the one that a client starts from, and averages it."""
     for other in setup.plugins:
-        if set(setup.claimed(other, "starts")) & set(setup.claimed(other, "owns")):
+        if other is not plugin and set(setup.claimed(other, "starts")) & set(setup.claimed(other, "owns")):
             reason = f"{plugin.name!r} works with one global model, but {other.name!r} trains several"
             raise PluginConflictError.of(plugin.name, other.name, reason)
 

@@ -189,3 +189,21 @@ def test_a_start_is_no_view_of_the_model(go):
     assert seen[0] == 0
     assert seen[-1] > 0
     assert model_bytes(result) == model_bytes(go(**FEW))
+
+
+def test_a_plugin_with_one_model_and_a_second_head_does_not_conflict_with_itself(go):
+    class TwoHeads(Plugin):
+        """Clients start from the averaged head; the global model has another one (CReFF)."""
+
+        owns = starts = ("classifier.*",)
+        assumes = ("one-model",)
+
+        @hookimpl
+        def begin_local(self, client):
+            return None
+
+        @hookimpl
+        def aggregate(self, server):
+            return None
+
+    assert model_bytes(go(TwoHeads, **FEW)) == model_bytes(go(**FEW))
