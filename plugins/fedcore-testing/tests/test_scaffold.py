@@ -160,6 +160,7 @@ def test_what_is_written_is_typed(new, tmp_path, kind):
     ("arguments", "words"),
     [
         (["My_Method"], "Write 'my-method'"),
+        (["Scaffold2"], "Write 'scaffold2'"),
         (["2fast"], "Write 'fast'"),
         (["a--b"], "Write 'a-b'"),
         (["../up"], "Write 'up'"),

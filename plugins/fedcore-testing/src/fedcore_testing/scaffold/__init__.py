@@ -78,7 +78,8 @@ def _render(folder: Path, values: dict[str, str]) -> list[tuple[Path, str]]:
 
 def _check_name(name: str, kind: str) -> None:
     if not _NAME.fullmatch(name) or len(name) > _LONGEST:
-        fixed = re.sub(r"[^a-z0-9]+", "-", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()).strip("-0123456789")
+        fixed = re.sub(r"[^a-z0-9]+", "-", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower())
+        fixed = fixed.lstrip("-0123456789").rstrip("-")
         hint = f" Write {fixed[:_LONGEST]!r}." if _NAME.fullmatch(fixed[:_LONGEST]) else ""
         raise ConfigError(
             f"{name!r} cannot be a plugin's name: lower-case letters and digits, parts joined by single hyphens, "
