@@ -298,7 +298,7 @@ RESULTS: Mapping[str, tuple[type | Callable[[Any], bool], str]] = {
     "select_clients": (Iterable, "a sequence of client ids, or a mapping of client ids to local epochs"),
     "personal_parameters": (_patterns, "a sequence of patterns"),
     "personal_model": (nn.Module, "a module"),
-    "report": (_json, "a mapping of names to JSON values: tensors and arrays by .item() or .tolist()"),
+    "report": (_json, "a mapping of names to JSON values (tensors and arrays by .item() or .tolist())"),
 }
 """Hook -> the type or the check of its result, and the expectation in words.
 

@@ -115,7 +115,8 @@ class ClientContext(Protocol):
     def generator(self, purpose: str) -> torch.Generator:
         """Return the random stream of this seed, round, client and purpose, from its start.
 
-        It is on the CPU. Draw there and move the numbers, so that they are the same on every device.
+        Plugins share the purposes: begin one with the plugin's name. The stream is on the CPU. Draw there and move the
+        numbers, so that they are the same on every device.
         """
 
     def forward(self, indices: Tensor | None = None, model: SplitModel | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -323,7 +324,10 @@ class ServerContext(Protocol):
         """The training samples n_k of every client that can take part, (N,) int64."""
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return the random stream of this seed, round and purpose, from its start; it is on the CPU."""
+        """Return the random stream of this seed, round and purpose, from its start; it is on the CPU.
+
+        Plugins share the purposes: begin one with the plugin's name.
+        """
 
     def ask(
         self,

@@ -220,8 +220,8 @@ def weight(server: ServerContext, update: ClientUpdate) -> float | None:
 
     When: once per update that ``pre_aggregate`` let pass.
     :raises RejectUpdate: The update is left out.
-    :returns: A finite number >= 0, or None for the default, the number of samples. Buffers are always weighted by
-        samples.
+    :returns: A finite number >= 0, or None for the default, the number of samples. Weights of a round that add up to
+        0 stop the run. Buffers are always weighted by samples.
     Combining: exclusive.
     """
 
@@ -443,8 +443,9 @@ def personal_model(client: ClientContext) -> nn.Module | None:
         adapted (``--adapt-epochs``). A run in which clients keep parameters does not ask those that never trained.
         ``client.state`` is from the client's last training, empty if there was none, and read-only.
     :returns: A module on the client's device that takes the model's batches and returns
-        :class:`~fedcore.models.Outputs`, or None for the global model with the client's personal parameters. If the
-        module fails or its logits are nan, the protocols of own models leave the client out, and the run says why. An
-        export of the weights holds the module's parameters and buffers, but no tensor that is a plain attribute.
+        :class:`~fedcore.models.Outputs`, or None for the received model with the client's personal parameters, also
+        after an adaptation: keep what that trained in ``client.state``. If the module fails or its logits are nan, the
+        protocols of own models leave the client out, and the run says why. An export of the weights holds the module's
+        parameters and buffers, but no tensor that is a plain attribute.
     Combining: exclusive.
     """

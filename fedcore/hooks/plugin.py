@@ -100,10 +100,12 @@ class Plugin(Generic[OptionsT]):
     :ivar reads: Things that the method reads and that not every run has: the frozen models ``"global"`` and
         ``"previous"``, ``"public"`` samples (``--public``), the ``"staleness"`` of clients (``--system concurrency``).
     :ivar assumes: Assumptions about a client's training. ``"displacement"``: w_t - y_k is the client's own work, so
-        that state can be derived from it. ``"sgd"``: gradients can be derived from it, too, by SGD's learning rate,
-        momentum and number of steps (SCAFFOLD, FedNova). ``"one-model"``: all clients train one global model, so that
-        their movements, features or layers can be compared, averaged or exchanged (FedProc, CCVR). ``"rounds"``: the
-        run has the number of rounds that it was begun with, on which each round's training depends (FedProc).
+        that state can be derived from it; without it, clients may start elsewhere (``starts``). ``"sgd"``: gradients
+        can be derived from a movement by SGD's learning rate, momentum and number of steps; who derives them from
+        w_t - y_k assumes both (SCAFFOLD, FedNova). ``"one-model"``: all clients train one global model, so that their
+        movements, features or layers can be compared, averaged or exchanged (FedProc, CCVR); another plugin that
+        ``starts`` and ``owns`` the same names counts as one with several models. ``"rounds"``: the run has the number
+        of rounds that it was begun with, on which each round's training depends (FedProc).
     :ivar scales_task: Whether a ``Loss`` of this plugin scales the task loss.
     :ivar server_optimizer: Whether ``server_step`` replaces the mean as a whole (FedAvgM, FedDyn).
     """
