@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
+import signal
+import sys
 
 import pytest
 
@@ -42,6 +45,45 @@ def test_an_interrupt_cancels_what_is_submitted(tmp_path, monkeypatch):
     )
     assert stopped
     assert [outcome.status for outcome in outcomes] == ["stopped", "waiting"]
+
+
+def python(code):
+    """Return a job whose process runs a line of Python, as it arrives on the node."""
+    run = cluster.RunOnNode([])
+    run.command = [sys.executable, "-c", code]
+    return pickle.loads(pickle.dumps(run))  # noqa: S301 - our own bytes
+
+
+def test_a_run_has_the_environment_of_its_job(monkeypatch):
+    run = python("import os, sys; sys.exit(os.environ.get('CUDA_VISIBLE_DEVICES') != '3')")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # as SLURM sets it on the node
+    run()
+
+
+def test_a_job_at_its_time_limit_goes_back_into_the_queue(monkeypatch):
+    waited = []
+    monkeypatch.setattr(cluster.time, "sleep", waited.append)
+    run = python("import os, signal; os.kill(os.getpid(), signal.SIGUSR2)")
+    with pytest.raises(RuntimeError, match=f"signal {signal.SIGUSR2:d}"):
+        run()  # submitit's handler of this signal ends the wait
+    with pytest.raises(RuntimeError, match="exit code 130"):
+        python("raise SystemExit(130)")()  # stopped with a checkpoint, at SIGTERM
+    assert waited == [cluster.ENDS_WITHIN] * 2
+    assert run.checkpoint().function is run
+
+
+def test_a_job_that_fails_without_a_message_names_the_end_of_its_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "POLL", 0.1)
+    monkeypatch.setattr(cluster.process, "command", lambda *arguments: [sys.executable, "-c", "raise SystemExit(7)"])
+    outcomes, _ = cluster.submit_jobs(
+        [processes.Job("one", ["{}"], tmp_path / "log")],
+        "local",
+        tmp_path / "jobs",
+        parallel=1,
+        parameters={"timeout_min": 1},
+        listen=lambda *event: None,
+    )
+    assert outcomes[0].message.startswith("RuntimeError: the run ended with exit code 7; see ")
 
 
 def test_a_job_that_slurm_refuses_is_a_failed_run(tmp_path, monkeypatch):

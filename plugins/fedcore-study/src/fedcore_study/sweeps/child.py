@@ -81,7 +81,9 @@ def main(arguments: Sequence[str]) -> int:
         return FAILED
     except Exception as error:
         traceback.print_exc()
-        tell("error", message=f"{type(error).__name__}: {error}")
+        message = f"{type(error).__name__}: {error}"
+        tell("error", message=message)
+        print(f"error: {message}", file=sys.stderr)
         return BUG
     return FINISHED
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -11,12 +13,42 @@ from typing import Any
 
 from fedcore import ConfigError
 from fedcore.base import process
-from fedcore_study.sweeps.child import ALONE
+from fedcore_study.sweeps.child import ALONE, STOPPED
 from fedcore_study.sweeps.processes import Job, Listener, Outcome
 from fedcore_study.sweeps.warm import CHILD
 
 POLL = 1.0
 """Seconds between two looks at the submitted jobs; submitit asks SLURM itself less often."""
+
+ENDS_WITHIN = 60.0
+"""Seconds that SLURM has to end a job after a signal; its KillWait is 30 by default."""
+
+
+class RunOnNode:
+    """A run as a job. submitit pickles it, calls it on the node, and asks it for ``checkpoint`` at the time limit."""
+
+    def __init__(self, arguments: Iterable[str]) -> None:
+        self.command = process.command(CHILD, *arguments, ALONE)
+        self.path = process.search_path()
+
+    def __call__(self) -> None:
+        """Train in a process that has the job's own environment: there SLURM names the job's GPUs.
+
+        :raises RuntimeError: it did not finish. After a signal this waits for the end of the job: SLURM sends a signal
+            to all processes of a job, and may put the job back into the queue. Then the run has not failed.
+        """
+        environment = {**os.environ, "PYTHONPATH": self.path}
+        code = subprocess.run(self.command, env=environment, check=False).returncode  # noqa: S603 - our own module
+        if code < 0 or code == STOPPED:
+            time.sleep(ENDS_WITHIN)
+        if code:
+            raise RuntimeError(f"the run ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}")
+
+    def checkpoint(self) -> Any:
+        """Return what submitit puts back into the queue: the same run, which goes on from its own checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
 
 
 def submit_jobs(
@@ -58,11 +90,9 @@ def submit_jobs(
         while waiting or running:
             while waiting and len(running) < parallel:
                 job = waiting.popleft()
-                command = process.command(CHILD, *job.arguments, ALONE)
-                function = submitit.helpers.CommandFunction(command, verbose=False, env=process.environment())
                 listen(job.name, "start", {})
                 try:
-                    running[job.name] = executor.submit(function), time.monotonic()
+                    running[job.name] = executor.submit(RunOnNode(job.arguments)), time.monotonic()
                 except RuntimeError as error:  # sbatch refuses it: no such partition, too many jobs of this user
                     end(Outcome(job.name, "failed", message=f"it could not be submitted: {str(error).strip()}"))
             time.sleep(POLL)
@@ -84,5 +114,13 @@ def _outcome(name: str, handle: Any, seconds: float) -> Outcome:
         return Outcome(name, "finished", seconds)
     prefix = "error: "
     said = [line.removeprefix(prefix) for line in (handle.stderr() or "").splitlines() if line.startswith(prefix)]
-    message = said[-1] if said else str(error).strip().splitlines()[-1]
+    message = said[-1] if said else _reason(str(error))
     return Outcome(name, "failed", seconds, f"{message}; see {handle.paths.stderr}")
+
+
+def _reason(text: str) -> str:
+    """Return the reason in what submitit says of a failed job: the end of the job's traceback, or the job's state."""
+    head, *traceback = text.split("-" * 22, 2)
+    if len(traceback) == 2 and head.startswith("Job (task="):
+        return traceback[0].strip().splitlines()[-1]
+    return " ".join(head.split("\n", 2)[:2])
