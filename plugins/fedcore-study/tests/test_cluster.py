@@ -72,17 +72,21 @@ def test_a_job_at_its_time_limit_goes_back_into_the_queue(monkeypatch):
     assert run.checkpoint().function is run
 
 
-def test_a_job_that_fails_without_a_message_names_the_end_of_its_traceback(tmp_path, monkeypatch):
+def test_events_of_a_job_are_passed_on_and_its_failure_names_the_end_of_the_traceback(tmp_path, monkeypatch):
+    heard = []
+    code = """print('{"event": "round", "round": 3}'); raise SystemExit(7)"""
     monkeypatch.setattr(cluster, "POLL", 0.1)
-    monkeypatch.setattr(cluster.process, "command", lambda *arguments: [sys.executable, "-c", "raise SystemExit(7)"])
+    monkeypatch.setattr(cluster.process, "command", lambda *arguments: [sys.executable, "-c", code])
     outcomes, _ = cluster.submit_jobs(
         [processes.Job("one", ["{}"], tmp_path / "log")],
         "local",
         tmp_path / "jobs",
         parallel=1,
         parameters={"timeout_min": 1},
-        listen=lambda *event: None,
+        listen=lambda *event: heard.append(event),
     )
+    assert heard[1] == ("one", "round", {"event": "round", "round": 3})
+    assert [event for _, event, _ in heard] == ["start", "round", "failed"]
     assert outcomes[0].message.startswith("RuntimeError: the run ended with exit code 7; see ")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 from fedcore import ConfigError
 from fedcore.base import process
+from fedcore.base.files import parse_record
 from fedcore_study.sweeps.child import ALONE, STOPPED
 from fedcore_study.sweeps.processes import Job, Listener, Outcome
 from fedcore_study.sweeps.warm import CHILD
@@ -80,6 +82,7 @@ def submit_jobs(
         raise ConfigError(f"--submit {cluster}: {error}") from error
     waiting, running = deque(jobs), dict[str, tuple[Any, float]]()
     outcomes = {job.name: Outcome(job.name, "waiting") for job in waiting}
+    places = dict.fromkeys(outcomes, 0)  # how far the outputs of the jobs were read
     interrupted = False
 
     def end(outcome: Outcome) -> None:
@@ -97,7 +100,11 @@ def submit_jobs(
                     end(Outcome(job.name, "failed", message=f"it could not be submitted: {str(error).strip()}"))
             time.sleep(POLL)
             for name, (handle, began) in list(running.items()):
-                if handle.done():
+                done = handle.done()
+                events, places[name] = _told(handle.paths.stdout, places[name])
+                for event in events:
+                    listen(name, str(event.get("event")), event)
+                if done:
                     del running[name]
                     end(_outcome(name, handle, time.monotonic() - began))
     except KeyboardInterrupt:
@@ -106,6 +113,19 @@ def submit_jobs(
             handle.cancel(check=False)
             outcomes[name] = Outcome(name, "stopped", time.monotonic() - began)
     return list(outcomes.values()), interrupted
+
+
+def _told(output: Path, place: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the events in a job's output after a place, and the place of the next look. submitit writes there, too."""
+    events, whole = [], b""
+    with contextlib.suppress(OSError), output.open("rb") as file:  # the job has not begun
+        file.seek(place)
+        content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+    for line in whole.splitlines():
+        with contextlib.suppress(ValueError):
+            events.append(parse_record(line))
+    return events, place + len(whole)
 
 
 def _outcome(name: str, handle: Any, seconds: float) -> Outcome:
