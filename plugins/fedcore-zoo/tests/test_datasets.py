@@ -1,9 +1,11 @@
 """Data sets: tiny files in each layout, damaged files, and the real ones where FEDCORE_TEST_DATA has them."""
 
+import fcntl
 import hashlib
 import os
 import pickle
 import struct
+import threading
 import time
 import urllib.error
 from pathlib import Path
@@ -107,6 +109,21 @@ def test_missing_files_say_what_is_expected_where(tmp_path, offline, name, expec
     assert str(tmp_path / expected) in str(caught.value)
     assert "no network in tests" in str(caught.value)
     assert 1 <= len(offline) <= 2  # each mirror once, the first missing file only
+
+
+def test_a_download_of_another_process_is_waited_for(tmp_path, offline):
+    """The jobs of an array start together; two downloads at a time damage each other's archive."""
+    loaded = []
+    with (tmp_path / ".download.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        thread = threading.Thread(target=lambda: loaded.append(load_dataset("mnist", tmp_path)))
+        thread.start()
+        thread.join(0.3)
+        write_mnist(tmp_path)
+    thread.join(20)
+    assert len(loaded[0].train) == 20
+    assert offline == []
+    assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]
 
 
 def test_a_directory_that_cannot_be_written_is_the_same_error(tmp_path, offline):

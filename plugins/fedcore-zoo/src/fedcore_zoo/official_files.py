@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ def read_idx(
         base = getattr(torchvision.datasets, reader)
         fetcher = type(reader, (base,), {"_check_legacy_exist": lambda self: False})
         expected = [str(file) for pair in files for file in pair]
-        with _explained_download(name, expected):
+        with _explained_download(name, expected), _alone(root):
             fetcher(str(root), download=True, **options)
             if not all(Path(file).is_file() for file in expected):
                 raise FileNotFoundError("the download is incomplete")
@@ -82,7 +83,8 @@ def read_cifar(
     expected = [f"{archive} (x_train, y_train, x_test, y_test)", f"or torchvision's {root / base.base_folder}/"]
     with _explained_download(name, expected):
         missing = not all(part.is_file() for part in parts)
-        sets = [base(str(root), train=train, download=missing and train) for train in (True, False)]
+        with _alone(root) if missing else contextlib.nullcontext():
+            sets = [base(str(root), train=train, download=missing and train) for train in (True, False)]
     splits = [
         Split(
             torch.from_numpy(np.ascontiguousarray(s.data.transpose(0, 3, 1, 2))),
@@ -95,6 +97,23 @@ def read_cifar(
 
 def _span(labels: torch.Tensor) -> str:
     return f"{int(labels.min())}..{int(labels.max())}"
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Wait until no other process, such as a job of the same array, downloads to the folder.
+
+    Two downloads at a time would write to one archive, and a part of the jobs would end with an error.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / ".download.lock"
+    with path.open("w") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # who waits for it has it open
 
 
 @contextlib.contextmanager
