@@ -35,6 +35,8 @@ def main(fd: int, engine: int | None = None) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if engine not in (None, os.getppid()):
         return  # the engine died before the line above
+    for number in (signal.SIGINT, signal.SIGTERM):  # SLURM sends it to every process of a job; the engine ends workers
+        signal.signal(number, signal.SIG_IGN)
     with one_thread(), contextlib.suppress(EOFError, ConnectionError):
         serve(Channel(socket.socket(fileno=fd)))
 

@@ -129,6 +129,23 @@ def test_a_stopped_worker_is_replaced(process: Any, tmp_path: Path) -> None:
     assert run.poll() is None
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_of_a_job_ends_no_worker_before_the_run(
+    process: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    """SLURM sends it so, in any order."""
+    run, workers = process()
+    for pid in workers:
+        os.kill(pid, number)
+    done = kills.rounds_done(tmp_path / "run")
+    wait_for(lambda: kills.rounds_done(tmp_path / "run") > done + 3)
+    assert all(map(alive, workers))
+    run.send_signal(number)
+    assert run.wait(timeout=15) == 130
+    assert not any(map(alive, workers))
+    assert not any(record["failures"] for record in records(tmp_path / "run"))
+
+
 def test_ctrl_c_is_answered_while_workers_are_stopped(process: Any) -> None:
     run, workers = process()
     for pid in workers:
