@@ -63,7 +63,7 @@ def test_trackers_end_with_the_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_runs_end_with_their_sweep(tmp_path, parallel):
-    """The process from which the sweep forks its runs, the runs, and two workers of each run."""
+    """The process from which the sweep forks its runs; and of each run the process, its keeper and two workers."""
     file = tmp_path / "sweep.yaml"
     file.write_text(
         json.dumps({"base": {**kills.OPTIONS, **LONG, "workers": 2}, "grid": {"plugin": ["moon", "scaffold"]}})
@@ -72,7 +72,7 @@ def test_runs_end_with_their_sweep(tmp_path, parallel):
     process = start("sweep", file, "--out", out, "--parallel", parallel, "--quiet", log=tmp_path / "log")
     wait_for(lambda: len([f for f in out.glob("runs/*/metrics.jsonl") if f.stat().st_size]) >= parallel)
     below, _ = end(process, signal.SIGKILL)
-    assert len(below) == 1 + 3 * parallel
+    assert len(below) == 1 + 4 * parallel
     for run in out.glob("runs/*/config.yaml"):
         assert 0 <= kills.rounds_done(run.parent) - kills.committed_rounds(run.parent) <= 1, "stopped with a checkpoint"
 
