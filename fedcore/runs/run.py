@@ -111,11 +111,12 @@ class Run:
                 "clients; leave it out"
             )
         names = [config.name] if config.name else map(short_name, config.plugins)
+        # The digests take their time. A process that is killed meanwhile leaves no folder.
+        digests = _digest_of(partition), data_digest(dataset), versions(setup.config)
         with RunDirectory.create(config.out, names, with_clients=not partition.is_declared) as directory:
             setup = replace(setup, config=setup.config.model_copy(update={"out": directory.path}))
             partition.save(directory.partition_file)
-            values = setup.config.model_dump(mode="json")
-            file = SavedConfig(values, _digest_of(partition), data_digest(dataset), versions(setup.config))
+            file = SavedConfig(setup.config.model_dump(mode="json"), *digests)
             directory.write_config(file)  # last: with this file the folder is a run that can be resumed
             yield cls(setup, dataset, partition, directory, file)
 

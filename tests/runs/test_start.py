@@ -177,6 +177,16 @@ def test_a_run_that_cannot_be_begun_leaves_nothing(tmp_path, monkeypatch):
     assert not (tmp_path / "deep").exists()
 
 
+def test_a_process_that_is_killed_while_it_hashes_the_data_leaves_no_folder(tmp_path, monkeypatch):
+    """In a folder without config.yaml a run can neither begin nor go on."""
+    config, there = small_config(tmp_path, out=tmp_path / "run"), []
+    for name in ("data_digest", "versions"):
+        monkeypatch.setattr(f"fedcore.runs.run.{name}", lambda of: there.append(config.out.exists()) or "")
+    with contextlib.suppress(Exception), Run.new(config):
+        pass
+    assert there == [False, False]
+
+
 def test_a_finished_run_without_checkpoints_is_not_trained_or_evaluated_again(tmp_path):
     result = fedcore.run(small_config(tmp_path))
     shutil.rmtree(result.directory / "checkpoint")
