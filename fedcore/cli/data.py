@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -66,7 +67,7 @@ def split(
     if config.partition.endswith(".json"):
         raise ConfigError(f"--partition {config.partition}: split writes partition files; name a partitioner instead")
     if out is not None:
-        _check_out(out, force=force)
+        check_out(out, [".json"], force=force)
 
     from fedcore.cli.partition_table import draw_table
     from fedcore.data import load_dataset
@@ -86,10 +87,10 @@ def split(
         output.line(f"written: {out} (use it with --partition {out})")
 
 
-def _check_out(out: Path, *, force: bool) -> None:
-    """Refuse a file to write that does not end with .json, or that exists without ``force``."""
-    if out.suffix != ".json":
-        raise ConfigError(f"--out {out}: the name must end with .json")
+def check_out(out: Path, suffixes: Sequence[str], *, force: bool) -> None:
+    """Refuse a file to write if the suffix is another one, or if the file exists without ``force``."""
+    if out.suffix not in suffixes:
+        raise ConfigError(f"--out {out}: the name must end with {' or '.join(suffixes)}")
     if out.exists() and not force:
         raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
 

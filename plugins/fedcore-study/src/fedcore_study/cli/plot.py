@@ -37,7 +37,7 @@ def plot(
     preview its result.
     """
     if out is not None:
-        out = data.check_out(out, [".png", ".pdf"], force=force)
+        data.check_out(out, [".png", ".pdf"], force=force)
         require_matplotlib()
     if file is not None and given.get("partition") is not None:
         raise ConfigError(f"name either {file} or --partition {given['partition']}")
