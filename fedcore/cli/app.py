@@ -29,14 +29,14 @@ class Commands(TyperGroup):
         super().__init__(**given)
         self.suggest_commands = False  # typer knows no packages' commands
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read ``~`` in ``--out=~/run`` as the home, before a command sees it. Shells leave it there."""
-        return super().parse_args(ctx, [*map(_with_home, args)])
-
     def invoke(self, ctx: Any) -> Any:
         """Run a command and print its errors as messages."""
         if ctx.parent is not None:
             return super().invoke(ctx)
+        for place, argument in enumerate(ctx.args):  # shells leave ~ in --out=~/run
+            option, equals, value = argument.partition("=")
+            if option.startswith("--") and value.startswith("~"):
+                ctx.args[place] = option + equals + os.path.expanduser(value)
         with guarded():
             return super().invoke(ctx)
 
@@ -71,11 +71,6 @@ class Commands(TyperGroup):
             found = get_command(_broken(error))  # --help and all other commands still work
         found.name = cmd_name
         return found
-
-
-def _with_home(argument: str) -> str:
-    option, equals, value = argument.partition("=")
-    return f"{option}={os.path.expanduser(value)}" if equals and option.startswith("--") else argument
 
 
 def _words_before(ctx: Any) -> str:
