@@ -7,7 +7,6 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,8 +128,6 @@ class Trial:
         """The same on a model with BatchNorm and dropout, all clients in each round, with every hook watched."""
         findings: list[Finding] = []
         error: Exception | None = None
-        with suppress(Exception):
-            _ = self.usual  # a library that a hook imports in its first call may draw numbers meanwhile
         before = shared_places(self.target)
         try:
             result = self.run(findings=findings, model=f"{HERE}with_batch_norm", participation=1.0)
