@@ -6,6 +6,7 @@ block. A paper's table is planned and not run: what runs it has tests of its own
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import sys
@@ -217,6 +218,10 @@ def shortened(words, folder):
         return None
     if any(word.startswith("ray.address=") for word in words) or words[0] == "federate":
         return None  # needs other machines; plugins/fedcore-ray/tests and fedcore-flower/tests have some
+    if any(word.startswith("flwr:") for word in words) and importlib.util.find_spec("flwr_datasets") is None:
+        return None  # needs an environment of its own
+    if words[0] == "train" and "part.json" in words and not (folder / "part.json").exists():
+        return None  # the command that writes the file was left out
     words = fitting(words)
     words = [re.sub(r"^(runs/[^/]+|RUN_DIR)", lambda _: str(newest_run(folder)), word) for word in words]
     words = [re.sub(r"=https?://.*", "=sqlite:///tracked.db", word) for word in words]
