@@ -218,11 +218,9 @@ def shortened(words, folder):
         return None
     if any(word.startswith("ray.address=") for word in words) or words[0] == "federate":
         return None  # needs other machines; plugins/fedcore-ray/tests and fedcore-flower/tests have some
-    if any(word.startswith("flwr:") for word in words) and importlib.util.find_spec("flwr_datasets") is None:
-        return None  # needs an environment of its own
-    if words[0] == "train" and "part.json" in words and not (folder / "part.json").exists():
-        return None  # the command that writes the file was left out
     words = fitting(words)
+    if importlib.util.find_spec("flwr_datasets") is None:  # it needs an environment of its own
+        words = ["iid" if word.startswith("flwr:") else word for word in words]
     words = [re.sub(r"^(runs/[^/]+|RUN_DIR)", lambda _: str(newest_run(folder)), word) for word in words]
     words = [re.sub(r"=https?://.*", "=sqlite:///tracked.db", word) for word in words]
     if words[:2] == ["plugins", "new"] and words[2] == "my-method":

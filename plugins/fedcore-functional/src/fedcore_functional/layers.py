@@ -1,4 +1,4 @@
-"""The last layers of a model: which they are, and how linear layers move between encoder and classifier."""
+"""Layers of a model: which are the last ones, how linear ones move into the classifier, which draw random numbers."""
 
 from __future__ import annotations
 
