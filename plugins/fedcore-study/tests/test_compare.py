@@ -940,6 +940,24 @@ class TestOtherFigures:
         frame = fedcore_study.compare(folders, metric="ece")
         assert frame.loc["moon", ["ece_mean", "verdict"]].tolist() == [pytest.approx(1.1 / 3), "better"]
 
+    @pytest.mark.parametrize(("smaller", "sign"), [(True, "Lowest"), (False, "Highest")])
+    def test_a_metric_of_the_user_is_named_with_its_module(self, folders, tmp_path, monkeypatch, smaller, sign):
+        code = f"import fedcore\nclass Own(fedcore.Metric):\n    lower_is_better = {smaller}\n"
+        (tmp_path / f"own_{sign}.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        found, _ = join(folders, metric=f"module:own_{sign}.Own")
+        assert found.blocks[0].findings[0].startswith(f"{sign} mean Own: fedavg and moon with 1.0000")
+        frame = fedcore_study.compare(folders, metric=f"module:own_{sign}.Own")
+        assert frame["Own_mean"].tolist() == [1, 1]
+        assert len(fedcore_study.compare(folders, metric=f"module:own_{sign}.Own", each=True)) == 6
+        with pytest.raises(ConfigError, match="cannot import 'Other'"):
+            join(folders, metric=f"module:own_{sign}.Other")
+
+    def test_a_metric_of_torchmetrics_is_named_with_its_prefix(self, make):
+        folders = [make([], 0, [0.5], measured={"MulticlassHammingDistance": 0.5})]
+        found, _ = join(folders, metric="torchmetrics:MulticlassHammingDistance")
+        assert found.measure.sign == -1
+
     def test_ranks_are_of_the_figure(self, make):
         errors = {"": 0.5, "moon": 0.2, "fedprox": 0.3}
         folders = [

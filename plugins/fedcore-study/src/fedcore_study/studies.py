@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcore import ConfigError
+from fedcore.base.identity import short_name
 from fedcore.base.objects import lent
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.given import Given
@@ -118,7 +119,8 @@ def compare(
     :param protocol: the protocol of the figure, such as ``global``. Under ``personal``, methods without own models have
         their global model's figure on the same samples.
     :param metric: the figure to compare, as ``summary.json`` names it: ``accuracy``, ``loss``, ``macro-f1``; over
-        clients ``macro-f1_mean``, ``worst10``. Its name replaces ``accuracy`` in the columns.
+        clients ``macro-f1_mean``, ``worst10``; a metric of yours as ``module:mine.Top2``. Its short name replaces
+        ``accuracy`` in the columns.
     :param by: the options that make a row: ``plugin``, or options of a run.
     :param baseline: the row that differences are to; default ``fedavg`` if there is one.
     :param target: an accuracy in (0, 1]; adds rounds and bytes until it is first reached.
@@ -138,7 +140,8 @@ def compare(
     found = find_runs(_folders(runs), warn)
     fields = [by] if isinstance(by, str) else list(by)
     if each:
-        return frame.of_runs(comparison.usable(found, protocol, round, warn, metric), fields, protocol, round)
+        kept = comparison.usable(found, protocol, round, warn, short_name(metric))
+        return frame.of_runs(kept, fields, protocol, round)
     made = comparison.compare(
         found,
         protocol=protocol,

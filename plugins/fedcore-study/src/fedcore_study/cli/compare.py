@@ -20,8 +20,8 @@ def compare(
         str,
         typer.Option(
             metavar="NAME",
-            help="The figure to compare: accuracy, loss, a metric of the runs (macro-f1); over clients macro-f1_mean, "
-            "mean, std, worst10, best10.",
+            help="The figure to compare: accuracy, loss, a metric of the runs (macro-f1, module:mine.Top2); over "
+            "clients macro-f1_mean, mean, std, worst10, best10.",
         ),
     ] = "accuracy",
     by: shared.By = None,

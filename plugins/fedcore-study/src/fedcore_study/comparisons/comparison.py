@@ -164,7 +164,7 @@ def compare(
         raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
-    kept = distinct(usable(runs, protocol, round, warn, metric), fields, warn)
+    kept = distinct(usable(runs, protocol, round, warn, measure.name), fields, warn)
     common, groups = grouped(kept, fields)
     if baseline is not None and not any(baseline in group.rows for group in groups):
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedcore import ConfigError, FedcoreError
-from fedcore.base.registry import available, resolve
+from fedcore.base.identity import short_name
+from fedcore.base.registry import available, call, resolve
 from fedcore_study.comparisons.records import OVER_CLIENTS
 
 FRACTIONS = {"accuracy": 1, "mean": 1, "worst10": 1, "best10": 1, "std": -1}
@@ -23,7 +24,7 @@ class Measure:
 
     @classmethod
     def of(cls, name: str) -> Measure:
-        """Return the measure of this name.
+        """Return the measure of this name, or of a metric that a run was given: ``module:study.Mae``.
 
         :raises ConfigError: no installed metric has the name, so it is not known whether more is better.
         """
@@ -31,9 +32,10 @@ class Measure:
         if not sign:
             raise ConfigError(
                 f"--metric {name}: it is not known whether more of it is better; choose accuracy, loss, mean, std, "
-                "worst10, best10 (over clients), or an installed metric of the runs, such as macro-f1 or macro-f1_mean"
+                "worst10, best10 (over clients), a metric of the runs, such as macro-f1 or macro-f1_mean, or "
+                "module:MODULE.CLASS for one of yours"
             )
-        return cls(name, sign)
+        return cls(short_name(name), sign)
 
     @property
     def scale(self) -> float:
@@ -59,14 +61,20 @@ ACCURACY = Measure("accuracy")
 
 
 def direction(name: str) -> int:
-    """Return 1 if more of an installed metric is better, -1 if less is, 0 if the metric is not installed.
+    """Return 1 if more of a metric is better, -1 if less is, 0 if the metric is not installed.
 
     :param name: a metric, or its mean over the clients.
+    :raises FedcoreError: the name has a prefix, such as ``module:``, and there is no such metric.
     """
     name = name.removesuffix(OVER_CLIENTS)
-    if name not in available("metric"):
+    prefixed = ":" in name
+    if name not in available("metric") and not prefixed:
         return 0
     try:
-        return -1 if getattr(resolve("metric", name), "lower_is_better", False) else 1
+        made = resolve("metric", name)
+        metric = made if isinstance(made, type) else call("metric", name, made, 2)
     except FedcoreError:
+        if prefixed:
+            raise
         return 0
+    return -1 if getattr(metric, "lower_is_better", False) else 1
