@@ -23,6 +23,7 @@ from fedcore.data.samples import TensorSamples, check_labels, column_names, in_o
 Array: TypeAlias = npt.NDArray[Any]
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+_READ_AGAIN = 16  # samples; a random flip of each is missed once in 65,536 sets
 _FAR = 100.0
 """Floating-point inputs beyond this are noted: a network learns little from columns such as ages in days."""
 RENUMBER = (
@@ -86,7 +87,8 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
       always taken for images. x of other shapes, such as rows (n, d) of a table, is not normalised: floating-point
       numbers become float32, whole numbers int64. The columns of DataFrames are matched by name.
     - A pair ``(train, test)`` of torch's map-style data sets of (x, y). Every sample is read once, with the set's own
-      transforms, and is not normalised further. Images (C, H, W) or (H, W) of uint8 are divided by 255.
+      transforms, which must not be random, and is not normalised further. Images (C, H, W) or (H, W) of uint8 are
+      divided by 255.
 
     :param name: name of the data set.
     :raises DataError: ``given`` has another form, or its shapes, types or labels do not fit.
@@ -183,6 +185,12 @@ def _stacked(part: Any) -> tuple[Tensor, Tensor]:
         ) from error
     if inputs.is_floating_point():
         inputs = torch.from_numpy(_finite(inputs.float().cpu().numpy(), f"dataset: x of {where}"))
+    again = torch.stack([torch.as_tensor(part[position][0]) for position in range(min(len(part), _READ_AGAIN))])
+    if not torch.equal(again.to(inputs), inputs[: len(again)]):
+        raise DataError(
+            f"dataset: {where} gives other inputs when it is read again. Samples are read once, so leave out random "
+            "transforms; --augment changes images in each batch: docs/your-data.md"
+        )
     if inputs.dtype == torch.uint8 and inputs.ndim == 3:  # grey images, as in arrays
         inputs = inputs.unsqueeze(1)
     return inputs, labels_of(labels, len(inputs), f"y of {where}")

@@ -60,6 +60,18 @@ def test_torch_data_sets_are_read_with_their_own_transforms():
     assert found.class_names == ("a", "b", "c")
 
 
+def test_random_transforms_are_refused_since_samples_are_read_once():
+    class Noisy(TensorDataset):
+        def __getitem__(self, position):
+            x, y = super().__getitem__(position)
+            return x + torch.rand_like(x), y
+
+    part = TensorDataset(torch.randn(12, 1, 6, 6), torch.from_numpy(LABELS))
+    for pair in ((Noisy(*part.tensors), part), (part, Noisy(*part.tensors))):
+        with pytest.raises(DataError, match="Noisy gives other inputs when it is read again"):
+            as_dataset(pair, "own")
+
+
 def test_names_of_more_classes_than_are_left_are_not_used():
     part = named("cat", "cow", "dog", "fox")  # one was taken out, and the others may have new numbers
     assert as_dataset((part, part)).class_names is None
