@@ -54,7 +54,7 @@ class ClientContext(Protocol):
     n: int
     """The number of training samples."""
     round: int
-    """The round, from 0."""
+    """The round, from 0; in an evaluation the number of finished rounds."""
     rounds: int
     """The number of rounds, T."""
     num_classes: int
@@ -259,7 +259,7 @@ class ServerContext(Protocol):
     config: RunConfig
     """The run's configuration."""
     round: int
-    """The round, from 0."""
+    """The round, from 0; in an evaluation and in ``post_train`` the number of finished rounds."""
     rounds: int
     """The number of rounds, T."""
     num_clients: int
