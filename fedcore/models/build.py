@@ -268,7 +268,9 @@ def _last(
         for handle in handles:
             handle.remove()
     if not outputs or outputs[-1][1] is not found:
-        raise ConfigError(f"model {name!r} does not end with a linear layer that gives the logits; {HINT}")
+        changed = bool(outputs) and isinstance(found, Tensor) and outputs[-1][1].shape == found.shape
+        hint = "leave out softmax or log_softmax, which the loss contains, or " if changed else ""
+        raise ConfigError(f"model {name!r} does not end with a linear layer that gives the logits; {hint}{HINT}")
     return outputs[-1][0]
 
 

@@ -97,6 +97,10 @@ def static(num_classes):
         (Alias, "'fc' and 'layers.1' are one layer; register it under one name"),
         (static, "BatchNorm without running statistics cannot take a single sample"),
         (Doubled, "does not end with a linear layer"),
+        (
+            lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3), nn.LogSoftmax(dim=1)),
+            "leave out softmax or log_softmax, which the loss contains, or return",
+        ),
         (lambda num_classes: nn.Linear(5, num_classes), "single layer"),
         (lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 4)), "gives 4 logits, but the data set has 3 classes"),
         (lambda: nn.Linear(8, 3), r"does not take samples of shape \(5,\): mat1 and mat2 shapes"),
