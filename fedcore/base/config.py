@@ -58,7 +58,7 @@ class RunConfig(BaseModel):
     dataset: str = Field(default="digits", description="Data set: a name, npz:FILE or imagefolder:DIR.")
     data_dir: Path | None = Field(default=None, description="Folder that holds the data sets' files.")
     augment: bool = Field(
-        default=False, description="Augment training images as MOON's protocol does for the data set."
+        default=False, description="Change training samples at random by the data set's augmentation, for CIFAR MOON's."
     )
     model: str = Field(
         default="auto",

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedcore.base.registry import resolve
 from fedcore.data.dataset import Dataset
-from fedcore.data.images import ResidentSamples
 from fedcore.data.samples import Samples
 
 
@@ -41,13 +40,15 @@ class Picked(NamedTuple):
 
 
 class Augmentation(Protocol):
-    """Random changes of training images: an entry point of the group ``fedcore.augmentations``."""
+    """Random changes of training samples: an entry point of the group ``fedcore.augmentations``, or ``module:...``."""
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """Return the random numbers for ``n`` images from ``generator`` alone, (n, numbers) float32 on the CPU."""
+        """Return the random numbers for ``n`` samples from ``generator`` alone, (n, numbers) float32 on the CPU."""
 
     def apply(self, x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-        """Return images (B, C, H, W), normalised by ``mean`` and ``std``, changed by ``drawn`` (B, numbers).
+        """Return a batch, such as images (B, C, H, W), changed by ``drawn`` (B, numbers).
+
+        The batch is normalised by ``mean`` and ``std``; these are empty if the samples have none.
 
         Runs inside captured CUDA graphs: no host synchronisation.
         """
@@ -137,5 +138,5 @@ class ClientData:
         if picked.drawn is None:
             return x
         assert self._augmentation is not None
-        assert isinstance(self._samples, ResidentSamples)
-        return self._augmentation.apply(x, picked.drawn, self._samples.mean, self._samples.std)
+        mean, std = (getattr(self._samples, name, ()) for name in ("mean", "std"))
+        return self._augmentation.apply(x, picked.drawn, mean, std)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedcore.base.errors import DataError, UnknownNameError
-from fedcore.data import Dataset, ResidentSamples, images
+from fedcore.data import Dataset, ResidentSamples, TensorSamples, images
 from fedcore.data.client_data import ClientData
 
 MEAN, STD = (0.3, 0.5, 0.1), (0.2, 0.25, 0.7)
@@ -69,3 +69,24 @@ def test_an_augmentation_that_no_package_provides_is_refused(pixels, labels):
     assert not ClientData.training(dataset, *part, augmented=False).varies
     with pytest.raises(UnknownNameError, match="unknown augmentation 'cifar-10'"):
         ClientData.training(dataset, *part, augmented=True)
+
+
+class Shifted:
+    def draw(self, n, generator):
+        return torch.rand(n, 1, generator=generator)
+
+    def apply(self, x, drawn, mean, std):
+        assert mean == std == ()
+        return x + drawn[:, :, None]
+
+
+SHIFTED = Shifted()
+
+
+def test_samples_other_than_images_are_augmented():
+    series = TensorSamples(torch.zeros(20, 6, 2), torch.arange(20) % 4)
+    dataset = Dataset("own", series, series, 4, (6, 2), augmentation=f"module:{__name__}.SHIFTED")
+    data = ClientData.training(dataset, torch.arange(20), torch.device("cpu"), augmented=True)
+    (picked,) = data.batches(torch.arange(20), 20, lambda: torch.Generator().manual_seed(0))
+    drawn = torch.rand(20, 1, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(data.inputs_of(picked), drawn[:, :, None].expand(20, 6, 2))
