@@ -11,7 +11,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedcore import ConfigError, Loss, Plugin, PluginConflictError, SplitModel, generator, hookimpl, question
+from fedcore import (
+    ConfigError,
+    Loss,
+    Plugin,
+    PluginConflictError,
+    RoundFailedError,
+    SplitModel,
+    generator,
+    hookimpl,
+    question,
+)
 from fedcore_dp import per_example, spent_epsilon
 from fedcore_dp.accountant import spent_by
 from fedcore_testing import (
@@ -285,6 +295,23 @@ def test_batch_norm_that_does_not_train_mixes_nothing(tmp_path):
 def test_batch_norm_is_refused_with_the_remedy(tmp_path, z):
     with pytest.raises(ConfigError, match=r"'encoder\.base\.2' is BatchNorm, which mixes .* GroupNorm"):
         federate(tmp_path, ("dp-sgd", {"noise_multiplier": z}), **{**RUN, "model": f"{HERE}batch_norm"})
+
+
+class Recurrent(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.rows, self.head = nn.GRU(8, 4, batch_first=True), nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        return self.head(self.rows(x.squeeze(1))[0][:, -1])
+
+
+def test_a_model_that_vmap_does_not_run_is_refused_with_the_remedy(tmp_path):
+    options = {**ONE, "model": f"{HERE}Recurrent"}
+    with pytest.raises(RoundFailedError, match=r"vmap does not run the model .*; use dp-sgd\.passes=each"):
+        federate(tmp_path, "dp-sgd", **options)
+    result = federate(tmp_path, ("dp-sgd", {"passes": "each"}), **options)
+    assert records(result)[0]["failures"] == []
 
 
 class Asks(Plugin):

@@ -128,9 +128,14 @@ class ExampleDP(Plugin[ExampleDPOptions]):
             x, y = samples.inputs(drawn), samples.labels[drawn]
         if not isinstance(x, Tensor):
             raise ValueError(f"inputs are {type(x).__name__}, not one tensor; use {self.name}.passes=each")
-        if len(y):
+        if not len(y):
+            return
+        try:
             with step.random("dp-sgd"):  # dropout
                 yield from one_pass(step.model, names, x, y)
+        except RuntimeError as error:  # of a layer such as LSTM
+            found = f"torch.func.vmap does not run the model ({error})"
+            raise ValueError(f"{found}; use {self.name}.passes=each") from error
 
     def _drawn(self, client: ClientContext, number: int) -> Tensor:
         """Return the positions of a Poisson sample: each by itself with chance L / n."""
