@@ -128,7 +128,10 @@ def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: st
         tmp_path / "mixed", only={"age": [1, 2] * 10, "sex": ["m"] * 20, "city": ["x"] * 20, "label": [0, 1] * 10}
     )
     nothing = save(tmp_path / "nothing", train={"sentence": ["a"] * 20, "kind": ["x", "y"] * 10})
-    holes = save(tmp_path / "holes", train={"age": [1.0, None] * 10, "label": [0, 1] * 10})
+    holes = save(
+        tmp_path / "holes",
+        train={"age": [1.0, None] * 10, "bmi": [None, 2.0] * 10, "n": [1] * 20, "label": [0, 1] * 10},
+    )
     odd = save(tmp_path / "odd", train=pictures(20), test={**pictures(2), "label": [0, 7]})
     tests = save(tmp_path / "tests", test=texts())
     (tmp_path / "empty").mkdir()
@@ -146,7 +149,7 @@ def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: st
         (f"{folder}?text=sentence&tokenizer={tmp_path / 'empty'}", "holds no tokenizer"),
         (f"{folder}?txt=sentence", "option 'txt'.*there are: label, image, text"),
         (f"{folder}?max_length=0", "option 'max_length'"),
-        (holes, "column 'age' has cells that are empty or no finite number"),
+        (holes, r"cells are empty or no finite number, in: 'age', 'bmi'\. Fill them .* or name other \?columns="),
         (odd, "7 in column 'label' is no class of the training samples"),
     ):
         with pytest.raises(ConfigError, match=says):

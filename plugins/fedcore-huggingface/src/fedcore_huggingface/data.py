@@ -329,8 +329,11 @@ def _rows(tables: Sequence[Table], columns: Sequence[str], name: str) -> tuple[l
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{name}: columns {', '.join(columns)} are not all numbers ({error})") from error
         if not np.isfinite(rows).all():
-            place = int(np.nonzero(~np.isfinite(rows))[1][0])
-            raise ConfigError(f"{name}: column {columns[place]!r} has cells that are empty or no finite number")
+            holes = [repr(columns[place]) for place in np.unique(np.nonzero(~np.isfinite(rows))[1])]
+            raise ConfigError(
+                f"{name}: cells are empty or no finite number, in: {', '.join(holes)}. Fill them or leave "
+                "out their rows, or name other ?columns="
+            )
         tables_of_numbers.append(rows)
     mean, std = tables_of_numbers[0].mean(axis=0), tables_of_numbers[0].std(axis=0)
     std[std == 0] = 1.0
