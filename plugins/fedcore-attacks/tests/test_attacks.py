@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import pytest
 import torch
 
@@ -127,6 +129,17 @@ def test_what_malicious_clients_send(go, options, expected):
         assert torch.equal(arrived[client], computed[client])
     for client in (1, 4):
         torch.testing.assert_close(arrived[client], expected(computed[client], honest, evil), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["alie", "ipm", "mimic"])
+def test_a_round_of_malicious_clients_alone(go, kind):
+    """As a small cohort can be. ALIE's z divided by the number of honest clients."""
+    computed, arrived = watched(go, clients=[0, 1, 2, 3, 4], kind=kind)
+    own = torch.stack([computed[client] for client in range(5)])
+    z = NormalDist().inv_cdf(0.999)
+    sent = {"alie": own.mean(0) - z * own.std(0), "ipm": -0.5 * own.mean(0)}
+    for client in range(5):
+        torch.testing.assert_close(arrived[client], sent.get(kind, computed[client]), atol=1e-5, rtol=1e-4)
 
 
 def test_noise_has_its_deviation_and_is_common_if_they_collude(go):

@@ -95,7 +95,8 @@ def inflated_payload(sent: Mapping[str, Tensor], factor: float) -> Tensors:
 def alie_z(clients: int, malicious: int) -> float:
     """Return ALIE's z: the largest number of deviations at which enough honest updates lie further out to be outvoted.
 
-    s = floor(n / 2 + 1) - m honest clients are needed for a majority, and z = Phi^-1((n - m - s) / (n - m)).
+    s = floor(n / 2 + 1) - m honest clients are needed for a majority, and z = Phi^-1((n - m - s) / (n - m)). Where none
+    is needed the quantile is bounded.
 
     :source: Baruch, Baruch, Goldberg, NeurIPS 2019, arXiv 1902.06156, Algorithm 3.
 
@@ -103,7 +104,7 @@ def alie_z(clients: int, malicious: int) -> float:
     1.43
     """
     honest, needed = clients - malicious, clients // 2 + 1 - malicious
-    share = min(max((honest - needed) / honest, 1e-3), 1 - 1e-3)
+    share = min(max((honest - needed) / honest, 1e-3), 1 - 1e-3) if honest else 1 - 1e-3
     return NormalDist().inv_cdf(share)
 
 
