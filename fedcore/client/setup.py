@@ -341,7 +341,8 @@ def _check_claims(setup: Setup) -> None:
                         f"plugin {claim}, but no part of that is trained: "
                         f"{names[0]!r} has requires_grad=False after every configure_model, so it never changes"
                     )
-                if declaration.name != "starts" and layout.personal.issuperset(names):  # a client starts from its own
+                stays = layout.personal | layout.fixed
+                if declaration.name != "starts" and stays.issuperset(names):  # a client starts from its own
                     keeper = setup.keeper_of(names)
                     if keeper not in (None, plugin.name):
                         reason = f"{claim}, of which nothing travels next to {keeper!r}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -75,8 +77,11 @@ def test_who_owns_nothing_but_what_is_frozen_is_refused(go):
         go(Freezes, Owns, **MODEL)
 
 
+@pytest.mark.parametrize("pattern", ["classifier.*", "*"])
 @pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects"])
-def test_who_works_on_nothing_but_what_it_keeps_on_the_clients_is_refused(go, declaration):
+def test_who_works_on_nothing_but_what_it_keeps_on_the_clients_is_refused(go, declaration, pattern):
+    """Nor does a frozen backbone travel: ``*`` next to one began a run in which the owner had nothing to aggregate."""
+
     class Keeps(Plugin):
         @hookimpl
         def personal_parameters(self):
@@ -97,13 +102,14 @@ def test_who_works_on_nothing_but_what_it_keeps_on_the_clients_is_refused(go, de
         def __init__(self, options):
             super().__init__(options)
             self.owns, self.exchanges = (), None
-            patterns = ("classifier.*",)
+            patterns = (pattern,)
             setattr(
                 self, declaration, Exchange(patterns, lambda epochs: {1}) if declaration == "exchanges" else patterns
             )
 
-    with pytest.raises(ConfigError, match=rf"'keeps' {declaration} 'classifier.\*', but each client keeps all of that"):
-        go(Keeps, local_epochs=2)
+    says = rf"'keeps' {declaration} '{re.escape(pattern)}', but each client keeps all of that"
+    with pytest.raises(ConfigError, match=says):
+        go(Freezes, Keeps, local_epochs=2, **MODEL)
 
 
 BUILT = []
