@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcore import Plugin, PluginConflictError, hookimpl
+from fedcore import Plugin, PluginConflictError, generator, hookimpl
 from fedcore_robust import RobustnessWarning
 from fedcore_testing import (
     EqualWeights,
@@ -187,6 +187,57 @@ def test_krum_takes_the_best_by_weights_and_the_median_of_buffers(go, select):
     chosen = np.argsort(scores, kind="stable")[: min(select, 4)]
     for name, values in stacks.items():
         near(found[name], np.median(values, axis=0) if is_buffer(name) else values[chosen].mean(axis=0))
+
+
+class Rounds(Plugin):
+    """Keeps of each round w_t, what each client computed, and the model that came of it."""
+
+    own: list = []
+
+    @hookimpl
+    def all_updates(self, server, updates):
+        models = {update.client: {**update.model} for update in updates}
+        self.own.append((dict(server.model), models, list(server.trainable), server.round))
+
+    @hookimpl
+    def end_round(self, server):
+        self.own[-1] += (dict(server.model),)
+
+
+@pytest.mark.parametrize("rule", ["trimmed-mean", "krum"])
+def test_an_attack_buckets_and_a_rule_in_a_row(go, rule):
+    """ALIE, buckets of two and the rule: ten of twelve clients, which keep their classifiers. Buffers are not mixed."""
+    pytest.importorskip("fedcore_attacks")
+    Rounds.own.clear()
+    evil = [1, 4, 7]
+    attack = {"kind": "alie", "strength": 1.5, "clients": evil}
+    plugins = {Rounds: {}, "attack": attack, rule: {"before": "bucketing", "fraction": 0.1}, PersonalClassifier: {}}
+    size = {"clients": 12, "participation": 10 / 12, "rounds": 2, "client_test_fraction": 0.2}
+    seed = go(plugins, **size, model=with_batch_norm).config.seed
+    for start, models, trainable, number, end in Rounds.own:
+        own, started, ended = (joined(model, trainable) for model in (models, start, end))
+        moves = own - started
+        malicious = np.isin([*models], evil)
+        honest = moves[~malicious]
+        moves[malicious] = honest.mean(axis=0) - 1.5 * honest.std(axis=0, ddof=1)
+        order = torch.randperm(10, generator=generator(seed, f"{rule}/buckets", round=number)).numpy()
+        buckets = moves[order].reshape(5, 2, -1).mean(axis=1)
+        near_ones = np.sort(np.square(buckets[:, None] - buckets).sum(axis=2), axis=1)[:, 1:3]  # f = 1: two others
+        best, middle = buckets[near_ones.sum(axis=1).argmin()], np.sort(buckets, axis=0)[1:-1].mean(axis=0)
+        np.testing.assert_allclose(ended - started, best if rule == "krum" else middle, atol=1e-6)
+        mean = np.sort([model["encoder.base.norm.running_mean"].numpy() for model in models.values()], axis=0)
+        kept = mean[4:6] if rule == "krum" else mean[1:-1]  # median of ten, or without one at either end
+        near(end["encoder.base.norm.running_mean"].numpy(), kept.mean(axis=0, dtype=np.float64))
+        tracked = sorted(int(model["encoder.base.norm.num_batches_tracked"]) for model in models.values())
+        assert int(end["encoder.base.norm.num_batches_tracked"]) == tracked[4]
+    assert len(Rounds.own) == 2
+
+
+def joined(models, names):
+    """Return a model's tensors as one vector; of several models by client a row each."""
+    if isinstance(next(iter(models.values())), dict):
+        return np.stack([joined(model, names) for model in models.values()])
+    return np.concatenate([models[name].double().numpy().ravel() for name in names])
 
 
 def test_norm_clip_shortens_to_the_bound(go):
