@@ -62,9 +62,10 @@ def train(
                     features, outputs.features[batch], previous.features[batch], temperature=tau
                 )
             if terms[1]:
-                loss = loss + mu * classifier_loss(
-                    logits, outputs.logits[batch], previous.logits[batch], temperature=tau
-                )
+                compared = [logits, outputs.logits[batch], previous.logits[batch]]
+                if options.outputs == "probabilities":
+                    compared = [each.softmax(dim=1) for each in compared]
+                loss = loss + mu * classifier_loss(*compared, temperature=tau)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

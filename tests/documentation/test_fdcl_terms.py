@@ -17,7 +17,9 @@ def printed(tmp_path_factory):
     options = {"model": "mlp", "clients": 4, "alpha": 0.1, "rounds": 2, "workers": 0}
     plain_sgd = {"momentum": 0.0, "weight_decay": 0.0}
     directory = tmp_path_factory.mktemp("terms") / "run"
-    config = fedcore.RunConfig(plugins={"fdcl": {"mu": 1.0}}, **options, **plain_sgd, out=directory)
+    config = fedcore.RunConfig(
+        plugins={"fdcl": {"mu": 1.0, "outputs": "logits"}}, **options, **plain_sgd, out=directory
+    )
     result = fedcore.run(config)
     lines = []
     with pytest.MonkeyPatch.context() as patch, one_thread():

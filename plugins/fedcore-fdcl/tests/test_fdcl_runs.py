@@ -102,7 +102,7 @@ def analytic_federation(
     encoder=1.0,
     classifier=1.0,
     p_is="participation",
-    P_c=lambda logits: logits,
+    P_c=lambda logits: logits.exp() / logits.exp().sum(1, keepdim=True),
     config=HAND,
 ):
     """FDCL in float64 on the run's batches, from the paper's text; +1 is its sign of a term, -1 the opposite."""
@@ -165,7 +165,7 @@ def distance(weights, other):
         ({"mu": 2.0, "temperature": 0.2, "classifier_term": False}, {"tau": 0.2, "classifier": 0.0}),
         ({"mu": 2.0, "encoder_term": False}, {"encoder": 0.0}),
         ({"mu": 0.5, "previous": "epoch"}, {"p_is": "epoch"}),
-        ({"mu": 1.0, "outputs": "probabilities"}, {"P_c": lambda x: x.exp() / x.exp().sum(1, keepdim=True)}),
+        ({"mu": 1.0, "outputs": "logits"}, {"P_c": lambda logits: logits}),
     ],
 )
 def test_a_run_is_the_paper_computed_by_hand(go, options, scales):
@@ -197,7 +197,7 @@ def test_recorded_losses_are_those_of_the_frozen_models(go, recorded):
                 values = [
                     [
                         F.softplus((F.cosine_similarity(far, z) - F.cosine_similarity(near, z)) / 0.3).mean()
-                        for near, far, z in ((ge, pe, e), (pc, gc, c))
+                        for near, far, z in ((ge, pe, e), (pc.softmax(1), gc.softmax(1), c.softmax(1)))
                     ]
                     for e, c, ge, gc, pe, pc in batches
                 ]
@@ -248,7 +248,7 @@ def test_mu_0_with_a_moved_split_is_fedavg_under_other_names(go):
         {"classifier_term": False},
         {"head_layers": 2},
         {"previous": "epoch"},
-        {"outputs": "probabilities"},
+        {"outputs": "logits"},
     ],
 )
 def test_each_option_changes_the_run(go, change):

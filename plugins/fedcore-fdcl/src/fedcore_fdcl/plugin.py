@@ -26,7 +26,8 @@ class FDCLOptions(PluginOptions):
         description="p of lines 6 and 7: the client's model after its last participation, or after its previous epoch.",
     )
     outputs: Literal["logits", "probabilities"] = Field(
-        default="logits", description="P_c of lines 7 and 9: the classifier's logits, or their softmax."
+        default="probabilities",
+        description="P_c of lines 7 and 9: the softmax of the classifier's logits, or the logits.",
     )
 
 
