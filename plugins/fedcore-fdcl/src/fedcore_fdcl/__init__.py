@@ -1,4 +1,4 @@
-"""FDCL as a fedcore plugin: dual-layer bidirectional contrast, on features and on logits."""
+"""FDCL as a fedcore plugin: dual-layer bidirectional contrast, on features and on predictions."""
 
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
 from fedcore_fdcl.plugin import FDCL, FDCLOptions
