@@ -181,7 +181,7 @@ class RunConfig(BaseModel):
         default=None,
         ge=1,
         le=_MANY,
-        description="Stop after so many rounds without better accuracy on the clients' held-out parts. Default: off.",
+        description="Stop after so many rounds that are not better on the clients' held-out parts. Default: off.",
     )
 
     engine: str = Field(
@@ -258,6 +258,11 @@ class RunConfig(BaseModel):
     keep: Literal["last", "best"] = Field(
         default="last",
         description="best: also keep the global model of the best round on the clients' held-out parts.",
+    )
+    best_by: str = Field(
+        default="accuracy",
+        description="Figure by which --patience, --keep best and searches choose: accuracy, loss, mean or worst10 of"
+        " the clients, or a --metric.",
     )
     checkpoint_every: int = Field(default=1, ge=1, description="Rounds between checkpoints.")
     out: Path | None = Field(

@@ -12,8 +12,9 @@ from typing import Any
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, PluginContractError
+from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError
 from fedcore.base.objects import CODE, OBJECT
+from fedcore.base.protocols import SIGNS
 
 LABELS = ("name", "tags", "note")
 """Options that describe a run to people."""
@@ -107,6 +108,19 @@ def flat(values: Mapping[str, Any], separator: str) -> Iterator[tuple[str, Any]]
 def short_name(name: str) -> str:
     """Return a name without the module that it is imported from: ``Near`` of ``module:study.Near``."""
     return name.replace(":", ".").rpartition(".")[2]
+
+
+def judged_by(config: RunConfig) -> str:
+    """Return the figure of ``best_by`` as a protocol's row names it: ``accuracy``, ``macro-f1``, ``macro-f1_mean``.
+
+    :raises UnknownNameError: the run does not measure it.
+    """
+    name, metrics = short_name(config.best_by), [short_name(metric) for metric in config.metrics]
+    known = [*SIGNS, *metrics, *(f"{metric}_mean" for metric in metrics)]
+    if name not in known:
+        hint = f"--best-by takes one of {', '.join(known)}; --metric NAME adds a metric"
+        raise UnknownNameError("figure", config.best_by, known, hint)
+    return name
 
 
 def full_name(name: str, names: Collection[str]) -> str:

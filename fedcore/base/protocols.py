@@ -122,6 +122,12 @@ VALIDATION = ("personal_validation", "global_validation", *HELD_OUT)
 """Protocols on held-out parts. The first of them that a run measures chooses the best round; with ``--keep best`` it is
 the first of the global model, which is kept."""
 
+FRACTIONS = ("accuracy", "mean", "worst10", "best10", "std")
+"""The figures of a protocol that are printed in percent."""
+
+SIGNS = {"accuracy": 1, "mean": 1, "worst10": 1, "best10": 1, "std": -1, "loss": -1}
+"""Figure of a protocol -> 1 if more is better, -1 if less is."""
+
 FIGURES = frozenset(
     {"accuracy", "loss", "loss_reason", "samples", "per_class", "correct", "total", "confusion"}
     | {"mean", "std", "worst10", "best10", "quantiles", "clients", "untrained", "per_client"}

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcore.base.output import clean, duration, number, percent, size, text
-from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.protocols import FRACTIONS, PROTOCOLS
 from fedcore.runs import records
 
 TIMED = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation", "checkpoint")
@@ -160,15 +160,22 @@ def _table(title: str) -> Table:
     )
 
 
+def _figure(name: str, value: float | None) -> str:
+    if name == "accuracy":
+        return f"{percent(value)} %"
+    return f"{clean(name)} {f'{percent(value)} %' if name in FRACTIONS else number(value)}"
+
+
 def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:
     if domains := (metrics.get("global") or {}).get("domains"):
         each = ", ".join(f"{clean(name)} {percent(accuracy)}" for name, accuracy in domains.items())
         yield Text.assemble(("accuracy % by domain: ", "bold"), each)
     best = metrics.get("best_by_validation")
     if best:
-        line = f"round {best['round']}, {best['validation']} {percent(best['validation_accuracy'])} %"
-        if "global_accuracy" in best:
-            line += f", global {percent(best['global_accuracy'])} % there"
+        figure = next(name.removeprefix("validation_") for name in best if name.startswith("validation_"))
+        line = f"round {best['round']}, {best['validation']} {_figure(figure, best[f'validation_{figure}'])}"
+        if f"global_{figure}" in best:
+            line += f", global {_figure(figure, best[f'global_{figure}'])} there"
         if "global_before_correction" in metrics:
             line += ", before the correction"
         yield Text.assemble(("best by validation: ", "bold"), line)

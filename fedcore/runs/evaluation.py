@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from fedcore.base.identity import judged_by
 from fedcore.base.metrics import figure
 from fedcore.base.process import cores
-from fedcore.base.protocols import EVALUATED, ON_CLIENTS, PROTOCOLS, VALIDATION
+from fedcore.base.protocols import EVALUATED, ON_CLIENTS, PROTOCOLS, SIGNS, VALIDATION
 from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import MAX_CONFUSION, added, by_domain, evaluate, rates, summarise_clients
 from fedcore.client.messages import ClientTask, Outcome
@@ -38,6 +39,8 @@ class Evaluator:
         self.device = federation.setup.placement.device
         self.further = federation.setup.metrics
         """The metrics next to accuracy and loss."""
+        self.judge = self._judge()
+        """The figure that chooses the best round, and 1 if more of it is better, -1 if less is."""
         self.confusions: dict[str, npt.NDArray[np.int64]] = {}
         """Protocol -> the confusion matrix of the last evaluation, a row per class.
 
@@ -187,8 +190,12 @@ class Evaluator:
         sizes = {p.name: (chooses if p.validation else held_out - chooses) if p.held_out else test for p in asked}
         return {protocol: size for protocol, size in sizes.items() if size}
 
+    def _judge(self) -> tuple[str, int]:
+        name = judged_by(self.federation.config)
+        return name, SIGNS.get(name) or (-1 if self.further[name.removesuffix("_mean")].lower_is_better else 1)
+
     def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the best round so far by accuracy on the clients' held-out parts; empty if there are none.
+        """Return the best round so far by the figure of ``best_by`` on the held-out parts; empty if there are none.
 
         A round in which fewer clients could be evaluated is never the best: its mean is over other clients.
         """
@@ -198,13 +205,17 @@ class Evaluator:
         protocol = next((name for name in protocols if name in self._on_clients), None)
         if protocol is None or protocol not in metrics:  # no client's own model could be evaluated
             return state.best
-        clients, accuracy, best = metrics[protocol]["clients"], metrics[protocol]["accuracy"], state.best
-        # An older checkpoint does not say how many clients: it counts as the same number.
-        if best and (clients, accuracy) <= (best.get("clients", clients), best["validation_accuracy"]):
+        name, sign = self.judge
+        clients, value, best = metrics[protocol]["clients"], metrics[protocol][name], state.best
+        if value is None:  # a loss that is not finite, a metric that is not defined
             return best
-        found = {"round": state.round - 1, "validation": protocol, "validation_accuracy": accuracy, "clients": clients}
-        if metrics["global"] is not None:
-            found["global_accuracy"] = metrics["global"]["accuracy"]
+        # An older checkpoint does not say how many clients: it counts as the same number.
+        before = best and (best.get("clients", clients), sign * best[f"validation_{name}"])
+        if before and (clients, sign * value) <= before:
+            return best
+        found = {"round": state.round - 1, "validation": protocol, f"validation_{name}": value, "clients": clients}
+        if name in (metrics["global"] or {}):
+            found[f"global_{name}"] = metrics["global"][name]
         return found
 
     def load_model(self, state: ServerState) -> SplitModel:

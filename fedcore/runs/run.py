@@ -14,7 +14,7 @@ from typing import Any, Self
 from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, RunDirectoryError
-from fedcore.base.identity import CHANGEABLE, short_name
+from fedcore.base.identity import CHANGEABLE, judged_by, short_name
 from fedcore.base.process import one_thread
 from fedcore.base.protocols import HELD_OUT, PROTOCOLS
 from fedcore.base.registry import refuse_while_importing
@@ -101,10 +101,12 @@ class Run:
             _require_held_out("--validation-share", config, partition)
         if config.patience is not None:
             _require_held_out("--patience", config, partition)
+        if config.best_by != "accuracy":
+            _require_held_out("--best-by", config, partition)
         if config.keep == "best":
             _require_held_out("--keep best", config, partition)
         setup = _set_up(config, dataset)
-        _ = setup.metrics  # a wrong one is refused before anything is written
+        _ = setup.metrics, judged_by(config)  # a wrong one is refused before anything is written
         if config.keep == "best" and setup.layout.personal:
             raise ConfigError(
                 f"--keep best keeps a global model, but parameters such as {min(setup.layout.personal)!r} stay on the "

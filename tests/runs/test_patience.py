@@ -13,7 +13,7 @@ from fedcore.data import load_dataset
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.training import out_of_patience
 from fedcore.server.state import ServerState
-from fedcore_testing import model_bytes
+from fedcore_testing import model_bytes, records
 
 OPTIONS = {"clients": 2, "local_epochs": 1, "samples": 100, "workers": 0, "client_test_fraction": 0.3}
 
@@ -134,6 +134,68 @@ def test_a_run_without_a_best_global_model_is_refused(tmp_path, options, problem
     assert not (tmp_path / "run").exists()
 
 
+class Misses(fedcore.Metric):
+    """The number of wrong predictions; undefined where there is none."""
+
+    lower_is_better = True
+
+    def count(self, logits, labels):
+        return (logits.argmax(dim=1) != labels).sum()
+
+    def value(self, counts):
+        return float(counts) or float("nan")
+
+
+@pytest.mark.parametrize(
+    ("figure", "best", "everywhere"),
+    [("loss", min, True), ("worst10", max, False), ("std", min, False), ("Misses_mean", min, False)],
+)
+def test_another_figure_chooses_the_best_round(tmp_path, figure, best, everywhere):
+    result = fedcore.run(**BEST_IS_EARLY, metrics=[Misses], best_by=figure, keep="best", out=tmp_path / "run")
+    lines = records(result)
+    values = [line["metrics"]["global_local"][figure] for line in lines]
+    found = result.summary["metrics"]["best_by_validation"]
+    assert found["round"] == values.index(best(values)) + 1
+    assert found[f"validation_{figure}"] == best(values)
+    chosen = lines[found["round"] - 1]["metrics"]["global"]
+    assert found.get(f"global_{figure}") == (chosen[figure] if everywhere else None)
+    assert result.evaluate(load_dataset("digits").test, model=result.best_model)["loss"] == chosen["loss"]
+
+
+@pytest.mark.filterwarnings("ignore:stopped after round")
+@pytest.mark.parametrize(("best_by", "rounds"), [("accuracy", 6), ("loss", 9)])
+def test_patience_is_of_the_figure_that_chooses(tmp_path, best_by, rounds):
+    """The second round stays the best by accuracy; by loss the sixth is better."""
+    result = fedcore.run(**BEST_IS_EARLY | {"rounds": 9}, patience=4, best_by=best_by, out=tmp_path / "run")
+    assert result.summary["rounds"] == rounds
+
+
+def test_a_figure_that_is_not_defined_is_never_the_best():
+    config = RunConfig(best_by="Misses", metrics=["module:study.Misses"])
+    evaluator = SimpleNamespace(
+        federation=SimpleNamespace(config=config), _on_clients=["global_local"], judge=("Misses", -1)
+    )
+    best = {}
+    for round, misses in enumerate([None, 7.0, None, 9.0, 5.0, None], start=1):
+        metrics = {"global": None, "global_local": {"clients": 3, "Misses": misses}}
+        best = Evaluator.best(evaluator, ServerState(model={}, round=round, best=best), metrics)
+    assert best == {"round": 4, "validation": "global_local", "validation_Misses": 5.0, "clients": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"best_by": "f1"}, r"unknown figure 'f1'.* one of accuracy, .*--metric NAME adds"),
+        ({"best_by": "macro-f1", "metrics": ["ece"]}, "unknown figure 'macro-f1'.* ece, ece_mean; "),
+        ({"best_by": "loss", "client_test_fraction": 0.0}, "--best-by looks at the clients' held-out parts"),
+    ],
+)
+def test_a_figure_that_the_run_does_not_measure_chooses_nothing(tmp_path, options, problem):
+    with pytest.raises(ConfigError, match=problem):
+        fedcore.run(**{**OPTIONS, **options}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("before", "clients", "accuracy", "is_best"),
     [
@@ -145,7 +207,9 @@ def test_a_run_without_a_best_global_model_is_refused(tmp_path, options, problem
     ],
 )
 def test_a_round_over_fewer_clients_is_never_the_best(before, clients, accuracy, is_best):
-    evaluator = SimpleNamespace(federation=SimpleNamespace(config=RunConfig()), _on_clients=["global_local"])
-    metrics = {"global": None, "global_local": {"clients": clients, "accuracy": accuracy}}
+    evaluator = SimpleNamespace(
+        federation=SimpleNamespace(config=RunConfig()), _on_clients=["global_local"], judge=("accuracy", 1)
+    )
+    metrics = {"global": {"accuracy": 0.3}, "global_local": {"clients": clients, "accuracy": accuracy}}
     found = Evaluator.best(evaluator, ServerState(model={}, round=9, best=before), metrics)
     assert (found is not before) == is_best

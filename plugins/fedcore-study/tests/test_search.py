@@ -14,7 +14,7 @@ from fedcore.base.protocols import VALIDATION
 from fedcore.base.safe_yaml import read_yaml
 from fedcore_study import search as searching
 from fedcore_study.search import Axis, parse_search, search
-from fedcore_study.sweeps.child import accuracy_of
+from fedcore_study.sweeps.child import figure_of
 from fedcore_study.sweeps.processes import Outcome
 from fedcore_study.sweeps.spec import SweepSpec
 from fedcore_testing import records
@@ -72,6 +72,21 @@ def test_a_search_is_valued_on_held_out_parts_and_goes_on(cli, tmp_path):
     assert len({trial["options"]["lr"] for trial in more["trials"]}) == 3  # no draw again
     config = fedcore.RunConfig.create(read_yaml((tmp_path / "s" / "best.yaml").read_text()))
     assert config.lr == more["trials"][more["best"]]["options"]["lr"]
+
+
+def test_a_search_by_the_loss_wants_less_of_it(cli, tmp_path):
+    flags = [word for name, value in BASE.items() for word in ("--" + name.replace("_", "-"), value)]
+    asked = ("sweep", "--optuna", 3, *flags, "--search", "lr=0.001..0.3:log", "--out", "s")
+    found = json.loads(cli(*asked, "--best-by", "loss", "--json").stdout)
+    for trial in found["trials"]:
+        lines = records(tmp_path / "s" / "runs" / f"trial-{trial['trial']:04d}")
+        assert trial["loss"] == min(line["metrics"]["global_local"]["loss"] for line in lines)
+    best = min(found["trials"], key=lambda trial: trial["loss"])
+    assert found["best"] == best["trial"]
+    table = cli(*asked, "--best-by", "loss").stdout
+    assert "loss on held-out parts" in table
+    assert table.index(f"{best['loss']:.4f}") == min(table.index(f"{trial['loss']:.4f}") for trial in found["trials"])
+    assert "--best-by was loss and is not given now" in cli(*asked).stderr
 
 
 def begun(number):
@@ -202,7 +217,7 @@ def test_a_trial_that_fails_does_not_stop_the_others(tmp_path):
 
 
 def held_out(metrics):
-    return accuracy_of(metrics, VALIDATION)
+    return figure_of(metrics, VALIDATION)
 
 
 def test_the_test_set_has_no_value():
@@ -215,6 +230,7 @@ def test_the_test_set_has_no_value():
     ("spec", "axes", "message"),
     [
         ({"base": {}}, [Axis("lr", 0.1, 1.0)], "add --client-test-fraction"),
+        ({"base": {**BASE, "best_by": "f1"}}, [Axis("lr", 0.1, 1.0)], "unknown figure 'f1'"),
         ({"base": BASE}, [], "nothing to search"),
         (
             {"base": BASE},

@@ -1,4 +1,4 @@
-"""A search for options by Optuna: trials, compared and pruned on the clients' held-out parts.
+"""A search for options by Optuna: trials, compared and pruned on the clients' held-out parts by ``best_by``.
 
 The test set plays no part in it. The study is kept in ``study.log``, a file of JSON lines: the same command goes on.
 Trials are proposed four at a time, whatever the number of processors. Only a ``--parallel`` above four changes which
@@ -18,10 +18,11 @@ from fedcore import ConfigError, FedcoreError, RunConfig, UnknownNameError
 from fedcore.base import registry
 from fedcore.base.errors import flag_of
 from fedcore.base.files import parse_json, write_text
-from fedcore.base.identity import full_name, settings
+from fedcore.base.identity import full_name, judged_by, settings, short_name
 from fedcore.base.process import cores
 from fedcore.base.protocols import HELD_OUT
 from fedcore.base.safe_yaml import write_yaml
+from fedcore_study.comparisons.measures import Measure
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.directory import STUDY
 from fedcore_study.sweeps.processes import Job, Start, run_jobs
@@ -72,7 +73,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial that ended: ``value`` is its best accuracy on held-out parts, None where it gave none."""
+    """A trial that ended: ``value`` is its best figure on held-out parts, None where it gave none."""
 
     number: int
     state: str
@@ -86,6 +87,7 @@ class SearchResult:
     """All trials of a study, and the best of those that were finished; None without any."""
 
     directory: Path
+    measure: Measure
     trials: list[Trial]
     best: Trial | None
 
@@ -127,6 +129,7 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
     if spec.grid or spec.cases or len(spec.seeds) != 1:
         raise ConfigError("--optuna takes --search and one seed, no --grid and no cases")
     base = spec.run({}, spec.seeds[0])
+    _measure(base)
     if not base.client_test_fraction and not base.partition.endswith(".json"):
         raise ConfigError("--optuna compares trials on the clients' held-out parts; add --client-test-fraction 0.2")
     if base.protocols and not base.validation_share and not {*HELD_OUT} & {*base.protocols}:
@@ -157,8 +160,8 @@ def search(
     """Run trials until so many of the study in ``out`` have ended; a trial that fails does not stop the others.
 
     Optuna's TPE sampler proposes the options, seeded with the runs' seed, for ``TOGETHER`` trials at a time, or
-    ``parallel`` if that is more. A trial is pruned when its best accuracy is below the median, in the same round, of
-    the trials before these that ran to their end: at least four, after a quarter of the rounds.
+    ``parallel`` if that is more. A trial is pruned when its best figure is worse than the median, in the same round,
+    of the trials before these that ran to their end: at least four, after a quarter of the rounds.
 
     :param spec: options of every trial, with one seed.
     :param parallel: trials side by side; default one per core as far as memory allows, at most four; one on
@@ -174,6 +177,7 @@ def search(
         from optuna.storages.journal import JournalFileBackend
 
         base = spec.run({}, spec.seeds[0])
+        measure = _measure(base)
         parallel = parallel or min(TOGETHER, default_parallel([base]))
         workers = None if parallel == 1 else cores() // parallel if cores() > parallel else 0
         out.mkdir(parents=True, exist_ok=True)
@@ -181,7 +185,7 @@ def search(
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # the listener reports trials
         study = optuna.create_study(
             study_name="fedcore",
-            direction="maximize",
+            direction="maximize" if measure.sign > 0 else "minimize",
             storage=JournalStorage(JournalFileBackend(str(out / STUDY))),
             load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=base.rounds // 4),
@@ -192,16 +196,23 @@ def search(
         left = trials - sum(trial.state.is_finished() for trial in study.trials)
         while left > 0:
             proposed = [study.ask() for _ in range(min(max(TOGETHER, parallel), left))]
-            batch = _Batch(spec, axes, out.resolve(), proposed, workers, listen)
+            batch = _Batch(spec, axes, measure, out.resolve(), proposed, workers, listen)
             interrupted = batch.run(parallel, start)
             for asked in batch.asked.values():
                 if asked.state:
-                    value = max(asked.found) if asked.state == "complete" else None
+                    value = measure.best(asked.found) if asked.state == "complete" else None
                     study.tell(asked.trial, value, state=optuna.trial.TrialState[asked.state.upper()])
             if interrupted:
                 raise KeyboardInterrupt
             left -= len(proposed)
-    return _result(study, axes, out, spec)
+    return _result(study, axes, measure, out, spec)
+
+
+def _measure(config: RunConfig) -> Measure:
+    """Return the figure by which trials are compared."""
+    name = judged_by(config)
+    metric = next((metric for metric in config.metrics if short_name(metric) == name.removesuffix("_mean")), name)
+    return Measure(name, Measure.of(metric).sign)
 
 
 def _check_study(file: Path) -> None:
@@ -247,7 +258,7 @@ class _Asked:
     """Optuna's."""
     options: dict[str, Any]
     found: list[float] = field(default_factory=list)
-    """The accuracies of the rounds until now."""
+    """The figures of the rounds until now."""
     pruned: bool = False
     state: str = ""
     """How it ended, as Optuna names it; empty while it runs, and for good if it was interrupted."""
@@ -260,12 +271,13 @@ class _Batch:
         self,
         spec: SweepSpec,
         axes: Sequence[Axis],
+        measure: Measure,
         out: Path,
         trials: Sequence[Any],
         workers: int | None,
         listen: Listener,
     ) -> None:
-        self._spec, self._out, self._workers, self._listen = spec, out, workers, listen
+        self._spec, self._measure, self._out, self._workers, self._listen = spec, measure, out, workers, listen
         self.asked = {_name(trial.number): _Asked(trial, _drawn(spec, axes, trial)) for trial in trials}
         """In the order of the proposals."""
 
@@ -289,21 +301,21 @@ class _Batch:
             self._listen(asked.trial.number, "start", {"options": asked.options})
         elif event in ("finished", "failed"):
             self._end(asked, details["message"])
-        elif event == "round" and (accuracy := details["validation"]) is not None:
-            asked.found.append(accuracy)
-            asked.trial.report(accuracy, details["round"] - 1)
+        elif event == "round" and (value := details["validation"]) is not None:
+            asked.found.append(value)
+            asked.trial.report(value, details["round"] - 1)
             asked.pruned = asked.trial.should_prune()
         return not asked.pruned
 
     def _end(self, asked: _Asked, problem: str) -> None:
-        """Keep how a trial ended, and tell the listener. It also failed if it gave no accuracy."""
+        """Keep how a trial ended, and tell the listener. It also failed if it gave no figure."""
         if problem or not asked.found:
             asked.state = "fail"
             self._listen(asked.trial.number, "failed", {"message": problem or NOTHING_HELD_OUT})
         else:
             asked.state = "pruned" if asked.pruned else "complete"
             event = "pruned" if asked.pruned else "finished"
-            self._listen(asked.trial.number, event, {"accuracy": max(asked.found)})
+            self._listen(asked.trial.number, event, {"best": self._measure.printed(self._measure.best(asked.found))})
 
 
 def _drawn(spec: SweepSpec, axes: Sequence[Axis], trial: Any) -> dict[str, Any]:
@@ -322,7 +334,7 @@ def _name(number: int) -> str:
     return f"trial-{number:04d}"
 
 
-def _result(study: Any, axes: Sequence[Axis], out: Path, spec: SweepSpec) -> SearchResult:
+def _result(study: Any, axes: Sequence[Axis], measure: Measure, out: Path, spec: SweepSpec) -> SearchResult:
     choices = {axis.name: axis.choices for axis in axes}
 
     def options(drawn: Mapping[str, Any]) -> dict[str, Any]:
@@ -334,8 +346,8 @@ def _result(study: Any, axes: Sequence[Axis], out: Path, spec: SweepSpec) -> Sea
         if t.state.is_finished()
     ]
     done = [trial for trial in trials if trial.state == "complete"]
-    best = max(done, key=lambda trial: trial.value or 0.0, default=None)
+    best = max(done, key=lambda trial: measure.sign * (trial.value or 0.0), default=None)
     if best is not None:
         config = spec.run(best.options, spec.seeds[0])
         write_text(out / BEST, write_yaml(config.model_dump(mode="json", exclude_defaults=True)))
-    return SearchResult(out, trials, best)
+    return SearchResult(out, measure, trials, best)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from fedcore.base import output
 from fedcore.cli.guard import SOME_FAILED
-from fedcore_study.search import BEST, SearchResult, check_search, parse_search, search
+from fedcore_study.search import BEST, SearchResult, Trial, check_search, parse_search, search
 from fedcore_study.sweeps.spec import SweepSpec
 
 
@@ -37,7 +38,7 @@ def run_search(
     def listen(number: int, event: str, details: Mapping[str, Any]) -> None:
         if quiet:
             return
-        told = details.get("options") or details.get("message") or f"{100 * details['accuracy']:.2f} %"
+        told = details.get("options") or details.get("message") or details["best"]
         if isinstance(told, Mapping):
             told = ", ".join(f"{name} {_short(value)}" for name, value in told.items())
         output.stderr().print(output.text(f"trial {number} {event}: {told}"), soft_wrap=True)
@@ -56,9 +57,14 @@ def run_search(
 
 def _table(result: SearchResult) -> Table:
     names = list(dict.fromkeys(name for trial in result.trials for name in trial.options))
-    table = Table("trial", "accuracy on held-out parts %", "state", *names)
-    for trial in sorted(result.trials, key=lambda trial: -(trial.value or 0.0) if trial.state == "complete" else 1.0):
-        value = "-" if trial.value is None else f"{100 * trial.value:.2f}"
+    measure = result.measure
+    table = Table("trial", f"{measure.name} on held-out parts", "state", *names)
+
+    def rank(trial: Trial) -> float:
+        return math.inf if trial.state != "complete" or trial.value is None else -measure.sign * trial.value
+
+    for trial in sorted(result.trials, key=rank):
+        value = "-" if trial.value is None else measure.printed(trial.value)
         table.add_row(str(trial.number), value, trial.state, *(_short(trial.options.get(name, "-")) for name in names))
     return table
 
@@ -72,7 +78,7 @@ def _plain(result: SearchResult) -> dict[str, Any]:
         {
             "trial": t.number,
             "state": t.state,
-            "accuracy": t.value,
+            result.measure.name: t.value,
             "options": dict(t.options),
             "run_dir": str(t.directory),
         }

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedcore import ConfigError, FedcoreError
 from fedcore.base.identity import short_name
+from fedcore.base.protocols import FRACTIONS, SIGNS
 from fedcore.base.registry import available, call, resolve
 from fedcore_study.comparisons.records import OVER_CLIENTS
-
-FRACTIONS = {"accuracy": 1, "mean": 1, "worst10": 1, "best10": 1, "std": -1}
-"""The figures of a protocol that are printed in percent -> 1 if more is better, -1 if less is."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Measure:
 
         :raises ConfigError: no installed metric has the name, so it is not known whether more is better.
         """
-        sign = {**FRACTIONS, "loss": -1}.get(name) or direction(name.removesuffix("_mean"))
+        sign = SIGNS.get(name) or direction(name.removesuffix("_mean"))
         if not sign:
             raise ConfigError(
                 f"--metric {name}: it is not known whether more of it is better; choose accuracy, loss, mean, std, "
@@ -36,6 +35,14 @@ class Measure:
                 "module:MODULE.CLASS for one of yours"
             )
         return cls(short_name(name), sign)
+
+    def best(self, values: Sequence[float]) -> float:
+        """Return the best of some values."""
+        return max(values, key=lambda value: self.sign * value)
+
+    def printed(self, value: float) -> str:
+        """Return a value with its unit: ``93.06 %``, ``0.1234``."""
+        return f"{self.scale * value:.{self.digits}f}{self.unit}"
 
     @property
     def scale(self) -> float:

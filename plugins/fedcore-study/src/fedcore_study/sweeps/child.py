@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig
-from fedcore.base.identity import CHANGEABLE, WITHOUT_EFFECT
+from fedcore.base.identity import CHANGEABLE, WITHOUT_EFFECT, judged_by
 from fedcore.base.objects import Key, lent, unpickled
 from fedcore.base.process import end_without_collecting, importing, keep_freed_memory
 from fedcore.base.protocols import EVALUATED, VALIDATION
@@ -114,7 +114,8 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
             tell("begun", round=details["round"])
         elif event == "round":
             metrics = details["metrics"]
-            found = {"accuracy": accuracy_of(metrics, EVALUATED), "validation": accuracy_of(metrics, VALIDATION)}
+            value = figure_of(metrics, VALIDATION, judge) if task.judged else None
+            found = {"accuracy": figure_of(metrics, EVALUATED), "validation": value}
             clients = {"clients": len(details["cohort"]), "lost": lost(details)}
             tell(
                 "round",
@@ -130,6 +131,7 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
             tell("note", note=details["message"])
 
     out, planned = Path(task.out), RunConfig.create(task.config)
+    judge = judged_by(planned)
     begun_before = (out / "config.yaml").is_file()
     if begun_before and not task.judged:
         # The sweep has looked at the plan; the run's own file must ask for no more than that.
@@ -149,10 +151,10 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
     experiment.run(planned.model_copy(update=own), notify=notify)
 
 
-def accuracy_of(metrics: Mapping[str, Any] | None, protocols: Iterable[str]) -> float | None:
-    """Return a round's accuracy under the first protocol that it has; None if it was not evaluated under one."""
+def figure_of(metrics: Mapping[str, Any] | None, protocols: Iterable[str], name: str = "accuracy") -> float | None:
+    """Return a round's figure under the first protocol that it has; None if it was not evaluated under one."""
     protocol = measured(metrics, protocols)
-    return float(metrics[protocol]["accuracy"]) if metrics and protocol else None
+    return metrics[protocol][name] if metrics and protocol else None
 
 
 def measured(metrics: Mapping[str, Any] | None, protocols: Iterable[str]) -> str | None:
