@@ -23,7 +23,7 @@ from fedcore.runs.evaluation import evaluation_tasks
 from fedcore.runs.given import (
     DatasetObject,
     MetricObjects,
-    ModelObject,
+    ModelObjects,
     PartitionObject,
     PluginObjects,
     count_of,
@@ -42,7 +42,7 @@ from fedcore.server.state import ServerState
 def run(
     config: RunConfig | None = None,
     *,
-    model: ModelObject | None = None,
+    model: ModelObjects | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
     partition: PartitionObject | None = None,
@@ -68,7 +68,8 @@ def run(
 
     :param config: the options to start from; default the options' defaults.
     :param model: an object instead of a name: a class of networks, a factory ``(num_classes, input_shape)``, or a
-        network. If the network is not a ``SplitModel``, its last linear layer becomes the classifier, drawn anew.
+        network. If the network is not a ``SplitModel``, its last linear layer becomes the classifier, drawn anew. Of a
+        list of n models, client k gets number k mod n (``client_models``).
     :param plugins: a plugin's class or name, several in a list, or a mapping to their options.
     :param dataset: a :class:`~fedcore.data.Dataset` or its loader, arrays or tensors (x_train, y_train, x_test,
         y_test), or a pair (train, test) of torch's data sets.
@@ -125,7 +126,7 @@ def started(
 def resume(
     path: Path | str,
     *,
-    model: ModelObject | None = None,
+    model: ModelObjects | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
     metrics: MetricObjects | None = None,
@@ -185,7 +186,7 @@ def _display(notify: Notify | None, progress: bool) -> Iterator[Notify]:
 def evaluate_run(
     path: Path | str,
     *,
-    model: ModelObject | None = None,
+    model: ModelObjects | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
     metrics: MetricObjects | None = None,
@@ -209,7 +210,7 @@ def evaluate_run(
 def load_run(
     path: Path | str,
     *,
-    model: ModelObject | None = None,
+    model: ModelObjects | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
     metrics: MetricObjects | None = None,
@@ -229,7 +230,7 @@ def client_model(
     path: Path | str,
     client: int,
     *,
-    model: ModelObject | None = None,
+    model: ModelObjects | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
     allow_code: bool = False,
@@ -251,7 +252,7 @@ def client_model(
 @contextmanager
 def _reopened(
     path: Path | str,
-    model: ModelObject | None,
+    model: ModelObjects | None,
     plugins: PluginObjects | None,
     dataset: DatasetObject | None,
     allow_code: bool,

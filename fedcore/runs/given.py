@@ -26,6 +26,9 @@ from fedcore.runs.directory import RunDirectory
 ModelObject: TypeAlias = "nn.Module | Callable[..., nn.Module] | str"
 """A class of networks, a factory ``(num_classes, input_shape)``, a network with weights to start from, or a name."""
 
+ModelObjects: TypeAlias = "ModelObject | Sequence[ModelObject]"
+"""A model of all clients, or several: client k gets number k mod n."""
+
 PluginObjects: TypeAlias = (
     "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plugin] | str | Mapping[str, Any]] | type[Plugin] | str"
 )
@@ -43,7 +46,7 @@ MetricObjects: TypeAlias = "Sequence[Callable[[int], Metric] | str] | Callable[[
 
 def name_objects(
     config: RunConfig,
-    model: ModelObject | None = None,
+    model: ModelObjects | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
     metrics: MetricObjects | None = None,
@@ -56,7 +59,10 @@ def name_objects(
     """
     found: dict[Key, Any] = {}
     values: dict[str, Any] = {}
-    if model is not None:
+    if isinstance(model, (list, tuple)):
+        values["client_models"] = [_add_client_model(found, number, each) for number, each in enumerate(model)]
+        values["model"] = "auto"
+    elif model is not None:
         values["model"] = _add(found, "model", model)
     if plugins is not None:
         named = [(_add(found, "plugin", plugin), dict(options)) for plugin, options in _with_options(plugins)]
@@ -116,7 +122,7 @@ def _given(
 
 
 def objects_again(
-    path: Path, model: ModelObject | None, plugins: PluginObjects | None, dataset: DatasetObject | None
+    path: Path, model: ModelObjects | None, plugins: PluginObjects | None, dataset: DatasetObject | None
 ) -> dict[Key, Any]:
     """Return objects by the names that a saved run has for them. Arguments that are names have no object.
 
@@ -126,8 +132,13 @@ def objects_again(
         return {}
     config = RunDirectory.open(path).read_config()
     found: dict[Key, Any] = {}
-    if model is not None and not isinstance(model, str):
-        found["model", config.model] = model
+    models = model if isinstance(model, (list, tuple)) else [model]
+    names = config.client_models if models is model else [config.model]
+    if len(names) != len(models):
+        raise ConfigError(f"the run has {len(names)} models for its clients, model has {len(models)}")
+    for name, each in zip(names, models, strict=True):
+        if each is not None and not isinstance(each, str):
+            found["model", name] = each
     for plugin, options in _with_options(plugins or ()):
         name = short_name(_add({}, "plugin", plugin))
         if name == BUILTIN:
@@ -186,6 +197,17 @@ def _add(found: dict[Key, Any], kind: str, value: Any) -> str:
     name = path or _name_of_value(value)
     if path is None or value.__module__ == "__main__":
         found[kind, name] = value
+    return name
+
+
+def _add_client_model(found: dict[Key, Any], number: int, model: ModelObject) -> str:
+    """As :func:`_add`. Two networks of one class are two models."""
+    own: dict[Key, Any] = {}
+    name = _add(own, "model", model)
+    if not own:
+        return name
+    name = f"{name}-{number}" if ("model", name) in found else name
+    (found["model", name],) = own.values()
     return name
 
 

@@ -138,6 +138,35 @@ def test_a_projection_gives_one_width(go):
     assert result.metrics["personal"]["clients"] == 5
 
 
+class Flat(nn.Module):
+    def __init__(self, num_classes=10, input_shape=(1, 8, 8), hidden=32):
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU())
+        self.out = nn.Linear(hidden, num_classes)
+
+    def forward(self, x):
+        return self.out(self.hidden(x))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_program_gives_its_clients_models_as_objects(tmp_path, workers):
+    class Local(Flat):
+        """No other program can import it."""
+
+    models = [Local, Flat(hidden=48), Flat(hidden=40), "mlp"]
+    options = {**MIXED, "client_models": [], "projection": True, "plugins": "solo", "workers": workers}
+    with pytest.warns(RuntimeWarning, match="on_round returned True"):
+        run = fedcore.run(**options, model=models, on_round=lambda row: True, out=tmp_path / "run")
+    assert run.config.client_models == ["object:Local", "object:Flat", "object:Flat-2", "mlp"]
+    result = fedcore.resume(run.directory, model=models, changes={"rounds": 3})
+    own = [fedcore.client_model(result.directory, client, model=models) for client in range(5)]
+    assert [len(next(model.parameters())) for model in own] == [32, 48, 40, 128, 32]
+    with pytest.raises(ConfigError, match="the run has 4 models for its clients, model has 2"):
+        fedcore.load_run(result.directory, model=models[:2])
+    with pytest.raises(ConfigError, match=r"model 'object:.*' is an object .* give it again"):
+        fedcore.load_run(result.directory)
+
+
 def test_their_code_needs_the_permission():
     config = RunConfig.create({"client_models": ",".join(NAMES)})
     assert config.client_models == NAMES
