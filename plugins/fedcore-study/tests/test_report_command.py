@@ -12,9 +12,10 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 import yaml
+from torch import nn
 
 import fedcore
-from fedcore import RunConfig
+from fedcore import RunConfig, SplitModel
 from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import compare
 from fedcore_study.comparisons.records import find_runs
@@ -314,6 +315,17 @@ def test_a_model_that_does_not_fit(cli, copied: Path) -> None:
     page, _ = report(cli, copied / "fedavg-0", copied / "fedprox-0")
     assert [title for title in page.figures if title.startswith("Features")] == ["Features of fedprox, seed 0"]
     assert "model.safetensors cannot be used: " in page.text
+
+
+def one_feature(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), 1, num_classes)
+
+
+def test_a_model_of_one_feature_has_no_map_of_features(cli, tmp_path: Path) -> None:
+    fedcore.run(RunConfig(**TINY, out=tmp_path / "run"), model=one_feature)
+    page, _ = report(cli, tmp_path / "run", "--allow-code")
+    assert "features of width 1 cannot be laid out in a plane" in page.text
+    assert "Who holds what, seed 0" in page.figures
 
 
 def test_hostile_names_are_text(cli, copied: Path, tmp_path: Path) -> None:

@@ -129,6 +129,8 @@ def _embedding(run: RunRecord, dataset: Dataset, most: int, label: str) -> Chart
     features = _features(run, dataset, torch.from_numpy(chosen))
     if isinstance(features, str):
         return Omitted(title, features)
+    if features.shape[1] < 2:
+        return Omitted(title, "features of width 1 cannot be laid out in a plane")
     if not np.isfinite(features).all():
         return Omitted(title, "the model's features are not finite")
     with one_thread():
