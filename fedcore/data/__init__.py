@@ -4,7 +4,7 @@ from fedcore.data.assign import Partitioner, make_partition, with_public
 from fedcore.data.client_data import ClientData
 from fedcore.data.dataset import Dataset, Domains, PublicSamples
 from fedcore.data.images import ResidentSamples, Split, assemble
-from fedcore.data.loading import as_dataset, default_data_dir, load_dataset, read_npz
+from fedcore.data.loading import as_dataset, default_data_dir, find_data, load_dataset, read_npz
 from fedcore.data.partition import DECLARED, IndexLists, Partition, load_partition
 from fedcore.data.partitioners import (
     MIN_SIZE,
@@ -60,6 +60,7 @@ __all__ = [
     "default_data_dir",
     "dirichlet",
     "even_sizes",
+    "find_data",
     "gather_runs",
     "iid",
     "load_dataset",

@@ -43,7 +43,10 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
     :raises DataError: files are missing or damaged, or the loader returned something that is not usable.
     """
     if spec.startswith("npz:"):
-        return npz(Path(spec.removeprefix("npz:")).expanduser())
+        path = find_data(spec.removeprefix("npz:"), data_dir)
+        if not path.exists():
+            raise DataError(f"{path.absolute()} does not exist; if it has moved, --data-dir names its folder")
+        return npz(path)
     loader: Callable[[Path | None], Any] = resolve("dataset", spec)
     found = call("dataset", spec, loader, data_dir)
     try:
@@ -55,6 +58,16 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
 def default_data_dir() -> Path:
     """Return the directory named by FEDCORE_DATA, else ``~/.cache/fedcore/data``."""
     return Path(os.environ.get("FEDCORE_DATA") or "~/.cache/fedcore/data").expanduser()
+
+
+def find_data(path: str, data_dir: Path | None) -> Path:
+    """Return a file or folder of data: where ``path`` says, or of this name in ``data_dir``.
+
+    A run whose data has moved thus goes on with another ``--data-dir``.
+    """
+    place = Path(os.path.expanduser(path))
+    moved = () if data_dir is None else (data_dir / place, data_dir / place.name)
+    return next((each for each in (place, *moved) if each.exists()), place)
 
 
 def npz(path: Path) -> Dataset:
@@ -124,7 +137,7 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
 def _read_npz(path: Path) -> tuple[Split, Split, list[str]]:
     """Return the training and the test part, and the names of the other arrays."""
     if not path.exists():
-        raise DataError(f"{path} does not exist" + f" in {Path.cwd()}" * (not path.is_absolute()))
+        raise DataError(f"{path} does not exist")
     try:
         content = np.load(path, allow_pickle=False)
         if not isinstance(content, np.lib.npyio.NpzFile):

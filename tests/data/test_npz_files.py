@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedcore.base.errors import DataError
-from fedcore.data import load_dataset
+from fedcore.data import load_dataset, read_npz
 from fedcore.data.loading import RENUMBER
 
 RNG = np.random.default_rng(0)
@@ -106,9 +106,36 @@ def test_damaged_npz_files(tmp_path):
         with pytest.raises(DataError, match=r"a\.npz"):
             load_dataset(f"npz:{path}")
     with pytest.raises(DataError, match=r"b\.npz does not exist$"):
-        load_dataset(f"npz:{tmp_path / 'b.npz'}")
-    with pytest.raises(DataError, match=f"b.npz does not exist in {Path.cwd()}$"):  # a run resumed from elsewhere
+        read_npz(tmp_path / "b.npz")
+    with pytest.raises(DataError, match=f"{Path.cwd()}/b.npz does not exist; if it has moved, --data-dir names its"):
         load_dataset("npz:b.npz")
+
+
+@pytest.mark.parametrize("written", ["a.npz", "sub/a.npz", "/nowhere/a.npz"])
+def test_a_file_that_has_moved_is_found_in_the_data_dir(tmp_path, monkeypatch, written):
+    monkeypatch.chdir(tmp_path)
+    there = tmp_path / "there"
+    there.mkdir()
+    write_npz(there / "a.npz")
+    assert load_dataset(f"npz:{written}", there).name == "npz:a.npz"
+    if written == "sub/a.npz":
+        (there / "sub").mkdir()
+        write_npz(there / "sub" / "a.npz", more=np.zeros(1))
+        (note,) = load_dataset(f"npz:{written}", there).notes
+        assert note.endswith("arrays not used: 'more'"), "the nearer one"
+
+
+def test_a_run_goes_on_where_its_data_has_moved(cli, tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    write_npz(tmp_path / "here" / "a.npz")
+    monkeypatch.chdir(tmp_path / "here")
+    options = ("--clients", 2, "--workers", 0, "--out", tmp_path / "run")
+    assert cli("train", "--dataset", "npz:a.npz", "--rounds", 1, *options).exit_code == 0
+    (tmp_path / "here" / "a.npz").rename(tmp_path / "there" / "a.npz")
+    again = ("resume", tmp_path / "run", "--rounds", 2)
+    assert "--data-dir names its folder" in cli(*again).stderr
+    assert cli(*again, "--data-dir", tmp_path / "there").exit_code == 0
 
 
 def test_what_is_there_and_not_used_is_named(tmp_path):

@@ -89,6 +89,8 @@ def test_a_table_is_normalised_by_its_training_rows(tmp_path: Path, load) -> Non
     found = load(f"{folder}?source=site")  # all numbers but the classes
     assert found.train.columns == ("age", "dose")
     assert found.notes == (f"hf:{folder}?source=site: columns used: 'age', 'dose'; not used: none",)
+    moved = dataset(f"elsewhere/{folder.name}?source=site")(folder.parent)
+    assert moved.train.columns == ("age", "dose")
     with pytest.raises(ConfigError, match="column 'target' holds the classes"):
         load(f"{folder}?columns=age,target")
 

@@ -83,6 +83,9 @@ def test_images_are_resized_if_asked(tmp_path):
     write_image(tmp_path / "train/cat/1.png", size=(9, 5))
     write_image(tmp_path / "test/cat/1.png", size=(4, 4))
     assert load_dataset(f"imagefolder:{tmp_path}?size=6").input_shape == (3, 6, 6)
+    assert load_dataset(f"imagefolder:elsewhere/{tmp_path.name}?size=6", tmp_path.parent).input_shape == (3, 6, 6), (
+        "moved"
+    )
     for query, message in (("?size=0", "from 1 to 4096"), ("?classes=cat", "'classes' is unknown; there are: size")):
         with pytest.raises(ConfigError, match=message):
             load_dataset(f"imagefolder:{tmp_path}{query}")

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedcore import ConfigError
-from fedcore.data import Dataset, SequenceSamples, Split, TensorSamples, assemble
-from fedcore_huggingface.spec import Options, folder_of, place, split
+from fedcore.data import Dataset, SequenceSamples, Split, TensorSamples, assemble, find_data
+from fedcore_huggingface.spec import Options, folder_of, split
 from fedcore_zoo import fixed_split
 
 Table: TypeAlias = Any
@@ -50,17 +50,16 @@ def dataset(rest: str) -> Callable[[Path | None], Dataset]:
     """
     name = f"hf:{rest}"
     path, options = split(rest, name)
-    table = _reader(path, options, name)
 
     def load(data_dir: Path | None = None) -> Dataset:
-        return read(table(), options, name)
+        return read(_reader(path, options, name, data_dir)(), options, name)
 
     return load
 
 
-def _reader(path: str, options: Options, name: str) -> Callable[[], Table]:
+def _reader(path: str, options: Options, name: str, data_dir: Path | None) -> Callable[[], Table]:
     """Return the function that reads the table or the splits at a place."""
-    where = place(path)
+    where = find_data(path, data_dir)
     if where.is_dir():
         return partial(_saved, where, name)
     if where.suffix in FILES:

@@ -23,6 +23,7 @@ from fedcore.data import (
     checked_labels,
     default_data_dir,
     dirichlet,
+    find_data,
     iid,
 )
 from fedcore_zoo.image_folder import class_folders, decoded, split_options
@@ -56,7 +57,7 @@ def domain_folders(name: str) -> Callable[[Path | None], Dataset]:
     folder, size, options = split_options(f"domains:{name}", ("size", "classes"))
     given = options.get("classes")
     classes = FEDBN_CLASSES if given == "fedbn" else tuple(given.split(",")) if given else None
-    return lambda data_dir: read_domains(Path(folder).expanduser(), size=size or 64, classes=classes)
+    return lambda data_dir: read_domains(find_data(folder, data_dir), size=size or 64, classes=classes)
 
 
 def read_domains(path: Path, *, size: int = 64, classes: Sequence[str] | None = None) -> Dataset:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcore import ConfigError, DataError
-from fedcore.data import Dataset, Split, assemble
+from fedcore.data import Dataset, Split, assemble, find_data
 from fedcore.engines import cores
 from fedcore_zoo.vision import load_torchvision
 
@@ -28,7 +28,7 @@ def imagefolder(name: str) -> Callable[[Path | None], Dataset]:
     ``imagefolder:DIR?size=64``: the side to which images are resized.
     """
     folder, size, _ = split_options(f"imagefolder:{name}", ("size",))
-    return lambda data_dir: read_folder(Path(folder).expanduser(), size=size)
+    return lambda data_dir: read_folder(find_data(folder, data_dir), size=size)
 
 
 def split_options(name: str, known: Sequence[str]) -> tuple[str, int | None, dict[str, str]]:
