@@ -100,6 +100,13 @@ class RunConfig(BaseModel):
         ge=1,
         description="Number of training samples to assign, drawn in proportion to the classes. Default: all.",
     )
+    imbalance: float = Field(
+        default=1.0,
+        ge=1,
+        le=_MANY,
+        description="Long tail of the training set: how many times as many samples the first class has as the last. 1:"
+        " as it is.",
+    )
 
     public: str | None = Field(
         default=None,

@@ -50,6 +50,7 @@ PARTITION_OPTIONS = (
     "clients",
     "client_test_fraction",
     "samples",
+    "imbalance",
     "public",
     "unseen_domain",
     "unseen_clients",

@@ -34,8 +34,8 @@ class Partitioner(Protocol):
     :param labels: classes of the samples to assign, (n,) int64.
     :param dataset: the run's data set.
     :param rows: the position of each sample in ``dataset.train``, (n,) int64, ascending. With ``--samples``,
-        ``--unseen-domain`` or a share as ``--public`` some positions are missing. The model's inputs are
-        ``dataset.train.gather(torch.from_numpy(rows))``.
+        ``--imbalance``, ``--unseen-domain`` or a share as ``--public`` some positions are missing. The model's inputs
+        are ``dataset.train.gather(torch.from_numpy(rows))``.
     :returns: One array of positions in ``labels`` per client: disjoint, not empty, in any order, the same for the
         same arguments. For millions of clients return an :class:`~fedcore.data.IndexLists`.
     """
@@ -73,6 +73,7 @@ def make_partition(dataset: Dataset, config: RunConfig) -> Partition:
     private = np.setdiff1d(np.arange(len(labels)), public.numpy())
     if config.unseen_domain is not None:
         private = np.setdiff1d(private, domain_rows(dataset, config.unseen_domain).numpy())
+    private = private[_long_tailed(labels[private], dataset.num_classes, config.imbalance, config.seed)]
     assigned = private[_drawn(labels[private], config.samples, config.seed)]
     partitioner = resolve("partitioner", config.partition)
     options: dict[str, JSON] = {
@@ -122,6 +123,8 @@ def make_partition(dataset: Dataset, config: RunConfig) -> Partition:
         info["shares_samples"] = True
     if config.samples is not None:
         info["samples"] = len(assigned)
+    if config.imbalance > 1:
+        info["imbalance"] = config.imbalance
     if len(public):
         info["public"] = len(public)
     if config.unseen_domain is not None:
@@ -148,6 +151,22 @@ def with_unseen(partition: Partition, share: float, seed: int) -> Partition:
     order = [*np.setdiff1d(np.arange(clients), unseen), *np.sort(unseen)]
     train, test = ([part[k] for k in order] for part in (partition.train, partition.test))
     return Partition(train, test, {**partition.info, "unseen_clients": share})
+
+
+def _long_tailed(labels: IntArray, num_classes: int, imbalance: float, seed: int) -> IntArray:
+    """Return the positions of a long-tailed training set, ascending (Cui et al., CVPR 2019, section 5.1).
+
+    Class c of C keeps n * imbalance^(-c / (C - 1)) samples, drawn from the seed, n the size of the largest class. A
+    class that has fewer keeps all of them.
+    """
+    if imbalance == 1:
+        return np.arange(len(labels))
+    rng, kept = numpy_generator(seed, "imbalance"), []
+    most = np.bincount(labels).max()
+    for c in range(num_classes):
+        size = max(1, int(most * imbalance ** (-c / max(1, num_classes - 1))))
+        kept.append(rng.permutation(np.flatnonzero(labels == c))[:size])
+    return np.sort(np.concatenate(kept))
 
 
 def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:

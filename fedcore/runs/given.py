@@ -115,7 +115,8 @@ def _given(
         if not (ours := np.isin(positions, rows)).all():
             raise ConfigError(
                 f"the partition gives client {client} the sample {positions[~ours][0]}, which no client gets: it is "
-                "public, of the unseen domain, or left out by --samples; leave out the sample or the option"
+                "public, of the unseen domain, or left out by --samples or --imbalance; leave out the sample or the "
+                "option"
             )
         found.append(np.searchsorted(rows, positions))
     return found

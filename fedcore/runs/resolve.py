@@ -166,8 +166,9 @@ def _require_fits(partition: Partition, config: RunConfig, dataset: Dataset, whe
             )
         return
     again = "make the partition again (fedcore data split, or fedcore.data.make_partition) with"
-    if config.samples is not None:
-        raise ConfigError(f"--samples: {where} already says which samples are used; leave it out")
+    for option, is_given in (("--samples", config.samples is not None), ("--imbalance", config.imbalance > 1)):
+        if is_given:
+            raise ConfigError(f"{option}: {where} already says which samples are used; leave it out")
     if config.client_test_fraction not in (0, partition.info["client_test_fraction"]):
         raise ConfigError(
             f"--client-test-fraction is {config.client_test_fraction}, but {where} was made with "

@@ -39,6 +39,37 @@ def test_fewer_samples_are_still_of_all_classes(samples):
     assert RARE[partition.train.positions].unique().tolist() == list(range(51))
 
 
+EVEN = with_labels(torch.arange(10).repeat(5000))
+
+
+@pytest.mark.parametrize(
+    ("imbalance", "sizes"),
+    [
+        (100, [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]),  # CIFAR-10-LT
+        (10, [5000, 3871, 2997, 2320, 1796, 1391, 1077, 834, 645, 500]),
+        (1, [5000] * 10),
+    ],
+)
+def test_a_long_tail_has_the_sizes_of_the_literature(imbalance, sizes):
+    partition = partitioned(EVEN, partition="iid", imbalance=imbalance, client_test_fraction=0.0)
+    assert EVEN.train.labels[partition.train.positions].bincount().tolist() == sizes
+    assert partition.info.get("imbalance", 1) == imbalance
+
+
+def test_a_long_tail_is_drawn_from_the_seed():
+    drawn = [partitioned(EVEN, imbalance=50, seed=seed).train.positions.sort().values for seed in (1, 2, 1)]
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_a_class_that_is_smaller_than_its_place_in_the_tail_keeps_all():
+    dataset = with_labels(torch.tensor([0] * 9 + [1] * 90 + [2]))
+    partition = partitioned(dataset, partition="iid", imbalance=10, clients=2, client_test_fraction=0.0)
+    assert dataset.train.labels[partition.train.positions].bincount().tolist() == [9, 28, 1]
+    one = with_labels(torch.zeros(20, dtype=torch.int64))
+    assert len(partitioned(one, partition="iid", imbalance=10, client_test_fraction=0.0).train.positions) == 20
+
+
 def overlapping(labels, num_clients, **_):
     return [np.array([0, 1])] * num_clients
 
@@ -70,7 +101,7 @@ def test_a_partitioners_notes_are_kept_and_other_warnings_passed_on(monkeypatch)
     assert (len(told), partition.info["notes"]) == (1, ["half are empty"])
 
 
-@pytest.mark.parametrize("leaving_out", [{}, {"samples": 300}, {"public": 0.3}])
+@pytest.mark.parametrize("leaving_out", [{}, {"samples": 300}, {"public": 0.3}, {"imbalance": 5.0}])
 def test_a_partitioner_gets_the_data_set_and_the_rows_of_its_labels(monkeypatch, leaving_out):
     seen = []
 

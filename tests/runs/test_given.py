@@ -439,5 +439,7 @@ def test_clients_with_test_sets_of_their_own(tmp_path):
 def test_options_that_contradict_a_given_partition():
     with pytest.raises(ConfigError, match="already says which samples"):
         fedcore.run(partition=IID, **SMALL)
+    with pytest.raises(ConfigError, match="--imbalance: the partition already says which samples"):
+        fedcore.run(partition=IID, **{**SMALL, "samples": None}, imbalance=10)
     with pytest.raises(ConfigError, match=r"made with 0\.0"):
         fedcore.run(partition=IID, **{**SMALL, "samples": None}, client_test_fraction=0.2)
