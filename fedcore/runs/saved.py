@@ -180,9 +180,11 @@ def objects_in(config: RunConfig) -> list[str]:
     """Return the arguments of ``fedcore.resume`` for objects that a program passed to the run: ``model=Net``."""
     given = [
         f"{kind}={name.removeprefix(OBJECT)}"
-        for kind, name in (("model", config.model), ("dataset", config.dataset))
+        for kind, name in (("model", "" if config.client_models else config.model), ("dataset", config.dataset))
         if name.startswith(OBJECT)
     ]
+    if any(name.startswith(OBJECT) for name in config.client_models):
+        given.append(f"model=[{', '.join(name.removeprefix(OBJECT) for name in config.client_models)}]")
     for kind, names in (("plugins", config.plugins), ("metrics", config.metrics)):
         listed = [name.removeprefix(OBJECT) for name in names if name.startswith(OBJECT)]
         given += [f"{kind}=[{', '.join(listed)}]"] if listed else []

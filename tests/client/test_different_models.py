@@ -12,6 +12,7 @@ from fedcore import ConfigError, RunConfig
 from fedcore.data import load_dataset
 from fedcore.models import SplitModel
 from fedcore.models.mlp import mlp
+from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import code_in
 from fedcore_testing import interrupted, model_bytes, partition_of, personal_state, plugin_state, records, same_tensors
 from tests.recorder import side_by_side
@@ -158,6 +159,7 @@ def test_a_program_gives_its_clients_models_as_objects(tmp_path, workers):
     with pytest.warns(RuntimeWarning, match="on_round returned True"):
         run = fedcore.run(**options, model=models, on_round=lambda row: True, out=tmp_path / "run")
     assert run.config.client_models == ["object:Local", "object:Flat", "object:Flat-2", "mlp"]
+    assert "model=[Local, Flat, Flat-2, mlp]" in RunDirectory(run.directory).how_to_resume
     result = fedcore.resume(run.directory, model=models, changes={"rounds": 3})
     own = [fedcore.client_model(result.directory, client, model=models) for client in range(5)]
     assert [len(next(model.parameters())) for model in own] == [32, 48, 40, 128, 32]
