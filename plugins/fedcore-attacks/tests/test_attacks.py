@@ -93,6 +93,12 @@ def test_omniscient_updates_by_hand():
     assert most_spread(torch.tensor([[0.0, 0.1], [9.0, 0.0], [0.5, 0.0]])) == 1
 
 
+def test_of_two_honest_clients_the_first_is_mimicked():
+    """Both are as far from their mean: rounding chose, and with it the number of threads or the CPU."""
+    stream = torch.Generator().manual_seed(0)
+    assert {most_spread(torch.randn(2, 500, generator=stream)) for _ in range(100)} == {0}
+
+
 def test_payloads_by_hand():
     sent = {"means": torch.tensor([[1.0], [-2.0]]), "covariances": torch.tensor([3.0]), "classes": torch.tensor([0, 2])}
     scaled = scaled_payload(sent, -10.0)
