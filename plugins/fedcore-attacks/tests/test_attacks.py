@@ -78,6 +78,13 @@ def test_a_trigger_marks_the_corner_of_every_channel_and_leaves_its_argument():
     assert triggered(torch.zeros(2, 4), 1, 7.0).tolist() == [[0, 0, 0, 7]] * 2
 
 
+@pytest.mark.parametrize("inputs", [torch.zeros(2, 4, dtype=torch.int64), {"a text's tokens": 1}])
+def test_a_trigger_needs_numbers(inputs):
+    """On the server, too: the report of a run on texts ended in an AttributeError."""
+    with pytest.raises(ValueError, match="needs inputs that are tensors of numbers"):
+        triggered(inputs, 1, 7.0)
+
+
 def test_alies_z_is_the_papers():
     """n = 50, m = 24: s = 2, (50 - 24 - 2) / 26 = 0.923, z = 1.43. n = 20, m = 4: s = 7, 9 / 16, z = 0.157."""
     assert alie_z(50, 24) == pytest.approx(1.4261, abs=1e-4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,14 +33,17 @@ def flipped_labels(labels: Tensor, num_classes: int, source: int | None = None, 
     return torch.where(labels == source, target, labels)
 
 
-def triggered(inputs: Tensor, size: int, value: float) -> Tensor:
+def triggered(inputs: Any, size: int, value: float) -> Tensor:
     """Return inputs with a square of ``value`` in the lower right corner; of rows (B, d) the last ``size`` numbers.
 
+    :raises ValueError: the inputs are no tensor of floating-point numbers.
     :source: Gu, Dolan-Gavitt, Garg, 2017, arXiv 1708.06733, Section 4.1 (pattern backdoor).
 
     >>> triggered(torch.zeros(1, 1, 3, 3), 2, 1.0).tolist()
     [[[[0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]]]
     """
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        raise ValueError("a backdoor's trigger needs inputs that are tensors of numbers, such as images")
     marked = inputs.clone()
     if inputs.ndim > 2:
         marked[..., -size:, -size:] = value

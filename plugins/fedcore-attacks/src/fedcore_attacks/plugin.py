@@ -181,10 +181,9 @@ class Attack(Plugin[AttackOptions]):
         chosen = torch.rand(len(samples), generator=stream) < options.poison
         chosen = chosen.to(samples.labels.device)
         inputs = samples.inputs(torch.arange(len(samples), device=samples.labels.device))
-        if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-            raise ValueError("a backdoor's trigger needs inputs that are tensors of numbers, such as images")
+        marked = eq.triggered(inputs, options.trigger, options.value)
         poisoned = inputs.clone()
-        poisoned[chosen] = eq.triggered(inputs[chosen], options.trigger, options.value)
+        poisoned[chosen] = marked[chosen]
         return samples.changed(inputs=poisoned, labels=torch.where(chosen, options.target, samples.labels))
 
     @hookimpl
