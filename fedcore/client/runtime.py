@@ -390,10 +390,15 @@ def _with_json_metrics(session: LocalSession, plugin: str, hook: str, update: Cl
 
 
 def _refuse_edits(session: LocalSession, *, hook: str | None = None) -> None:
-    """Refuse an edit of received tensors. The clients of one process share them, so the next client would see it.
+    """Refuse an edit of received tensors, and other memory for the model's: the clients of one process share them.
 
     :raises PluginContractError: with the tensor's name.
     """
+    for name, parameter in session.working.parameters.items():
+        if parameter.data_ptr() != session.working.state[name].data_ptr():
+            found = f"assign to .data of {name!r} of client.model, which is then not what is loaded, trained and sent"
+            hint = "return a start from begin_local (starts), or put weights into a copy: client.network(weights)"
+            raise session.broken(None, found, hook=hook, hint=hint)
     for plugin, tensors in session.received.items():
         for name, tensor in tensors.items():
             if tensor._version:  # torch counts edits; every engine makes copies of what it receives

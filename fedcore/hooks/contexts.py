@@ -62,9 +62,10 @@ class ClientContext(Protocol):
     device: torch.device
     """The device of the model and the samples."""
     model: SplitModel
-    """The working model; read-only. An edit in ``begin_local`` is refused; ``fedcore plugins check`` finds others.
+    """The working model; read-only. Refused are an edit in ``begin_local`` and ``parameter.data = ...`` in any hook.
 
-    ``end_local`` may set values that stay on the client (``personal_parameters``).
+    ``fedcore plugins check`` finds others, such as one of ``.data`` in place. ``end_local`` may set values
+    that stay on the client (``personal_parameters``).
     """
     received: Mapping[str, Tensor]
     """The tensors that this plugin's ``broadcast`` and ``broadcast_to`` sent; read-only. An edit ends the run."""

@@ -120,6 +120,25 @@ def test_a_shared_tensor_cannot_be_edited(go, hook, body, words):
         go(plugin(hook, body), ("moon", {}))
 
 
+def moves_the_model(self, client):
+    for parameter in client.model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def moves_it_in_a_step(self, step):
+    moves_the_model(self, step.client)
+
+
+@pytest.mark.parametrize(
+    ("hook", "body"),
+    [("begin_local", moves_the_model), ("observe", moves_it_in_a_step), ("personal_model", moves_the_model)],
+)
+def test_other_memory_for_the_model_is_refused(go, hook, body):
+    """As PFLlib's clients take weights: this client and those after it trained what was neither loaded nor sent."""
+    with pytest.raises(PluginContractError, match=r"assign to \.data of 'encoder.* of client\.model"):
+        go(plugin(hook, body), client_test_fraction=0.2)
+
+
 class EditsItsOwn(Plugin):
     @hookimpl
     def local_loss(self, step):
