@@ -22,6 +22,8 @@ from fedcore.base.protocols import FIGURES
 Metrics = Mapping[str, "Metric"]
 """The metrics of a run, by the name under which records have their figures."""
 
+SUMS = "return sums over the samples, in float64, and divide them in value"
+
 
 class Metric(ABC):
     """A figure of a model on samples, computed from counts.
@@ -62,7 +64,7 @@ def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:
 
     :raises UnknownNameError: no installed package provides a name.
     :raises ConfigError: two metrics have the same short name, or records use a name for another figure.
-    :raises PluginContractError: the object behind a name is not a metric, or it fails on one sample.
+    :raises PluginContractError: the object behind a name is not a metric, fails on samples, or counts no sums.
     """
     made: dict[str, Metric] = {}
     for name in names:
@@ -73,8 +75,13 @@ def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:
         short = short_name(name)
         if short in made or short in FIGURES or short.endswith(("_mean", "_std")):
             raise ConfigError(f"metric {name!r}: the name {short!r} belongs to another figure; give it another name")
-        found = count(short, metric, torch.zeros(1, num_classes), torch.zeros(1, dtype=torch.int64))
-        figure(short, metric, found.flatten().tolist())
+        logits, labels = torch.zeros(2, num_classes), torch.zeros(2, dtype=torch.int64)
+        logits[1, -1] = 1.0  # one sample right, the other wrong
+        one, other, both = (count(short, metric, logits[i], labels[i]).double() for i in ([0], [1], [0, 1]))
+        if not torch.allclose(both, one + other, equal_nan=True):
+            found = "counts two samples as other than the sum of both"
+            raise PluginContractError.of(short, found, kind="metric", hint=SUMS)
+        figure(short, metric, one.flatten().tolist())
         made[short] = metric
     return made
 
@@ -85,15 +92,16 @@ def count(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> Tensor:
     :raises PluginContractError: the metric raised, or it returned other than integers or float64 of its shape.
     """
     found: Any = registry.call("metric", name, metric.count, logits, labels)
-    if not isinstance(found, Tensor) or found.shape != metric.shape:
-        what = f"counts of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    if not isinstance(found, Tensor):
+        what = f"returned a {type(found).__name__}"
+        raise PluginContractError.of(name, what, kind="metric", expected="a tensor of counts", hint=SUMS)
+    if found.shape != metric.shape:
+        what = f"returned counts of shape {tuple(found.shape)}"
         expected = f"a tensor of shape {tuple(metric.shape)} for any number of samples"
-        raise PluginContractError.of(name, f"returned {what}", kind="metric", expected=expected)
+        raise PluginContractError.of(name, what, kind="metric", expected=expected)
     if found.is_floating_point() and found.dtype != torch.float64:
-        hint = "return sums over the samples, in float64, and divide them in value"
-        raise PluginContractError.of(
-            name, f"returned counts of {found.dtype}", kind="metric", expected="integers or float64", hint=hint
-        )
+        what = f"returned counts of {found.dtype}"
+        raise PluginContractError.of(name, what, kind="metric", expected="integers or float64", hint=SUMS)
     return found
 
 

@@ -68,6 +68,16 @@ class FailsLater(Error):
         return super().count(logits, labels)
 
 
+class ExactMean(Error):
+    def count(self, logits, labels):
+        return (logits.argmax(dim=1) != labels).double().mean()
+
+
+class Number(Error):
+    def count(self, logits, labels):
+        return float((logits.argmax(dim=1) == labels).sum())
+
+
 class accuracy(Error):
     pass
 
@@ -175,6 +185,8 @@ def test_code_of_a_saved_run_needs_permission(measured):
         ("torchmetrix:Accuracy", UnknownNameError, "unknown metric 'torchmetrix:Accuracy'"),
         (f"{HERE}.number", PluginContractError, "makes a int, expected a fedcore.Metric"),
         (f"{HERE}.Mean", PluginContractError, "of torch.float32, expected integers or float64. Hint: return sums"),
+        (f"{HERE}.ExactMean", PluginContractError, "counts two samples as other than the sum .* return sums"),
+        (f"{HERE}.Number", PluginContractError, "returned a float, expected a tensor of counts. Hint: return sums"),
         (f"{HERE}.PerClass", PluginContractError, "returned a list, expected a number. Hint: .* the hook report"),
         (f"{HERE}.Fails", PluginContractError, "RuntimeError: no such layer"),
         (f"{HERE}.accuracy", ConfigError, "the name 'accuracy' belongs to another figure"),
@@ -187,7 +199,7 @@ def test_what_is_no_metric_is_refused_before_anything_is_written(tmp_path, name,
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("Grows", r"returned counts of shape \(100,\), expected"), ("FailsLater", "too many samples")]
+    ("name", "words"), [("Grows", r"returned counts of shape \(2,\), expected"), ("FailsLater", "too many samples")]
 )
 def test_a_metric_that_fails_on_more_samples_ends_the_run(go, name, words):
     with pytest.raises(PluginContractError, match=words):
