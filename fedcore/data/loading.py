@@ -167,6 +167,11 @@ def _of_arrays(given: Sequence[Any], name: str) -> Dataset:
             "dataset: a list does not become one array, for its entries have different shapes. Sequences of different "
             "lengths: a Dataset of SequenceSamples, docs/your-data.md"
         ) from error
+    if not x_test.ndim or not len(x_test):
+        raise DataError(
+            "dataset: x_test holds no samples, but the server measures on it. Where all samples are the clients', give "
+            "their test samples together: docs/your-data.md"
+        )
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
         swapped = x_train.ndim > 1 and x_train.shape[1:] == y_train.shape[1:]
         order = f". The order is {', '.join(KEYS)}; train_test_split returns another one" if swapped else ""

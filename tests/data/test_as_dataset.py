@@ -134,6 +134,8 @@ def test_rows_that_are_far_from_normalised_are_noted():
         ({"x_train": ROWS}, "has no 'y_train'"),
         ((ROWS, LABELS[:5], ROWS, LABELS), "y_train: labels must be integers of shape .12,., one for each sample"),
         ((ROWS, LABELS + 1, ROWS, LABELS + 1), "labels must be 0..C-1"),
+        ((ROWS, LABELS, ROWS[:0], LABELS[:0]), "x_test holds no samples, .* give their test samples together"),
+        ((ROWS, LABELS, None, None), "x_test holds no samples"),
         ((ROWS, LABELS, ROWS, LABELS + 1), "4 of 12 test samples have classes without a training sample: 3"),
         (
             (ROWS, LABELS / 2, ROWS, LABELS),
