@@ -286,12 +286,12 @@ def _calls(plugins: tuple[Plugin, ...]) -> dict[str, _Methods]:
 
 
 def _joined(one: Any, other: Any, plugin: str, hook: str) -> Any:
-    """Join the results of two parts of a plugin: mappings name by name, losses one after the other.
+    """Join the results of two parts of a plugin: mappings name by name, losses, patterns and updates in a row.
 
     :raises PluginContractError: both mappings have the same name.
     """
     if not isinstance(other, Mapping):
-        return [loss for found in (one, other) for loss in (found if isinstance(found, list) else [found])]
+        return [item for found in (one, other) for item in (found if isinstance(found, Collection) else [found])]
     if twice := sorted(map(str, set(one).intersection(other))):
         raise PluginContractError.of(plugin, f"returns {twice[0]!r} from two of the plugin's parts", hook=hook)
     return {**one, **other}

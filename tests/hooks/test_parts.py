@@ -155,3 +155,22 @@ def test_parts_change_an_update_one_after_the_other():
     seen = plugins.call("chain", "pre_aggregate", server=None, update=update)
     assert float(seen.model["w"]) == 2.0
     assert seen.payload == {"own": 1}
+
+
+def test_the_patterns_of_two_parts_are_joined_whatever_sequence_they_are():
+    class Keeps(Plugin):
+        @hookimpl
+        def personal_parameters(self):
+            return ("encoder.*",)
+
+    class Both(Plugin):
+        parts = (Keeps,)
+
+        @hookimpl
+        def personal_parameters(self):
+            return ["classifier.bias"]
+
+    globals()["Both"] = Both
+    Both.__qualname__ = "Both"
+    plugins = PluginSet.create({name_of(Both): {}})
+    assert plugins.call("both", "personal_parameters", model=None) == ["encoder.*", "classifier.bias"]
