@@ -82,6 +82,8 @@ def _small(config: RunConfig, dataset: Dataset) -> RunConfig:
     unit, work = config.local_work
     small: dict[str, Any] = {**_SMALL, f"local_{unit}": min(work, BATCHES)}
     small["clients"] = min(len(config.client_models) or 1, config.clients)
+    if config.validation_share:  # of a few samples a smaller share can be none
+        small["validation_share"] = 0.5
     if config.system is not None:  # of the simulated system only its kind of rounds: the one client has to answer
         waits = config.system.concurrency is None
         small["system"] = None if waits else type(config.system)(concurrency=1)
@@ -103,11 +105,15 @@ def _small(config: RunConfig, dataset: Dataset) -> RunConfig:
 
 
 def _of_largest(partition: Partition, config: RunConfig, samples: int) -> Partition:
-    """Return the partition of the largest clients, those with held-out parts first, with some samples of each part."""
+    """Return the partition of the largest clients, those with held-out parts first, with some samples of each part.
+
+    :param samples: the number of a client's training samples.
+    """
     sizes = partition.train.sizes
     ranks = sizes + (partition.test.sizes > 0) * int(sizes.max())
     largest = ranks.argsort(descending=True, stable=True)[: config.clients].tolist()
-    train, test = ([_spread(part[k], samples) for k in largest] for part in (partition.train, partition.test))
+    parts = ((partition.train, samples), (partition.test, BATCHES * config.batch_size))
+    train, test = ([_spread(part[k], most) for k in largest] for part, most in parts)
     return Partition(train, test, {**partition.info, "unseen_clients": config.unseen_clients})
 
 

@@ -108,6 +108,7 @@ def test_a_method_that_refuses_few_clients_gets_the_least_that_it_takes():
     "options",
     [
         {"keep": "best"},
+        {"validation_share": 0.05, "batch_size": 1},
         {"partition": "classes", "workers": 3, "client_timeout": 9.0, "min_clients": 3, "warmup_rounds": 4},
         {"system": {"dropout": 0.9, "no_show": 0.9}},
         {"trackers": "tensorboard"},
