@@ -216,13 +216,24 @@ class BatchStep(View, Step):
     _sealed = True
 
     def __init__(self, batch: Batch, outputs: Outputs) -> None:
-        x, picked, (features, logits) = batch.x, batch.picked, outputs
-        given = {"x": x, "y": picked.labels, "indices": picked.positions, "features": features, "logits": logits}
-        session = batch.session
-        round, rounds = session.round, session.config.rounds
-        given |= {"round": round, "rounds": rounds, "progress": round / rounds, "epoch": batch.epoch}
-        given |= {"model": session.working.module, "reference": session.reference}
-        vars(self).update(_batch=batch, _session=session, _plugin="", _second=None, **given)
+        session, picked, rounds = batch.session, batch.picked, batch.session.config.rounds
+        vars(self).update(
+            x=batch.x,
+            y=picked.labels,
+            indices=picked.positions,
+            features=outputs.features,
+            logits=outputs.logits,
+            model=session.working.module,
+            round=session.round,
+            rounds=rounds,
+            progress=session.round / rounds,
+            epoch=batch.epoch,
+            reference=session.reference,
+            _batch=batch,
+            _session=session,
+            _plugin="",
+            _second=None,
+        )
 
     def scoped(self, plugin: str) -> BatchStep:
         """Return the view of one plugin."""
