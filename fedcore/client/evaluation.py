@@ -182,7 +182,7 @@ def evaluate_client(
     :param meta: the task's ``protocols``; ``took_part``, whether the client trained or adapted; ``confusion``, whether
         to count the confusion matrix of its own model.
     """
-    working, metrics, failed = session.working, session.working.setup.metrics, ""
+    working, metrics = session.working, session.working.setup.metrics
     validation, reported = parts
 
     def counts(model: nn.Module, *, own_model: bool, **how: Any) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def evaluate_client(
 
     found = counts(working.module, own_model=False)
     if not any(PROTOCOLS[name].own_model for name in meta["protocols"]):
-        return Evaluation(found, "")
+        return Evaluation(found)
     model: nn.Module = working.module
     try:
         model = own_model(session, took_part=meta["took_part"])
@@ -205,10 +205,10 @@ def evaluate_client(
         # An infinite loss does not mean a broken model: a model may rule a class out.
         if model is not working.module and any(math.isnan(counted["loss"]) for counted in own.values()):
             raise ValueError("its logits are nan")
-        found |= own
+        return Evaluation(found | own)
     except PluginCallError as error:
         print_traceback()
-        failed = str(error)
+        return Evaluation(found, str(error))
     except FedcoreError:
         raise
     except Exception as error:  # third-party code can raise anything
@@ -218,10 +218,8 @@ def evaluate_client(
         reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         what = f"returned {type(model).__name__}, which cannot be evaluated: {reason}"
         print_traceback()
-        failed = str(
-            PluginCallError.of(plugin, what, hook="personal_model", round=session.round, client=session.client)
-        )
-    return Evaluation(found, failed)
+        failed = PluginCallError.of(plugin, what, hook="personal_model", round=session.round, client=session.client)
+        return Evaluation(found, str(failed))
 
 
 def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
