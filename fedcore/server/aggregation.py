@@ -50,12 +50,11 @@ def aggregate(
         owned = plugins.call(name, "aggregate", server=server, updates=updates)
         model.update(_checked(setup, plugins[name], "aggregate", owned, setup.claimed(plugins[name], "owns")))
     current.phase = "round"
-    trainable = [name for name in setup.layout.shared if name in setup.layout.trainable]
     current.buffers = {name: model[name] for name in setup.layout.shared if name in setup.layout.buffers}
     for plugin in plugins.implementers("server_step"):
-        mean = {name: model[name] for name in trainable}
+        mean = {name: model[name] for name in server.trainable}
         stepped = plugins.call(plugin.name, "server_step", server=server, mean=mean)
-        model.update(_checked(setup, plugin, "server_step", stepped, trainable))
+        model.update(_checked(setup, plugin, "server_step", stepped, server.trainable))
     if broken := out_of_range(model, math.inf):
         raise DivergedError(
             f"round {current.number + 1}: the aggregated {broken[0]!r} is not finite. {_against_divergence(current)}"
