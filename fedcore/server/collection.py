@@ -34,8 +34,7 @@ class Collector:
             for plugin in setup.plugins.implementers("aggregate")
             if plugin.owns
         }
-        touching = {p.name: None for hook in REJECTING for p in setup.plugins.implementers(hook)}
-        self._touching = list(touching)
+        self._touching = {plugin.name for hook in REJECTING for plugin in setup.plugins.implementers(hook)}
         self.running_mean = RunningMean(setup.uploads, setup.uploads.shared)
         """The mean of the accepted models."""
         self.kept: dict[str, list[ClientUpdate]] = {plugin: [] for plugin in self._owners}
