@@ -30,8 +30,7 @@ class Broadcasts:
         self._scope, self._plugins, self._seen = scope, plugins, scope.as_of_now()
         self._own = [plugin.name for plugin in plugins.implementers("broadcast_to")]
         found = plugins.each("broadcast", server=self._server("broadcast"))
-        sent = {plugin.name: dict(tensors or {}) for plugin, tensors in found}
-        self._to_all = {plugin: tensors for plugin, tensors in sent.items() if tensors}
+        self._to_all = {plugin.name: dict(tensors) for plugin, tensors in found if tensors}
         self._shared = scope.share(key, self._to_all)
         self._sizes: dict[int, dict[str, int]] = {}
 
