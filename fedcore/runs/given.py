@@ -78,13 +78,13 @@ def name_objects(
         lists = Partition(partition, IndexLists.empty(len(partition)))
         values["partition"] = f"{objects.OBJECT}{lists.sha256[:12]}"
         found["partitioner", values["partition"]] = functools.partial(_given, partition)
-    elif partition is not None and not isinstance(partition, str) and not callable(partition):
+    elif isinstance(partition, str) or callable(partition):
+        values["partition"] = _add(found, "partitioner", partition)
+    elif partition is not None:
         raise ConfigError(
             f"partition is a {type(partition).__name__}; give a name, a fedcore.data.Partition, a function (labels, "
             "num_clients, **options), or a list with one array of positions per client"
         )
-    elif partition is not None:
-        values["partition"] = _add(found, "partitioner", partition)
     return config.model_copy(update=values), _usable(found)
 
 
