@@ -87,13 +87,12 @@ def traffic_table(ledger: Mapping[str, Any], rounds: int) -> Table:
     table.add_column("sent by", no_wrap=True)
     for heading in ("down / round", "up / round", "down", "up"):
         table.add_column(heading, justify="right", no_wrap=True)
-    senders = dict(ledger.get("by_plugin", {}))
+    senders = dict(ledger["by_plugin"])
     if len(senders) > 1:
         senders["total"] = {"down": ledger["down"], "up": ledger["up"]}
     for sender, counts in senders.items():
         down, up = counts["down"], counts["up"]
-        each = max(1, rounds)
-        table.add_row(text(sender), size(down / each), size(up / each), size(down), size(up))
+        table.add_row(text(sender), size(down / rounds), size(up / rounds), size(down), size(up))
     return table
 
 

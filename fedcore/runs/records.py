@@ -201,7 +201,6 @@ def per_round(ledger: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     """Return a ledger's totals and its counts by sender, divided by the number of rounds."""
 
     def each(counts: Mapping[str, Any]) -> dict[str, Any]:
-        return {direction: counts.get(direction, 0) / max(1, rounds) for direction in ("down", "up")}
+        return {direction: counts[direction] / rounds for direction in ("down", "up")}
 
-    senders = ledger.get("by_plugin", {})
-    return {**each(ledger), "by_plugin": {sender: each(counts) for sender, counts in senders.items()}}
+    return {**each(ledger), "by_plugin": {sender: each(counts) for sender, counts in ledger["by_plugin"].items()}}
