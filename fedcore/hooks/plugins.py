@@ -153,16 +153,17 @@ class PluginSet:
 
     def _invoke(self, name: str, methods: list[_Method], hook: str, arguments: Mapping[str, Any]) -> Any:
         """Call a plugin's implementation of a hook, and join the results of its parts."""
-        result = self._invoke_one(name, methods[0], hook, arguments)
-        for method in methods[1:]:
-            if result is not None and (replaced := REPLACES.get(hook)):
-                value = arguments[replaced]
-                next_one = value.merged(name, result) if isinstance(value, ClientUpdate) else result
-                arguments = {**arguments, replaced: next_one}
+        result: Any = None
+        for method in methods:
             found = self._invoke_one(name, method, hook, arguments)
-            if found is not None and result is not None and hook not in REPLACES:
-                found = _joined(result, found, name, hook)
-            result = result if found is None else found
+            if found is None:
+                continue
+            if replaced := REPLACES.get(hook):
+                value = arguments[replaced]
+                new = value.merged(name, found) if isinstance(value, ClientUpdate) else found
+                arguments, result = {**arguments, replaced: new}, found
+            else:
+                result = found if result is None else _joined(result, found, name, hook)
         return result
 
     def _invoke_one(self, name: str, method: _Method, hook: str, arguments: Mapping[str, Any]) -> Any:
