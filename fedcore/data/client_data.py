@@ -68,12 +68,13 @@ class ClientData:
         self._indices, self._count = indices.to(device), len(indices)
         self._device = device
         self._augmentation = augmentation
-        self._changed: tuple[Any, Tensor] | None = None
+        self._inputs: Tensor | None = None  # by position, instead of the data set's; see changed
+        self._labels: Tensor | None = None
 
     @cached_property
     def labels(self) -> Tensor:
         """Classes by position, (n,) int64, on the device."""
-        return self._labels_of(self._indices) if self._changed is None else self._changed[1]
+        return self._labels_of(self._indices) if self._labels is None else self._labels
 
     def _labels_of(self, rows: Tensor) -> Tensor:
         labels = self._samples.labels
@@ -95,10 +96,12 @@ class ClientData:
         """
         if any(given is not None and len(given) != len(self) for given in (inputs, labels)):
             raise ValueError(f"the client has {len(self)} samples; give as many inputs and labels")
-        own_inputs = (self._changed or (None,))[0] if inputs is None else inputs.to(self._device)
         changed = copy.copy(self)
-        vars(changed).pop("labels", None)  # cached
-        changed._changed = own_inputs, self.labels if labels is None else labels.to(self._device)
+        if inputs is not None:
+            changed._inputs = inputs.to(self._device)
+        if labels is not None:
+            changed._labels = labels.to(self._device)
+            vars(changed).pop("labels", None)  # cached
         return changed
 
     @property
@@ -113,7 +116,7 @@ class ClientData:
         """
         positions = order.to(self._device)
         rows = self._indices.index_select(0, positions)
-        labels = self._labels_of(rows) if self._changed is None else self.labels.index_select(0, positions)
+        labels = self._labels_of(rows) if self._labels is None else self._labels.index_select(0, positions)
         drawn: Iterator[Tensor | None] = repeat(None)
         if self._augmentation is None and len(order) <= size:
             yield Picked(positions, rows, labels, None)  # splitting them takes as long as gathering them
@@ -128,8 +131,8 @@ class ClientData:
         return self._gathered(positions, self._indices[positions])
 
     def _gathered(self, positions: Tensor, rows: Tensor) -> Any:
-        if self._changed is not None and self._changed[0] is not None:
-            return self._changed[0].index_select(0, positions)
+        if self._inputs is not None:
+            return self._inputs.index_select(0, positions)
         return self._samples.gather(rows).to(self._device)
 
     def inputs_of(self, picked: Picked) -> Any:
