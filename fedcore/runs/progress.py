@@ -120,7 +120,7 @@ class NotebookDisplay(Progress):
     def started(self, details: Mapping[str, Any]) -> None:
         """Draw the run's name and notes."""
         self.title = headline(details["config"])
-        self.notes += details.get("notes", ())
+        self.notes += details["notes"]
         self._redraw()
 
     def client_done(self) -> None:

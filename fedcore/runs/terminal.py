@@ -50,7 +50,7 @@ class Display(Progress):
 
     def started(self, details: Mapping[str, Any]) -> None:
         """Print the notes of the start."""
-        for message in details.get("notes", ()):
+        for message in details["notes"]:
             self.noted(message)
 
     def noted(self, message: str) -> None:
