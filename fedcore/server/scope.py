@@ -28,7 +28,7 @@ MESSAGE_LENGTH = 1000
 Phase = Literal[
     "select_clients", "begin_round", "round", "aggregate", "end_round", "post_train", "evaluation", "report"
 ]
-Answer = TypeVar("Answer")
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ class ServerScope:
         return in_order(tasks, self.federation.engine.run(tasks, window=window), self.ignore)
 
     def answers(
-        self, tasks: list[ClientTask], parse: Callable[[ClientTask, Outcome], Answer], *, window: int | None = None
-    ) -> Iterator[tuple[ClientTask, Answer | None]]:
+        self, tasks: list[ClientTask], parse: Callable[[ClientTask, Outcome], Parsed], *, window: int | None = None
+    ) -> Iterator[tuple[ClientTask, Parsed | None]]:
         """Run tasks; yield each with the result of ``parse``, or with None if the client is recorded as failed.
 
         :param parse: takes a task and its outcome; raises RejectUpdate for an outcome that is not usable.

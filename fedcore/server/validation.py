@@ -28,7 +28,7 @@ PAYLOAD_FACTOR = 16
 PAYLOAD_FLOOR = 64 * MIB
 METRICS_BYTES = 1 << 16
 CPU = torch.device("cpu")
-LARGEST_LOSS = float(torch.finfo(torch.float32).max)  # sums of larger losses could become inf, which JSON lacks
+FLOAT32_MAX = float(torch.finfo(torch.float32).max)  # sums of larger numbers could become inf, which JSON lacks
 
 PLAIN = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -43,7 +43,7 @@ Expected = TypeVar("Expected", ClientUpdate, Pause, Reply, Evaluation)
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Positive = Annotated[int, Field(ge=1, le=1 << 53)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
-Loss = Annotated[float, Field(ge=-LARGEST_LOSS, le=LARGEST_LOSS)]
+Summable = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX)]
 
 
 class _Strict(BaseModel):
@@ -53,7 +53,7 @@ class _Strict(BaseModel):
 class _Metrics(_Strict):
     """The core's own part of an update's metrics. The other metrics are free JSON."""
 
-    losses: dict[str, Loss] = {}
+    losses: dict[str, Summable] = {}
 
 
 class _Claims(_Strict):
@@ -79,7 +79,7 @@ class _Counts(_Strict):
 
 
 class _MetricCounts(_Strict):
-    counts: list[Loss]  # their sum over clients is finite
+    counts: list[Summable]
 
 
 class _Evaluation(_Strict):
