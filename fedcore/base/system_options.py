@@ -91,19 +91,19 @@ def read_system(value: Any) -> Any:
     :raises UnknownNameError: there is no such option.
     """
     texts = [value] if isinstance(value, str) else value
-    found: dict[str, Any] = {}
-    for text in texts if isinstance(texts, (list, tuple)) else ():
-        name, equals, value = str(text).partition("=")
-        name = name.strip().replace("-", "_")
-        if not (isinstance(text, str) and equals and name and value.strip()):
-            raise ConfigError(f"--system {text}: write OPTION=VALUE, for example --system dropout=0.1")
-        if name in found:
-            raise ConfigError(f"--system {text}: {name} is given twice; give it once")
-        try:
-            found[name] = read_yaml(value)
-        except ValueError as error:
-            raise ConfigError(f"--system {text}: the value is not valid YAML ({error})") from None
-    value = found or value
+    if texts and isinstance(texts, (list, tuple)):
+        value = {}
+        for text in texts:
+            name, equals, setting = str(text).partition("=")
+            name = name.strip().replace("-", "_")
+            if not (isinstance(text, str) and equals and name and setting.strip()):
+                raise ConfigError(f"--system {text}: write OPTION=VALUE, for example --system dropout=0.1")
+            if name in value:
+                raise ConfigError(f"--system {text}: {name} is given twice; give it once")
+            try:
+                value[name] = read_yaml(setting)
+            except ValueError as error:
+                raise ConfigError(f"--system {text}: the value is not valid YAML ({error})") from None
     for name in value if isinstance(value, dict) else ():
         if name not in SystemOptions.model_fields:
             raise UnknownNameError("system option", str(name), SystemOptions.model_fields)
