@@ -111,6 +111,7 @@ class StackRunner:
         while places:
             turn = min(place.turn for place in places)
             now = [place for place in places if place.turn == turn]
+            # A run: neighbours in the stack (slot minus position is the same), whose steps are of one kind.
             for _, run in groupby(enumerate(now), lambda pair: (pair[1].slot - pair[0], pair[1].kind)):
                 together = [place for _, place in run]
                 errors = self._together(together, groups) if stack and len(together) > 1 else None
