@@ -118,9 +118,10 @@ def _of_largest(partition: Partition, config: RunConfig, samples: int) -> Partit
 
 
 def _few_samples(dataset: Dataset, samples: int) -> Dataset:
-    """Return the data set with some of its test samples and of its public samples."""
+    """Return the data set with some of its test samples, from each domain, and of its public samples."""
     public = dataset.public and replace(dataset.public, rows=_spread(dataset.public.rows, samples))
-    rows = _spread(torch.arange(len(dataset.test)), samples)
+    domain = dataset.domains.test if dataset.domains else torch.zeros(len(dataset.test))
+    rows = torch.cat([_spread((domain == each).nonzero().flatten(), samples) for each in domain.unique()])
     test: Any = _Some(dataset.test, rows)
     domains = dataset.domains and replace(dataset.domains, test=dataset.domains.test[rows])
     return replace(dataset, test=test, public=public, domains=domains)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import fedcore
 from fedcore import Loss, Plugin, hookimpl
 from fedcore.base.registry import available
-from fedcore.data import Partition, load_dataset
+from fedcore.data import Domains, Partition, load_dataset
 from fedcore.runs.resolve import resolve_partition
 from tests.support import CORRECTED
 
@@ -125,6 +126,14 @@ def test_the_partition_may_be_an_object():
     train = torch.arange(1200).split(200)
     made = Partition(train, [part[:0] for part in train], resolve_partition(fedcore.RunConfig(), dataset).info)
     assert tried("fedavg", partition=made, client_test_fraction=0.0)[0].config.clients == 1
+
+
+def test_a_small_domain_keeps_test_samples():
+    dataset = load_dataset("digits")
+    train = (torch.arange(len(dataset.train)) < 200).long()
+    test = ((torch.arange(len(dataset.test)) - 14).abs() < 3).long()  # of 360, of which the trial takes every 11th
+    dataset = replace(dataset, domains=Domains(("many", "few"), train, test))
+    assert "unseen_domain" in tried(dataset=dataset, unseen_domain="few")[0].metrics
 
 
 def test_clients_that_hold_their_own_data_cannot_be_tried():
