@@ -65,7 +65,7 @@ class ClientData:
         self, samples: Samples, indices: Tensor, device: torch.device, augmentation: Augmentation | None = None
     ) -> None:
         self._samples = samples
-        self._indices, self._count = indices.to(device), len(indices)
+        self._indices = indices.to(device)
         self._device = device
         self._augmentation = augmentation
         self._inputs: Tensor | None = None  # by position, instead of the data set's; see changed
@@ -87,7 +87,7 @@ class ClientData:
         return cls(dataset.train, indices, device, augmentation)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._indices)
 
     def changed(self, *, inputs: Tensor | None = None, labels: Tensor | None = None) -> ClientData:
         """Return a copy in which the samples have other inputs (n, ...) or labels (n,) int64, before augmentation.
