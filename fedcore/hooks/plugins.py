@@ -292,7 +292,7 @@ def _joined(one: Any, other: Any, plugin: str, hook: str) -> Any:
     :raises PluginContractError: both mappings have the same name.
     """
     if not isinstance(other, Mapping):
-        return [item for found in (one, other) for item in (found if isinstance(found, Collection) else [found])]
+        return [item for found in (one, other) for item in (found if isinstance(found, (list, tuple)) else [found])]
     if twice := sorted(map(str, set(one).intersection(other))):
         raise PluginContractError.of(plugin, f"returns {twice[0]!r} from two of the plugin's parts", hook=hook)
     return {**one, **other}
