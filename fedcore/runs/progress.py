@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from fedcore.runs.records import lost
+from fedcore.runs.records import errors, lost
 from fedcore.runs.result import headline, learning_curve
 
 REDRAWN = 0.25
@@ -151,7 +151,7 @@ class NotebookDisplay(Progress):
         times = f"{self.clock() - self.began:.0f} s"
         if self.left is not None and self.ending != "done":
             times += f", about {self.left:.0f} s left"
-        if failed := self.failed + sum(lost(record).total() for record in self.records):
+        if failed := self.failed + sum(errors(lost(record)) for record in self.records):
             times += f"; {failed} clients failed"
         notes = "".join(f"<p>note: {html.escape(note)}</p>" for note in self.notes)
         curve = learning_curve(self.records, self.rounds)

@@ -150,5 +150,14 @@ def test_a_notebook_shows_every_round(finished):
     assert "<polyline" not in drawn[-1]  # the result shows the curve below
 
 
+def test_a_notebook_does_not_count_clients_that_the_simulated_system_lost(finished):
+    drawn = []
+    options = {"out": finished.directory.with_name("lossy"), "system": {"dropout": 0.7}, "min_clients": 0, "rounds": 4}
+    config = fedcore.RunConfig.create({**finished.config.model_dump(exclude={"out"}), **options})
+    result = fedcore.run(config, notify=progress.NotebookDisplay(drawn.append))
+    assert any(record["failures"] for record in result.records)
+    assert "clients failed" not in drawn[-1]
+
+
 def test_a_script_has_no_notebook():
     assert progress.notebook_output() is None
