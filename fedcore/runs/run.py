@@ -97,14 +97,14 @@ class Run:
             raise ConfigError(
                 "--unseen-clients: the unseen clients hold no samples out; add --client-test-fraction 0.2, or raise it"
             )
-        if config.validation_share:
-            _require_held_out("--validation-share", config, partition)
-        if config.patience is not None:
-            _require_held_out("--patience", config, partition)
-        if config.best_by != "accuracy":
-            _require_held_out("--best-by", config, partition)
-        if config.keep == "best":
-            _require_held_out("--keep best", config, partition)
+        for option, is_given in (
+            ("--validation-share", config.validation_share > 0),
+            ("--patience", config.patience is not None),
+            ("--best-by", config.best_by != "accuracy"),
+            ("--keep best", config.keep == "best"),
+        ):
+            if is_given:
+                _require_held_out(option, config, partition)
         setup = _set_up(config, dataset)
         _ = setup.metrics, judged_by(config)  # a wrong one is refused before anything is written
         if config.keep == "best" and setup.layout.personal:
