@@ -24,6 +24,7 @@ from fedcore_study.comparisons.measures import direction
 from fedcore_study.comparisons.records import find_runs, read_run
 from fedcore_study.reports.build import build
 from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.words import named
 
 from .sealing import seal
 
@@ -173,9 +174,9 @@ class TestComparison:
     def test_rows_by_another_option(self, make):
         folders = [make([plugin], 0, [0.1], lr=lr) for plugin in ("moon", "fedcd") for lr in (0.1, 0.2)]
         found, _ = join(folders, by=["lr"], baseline="0.1")
-        assert [block.settings for block in found.blocks] == [{"plugins": {"moon": {}}}, {"plugins": {"fedcd": {}}}]
+        assert [block.settings for block in found.blocks] == [{"plugins": "moon"}, {"plugins": "fedcd"}]
         assert [row.label for row in found.blocks[0].rows] == ["0.1", "0.2"]
-        assert [formats.title(block) for block in found.blocks] == ["plugins moon", "plugins fedcd"]
+        assert [named(block.settings) for block in found.blocks] == ["plugins moon", "plugins fedcd"]
         both, _ = join(folders, by=["plugin", "lr"])
         assert [row.label for row in both.blocks[0].rows][:2] == ["moon, lr=0.1", "moon, lr=0.2"]
         one = make([], 0, [0.2], lr=0.1)
@@ -190,6 +191,19 @@ class TestComparison:
         for wrong in ("seed", "out", "plugni"):
             with pytest.raises(UnknownNameError, match="unknown --by"):
                 join(folders, by=[wrong])
+
+    def test_tables_are_told_apart_by_the_options_of_their_method(self, make):
+        folders = [make({"moon": {"mu": mu, "t": 1}}, 0, [0.1], lr=lr) for mu in (1, 5) for lr in (0.1, 0.2)]
+        folders += [make({"moon": {"mu": 1, "t": 1}}, 1, [0.1], lr=0.1), make([], 0, [0.1], lr=0.1)]
+        found, _ = join(folders, by=["lr"])
+        titles = ["plugins moon (mu=1)", "plugins moon (mu=5)", "plugins fedavg"]
+        assert [table.title for table in formats.printed(found)] == titles
+        rows = [(row["plugins"], row["row"]) for row in formats.plain_rows(found)]
+        assert rows[:3] == [("moon (mu=1)", "0.1"), ("moon (mu=1)", "0.2"), ("moon (mu=5)", "0.1")]
+        (note,) = found.notes
+        assert note.startswith("plugins moon (mu=1): the rows have different seeds")
+        sections = build(find_runs(folders, print), [], title="t", by=["lr"], points=0).sections
+        assert [section.title for section in sections] == titles
 
     def test_runs_with_other_clients_are_no_pairs(self, make):
         found, notes = join([make([], 0, [0.1], alpha=a) for a in (0.1, 0.5)], by=["alpha"], baseline="0.1")
@@ -624,7 +638,7 @@ class TestRanks:
         found, _ = join([*copies, *self.blocks(make)])
         assert found.ranks.tables == 4
         titles = [f"partition {partition}", *(f"partition dirichlet, alpha {alpha}" for alpha in (0.1, 0.5, 1.0))]
-        assert [formats.title(block) for block in found.blocks] == titles
+        assert [named(block.settings) for block in found.blocks] == titles
         made = build(find_runs([*self.blocks(make), *copies], print), [], title="t", points=0)
         assert [section.title for section in made.sections] == [*titles[1:], titles[0]]
         by_alpha, notes = join(copies, by=["alpha"], baseline="0.1")

@@ -26,6 +26,11 @@ def without_module(name: str) -> str:
     return short_name(name) if name.startswith((CODE, OBJECT)) else name
 
 
+def named(settings: Mapping[str, object]) -> str:
+    """Return settings for a title: ``partition iid, clients 10``."""
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
 def by_value(values: Mapping[str, Value]) -> dict[Value, list[str]]:
     """Return the names that have each value."""
     found: dict[Value, list[str]] = {}

@@ -33,6 +33,7 @@ from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, 
 from fedcore_study.comparisons.measures import ACCURACY, Measure
 from fedcore_study.comparisons.records import OVER_CLIENTS, RunRecord, Warn, with_global_model
 from fedcore_study.comparisons.significance import Ranks, level, ranked
+from fedcore_study.words import named
 
 BASELINE = "fedavg"
 
@@ -112,11 +113,10 @@ class Comparison:
         where: dict[str, list[str]] = {}
         for block in self.blocks:
             for note in block.notes:
-                name = ", ".join(f"{name} {value}" for name, value in block.settings.items())
-                where.setdefault(note, []).append(name)
+                where.setdefault(note, []).append(named(block.settings))
         return [
-            note if len(named) == len(self.blocks) else f"{' and '.join(named)}: {note}"
-            for note, named in where.items()
+            note if len(titles) == len(self.blocks) else f"{' and '.join(titles)}: {note}"
+            for note, titles in where.items()
         ]
 
     @property
@@ -293,8 +293,7 @@ def block_of(group: Group, asked: Comparison, baseline: str | None, warn: Warn) 
     against = baseline or (plain[0] if len(plain) == 1 else None)
     if baseline and baseline not in group.rows:
         against = None
-        where = ", ".join(f"{name}={value}" for name, value in group.settings.items())
-        warn(f"{where}: no run of the baseline {baseline!r}, hence no differences")
+        warn(f"{named(group.settings)}: no run of the baseline {baseline!r}, hence no differences")
     _check_clients(seeds)
     values = {
         label: {

@@ -21,7 +21,7 @@ from fedcore_study.comparisons.figures import Difference, Figure
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.measures import Measure, direction
 from fedcore_study.comparisons.significance import p_text
-from fedcore_study.words import counted, without_module
+from fedcore_study.words import counted, named, without_module
 
 _LATEX = str.maketrans(
     {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -99,7 +99,7 @@ def printed(comparison: Comparison, *, wide: bool = False, timed: bool = True) -
         shown = [column for column in columns(comparison, block) if timed or column.heading != SECONDS]
         rows = [[column.cell(row) for column in shown] for row in block.rows]
         best = [(number, place) for place, column in enumerate(shown) for number in best_rows(column, block.rows)]
-        found.append(Printed(title(block), [column.heading for column in shown], rows, best, block.findings))
+        found.append(Printed(named(block.settings), [column.heading for column in shown], rows, best, block.findings))
     return found
 
 
@@ -115,10 +115,14 @@ def _wide(comparison: Comparison) -> Printed:
     ]
     return Printed(
         column.heading,
-        [comparison.heading, *(title(block) or column.heading for block in blocks)],
+        [comparison.heading, *(named(block.settings) or column.heading for block in blocks)],
         [[label, *(of_block.get(label, "-") for of_block in cells)] for label in labels],
         best,
-        [f"{title(block)}: {said}" if title(block) else said for block in blocks for said in block.findings],
+        [
+            f"{named(block.settings)}: {said}" if named(block.settings) else said
+            for block in blocks
+            for said in block.findings
+        ],
     )
 
 
@@ -187,16 +191,11 @@ def spread(figure: Figure | None, scale: float, digits: int = 2) -> str:
     return f"{scale * figure.mean:.{digits}f}{deviation}"
 
 
-def title(block: Block) -> str:
-    """Return the settings in which a block differs from the others; empty for the only block."""
-    return ", ".join(f"{name} {short_value(name, value)}" for name, value in block.settings.items())
-
-
 def caption(comparison: Comparison) -> str:
     """Return the protocol and the main settings that all blocks have in common, in a line below a table."""
     names = ("plugins", "dataset", "model", "partition", "alpha", "clients", "participation", "rounds", "local_epochs")
     common = comparison.common
-    parts = [f"{name} {short_value(name, common[name])}" for name in names if name in common]
+    parts = [f"{name} {_short(common[name])}" for name in names if name in common]
     after = "at the end" if comparison.round is None else f"after {comparison.round} rounds"
     return f"protocol {comparison.protocol}, {after}; {', '.join(parts)}"
 
@@ -319,11 +318,11 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
 
     It begins with the settings in which blocks differ.
     """
-    named = list(dict.fromkeys(name for block in comparison.blocks for name in block.settings))
+    shown = list(dict.fromkeys(name for block in comparison.blocks for name in block.settings))
     found = []
     for block in comparison.blocks:
         for row in block.rows:
-            values = {name: short_value(name, block.settings.get(name, "")) for name in named}
+            values = {name: block.settings.get(name, "") for name in shown}
             values |= {"row": row.label, "protocol": comparison.protocol, "baseline": block.baseline}
             for name, figure in (
                 (comparison.measure.name, row.summary),
@@ -383,8 +382,8 @@ def _latex_row(row: Sequence[str]) -> str:
     return " & ".join(map(latex_text, row)) + r" \\"
 
 
-def short_value(name: str, value: Json) -> Json:
-    """Return a setting's value for a table: plugins without their options, objects without their module."""
+def _short(value: Json) -> Json:
+    """Return a setting's value for a caption: plugins without their options, objects without their module."""
     if isinstance(value, str):
         return without_module(value)
-    return method(value) if name == "plugins" and isinstance(value, dict) else value
+    return method(value) if isinstance(value, dict) else value

@@ -9,9 +9,10 @@ import pandas
 
 from fedcore_study.comparisons.comparison import Comparison
 from fedcore_study.comparisons.fairness import FIGURES
-from fedcore_study.comparisons.formats import metric_names, plain_rows, short_value, title
+from fedcore_study.comparisons.formats import metric_names, plain_rows
 from fedcore_study.comparisons.groups import grouped, option
 from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.words import named
 
 DIFFERENCE = {
     "difference_mean": "difference",
@@ -49,13 +50,13 @@ def of_methods(comparison: Comparison) -> pandas.DataFrame:
         frame[counted] = frame[counted].astype("Int64")  # whole numbers, some of them missing
     shown = list(dict.fromkeys(name for block in comparison.blocks for name in block.settings))
     if shown:
-        index = [(*(_hashable(row[name]) for name in shown), row["row"]) for row in rows]
+        index = [(*(row[name] for name in shown), row["row"]) for row in rows]
         frame.index = pandas.MultiIndex.from_tuples(index, names=[*shown, comparison.heading])
     else:
         frame.index = pandas.Index([row["row"] for row in rows], name=comparison.heading)
     frame.attrs = {
         "findings": [
-            f"{title(block)}: {sentence}" if shown else sentence
+            f"{named(block.settings)}: {sentence}" if shown else sentence
             for block in comparison.blocks
             for sentence in block.findings
         ],
@@ -83,10 +84,5 @@ def of_runs(runs: Sequence[RunRecord], by: Sequence[str], protocol: str, round: 
                 cost = {"rounds": point.rounds, "bytes": point.bytes, "seconds": run.seconds_per_round(round)}
                 figures: dict[str, Any] = {"seed": run.config.seed, "accuracy": point.accuracy}
                 figures |= {**run.metrics(protocol, round), **cost, "directory": str(run.path)}
-                shown = {name: short_value(name, value) for name, value in group.settings.items()}
-                rows.append({**shown, method: label, **figures})
+                rows.append({**group.settings, method: label, **figures})
     return pandas.DataFrame(rows)
-
-
-def _hashable(value: Any) -> Any:
-    return str(value) if isinstance(value, (dict, list)) else value

@@ -24,7 +24,8 @@ class Group:
     """Runs that share the training labels and all settings except for those of the rows and the seed."""
 
     settings: dict[str, Json]
-    """The settings in which groups differ, without an ``alpha`` that the partition does not use."""
+    """The settings in which groups differ, as tables print them: numbers, and names that tell methods and other values
+    apart. An ``alpha`` that the partition does not use is left out."""
     rows: dict[str, list[RunRecord]]
     """The runs by the row's label."""
 
@@ -46,11 +47,13 @@ def grouped(runs: Sequence[RunRecord], fields: Sequence[str]) -> tuple[dict[str,
         rows[key(row)] = row
     names = _labels(rows, fields)
     groups = list(found.values())
-    shared = [name for name in groups[0].settings if len({key(group.settings.get(name)) for group in groups}) == 1]
+    every = dict.fromkeys(name for group in groups for name in group.settings)
+    printed = {name: _printed(name, [group.settings.get(name) for group in groups]) for name in every}
+    shared = [name for name in every if len(printed[name]) == 1]
     common = {name: groups[0].settings[name] for name in shared if name != "labels"}
     return common, [
         Group(
-            {name: value for name, value in group.settings.items() if name not in shared},
+            {name: printed[name][key(value)] for name, value in group.settings.items() if name not in shared},
             {names[row]: found for row, found in group.rows.items()},
         )
         for group in groups
@@ -148,6 +151,14 @@ def _method_names(methods: Sequence[Mapping[str, Mapping[str, Json]]]) -> dict[s
         options = ", ".join(f"{o.removeprefix(f'{name}.')}={own[o]}" for o in different)
         found[place] = f"{name} ({options})" if options else name
     return found
+
+
+def _printed(name: str, values: Sequence[Any]) -> dict[str, Json]:
+    """Return the values of a setting as tables print them, by their keys."""
+    if name == "plugins":
+        return {**_method_names(values)}
+    names = _own_names(values, "")
+    return {key(v): v if v is None or isinstance(v, (int, float)) else names[key(v)] for v in values}
 
 
 def _own_names(values: Sequence[Any], prefix: str) -> dict[str, str]:

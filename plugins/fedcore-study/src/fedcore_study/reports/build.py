@@ -16,7 +16,6 @@ from fedcore.base.registry import available
 from fedcore.base.safe_yaml import read_yaml
 from fedcore.runs.records import errors, lost
 from fedcore.runs.saved import check_code, code_in
-from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import BASELINE, Comparison, check_reported
 from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, option, uses_alpha
 from fedcore_study.comparisons.records import RunRecord, with_global_model
@@ -24,7 +23,7 @@ from fedcore_study.lenient import mapping_in
 from fedcore_study.reports import breakdowns, lines
 from fedcore_study.reports.charts import Chart, Curves, Omitted
 from fedcore_study.reports.opening import Opening, Ranking, Table, opening, rankings
-from fedcore_study.words import by_value, counted
+from fedcore_study.words import by_value, counted, named, without_module
 
 
 @dataclass(frozen=True)
@@ -188,8 +187,8 @@ def _section(
     made = {name: list(charts) for name, charts in parts.items()}
     told = {name: group.settings[name] for name in telling if name in group.settings}
     return Section(
-        title=_named(told),
-        settings=_named(group.settings) if len(told) < len(group.settings) else "",
+        title=named(told),
+        settings=named(group.settings) if len(told) < len(group.settings) else "",
         opening=opened,
         parts={name: [chart for chart in charts if isinstance(chart, Chart)] for name, charts in made.items()},
         omitted=_joined([chart for charts in made.values() for chart in charts if isinstance(chart, Omitted)]),
@@ -245,8 +244,8 @@ def _setting_of(config: RunConfig) -> tuple[str, ...]:
     work = f"{config.local_steps} local steps" if config.local_steps else f"{config.local_epochs} local epochs"
     work = work.removesuffix("s") if work.startswith("1 ") else work
     return (
-        f"{formats.short_value('dataset', config.dataset)}{long_tail}",
-        f"model {formats.short_value('model', config.model)}",
+        f"{without_module(config.dataset)}{long_tail}",
+        f"model {without_module(config.model)}",
         f"partition {partition}",
         f"{config.clients} clients{some}",
         f"{config.rounds} rounds of {work}",
@@ -318,10 +317,6 @@ def _joined(omitted: Sequence[Omitted]) -> list[Omitted]:
     """Join the figures that are omitted for the same reason."""
     titles = by_value({entry.title: entry.reason for entry in omitted})
     return [Omitted("; ".join(names), reason) for reason, names in titles.items()]
-
-
-def _named(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_short(value)}" for name, value in settings.items())
 
 
 def _short(value: Any) -> str:

@@ -13,6 +13,7 @@ from fedcore_study.comparisons.groups import Group, by_seed
 from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.comparisons.significance import Ranks
 from fedcore_study.reports.charts import Interval, Intervals, Omitted
+from fedcore_study.words import named
 
 SEEDS = "seeds"
 
@@ -104,7 +105,7 @@ def rankings(runs: Sequence[RunRecord], by: Sequence[str], colors: Mapping[str, 
         measured = [run for run in runs if run.final(protocol)]
         made = compare(measured, protocol=protocol, by=by) if measured else None
         if made is not None and made.ranks is not None:
-            settings = [formats.title(block) for block in made.blocks]
+            settings = [named(block.settings) for block in made.blocks]
             found.append(_ranking(protocol, made.ranks, settings, made.heading, colors))
     return found
 
