@@ -206,9 +206,8 @@ class TestComparison:
         assert [section.title for section in sections] == titles
 
     def test_runs_with_other_clients_are_no_pairs(self, make):
-        found, notes = join([make([], 0, [0.1], alpha=a) for a in (0.1, 0.5)], by=["alpha"], baseline="0.1")
+        found, _ = join([make([], 0, [0.1], alpha=a) for a in (0.1, 0.5)], by=["alpha"], baseline="0.1")
         assert [row.difference for row in found.blocks[0].rows] == [None, None]
-        assert any("no seed with the same clients" in note for note in notes)
         assert found.blocks[0].findings[-1] == "No seed with the same clients as 0.1: 0.5."
 
     def test_data_sets_can_be_rows_if_one_asks(self, make):
@@ -217,9 +216,16 @@ class TestComparison:
 
     def test_a_seed_without_its_pair_is_said(self, make):
         folders = [make([], 0, [0.1]), *(make(["moon"], seed, [0.2 + seed]) for seed in (0, 1))]
-        found, notes = join(folders)
+        found, _ = join(folders)
         assert found.blocks[0].rows[1].difference.mean == pytest.approx(0.1)
-        assert notes == ["moon: only 1 of 2 seeds have a pair in fedavg"]
+        assert found.notes[0] == "moon: only 1 of 2 seeds have a pair in fedavg"
+        assert "Note: moon: only 1 of 2 seeds have a pair in fedavg." in formats.markdown(found)
+        found, _ = join([*folders, make(["moon"], 0, [0.3], lr=9.0)], baseline="fedavg")
+        said = [note for note in found.notes if "baseline" in note or "pair" in note]
+        assert said == [
+            "lr 0.02: moon: only 1 of 2 seeds have a pair in fedavg",
+            "lr 9.0: no run of the baseline 'fedavg', hence no differences",
+        ]
 
     def test_unfinished_runs_are_left_out_or_all_are_compared_at_a_round(self, make):
         stopped = make(["moon"], 0, [0.5, 0.6], finished=False, rounds=3)
@@ -1004,9 +1010,9 @@ class TestOtherFigures:
     def test_a_seed_without_a_value_is_not_paired(self, make):
         folders = [make([], seed, [0.5], measured={"ece": ece}) for seed, ece in enumerate((0.5, None, 0.7))]
         folders += [make(["moon"], seed, [0.5], measured={"ece": 0.4}) for seed in range(3)]
-        found, notes = join(folders, metric="ece")
+        found, _ = join(folders, metric="ece")
         assert found.blocks[0].rows[1].difference.n == 2
-        assert notes == ["moon: only 2 of 3 seeds have a pair in fedavg"]
+        assert found.notes[0] == "moon: only 2 of 3 seeds have a pair in fedavg"
 
 
 def test_clients_that_could_not_be_measured_are_told(make):

@@ -4,7 +4,7 @@ clients, restarted schedules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from fedcore.base.protocols import PROTOCOLS, UNSEEN
@@ -44,6 +44,15 @@ def few_seeds(differences: Iterable[Difference | None]) -> str:
         return ""
     seeds = " or ".join(counted(n, "seed") for n in numbers)
     return f"differences over {seeds} say nothing about other seeds, and have no interval; run at least {FEW}"
+
+
+def few_pairs(
+    differences: Mapping[str, Difference | None], seeds: Mapping[str, Sized], baseline: str | None
+) -> Iterator[str]:
+    """Yield a sentence for each row of which some seeds, but not all, have no pair in the baseline."""
+    for label, found in differences.items():
+        if found is not None and found.n < len(seeds[label]):
+            yield f"{label}: only {found.n} of {len(seeds[label])} seeds have a pair in {baseline}"
 
 
 def no_baseline(fedavg: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from fedcore.base.identity import PARTITION_OPTIONS, key, method, settings, shor
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore_study.comparisons.cautions import (
     failed_clients,
+    few_pairs,
     few_seeds,
     global_models,
     no_baseline,
@@ -178,7 +179,7 @@ def compare(
     asked = Comparison(
         protocol, rows_by, round, target, confidence, common, by_client=by_client, reported=reported, measure=measure
     )
-    blocks = [block_of(group, asked, baseline, warn) for group in groups]
+    blocks = [block_of(group, asked, baseline) for group in groups]
     return replace(asked, blocks=blocks, ranks=_ranks(blocks, groups, asked))
 
 
@@ -280,7 +281,7 @@ def _methods(runs: Iterable[RunRecord]) -> str:
     return ", ".join(f"{name} ({number})" for name, number in counted.items())
 
 
-def block_of(group: Group, asked: Comparison, baseline: str | None, warn: Warn) -> Block:
+def block_of(group: Group, asked: Comparison, baseline: str | None) -> Block:
     """Compare the runs of a group, which all have the figure.
 
     :param asked: the comparison, whose blocks do not matter yet.
@@ -291,9 +292,8 @@ def block_of(group: Group, asked: Comparison, baseline: str | None, warn: Warn) 
     if "plugin" in asked.by:
         plain = [label for label, runs in group.rows.items() if not settings(runs[0].config)["plugins"]]
     against = baseline or (plain[0] if len(plain) == 1 else None)
-    if baseline and baseline not in group.rows:
+    if against not in group.rows:
         against = None
-        warn(f"{named(group.settings)}: no run of the baseline {baseline!r}, hence no differences")
     _check_clients(seeds)
     values = {
         label: {
@@ -305,11 +305,16 @@ def block_of(group: Group, asked: Comparison, baseline: str | None, warn: Warn) 
     }
     differences: dict[str, Difference | None] = {}
     if against is not None:
-        others = [label for label in seeds if label != against]
-        found = {label: _difference(label, against, seeds, values, asked.confidence, warn) for label in others}
+        found = {}
+        for label in (label for label in seeds if label != against):
+            common = pairs(seeds[label], seeds[against])
+            paired = {seed: values[against][seed] for seed in common if seed in values[against]}
+            found[label] = paired_difference(values[label], paired, asked.confidence)
         differences = corrected(found, asked.confidence)
     rows = [_row(label, runs.values(), values[label], differences.get(label), asked) for label, runs in seeds.items()]
     notes = [
+        f"no run of the baseline {baseline!r}, hence no differences" if baseline and against is None else "",
+        *few_pairs(differences, seeds, against),
         other_models(group.rows, against) if against is not None else "",
         failed_clients(group.rows, asked.round),
         other_clients(group.rows, asked.protocol, asked.round),
@@ -324,28 +329,6 @@ def block_of(group: Group, asked: Comparison, baseline: str | None, warn: Warn) 
     summaries = {row.label: row.summary for row in rows}
     said = findings(summaries, differences, against, asked.confidence, asked.measure, one_set_of_seeds=same_seeds(rows))
     return Block(group.settings, against, rows, [note for note in notes if note], said)
-
-
-def _difference(
-    label: str,
-    baseline: str,
-    seeds: Mapping[str, Mapping[int, RunRecord]],
-    values: Mapping[str, Mapping[int, float]],
-    confidence: float,
-    warn: Warn,
-) -> Difference | None:
-    """Return a row's difference to the baseline over the pairs of runs, and warn of seeds without a pair.
-
-    :param seeds: the rows' runs by seed.
-    """
-    common = pairs(seeds[label], seeds[baseline])
-    paired = {seed: values[baseline][seed] for seed in common if seed in values[baseline]}
-    difference = paired_difference(values[label], paired, confidence)
-    if difference is None:
-        warn(f"{label} and {baseline} have no seed with the same clients in common, hence no difference")
-    elif difference.n < len(seeds[label]):
-        warn(f"{label}: only {difference.n} of {len(seeds[label])} seeds have a pair in {baseline}")
-    return difference
 
 
 def pairs(runs: Mapping[int, RunRecord], others: Mapping[int, RunRecord]) -> list[int]:

@@ -65,7 +65,7 @@ def opening(group: Group, asked: Comparison, colors: Mapping[str, int], baseline
         runs = [run for runs in rows.values() for run in runs]
         reported = [name for name in asked.reported if any(run.reported(name, None) is not None for run in runs)]
         question = replace(asked, protocol=protocol, common={**asked.common, **group.settings}, reported=reported)
-        block = block_of(Group({}, rows), question, baseline if baseline in rows else None, lambda message: None)
+        block = block_of(Group({}, rows), question, baseline if baseline in rows else None)
         found[protocol] = replace(question, blocks=[block])
         made.intervals[protocol] = _intervals(found[protocol], rows, colors)
     if not found:
