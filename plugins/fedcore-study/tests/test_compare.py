@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import statistics
 from dataclasses import astuple, replace
 
 import pytest
@@ -17,7 +18,7 @@ import fedcore_study
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
 from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import compare
-from fedcore_study.comparisons.fairness import Spread, spread_of
+from fedcore_study.comparisons.fairness import Spread
 from fedcore_study.comparisons.figures import Difference, Figure, paired_difference
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.measures import direction
@@ -418,41 +419,37 @@ class TestFormats:
 class TestOverClients:
     """Four clients with 20, 40, 60 and 80 %: mean 50, deviation sqrt(500), Jain's index 200^2 / (4 * 12000) = 5/6."""
 
-    EACH = {"0": 0.2, "1": 0.4, "2": 0.6, "3": 0.8}
-
     def test_the_figures_by_hand(self):
-        found = Spread.of(list(self.EACH.values()))
-        assert (found.mean, found.worst, found.best) == pytest.approx((0.5, 0.2, 0.8))
-        assert found.std == pytest.approx(math.sqrt(0.05))
+        found = Spread.of({"accuracy": 0.5, "mean": 0.5, "std": math.sqrt(0.05), "worst10": 0.2, "best10": 0.8})
+        assert (found.mean, found.worst, found.best) == (0.5, 0.2, 0.8)
         assert found.variance == pytest.approx(500)
         assert found.jain == pytest.approx(5 / 6)
-        assert Spread.of([0.3, 0.3]).jain == pytest.approx(1)
-        assert Spread.of([1.0, 0.0, 0.0, 0.0]).jain == pytest.approx(1 / 4)
-        assert Spread.of([0.0, 0.0]).jain is None
-        many = Spread.of([i / 100 for i in range(100)])  # a tenth are ten clients
-        assert (many.worst, many.best) == pytest.approx((0.045, 0.945))
+        assert Spread.of({"mean": 0.3, "std": 0.0}).jain == 1
+        assert Spread.of({"mean": 1 / 4, "std": math.sqrt(3) / 4}).jain == pytest.approx(1 / 4)  # of 1, 0, 0, 0
+        assert Spread.of({"mean": 0.0, "std": 0.0}).jain is None
 
-    @pytest.mark.parametrize("each", [None, {}, {"0": "x"}, {"0": 0.5, "1": None}, [0.5], {"0": True}])
-    def test_what_is_not_recorded_by_client(self, each):
-        assert spread_of({"accuracy": 0.5, "per_client": each}) is None
-        figures = {"per_client": each, "std": 0.1, "worst10": 0.2}
-        assert spread_of(figures) == Spread(None, 0.1, 0.2, None, None)
+    def test_what_is_not_recorded(self):
+        found = Spread.of({"accuracy": 0.5, "mean": True, "std": 0.1, "worst10": "x"})
+        assert found == Spread(None, 0.1, None, None)
+        assert found.jain is None
+        assert Spread.of({}).variance is None
 
-    def test_a_run_of_many_clients_has_the_same_figures_without_each_client(self, tmp_path):
-        """Beyond 1,000 clients it records the figures over them, but not each one."""
+    def test_a_run_records_the_figures_of_its_clients(self, tmp_path):
         config = RunConfig(rounds=1, clients=25, alpha=0.3, client_test_fraction=0.3, workers=0, out=tmp_path / "run")
         row = fedcore.run(config).metrics["global_local"]
-        each = spread_of(row)
-        assert each == Spread.of(list(row.pop("per_client").values()))
-        assert spread_of(row) == Spread(*(pytest.approx(figure, abs=1e-6) for figure in astuple(each)))
-        assert len(set(astuple(each))) == 5
+        each = sorted(row["per_client"].values())
+        few = statistics.fmean(each[:2]), statistics.fmean(each[-2:])
+        assert astuple(Spread.of(row)) == pytest.approx(
+            (statistics.fmean(each), statistics.pstdev(each), *few), abs=1e-6
+        )
 
     def test_columns_over_seeds(self, make):
         folders = [make([], seed, [0.5], protocol="personal") for seed in (0, 1)]
         for seed, folder in enumerate(folders):
             for file in ("metrics.jsonl", "summary.json"):
                 content = json.loads((folder / file).read_text())
-                content["metrics"]["personal"]["per_client"] = {c: v + seed / 10 for c, v in self.EACH.items()}
+                spread = {"mean": 0.5 + seed / 10, "std": math.sqrt(0.05), "worst10": 0.2 + seed / 10, "best10": 0.8}
+                content["metrics"]["personal"] |= spread
                 (folder / file).write_text(json.dumps(content) + "\n")
             seal(folder)
         for at in (None, 1):

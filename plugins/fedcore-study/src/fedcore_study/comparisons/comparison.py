@@ -27,7 +27,7 @@ from fedcore_study.comparisons.cautions import (
     own_models,
     restarted_schedules,
 )
-from fedcore_study.comparisons.fairness import FIGURES
+from fedcore_study.comparisons.fairness import FIGURES, Spread
 from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
 from fedcore_study.comparisons.findings import findings
 from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, option
@@ -345,7 +345,7 @@ def _row(
 ) -> Row:
     protocol, target, round = asked.protocol, asked.target, asked.round
     reached = [point for run in runs if target and (point := run.reached(protocol, target, round)) is not None]
-    spreads = [spread for run in runs if (spread := run.spread(protocol, round)) is not None]
+    spreads = [Spread.of(run.figures(protocol, round)) for run in runs]
     metrics = [run.metrics(protocol, round) for run in runs]
     return Row(
         label,

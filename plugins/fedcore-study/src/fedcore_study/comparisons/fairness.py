@@ -6,8 +6,7 @@ Chiu and Hawe (DEC-TR-301, 1984) the index. All clients count alike here, whatev
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +24,6 @@ FIGURES = {
 better or -1 if less is.
 """
 
-PART = 0.1
-"""The part of the clients that ``worst`` and ``best`` are of."""
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -40,43 +36,23 @@ class Spread:
     """The mean of the lowest tenth."""
     best: float | None
     """The mean of the highest tenth."""
-    jain: float | None
-    """Jain's index, see :func:`jain`."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Spread:
+        """Return the spread in a protocol's figures."""
+        return cls(*(number(row.get(name)) for name in ("mean", "std", "worst10", "best10")))
 
     @property
     def variance(self) -> float | None:
         """The variance of the accuracies in percent, as in q-FFL's tables."""
         return None if self.std is None else (100 * self.std) ** 2
 
-    @classmethod
-    def of(cls, accuracies: Sequence[float]) -> Spread:
-        """Summarise the clients' accuracies, at least one."""
-        ordered = sorted(accuracies)
-        few = max(1, round(PART * len(ordered)))
-        mean, std = statistics.fmean(ordered), statistics.pstdev(ordered)
-        return cls(mean, std, statistics.fmean(ordered[:few]), statistics.fmean(ordered[-few:]), jain(mean, std))
+    @property
+    def jain(self) -> float | None:
+        """Jain's index (sum x)^2 / (n sum x^2) of n values of at least 0, which is mean^2 / (mean^2 + std^2).
 
-
-def jain(mean: float, std: float) -> float | None:
-    """Return Jain's index (sum x)^2 / (n sum x^2) of n values of at least 0, which is mean^2 / (mean^2 + std^2).
-
-    It is 1 if all values are equal, 1/n if all but one are 0, and None if all are 0.
-    """
-    squares = mean**2 + std**2
-    return mean**2 / squares if squares else None
-
-
-def spread_of(row: Mapping[str, Any]) -> Spread | None:
-    """Return the spread in a protocol's figures; None if they are not by client.
-
-    A run with more than 1,000 clients records the spread, but not the accuracy of each client.
-    """
-    each = row.get("per_client")
-    accuracies = list(map(number, each.values())) if isinstance(each, dict) else []
-    known = [accuracy for accuracy in accuracies if accuracy is not None]
-    if known and len(known) == len(accuracies):
-        return Spread.of(known)
-    mean, std, worst, best = (number(row.get(name)) for name in ("mean", "std", "worst10", "best10"))
-    if mean is None and std is None and worst is None:
-        return None
-    return Spread(mean, std, worst, best, None if mean is None or std is None else jain(mean, std))
+        It is 1 if all values are equal, 1/n if all but one are 0, and None if all are 0.
+        """
+        if self.mean is None or self.std is None or not self.mean:
+            return None
+        return self.mean**2 / (self.mean**2 + self.std**2)

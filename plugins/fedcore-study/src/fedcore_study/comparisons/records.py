@@ -17,7 +17,6 @@ from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.registry import is_code
 from fedcore.runs.records import further, lost
 from fedcore.runs.saved import SOURCE, SavedConfig, partition_digest
-from fedcore_study.comparisons.fairness import Spread, spread_of
 from fedcore_study.lenient import mapping_in, number
 from fedcore_study.sweeps.directory import STUDY, SweepDirectory
 
@@ -121,10 +120,6 @@ class RunRecord:
         spent = self.summary["bytes"]
         time = number(self.rounds[-1].get("virtual_time")) if self.rounds else None
         return Evaluation(self.summary["rounds"], row["accuracy"], spent["down"] + spent["up"], time)
-
-    def spread(self, protocol: str, rounds: int | None) -> Spread | None:
-        """Return how a protocol's accuracy is spread over the clients, at the end or after ``rounds`` rounds."""
-        return spread_of(self.figures(protocol, rounds))
 
     def reported(self, name: str, rounds: int | None) -> float | None:
         """Return a number that a plugin reported, ``PLUGIN.NAME``, at the end or after ``rounds`` rounds."""
