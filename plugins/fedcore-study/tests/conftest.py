@@ -33,7 +33,6 @@ def _forked_jobs(_forked_workers: None) -> Iterator[None]:
                 [list(arguments)],
                 environment=self._environment,
                 descriptors={0: stdin, 1: stdout, 2: log},
-                session=True,
             )
             os.close(stdin)
             os.close(stdout)

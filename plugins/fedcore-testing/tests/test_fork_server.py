@@ -79,15 +79,14 @@ def tell(number, word):
     return 3
 
 
-@pytest.mark.parametrize("session", [False, True])
-def test_a_function_is_called_with_open_files_by_their_numbers(session):
+def test_a_function_is_called_with_open_files_by_their_numbers():
     read, write = os.pipe()
-    options = {"environment": environment(), "descriptors": {0: write, 50: write}, "session": session}
+    options = {"environment": environment(), "descriptors": {0: write, 50: write}}
     process = fork_server().fork(f"{__name__}:tell", [50, "hello"], **options)
     os.close(write)
     assert process.wait(60) == 3
     with os.fdopen(read) as told:
-        assert told.read() == f"hello {session}"
+        assert told.read() == "hello True"
 
 
 def test_a_process_has_what_a_worker_has_and_nothing_for_tests(tmp_path):

@@ -77,10 +77,7 @@ def _work(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     """Be the process that was asked for; ends it."""
     code = 0
     try:
-        if request["session"]:
-            os.setsid()
-        else:
-            os.setpgid(0, 0)
+        os.setsid()
         _place(descriptors, request["numbers"])
         os.environ.clear()
         os.environ.update(request["environment"])

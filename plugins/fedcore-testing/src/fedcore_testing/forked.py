@@ -89,15 +89,13 @@ class ForkServer:
         *,
         environment: Mapping[str, str],
         descriptors: Mapping[int, int],
-        session: bool = False,
     ) -> ForkedProcess:
-        """Start a process that calls a function; what this returns, or 0, is its exit code.
+        """Start a process, in a session of its own, that calls a function; what this returns, or 0, is its exit code.
 
         :param call: ``module:function``.
         :param arguments: of the function, as JSON.
         :param environment: the process's; of the first one, also the server's.
         :param descriptors: its number of an open file -> ours; without others, it has our stdout and stderr.
-        :param session: the process begins a session instead of a process group.
         """
         if self._process is None or self._process.poll() is not None:
             self._start(environment)
@@ -108,7 +106,6 @@ class ForkServer:
             "environment": dict(environment),
             "folder": os.getcwd(),
             "numbers": list(opened),
-            "session": session,
         }
         status, theirs = os.pipe()
         try:
