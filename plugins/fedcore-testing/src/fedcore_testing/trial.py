@@ -144,6 +144,16 @@ def _silent(event: str, details: Mapping[str, Any]) -> None:
     """Show nothing: notes are about the kit's options, not about the plugin."""
 
 
+def finished(result: RunResult) -> RunResult:
+    """Return the result of a run in which no client failed.
+
+    :raises AssertionError: with the failures.
+    """
+    problem = failures(result)
+    assert not problem, problem
+    return result
+
+
 def failures(result: RunResult) -> str:
     """Return the failed clients of a run and of its evaluations, with messages; empty if none failed."""
     found = [

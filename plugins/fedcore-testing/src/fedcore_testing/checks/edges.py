@@ -17,12 +17,11 @@ from fedcore_testing.engines import Listening
 from fedcore_testing.federation import committed, data_of, initial_weights, personal_state, weights
 from fedcore_testing.findings import Finding, Rule
 from fedcore_testing.stub_plugins import PersonalClassifier
-from fedcore_testing.trial import HERE, Trial, failures
+from fedcore_testing.trial import HERE, Trial, finished
 
 
 def _require_trains(trial: Trial, **options: Any) -> None:
-    problem = failures(trial.run(**{"participation": 1.0, **options}))
-    assert not problem, problem
+    finished(trial.run(**{"participation": 1.0, **options}))
 
 
 @check("a client may have no other client: skip what needs a pair of clients or a mean over the others.")
@@ -58,9 +57,7 @@ def check_works_with_a_frozen_backbone(trial: Trial) -> None:
     if "model" in trial.given:
         raise NotApplicable("it needs a model of its own, and one was given")
     findings: list[Finding] = []
-    result = trial.run(model=f"{HERE}with_fixed_layers", participation=1.0, findings=findings)
-    problem = failures(result)
-    assert not problem, problem
+    result = finished(trial.run(model=f"{HERE}with_fixed_layers", participation=1.0, findings=findings))
     changed = [f"hook {finding.hook} {finding.what}" for finding in findings if finding.rule is Rule.MODEL]
     assert not changed, "; ".join(changed[:4])
     initial, final = initial_weights(RunDirectory(result.directory).read_config()), weights(result)
@@ -86,8 +83,7 @@ def check_works_with_stale_updates(trial: Trial) -> None:
     if "staleness" not in trial.plugin.reads:
         raise NotApplicable("the plugin does not read the staleness")
     system = {"concurrency": 3, "slow": 0.5, "slow_factor": 6}
-    problem = failures(trial.run(StartWatch, clients=4, participation=0.5, rounds=6, local_epochs=1, system=system))
-    assert not problem, problem
+    finished(trial.run(StartWatch, clients=4, participation=0.5, rounds=6, local_epochs=1, system=system))
 
 
 @check(
@@ -103,8 +99,7 @@ def check_works_beside_personal_parameters(trial: Trial) -> None:
         result = trial.run(*(() if keeps else (PersonalClassifier,)), rounds=1, participation=1.0)
     except ConfigError as refused:
         raise NotApplicable(f"the plugin refuses such a run: {refused}") from refused
-    problem = failures(result)
-    assert not problem, problem
+    finished(result)
     initial = initial_weights(RunDirectory(result.directory).read_config())
     for client in committed(result).manifest if changes else ():
         for name, kept in personal_state(result, client).items():
@@ -122,9 +117,9 @@ def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
         engines.append(Listening(spec))
         return engines[-1]
 
-    result = trial.run(engine=listening, partition=f"{HERE}halves", participation=1.0, client_test_fraction=0.0)
-    problem = failures(result)
-    assert not problem, problem
+    result = finished(
+        trial.run(engine=listening, partition=f"{HERE}halves", participation=1.0, client_test_fraction=0.0)
+    )
     dataset, partition = data_of(result)
     labels = {client: dataset.train.labels[part] for client, part in enumerate(partition.train)}
     updates = {client: flatten(sent.payload)[0] for (at, client), sent in engines[0].updates.items() if at == 0}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcore import PluginContractError, RunResult
+from fedcore import PluginContractError
 from fedcore.base import registry
 from fedcore.client.messages import ClientSite
 from fedcore.client.stack_runner import StackWarning
@@ -27,7 +27,7 @@ from fedcore_testing.federation import data_of, interrupted, model_bytes, name_o
 from fedcore_testing.fingerprint import fingerprint, random_states
 from fedcore_testing.forked import forked_workers
 from fedcore_testing.stub_plugins import TakesSecondPasses
-from fedcore_testing.trial import HERE, Trial, failures, importable_in_workers
+from fedcore_testing.trial import HERE, Trial, finished, importable_in_workers
 
 EVEN: dict[str, Any] = {"rounds": 1, "participation": 1.0, "client_test_fraction": 0.0}
 """One round in which all clients take part with the same number of samples."""
@@ -39,16 +39,10 @@ LOST = {"timeout", "worker_lost", "session_lost"}
 """Kinds of failures that the engine causes, not the plugin."""
 
 
-def _finished(result: RunResult) -> RunResult:
-    problem = failures(result)
-    assert not problem, problem
-    return result
-
-
 @check("read the message; `fedcore train --plugin NAME --debug` shows the traceback.")
 def check_trains(trial: Trial) -> None:
     """Two rounds on digits end with every client's update accepted."""
-    _finished(trial.usual)
+    finished(trial.usual)
 
 
 @check(
@@ -105,7 +99,7 @@ def check_resumes_to_the_same_bits(trial: Trial) -> None:
 def check_runs_beside_another_plugin(trial: Trial) -> None:
     """A second plugin without effect changes nothing, in either order, and its data stay unchanged."""
     for before, after in (((Bystander,), ()), ((), (Bystander,))):
-        result = _finished(trial.run(*after, before=before))
+        result = finished(trial.run(*after, before=before))
         where = "behind" if before else "before"
         assert model_bytes(result) == model_bytes(trial.usual), f"{where} a plugin without effect, the model differs"
         require_same_states(
@@ -118,7 +112,7 @@ def check_a_second_pass_changes_nothing(trial: Trial) -> None:
     """Terms leave no trace: with a plugin that takes each pass twice and drops the second, the bits are the same."""
     if trial.plugin.implements("gradients"):
         raise NotApplicable("the plugin takes further passes itself")
-    result = _finished(trial.run(TakesSecondPasses))
+    result = finished(trial.run(TakesSecondPasses))
     assert model_bytes(result) == model_bytes(trial.usual), "where passes are taken twice, the model differs"
     for mine, theirs in zip(records(result), records(trial.usual), strict=True):
         assert fingerprint(mine.get("losses")) == fingerprint(theirs.get("losses")), (
@@ -150,7 +144,7 @@ def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
     # A server's step can depend on the rounds before; clients that start from older models move from these.
     rounds = 1 if "staleness" in plugin.reads else 2
     options = {**EVEN, "participation": 0.67, "rounds": rounds, "partition": f"{HERE}without_last"}
-    result = _finished(trial.run(engine=echoing, **options))
+    result = finished(trial.run(engine=echoing, **options))
     before, sent = map(list, zip(*engines[0].rounds, strict=True))
     if not sent[0]:
         raise NotApplicable("no parameters of the model are sent as they are")
@@ -169,7 +163,7 @@ def check_encoding_saves_bytes(trial: Trial) -> None:
     if not trial.plugin.encodes:
         raise NotApplicable("the plugin encodes nothing")
     fedavg = trial_of(BUILTIN, given=trial.given).usual
-    sent, whole = (_finished(run).summary["bytes"]["up"] for run in (trial.usual, fedavg))
+    sent, whole = (finished(run).summary["bytes"]["up"] for run in (trial.usual, fedavg))
     assert sent < whole, f"the clients sent {sent} bytes, FedAvg's clients {whole}"
 
 
@@ -179,9 +173,9 @@ def check_order_of_clients_does_not_matter(trial: Trial) -> None:
     if not any(map(trial.plugin.implements, SEES_UPDATES)):
         raise NotApplicable("no hook of the server sees updates")
     options = {**EVEN, "clients": 5}  # of three, two are nearest to each other: a tie that only the order can break
-    straight, how = _finished(trial.run(**options)), "with the clients in reverse order"
+    straight, how = finished(trial.run(**options)), "with the clients in reverse order"
     with last_client_first():  # each keeps its id, so that values kept by client are the same
-        reverse = _finished(trial.run(**options))
+        reverse = finished(trial.run(**options))
     _require_close(trial, weights(reverse), weights(straight), f"{how}, the model differs in")
     require_close_states(reverse, straight, how)
 
@@ -192,8 +186,8 @@ def check_stacks(trial: Trial) -> None:
     options = {**EVEN, "rounds": 2, "lr": 0.02}  # at a higher rate FedCD makes much of rounding
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", StackWarning)
-        stacked = _finished(trial.run(stack=3, **options))
-    plain, how = _finished(trial.run(**options)), "where clients train as one"
+        stacked = finished(trial.run(stack=3, **options))
+    plain, how = finished(trial.run(**options)), "where clients train as one"
     _require_close(trial, weights(stacked), weights(plain), f"{how}, the model differs in")
     require_close_states(stacked, plain, how)
     for each in caught:
@@ -215,7 +209,7 @@ def check_worker_processes_give_the_same_bits(trial: Trial) -> None:
     """One worker process and two give the bits of this process."""
     for workers in (1, 2):
         with importable_in_workers(), forked_workers():
-            result = _finished(trial.run(workers=workers))
+            result = finished(trial.run(workers=workers))
         require_same(trial.usual, result, f"with workers={workers} and in this process")
 
 
@@ -240,7 +234,7 @@ def check_every_engine_gives_the_same_bits(trial: Trial) -> None:
         if lost:
             silent.append(f"engine {name} does not run here: {', '.join(sorted(lost))}")
         else:
-            require_same(usual, _finished(result), f"with engine={name} and in this process")
+            require_same(usual, finished(result), f"with engine={name} and in this process")
     if silent:
         raise NotApplicable("; ".join(silent))
 
