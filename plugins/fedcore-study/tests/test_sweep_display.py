@@ -56,6 +56,14 @@ def test_the_status_names_rounds_accuracy_and_the_time_left() -> None:
     assert display.status() == "all runs: 1/3 finished, 1 failed, about 4.00 s left; c: 0/4 rounds"
 
 
+def test_an_accuracy_of_zero_is_shown() -> None:
+    clock = Clock()
+    display = SweepDisplay(Console(file=io.StringIO()), clock=clock)
+    played(display, clock)
+    display("a", "round", {"round": 2, "accuracy": 0.0, "clients": 10, "lost": {}})
+    assert "a: 2/4 rounds, 0.00 %, " in display.status()
+
+
 def test_an_accuracy_of_own_models_names_its_protocol() -> None:
     clock, file = Clock(), io.StringIO()
     with SweepDisplay(Console(file=file, width=200), clock=clock) as display:

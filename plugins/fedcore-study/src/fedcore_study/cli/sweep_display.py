@@ -129,8 +129,9 @@ class SweepDisplay:
             return
         now, rounds = self.clock(), details["round"] - run.done
         self._seconds, self._rounds = self._seconds + now - run.last, self._rounds + rounds
-        run.done, run.last, run.accuracy = details["round"], now, details.get("accuracy") or run.accuracy
-        run.protocol = details.get("protocol") or run.protocol
+        run.done, run.last = details["round"], now
+        if details.get("accuracy") is not None:
+            run.accuracy, run.protocol = details["accuracy"], details.get("protocol")
         run.selected, run.failed = run.selected + details["clients"], run.failed + errors(details["lost"])
         self._bars.update(self._tasks[run.name], completed=run.done, words=run.words(now))
 
