@@ -218,7 +218,7 @@ def _asked_for(
     settings: Mapping[str, Any],
     options: Mapping[str, Any],
     given: Given,
-    preset: str | None = None,
+    preset: str | None,
 ) -> tuple[SweepSpec | None, Path, bool]:
     """Return the grid, None for all that a folder has planned; the sweep's folder; and whether that sweep goes on."""
     base = {name: given.named(name, value) for name, value in options.items()}

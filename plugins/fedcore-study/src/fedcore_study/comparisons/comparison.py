@@ -34,6 +34,7 @@ from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, 
 from fedcore_study.comparisons.measures import ACCURACY, Measure
 from fedcore_study.comparisons.records import OVER_CLIENTS, RunRecord, Warn, with_global_model
 from fedcore_study.comparisons.significance import Ranks, level, ranked
+from fedcore_study.lenient import number
 from fedcore_study.words import named
 
 BASELINE = "fedavg"
@@ -299,7 +300,7 @@ def block_of(group: Group, asked: Comparison, baseline: str | None) -> Block:
         label: {
             seed: value
             for seed, run in sorted(runs.items())
-            if (value := run.value(asked.protocol, asked.measure.name, asked.round)) is not None
+            if (value := number(run.figures(asked.protocol, asked.round).get(asked.measure.name))) is not None
         }
         for label, runs in seeds.items()
     }

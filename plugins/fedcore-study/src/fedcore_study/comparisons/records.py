@@ -15,7 +15,7 @@ from fedcore.base.files import RecordFile, parse_json, parse_record, refuse_link
 from fedcore.base.identity import digest
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.registry import is_code
-from fedcore.runs.records import further, lost
+from fedcore.runs.records import further, lost, seconds
 from fedcore.runs.saved import SOURCE, SavedConfig, partition_digest
 from fedcore_study.lenient import mapping_in, number
 from fedcore_study.sweeps.directory import STUDY, SweepDirectory
@@ -145,10 +145,6 @@ class RunRecord:
                 found[f"{name}{OVER_CLIENTS}"] = number(row.get(f"{name}_mean"))
         return found
 
-    def value(self, protocol: str, name: str, rounds: int | None) -> float | None:
-        """Return a figure of a protocol at the end or after ``rounds`` rounds; None if it was not measured."""
-        return number(self.figures(protocol, rounds).get(name))
-
     def figures(self, protocol: str, rounds: int | None) -> Mapping[str, Any]:
         """Return all figures of a protocol at the end or after ``rounds`` rounds; empty if it was not measured."""
         return mapping_in(mapping_in(self._record(rounds), "metrics"), protocol)
@@ -167,8 +163,7 @@ class RunRecord:
 
     def seconds_per_round(self, rounds: int | None) -> float | None:
         """Return the median time of a round with its evaluation; the first round also starts processes."""
-        times = (line.get("time") or {} for line in self.rounds[:rounds])
-        spent = [time["round"] + time.get("evaluation", 0.0) for time in times if "round" in time]
+        spent = [seconds(line) for line in self.rounds[:rounds] if "round" in mapping_in(line, "time")]
         return statistics.median(spent) if spent else None
 
 

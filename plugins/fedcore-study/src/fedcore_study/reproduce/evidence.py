@@ -19,6 +19,7 @@ from fedcore.base.config import Json
 from fedcore.base.errors import describe
 from fedcore.base.files import parse_json, write_text
 from fedcore.base.identity import digest, method, settings
+from fedcore.runs.records import seconds
 from fedcore_study.comparisons.records import RunRecord, Warn
 from fedcore_study.lenient import mapping_in, number
 from fedcore_study.reproduce.recipe import Part, Scale, folder_name
@@ -179,7 +180,7 @@ def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
         "curves": _curves(run),
         "figures": None if summary is None else _figures(summary["metrics"]),
         "bytes": {way: sum(record["bytes"][way] for record in spent) for way in ("down", "up")},
-        "seconds": round(sum(_seconds(line) for line in run.rounds), 3),
+        "seconds": round(sum(seconds(line) for line in run.rounds if line.get("time")), 3),
         "sessions": [_session(record, packages) for record in run.sessions],
         "finished": (summary or {}).get("finished"),
     }
@@ -254,11 +255,6 @@ def _figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 def _rounded(value: Any) -> float | None:
     found = number(value)
     return None if found is None else round(found, DIGITS)
-
-
-def _seconds(line: Mapping[str, Any]) -> float:
-    time = line.get("time") or {}
-    return float(time.get("round", 0.0) + time.get("evaluation", 0.0))
 
 
 def _session(record: Mapping[str, Any], packages: Collection[str]) -> dict[str, Any]:

@@ -44,10 +44,6 @@ def _tables(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
     return {folder_name(recipe.method, recipe.table, scale): recipe for recipe in recipes for scale in SCALES}
 
 
-def _of_table(name: str, found: Iterable[Evidence]) -> list[Evidence]:
-    return [evidence for evidence in found if evidence.place and evidence.folder == name]
-
-
 def filled(page: str, found: Sequence[Evidence], recipes: Sequence[Recipe], among: Cells) -> str:
     """Return a page with the tables between its markers made anew.
 
@@ -63,7 +59,7 @@ def filled(page: str, found: Sequence[Evidence], recipes: Sequence[Recipe], amon
         name = match[1]
         if name not in tables:
             raise UnknownNameError("table in a marker", name, tables)
-        text = block(tables[name], name, _of_table(name, found), among)
+        text = block(tables[name], name, [run for run in found if run.folder == name], among)
         return f"{marker(name)}\n\n{text}\n\n{END}"
 
     return _MARKER.sub(made, page)
@@ -226,8 +222,8 @@ def _figure(runs: Sequence[Evidence], protocols: Sequence[str], paper: Printed) 
         if finished:
             return [spread(figure, 100), _minus(100 * figure.mean, paper.mean)]
         texts = [
-            f"{100 * run.accuracy(protocol):.2f} after round {run.curves[protocol].round[-1]} of {run.planned}"  # type: ignore[operator]
-            for run in shown
+            f"{100 * value:.2f} after round {run.curves[protocol].round[-1]} of {run.planned}"
+            for run, value in zip(shown, values, strict=True)
         ]
         return [", ".join(texts), "-"]
     return ["-", "-"]
@@ -291,5 +287,5 @@ def pictures(found: Sequence[Evidence], recipes: Sequence[Recipe], page: Path) -
         page.parent / picture_name(name, column): chart(recipe, column, runs)
         for name, recipe in _tables(recipes).items()
         if name in named
-        for column, runs in by_column(recipe, _of_table(name, found)).items()
+        for column, runs in by_column(recipe, [run for run in found if run.folder == name]).items()
     }
