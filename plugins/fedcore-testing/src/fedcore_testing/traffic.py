@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedcore import ClientUpdate, RunConfig, Tensors, run
 from fedcore.base.tensors import unflatten
-from fedcore.client.messages import ClientTask, Pair, Pause, Reply, SharedPayload
+from fedcore.client.messages import ClientSite, ClientTask, Pair, Pause, Reply, SharedPayload
 from fedcore.engines.in_process import InProcessEngine
 from fedcore_testing.federation import needs_of
 
@@ -31,7 +31,9 @@ class Traffic(NamedTuple):
 class Watch(InProcessEngine):
     """The in-process engine; records every tensor that is sent next to the model."""
 
-    seen: dict[str, Shapes]
+    def __init__(self, site: ClientSite, seen: dict[str, Shapes]) -> None:
+        super().__init__(site)
+        self.seen = seen
 
     def share(self, key: str, payload: SharedPayload) -> None:
         """Record and share a payload."""
@@ -64,7 +66,6 @@ def watch(plugin: str, options: Mapping[str, Any] | None = None) -> Traffic:
     those of this run.
     """
     seen: dict[str, Shapes] = {}
-    engine = type("Watching", (Watch,), {"seen": seen})
     with tempfile.TemporaryDirectory(prefix="fedcore-") as folder:
         config = RunConfig(
             plugins={plugin: dict(options or {})},
@@ -77,5 +78,5 @@ def watch(plugin: str, options: Mapping[str, Any] | None = None) -> Traffic:
             out=Path(folder) / "run",
             **needs_of((plugin, options or {})),
         )
-        result = run(config, engine=engine)
+        result = run(config, engine=lambda site: Watch(site, seen))
     return Traffic(seen, result.summary["bytes"]["by_plugin"].get(plugin, {"down": 0, "up": 0}))
