@@ -14,7 +14,7 @@ from fedcore.base.protocols import VALIDATION
 from fedcore.base.safe_yaml import read_yaml
 from fedcore_study import search as searching
 from fedcore_study.search import Axis, parse_search, search
-from fedcore_study.sweeps.child import figure_of
+from fedcore_study.sweeps.child import measured
 from fedcore_study.sweeps.processes import Outcome
 from fedcore_study.sweeps.spec import SweepSpec
 from fedcore_testing import records
@@ -216,14 +216,11 @@ def test_a_trial_that_fails_does_not_stop_the_others(tmp_path):
     assert "0 of 2 clients gave a usable update" in failed[0]
 
 
-def held_out(metrics):
-    return figure_of(metrics, VALIDATION)
-
-
 def test_the_test_set_has_no_value():
-    assert held_out({"global": {"accuracy": 0.9}}) is None
-    assert held_out(None) is None
-    assert held_out({"global": None, "personal": {"accuracy": 0.7}, "global_local": {"accuracy": 0.8}}) == 0.7
+    assert measured({"global": {"accuracy": 0.9}}, VALIDATION) is None
+    assert measured({}, VALIDATION) is None
+    found = {"global": None, "personal": {"accuracy": 0.7}, "global_local": {"accuracy": 0.8}}
+    assert measured(found, VALIDATION) == "personal"
 
 
 @pytest.mark.parametrize(

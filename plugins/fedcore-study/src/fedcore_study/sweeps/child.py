@@ -113,16 +113,16 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
         if event == "start":
             tell("begun", round=details["round"])
         elif event == "round":
-            metrics = details["metrics"]
-            value = figure_of(metrics, VALIDATION, judge) if task.judged else None
-            found = {"accuracy": figure_of(metrics, EVALUATED), "validation": value}
-            clients = {"clients": len(details["cohort"]), "lost": lost(details)}
+            metrics = details["metrics"] or {}
+            shown, held_out = measured(metrics, EVALUATED), measured(metrics, VALIDATION) if task.judged else None
             tell(
                 "round",
                 round=details["round"] + 1,
-                protocol=measured(metrics, EVALUATED),
-                **found,
-                **clients,
+                protocol=shown,
+                accuracy=metrics[shown]["accuracy"] if shown else None,
+                validation=metrics[held_out][judge] if held_out else None,
+                clients=len(details["cohort"]),
+                lost=lost(details),
                 waits=task.judged,
             )
             if task.judged and verdicts.get() == STOP:
@@ -151,15 +151,9 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
     experiment.run(planned.model_copy(update=own), notify=notify)
 
 
-def figure_of(metrics: Mapping[str, Any] | None, protocols: Iterable[str], name: str = "accuracy") -> float | None:
-    """Return a round's figure under the first protocol that it has; None if it was not evaluated under one."""
-    protocol = measured(metrics, protocols)
-    return metrics[protocol][name] if metrics and protocol else None
-
-
-def measured(metrics: Mapping[str, Any] | None, protocols: Iterable[str]) -> str | None:
+def measured(metrics: Mapping[str, Any], protocols: Iterable[str]) -> str | None:
     """Return the first protocol that a round has figures of; None if it was not evaluated under one."""
-    return next((name for name in protocols if metrics and metrics.get(name)), None)
+    return next((name for name in protocols if metrics.get(name)), None)
 
 
 def _stop_with_parent(verdicts: queue.Queue[bytes]) -> None:
