@@ -35,7 +35,7 @@ BEST = "best.yaml"
 TOGETHER = 4
 """The least number of trials that are proposed together, from the results of the trials before them."""
 
-NOTHING_HELD_OUT = "no round was evaluated on held-out parts: the clients hold too few samples"
+NOTHING_HELD_OUT = "no round has this figure on held-out parts: the clients hold too few samples, or training diverged"
 
 Listener = Callable[[int, str, Mapping[str, Any]], None]
 """Called with a trial's number, an event (``start``, ``finished``, ``pruned``, ``failed``), its details."""
