@@ -127,7 +127,7 @@ def test_what_cannot_be_swept(tmp_path):
 def test_a_file_and_names_of_plugins(tmp_path):
     (tmp_path / "grid.yaml").write_text("grid: {plugin: [fedavg, moon+uscc], alpha: [0.1, 1]}\n")
     asked = (tmp_path / "grid.yaml", 2, None, {"moon.mu": 5}, {"data_dir": Path("d")})
-    spec, folder, goes_on = studies._asked_for(*asked, Given())
+    spec, folder, goes_on = studies._asked_for(*asked, Given(), None)
     assert (folder, goes_on) == (Path("sweeps/grid"), False)
     assert spec.base == {"data_dir": "d"}
     assert [config.seed for _, config in spec.cells()] == [0] * 4 + [1] * 4
