@@ -29,7 +29,7 @@ def start(*words: object, log: Path, fresh: bool = False) -> subprocess.Popen[by
         if server is not None:
             outputs = {1: file.fileno(), 2: file.fileno()}
             call = f"{__name__}:{run_command.__name__}"
-            return server.fork(call, [given], environment=environment(), descriptors=outputs, session=True)
+            return server.fork(call, [given], environment=environment(), descriptors=outputs)
         return subprocess.Popen(
             [sys.executable, "-m", "fedcore", *given],
             stdin=subprocess.DEVNULL,
