@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -46,27 +45,27 @@ TEST_SIZE = 0.2
 def dataset(rest: str) -> Callable[[Path | None], Dataset]:
     """A folder of save_to_disk, a CSV or Parquet file, or OWNER/NAME on the Hub: hf:PLACE?text=sentence&source=writer.
 
-    :raises ConfigError: there is no such place, or an unknown option.
+    :raises ConfigError: an unknown option; the function that is returned raises it if there is no such place.
     """
     name = f"hf:{rest}"
     path, options = split(rest, name)
 
     def load(data_dir: Path | None = None) -> Dataset:
-        return read(_reader(path, options, name, data_dir)(), options, name)
+        return read(_table(path, options, name, data_dir), options, name)
 
     return load
 
 
-def _reader(path: str, options: Options, name: str, data_dir: Path | None) -> Callable[[], Table]:
-    """Return the function that reads the table or the splits at a place."""
+def _table(path: str, options: Options, name: str, data_dir: Path | None) -> Table:
+    """Read the table or the splits at a place."""
     where = find_data(path, data_dir)
     if where.is_dir():
-        return partial(_saved, where, name)
+        return _saved(where, name)
     if where.suffix in FILES:
         if where.is_file():
-            return partial(_file, where, name)
+            return _file(where, name)
     elif REPOSITORY.fullmatch(path):
-        return partial(_of_the_hub, path, options, name)
+        return _of_the_hub(path, options, name)
     raise ConfigError(
         f"{name}: {where} is no folder on this machine that datasets' save_to_disk wrote, no .csv or .parquet file, "
         "and not OWNER/NAME of a data set of the Hub"

@@ -51,17 +51,12 @@ def split(rest: str, name: str) -> tuple[str, Options]:
         raise ConfigError(f"{name}: option {where!r}: {problem['msg'].lower()}; there are: {known}") from None
 
 
-def place(path: str) -> Path:
-    """Return a path, with the home of ``~`` or ``~USER``."""
-    return Path(os.path.expanduser(path))  # unlike Path.expanduser it does not raise where there is no such home
-
-
 def folder_of(path: str, name: str) -> Path:
     """Return the folder of a model or tokenizer.
 
     :raises ConfigError: there is no such folder on this machine.
     """
-    folder = place(path)
+    folder = Path(os.path.expanduser(path))  # unlike Path.expanduser it does not raise where there is no such home
     if not folder.is_dir():
         raise ConfigError(
             f"{name}: {folder} is no folder on this machine. Nothing is downloaded: save a model or tokenizer with "

@@ -21,11 +21,12 @@ def rotated(name: str) -> Callable[[Path | None], Dataset]:
     By quarters, or by 0 and 180 degrees: IFCA's rotated MNIST and CIFAR (Ghosh et al., NeurIPS 2020, section 6).
     """
     base, _, turns = name.partition("?turns=")
-    if (turns or "4") not in QUARTERS:
+    turns = turns or "4"
+    if turns not in QUARTERS:
         raise ConfigError(f"rotated:{name}: turns is {turns!r}, expected 2 or 4")
     if base.startswith(("module:", "object:")):
         raise ConfigError(f"rotated:{name}: it turns data sets with a name; turn images of your own in their loader")
-    quarters = QUARTERS[turns or "4"]
+    quarters = QUARTERS[turns]
 
     def load(data_dir: Path | None) -> Dataset:
         dataset = load_dataset(base, data_dir)
