@@ -35,7 +35,7 @@ class Stack:
 
     def __init__(self, workings: Sequence[WorkingModel]) -> None:
         parameters = zip(*(working.parameters.items() for working in workings), strict=True)
-        self.weights = {column[0][0]: torch.stack([w.detach() for _, w in column]) for column in parameters}
+        self.weights = {column[0][0]: _stacked([w.detach() for _, w in column]) for column in parameters}
         """The models' parameters by name, (K, ...)."""
         for working, *own in zip(workings, *self.weights.values(), strict=True):
             working.bind(dict(zip(self.weights, own, strict=True)))
@@ -55,15 +55,21 @@ class Stack:
         for name in trained_by(sessions[0]):
             own = [trained_by(session)[name] for session in sessions]
             if name not in self.weights:
-                self.added[name] = torch.stack([parameter.detach() for parameter in own])
+                self.added[name] = _stacked([parameter.detach() for parameter in own])
                 for parameter, part in zip(own, self.added[name], strict=True):
                     parameter.data = part
             states = [session.optimizer.state[id(p)] for session, p in zip(sessions, own, strict=True)]
-            self.states[name] = {kind: torch.stack([state[kind] for state in states]) for kind in states[0]}
+            self.states[name] = {kind: _stacked([state[kind] for state in states]) for kind in states[0]}
             for kind, stacked in self.states[name].items():
                 for state, part in zip(states, stacked, strict=True):
                     state[kind] = part
         return self
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors, (K, ...). Each keeps its memory format: a kernel's last bits depend on it."""
+    one = tensors[0]
+    return torch.stack(tensors, out=one.new_empty_strided((len(tensors), *one.shape), (one.numel(), *one.stride())))
 
 
 def trained_by(session: LocalSession) -> dict[str, nn.Parameter]:

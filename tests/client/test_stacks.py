@@ -131,6 +131,22 @@ def test_the_number_of_workers_changes_no_bit(tmp_path):
     require_same(one, none, "in one process")
 
 
+def test_convolutions_in_a_stack_keep_their_memory_format(tmp_path):
+    """Two clients stacked on a worker, one alone on the other: each worker then evaluates own models."""
+    none, two = (
+        support.run(
+            tmp_path,
+            "fedper",
+            **{**UNEQUAL, "clients": 6, "participation": 0.5, "rounds": 1, "workers": workers},
+            model="simple-cnn",
+            client_test_fraction=0.5,
+            stack=2,
+        )
+        for workers in (0, 2)
+    )
+    require_same(none, two, "with two workers")
+
+
 def test_a_resumed_run_has_the_same_bits(tmp_path):
     def stop(event, details):
         if event == "round" and details["round"] == 0:
