@@ -66,7 +66,7 @@ class Stack:
         return self
 
 
-def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+def _stacked(tensors: list[Tensor]) -> Tensor:
     """Stack tensors, (K, ...). Each keeps its memory format: a kernel's last bits depend on it."""
     one = tensors[0]
     return torch.stack(tensors, out=one.new_empty_strided((len(tensors), *one.shape), (one.numel(), *one.stride())))

@@ -1087,7 +1087,7 @@ class BadByOption(Plugin[Notes]):
 
     @hookimpl
     def check_run(self, setup):
-        RUNS.append((setup.config.model, setup.config.public))
+        RUNS.append((setup.config.dataset, setup.config.model, setup.config.public))
 
     @hookimpl
     def end_local(self, client):
@@ -1103,7 +1103,16 @@ def test_the_options_of_the_check_reach_its_runs():
     assert re.search(r"FAILED +check_sends_only_finite_tensors", result.output)
     RUNS.clear()
     assert cli(name, *only, "--model", "mlp", "--public", "0.1").exit_code == 0
-    assert set(RUNS) == {("mlp", "0.1")}
+    assert {run[1:] for run in RUNS} == {("mlp", "0.1")}
+    RUNS.clear()
+    assert cli(name, *only, "--dataset", "breast-cancer", "--samples", "100").exit_code == 0
+    assert {run[0] for run in RUNS} == {"breast-cancer"}
+
+
+def test_two_classes_can_be_absent_from_clients():
+    only = ["check_works_with_absent_classes", "check_absent_classes_are_not_averaged_as_zeros"]
+    verdicts = run_checks("fedproc", only=only, run={"dataset": "breast-cancer"})
+    assert "failed" not in {verdict.status for verdict in verdicts}
 
 
 def test_neutral_options_are_compared_with_fedavg_on_the_same_run():

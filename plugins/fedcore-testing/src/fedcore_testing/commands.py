@@ -50,7 +50,7 @@ def new(
     output.line(f"  {train_command(name, kind)}")
 
 
-@options.config_flags(only=("model", "public"))
+@options.config_flags(only=("dataset", "data_dir", "model", "samples", "public"), with_defaults=False)
 def check(
     given: dict[str, Any],
     *,
@@ -74,7 +74,7 @@ def check(
 ) -> None:
     """Run the conformance checks on a plugin; exit code 1 if one fails.
 
-    They run with the plugin's defaults, small models and the bundled digits; --set, --model and --public change that.
+    They run with the plugin's defaults, small models and 120 of the bundled digits. The options change that.
     """
     with importing():
         from fedcore_testing import run_checks

@@ -52,7 +52,7 @@ def run_checks(
     :param only: names of checks; default all.
     :param expected_failed_checks: check -> the reason why the plugin cannot pass it; if it passes, that is a failure.
     :param options: the plugin's own options; default those of the plugin.
-    :param run: options of RunConfig for all runs, such as ``model`` and ``public``.
+    :param run: options of RunConfig for all runs, such as ``dataset`` and ``model``.
     :raises UnknownNameError: no plugin, no check, no option or no model of that name.
     :raises ConfigError: the options cannot be used.
     """

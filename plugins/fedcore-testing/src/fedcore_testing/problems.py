@@ -58,9 +58,13 @@ def hidden_tanh(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
 
 
 def halves(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[IntArray]:
-    """Give the even classes to the even clients and the odd ones to the odd clients; no client has the last class."""
+    """Give the even classes to the even clients and the odd ones to the odd clients.
+
+    No client has the last class, unless there are only two.
+    """
     order = numpy_generator(seed, "partition").permutation(len(labels))
-    order = order[labels[order] < labels.max()]
+    if labels.max() > 1:
+        order = order[labels[order] < labels.max()]
     assigned = [np.array_split(order[labels[order] % 2 == side], (num_clients + 1 - side) // 2) for side in (0, 1)]
     return [assigned[client % 2][client // 2] for client in range(num_clients)]
 

@@ -19,6 +19,7 @@ from fedcore.base.protocols import PROTOCOLS
 from fedcore.client.messages import ClientSite, Engine
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import BUILTIN
+from fedcore.runs.resolve import resolve
 from fedcore_testing import problems
 from fedcore_testing.federation import Choice, federate, name_of, records
 from fedcore_testing.findings import Finding
@@ -56,7 +57,7 @@ class Trial:
 
     :param target: its class, or the name under which it is installed (or ``module:package.module.Class``).
     :param options: the plugin's own options, by name; the others have their defaults.
-    :param given: options of the run, such as ``model`` and ``public``; they override the options of every check.
+    :param given: options of the run, such as ``dataset`` and ``model``; they override the options of every check.
     :raises UnknownNameError: no installed package provides the name.
     """
 
@@ -114,9 +115,9 @@ class Trial:
 
     @property
     def config(self) -> RunConfig:
-        """The run of :data:`RUN` with ``mlp``, as a configuration."""
-        own = {"plugins": {self.name: self.options}, "model": "mlp", "workers": 0}
-        return RunConfig.create(self.run_options(**own))
+        """The run of :data:`RUN`, as a configuration."""
+        own = {"plugins": {self.name: self.options}, "workers": 0}
+        return resolve(RunConfig.create(self.run_options(**own)))[0]
 
     @cached_property
     def usual(self) -> RunResult:

@@ -44,7 +44,7 @@ def check_works_with_a_last_batch_of_one(trial: Trial) -> None:
 
 @check("a class without samples has no mean: mask it out, divide by counts.clamp(min=1), and keep the old row.")
 def check_works_with_absent_classes(trial: Trial) -> None:
-    """Each client lacks half of the classes, and no client has the last one."""
+    """Each client lacks half of the classes, and of more than two no client has the last one."""
     _require_trains(trial, clients=4, partition=f"{HERE}halves")
 
 
