@@ -244,6 +244,12 @@ class TestShow:
         ):
             assert words in shown
 
+    def test_a_metric_of_the_run_has_a_column(self, cli, tmp_path):
+        result = fedcore.run(rounds=1, out=tmp_path / "run", metrics=["macro-f1"], **SMALL)
+        shown = cli("runs", "show", tmp_path / "run").stdout
+        assert "macro-f1" in shown
+        assert f"{result.metrics['global']['macro-f1']:.4f}" in shown
+
     def test_the_command_that_it_prints_goes_on(self, cli, runs, listed):
         found = json.loads(cli("runs", "show", STOPPED, "--json").stdout)
         words = shlex.split(found["resume"])

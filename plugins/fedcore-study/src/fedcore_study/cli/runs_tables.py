@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fedcore.base import output
 from fedcore.base.protocols import PROTOCOLS
+from fedcore_study.runs.details import FIGURES
 
 if TYPE_CHECKING:
     from fedcore_study.runs.deletion import Removal
@@ -50,9 +51,10 @@ def details_tables(run: Mapping[str, Any]) -> Iterator[Table | Text]:
     yield _rows(run["name"] or run["folder"], [*about, ("method", run["method"])])
     yield _rows("Setting", [(name, _value(value)) for name, value in run["setting"].items()])
     if run["figures"]:
-        table = _table("Figures", "protocol", "of what", "accuracy %", "loss")
+        others = dict.fromkeys(name for row in run["figures"].values() for name in row if name not in FIGURES)
+        table = _table("Figures", "protocol", "of what", "accuracy %", "loss", *others)
         for name, row in run["figures"].items():
-            figures = output.percent(row.get("accuracy")), output.number(row.get("loss"))
+            figures = output.percent(row.get("accuracy")), *(output.number(row.get(each)) for each in ("loss", *others))
             table.add_row(*map(output.text, (name, PROTOCOLS[name].heading, *figures)))
         yield table
     if run["sessions"]:
