@@ -362,6 +362,7 @@ def test_seeds_and_resumed_runs_have_the_same_bits(go, tmp_path, kind):
         ({"kind": "noise", "clients": [5]}, "ids go from 0 to 4"),
         ({"kind": "backdoor", "target": 10}, "from 0 to 9"),
         ({"kind": "label-flip", "source": 0}, "are both 0, so nothing changes"),
+        ({"kind": "backdoor", "source": 3}, "backdoor has no source class"),
         ({"kind": "payload-swap", "target": 7}, "payload-swap gives .* give attack.source, too"),
     ],
 )

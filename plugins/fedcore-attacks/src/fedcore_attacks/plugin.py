@@ -148,6 +148,8 @@ class Attack(Plugin[AttackOptions]):
                     f"attack.target={options.target}: {options.kind} gives this class to the samples of attack.source; "
                     "give attack.source, too, or leave attack.target out, which changes all classes"
                 )
+        elif options.source is not None:
+            raise ConfigError(f"attack.source: {options.kind} has no source class; leave the option out")
         on_models = options.kind not in (*ON_DATA_ALONE, *ON_PAYLOADS)
         if on_models:
             setup.require_received_start(self.name)
