@@ -22,6 +22,7 @@ GROUPS = {
     "classifier correction": "Classifier correction after training",
     "communication": "Communication",
     "robustness and privacy": "Robustness and privacy",
+    "heterogeneous data": "Heterogeneous data, next to any method",
     "diagnostics": "Diagnostics, next to any method",
 }
 MARK = "fedcore: "
