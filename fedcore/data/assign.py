@@ -70,41 +70,14 @@ def make_partition(dataset: Dataset, config: RunConfig) -> Partition:
     """
     labels = dataset.train.labels.cpu().numpy()
     public = public_rows(dataset.train.labels, config.public, config.seed)
-    private = np.setdiff1d(np.arange(len(labels)), public.numpy())
-    if config.unseen_domain is not None:
-        private = np.setdiff1d(private, domain_rows(dataset, config.unseen_domain).numpy())
-    private = private[_long_tailed(labels[private], dataset.num_classes, config.imbalance, config.seed)]
-    assigned = private[_drawn(labels[private], config.samples, config.seed)]
-    partitioner = resolve("partitioner", config.partition)
+    rows = _rows(dataset, labels, public, config)
     options: dict[str, JSON] = {
         "alpha": config.alpha,
         "classes_per_client": config.classes_per_client,
         "seed": config.seed,
     }
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", PartitionWarning)
-        how = {**options, "min_size": MIN_SIZE, "dataset": dataset, "rows": assigned}
-        parts = call("partitioner", config.partition, partitioner, labels[assigned], config.clients, **how)
-    notes: list[JSON] = []
-    for warning in caught:
-        if issubclass(warning.category, PartitionWarning):
-            notes.append(str(warning.message))
-        else:  # of NumPy, or of another thread
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    if isinstance(parts, Mapping) or not hasattr(parts, "__len__"):
-        found, expected = f"returned {type(parts).__name__}", "a list with one array of positions per client"
-        raise PluginContractError.of(config.partition, found, kind="partitioner", expected=expected)
-    shared = getattr(partitioner, "shares_samples", False) is True
-    try:
-        train, test = IndexLists.of(parts), IndexLists.empty(len(parts))
-        problem = problem_with(train, test, len(assigned), shared=shared)
-    except DataError as error:
-        problem = str(error)
-    if problem or len(parts) != config.clients:
-        problem = problem or f"{len(parts)} parts for {config.clients} clients"
-        raise PluginContractError.of(config.partition, f"returned an invalid partition: {problem}", kind="partitioner")
-    if len(assigned) < len(labels):
-        train = IndexLists(torch.from_numpy(assigned).to(train.positions.dtype)[train.positions.long()], train.offsets)
+    train, notes, shared = _divide(dataset, labels, rows, config, options)
+    test = IndexLists.empty(len(train))
     if config.client_test_fraction and shared:
         raise ConfigError(
             f"client_test_fraction must be 0: {config.partition!r} may assign a held-out sample to another client too"
@@ -117,12 +90,12 @@ def make_partition(dataset: Dataset, config: RunConfig) -> Partition:
         "partitioner": config.partition,
         **options,
         "client_test_fraction": config.client_test_fraction,
-        "notes": notes,
+        "notes": [*notes],
     }
     if shared:
         info["shares_samples"] = True
     if config.samples is not None:
-        info["samples"] = len(assigned)
+        info["samples"] = len(rows)
     if config.imbalance > 1:
         info["imbalance"] = config.imbalance
     if len(public):
@@ -130,6 +103,52 @@ def make_partition(dataset: Dataset, config: RunConfig) -> Partition:
     if config.unseen_domain is not None:
         info["unseen_domain"] = config.unseen_domain
     return with_unseen(Partition(train, test, info), config.unseen_clients, config.seed)
+
+
+def _rows(dataset: Dataset, labels: IntArray, public: Tensor, config: RunConfig) -> IntArray:
+    """Return the positions of the training samples to assign, ascending."""
+    rows = np.setdiff1d(np.arange(len(labels)), public.numpy())
+    if config.unseen_domain is not None:
+        rows = np.setdiff1d(rows, domain_rows(dataset, config.unseen_domain).numpy())
+    rows = rows[_long_tailed(labels[rows], dataset.num_classes, config.imbalance, config.seed)]
+    return rows[_drawn(labels[rows], config.samples, config.seed)]
+
+
+def _divide(
+    dataset: Dataset, labels: IntArray, rows: IntArray, config: RunConfig, options: Mapping[str, Any]
+) -> tuple[IndexLists, list[str], bool]:
+    """Let the partitioner divide the samples at ``rows``.
+
+    :returns: Each client's positions in the training set, the partitioner's notes, and whether clients may share
+        samples.
+    """
+    partitioner = resolve("partitioner", config.partition)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PartitionWarning)
+        how = {**options, "min_size": MIN_SIZE, "dataset": dataset, "rows": rows}
+        parts = call("partitioner", config.partition, partitioner, labels[rows], config.clients, **how)
+    notes = []
+    for warning in caught:
+        if issubclass(warning.category, PartitionWarning):
+            notes.append(str(warning.message))
+        else:  # of NumPy, or of another thread
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    if isinstance(parts, Mapping) or not hasattr(parts, "__len__"):
+        found, expected = f"returned {type(parts).__name__}", "a list with one array of positions per client"
+        raise PluginContractError.of(config.partition, found, kind="partitioner", expected=expected)
+    shared = getattr(partitioner, "shares_samples", False) is True
+    try:
+        divided = IndexLists.of(parts)
+        problem = problem_with(divided, IndexLists.empty(len(parts)), len(rows), shared=shared)
+    except DataError as error:
+        problem = str(error)
+    if problem or len(parts) != config.clients:
+        problem = problem or f"{len(parts)} parts for {config.clients} clients"
+        raise PluginContractError.of(config.partition, f"returned an invalid partition: {problem}", kind="partitioner")
+    if len(rows) < len(labels):
+        positions = torch.from_numpy(rows).to(divided.positions.dtype)[divided.positions.long()]
+        divided = IndexLists(positions, divided.offsets)
+    return divided, notes, shared
 
 
 def with_unseen(partition: Partition, share: float, seed: int) -> Partition:
