@@ -139,6 +139,35 @@ def test_a_parameter_that_is_left_out_does_not_move(go):
     assert moved == {"classifier.weight", "classifier.bias"}
 
 
+class Sparse(Plugin):
+    """Every third weight is 0 from the start on."""
+
+    starts = ("*",)
+
+    @hookimpl
+    def begin_local(self, client):
+        return self.masked(client.start)
+
+    @hookimpl
+    def gradients(self, gradients):
+        return self.masked(gradients)
+
+    def masked(self, tensors):
+        return {name: t * (torch.arange(t.numel()).view_as(t) % 3 > 0) for name, t in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"momentum": 0.9, "weight_decay": 0.01, "clip_norm": 0.5}, {"optimizer": "adam"}, {"optimizer": "adamw"}],
+    ids=str,
+)
+def test_weights_under_a_mask_stay_zero(go, options):
+    for tensor in weights(go(Sparse, **SMALL, **{"weight_decay": 0.1, **options})).values():
+        zero = torch.arange(tensor.numel()).view_as(tensor) % 3 == 0
+        assert not tensor[zero].any()
+        assert tensor[~zero].any()
+
+
 def returning(value):
     class Returns(Plugin):
         @hookimpl
