@@ -432,7 +432,7 @@ def _chosen_starts(session: LocalSession, plugins: Iterable[Plugin]) -> Tensors:
             raise session.broken(plugin.name, found, hook="begin_local", hint=hint)
         tensors = returned or {}
         declared = session.working.setup.claimed(plugin, "starts", personal=True) if tensors else []
-        names = f"names that it declares in starts = {plugin.starts}"
+        names = f"names that it declares in starts = {plugin.starts}, without those that are not trained"
         startable = {name: like[name] for name in declared}
         session.check_fit(tensors, startable, plugin=plugin.name, hook="begin_local", names=names)
         for name, tensor in tensors.items():

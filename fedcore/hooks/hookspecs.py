@@ -195,7 +195,8 @@ def all_updates(server: ServerContext, updates: Sequence[ClientUpdate]) -> Seque
     When: once per round with a valid update, after the last update arrived. The server keeps all updates of the round
         until then, so a run with this hook takes more memory. Without it each update is freed once it is added.
     :param updates: The valid updates in dispatch order, as they were sent. ``payload`` holds the tensors of every
-        plugin: plugin -> name -> tensor. Parameters that a plugin ``encodes`` may be absent from ``model``.
+        plugin: plugin -> name -> tensor, with your own at ``payload[self.name]``. Parameters that a plugin ``encodes``
+        may be absent from ``model``.
     :returns: The updates that change (``dataclasses.replace``), or None to keep them all. They are checked as if the
         clients had sent them.
     Combining: in user order, each on the result of the plugin before.

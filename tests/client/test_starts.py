@@ -141,6 +141,19 @@ def test_what_does_not_fit_is_refused(go, tensors, words):
         go(returning(tensors), **FEW)
 
 
+def test_a_parameter_that_is_not_trained_has_no_start(go):
+    class Everything(Plugin):
+        starts = ("*",)
+
+        @hookimpl
+        def begin_local(self, client):
+            return dict(client.model.state_dict())
+
+    model = "module:fedcore_testing.problems.with_fixed_layers"
+    with pytest.raises(PluginContractError, match=r"backbone.1.weight'.*, without those that are not trained"):
+        go(Everything, model=model, **FEW)
+
+
 def test_conflicts_name_both_and_the_reason(go):
     with pytest.raises(PluginConflictError, match=r"both declare starts = 'classifier.weight'"):
         go(Mixes, returning({}))
