@@ -43,7 +43,7 @@ class NoisyClients(Plugin[NoisyClientsOptions]):
     neutral = {"inputs": 0.0, "labels": 0.0}
 
     @hookimpl
-    def local_samples(self, client: ClientContext, samples: ClientData) -> ClientData | None:
+    def local_samples(self, client: ClientContext, samples: ClientData) -> ClientData:
         """Add the client's noise to its training inputs, and replace labels."""
         options, seed = self.options, client.config.seed
         inputs = labels = None
@@ -54,7 +54,7 @@ class NoisyClients(Plugin[NoisyClientsOptions]):
         if options.labels > 0:
             stream = generator(seed, "noisy-clients/labels", client=client.id)
             labels = wrong_labels(samples.labels, client.num_classes, options.labels, options.least, stream)
-        return None if inputs is labels is None else samples.changed(inputs=inputs, labels=labels)
+        return samples.changed(inputs=inputs, labels=labels)
 
 
 def noisy_inputs(inputs: Tensor, sigma: float, stream: torch.Generator) -> Tensor:
@@ -62,7 +62,7 @@ def noisy_inputs(inputs: Tensor, sigma: float, stream: torch.Generator) -> Tenso
 
     :param stream: a generator on the CPU.
     :raises ValueError: the inputs are no tensor of floating-point numbers.
-    :source: Li et al., ICDE 2022, arXiv 2102.02079, section IV-B (noise-based feature imbalance).
+    :source: Li et al., ICDE 2022, arXiv 2102.02079 (noise-based feature imbalance).
     """
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         raise ValueError("noise needs inputs that are numbers, such as images; set noisy-clients.inputs=0")
@@ -75,7 +75,7 @@ def wrong_labels(labels: Tensor, num_classes: int, rho: float, tau: float, strea
     The share is uniform from ``tau`` to 1. A label that is drawn anew can be the right one.
 
     :param stream: a generator on the CPU.
-    :source: Xu et al., FedCorr, CVPR 2022, arXiv 2204.04677, section 5.1.
+    :source: Xu et al., FedCorr, CVPR 2022, arXiv 2204.04677.
     """
     noisy, level = torch.rand(2, generator=stream).tolist()
     if noisy >= rho:
