@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedcore.base import output
 from fedcore.base.protocols import PROTOCOLS
-from fedcore_study.runs.details import FIGURES
+from fedcore.runs.records import further
 
 if TYPE_CHECKING:
     from fedcore_study.runs.deletion import Removal
@@ -51,7 +51,7 @@ def details_tables(run: Mapping[str, Any]) -> Iterator[Table | Text]:
     yield _rows(run["name"] or run["folder"], [*about, ("method", run["method"])])
     yield _rows("Setting", [(name, _value(value)) for name, value in run["setting"].items()])
     if run["figures"]:
-        others = dict.fromkeys(name for row in run["figures"].values() for name in row if name not in FIGURES)
+        others = dict.fromkeys(name for row in run["figures"].values() for name in further(row))
         table = _table("Figures", "protocol", "of what", "accuracy %", "loss", *others)
         for name, row in run["figures"].items():
             figures = output.percent(row.get("accuracy")), *(output.number(row.get(each)) for each in ("loss", *others))
