@@ -1,6 +1,7 @@
 """This process and the Python processes that it starts: memory, imports, processors, threads, command lines.
 
-Only :func:`one_torch_thread` imports torch. The command line can use everything else before it needs torch.
+Only :func:`one_thread` and :func:`one_torch_thread` import torch. The command line can use everything else before it
+needs torch.
 """
 
 from __future__ import annotations
@@ -104,10 +105,12 @@ def one_thread() -> Iterator[None]:
     """Compute with one thread in the block, in torch and in the libraries below numpy and scipy.
 
     With more threads, a sum depends on how the work is divided. Everything that reaches weights or state is therefore
-    computed in such a block. The number of threads and torch's global generator (:mod:`fedcore.base.seeding`) belong to
+    computed in such a block. The number of threads and the global generators (:mod:`fedcore.base.seeding`) belong to
     the process. The block therefore waits while another thread of this process is in such a block, and warns about it.
     """
     import threadpoolctl
+
+    from fedcore.base.seeding import host_generators_kept
 
     turn = _turn
     if not turn.acquire(blocking=False):
@@ -119,7 +122,7 @@ def one_thread() -> Iterator[None]:
         )
         turn.acquire()
     try:
-        with one_torch_thread(), threadpoolctl.threadpool_limits(1):
+        with one_torch_thread(), threadpoolctl.threadpool_limits(1), host_generators_kept():
             yield
     finally:
         turn.release()

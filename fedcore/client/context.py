@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from fedcore.hooks.checks import check_weights
 from fedcore.hooks.contexts import ClientContext, Step, View
 from fedcore.hooks.plugins import match
 from fedcore.models import Outputs, SplitModel
-from fedcore.models.split import evaluating
+from fedcore.models.split import copied, evaluating
 
 
 def context_of(session: LocalSession, plugin: str) -> ClientContext:
@@ -112,9 +111,7 @@ class SessionContext(View, ClientContext):
 
     @override
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
-        # Layers that compute their weights, such as pruned ones, hold tensors of a graph, which deepcopy refuses.
-        held = (value for part in self.model.modules() for value in vars(part).values() if isinstance(value, Tensor))
-        own = copy.deepcopy(self.model, {id(value): value.detach() for value in held if not value.is_leaf})
+        own = copied(self.model)
         weights = tensors or {}
         state = own.state_dict()
         check_weights(weights, state, self._plugin, "client.network")

@@ -11,9 +11,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import reduce
+from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any
 
@@ -32,6 +35,7 @@ from fedcore.client.messages import Evaluation
 from fedcore.client.session import LocalSession
 from fedcore.data import Dataset, Samples
 from fedcore.models.placement import forward_chunk
+from fedcore.models.split import copied, copied_for_calls
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """The quantiles of the clients' accuracies that are recorded, whatever the number of clients is."""
@@ -61,34 +65,60 @@ def evaluate(
     Chunks are fixed, each is computed by one thread, and they are added in order. The result therefore does not depend
     on the number of threads.
 
+    :param threads: more than 1 only if the model :func:`repeats` its outputs. Each thread then has a copy of it.
+        Samples are gathered and metrics are counted by the caller's thread, since they may have state, too.
     :param confusion: count ``confusion``, too: a row per class with its samples by predicted class.
     :param metrics: count what these metrics need, too, in one list by the metric's name.
     """
     model.eval()
     positions = torch.arange(len(samples)) if indices is None else indices
     chunks = positions.to(samples.labels.device).split(forward_chunk(device))
+    classes = torch.arange(num_classes, device=device)
 
-    def counts_of(chunk: Tensor) -> tuple[Tensor, ...]:
+    def counts_of(network: nn.Module, inputs: Any, labels: Tensor) -> tuple[list[Tensor], Tensor]:
         with torch.inference_mode():
-            labels = samples.labels[chunk].to(device)
-            logits = _logits(model(samples.gather(chunk).to(device)), len(chunk), num_classes)
+            logits = _logits(network(inputs), len(labels), num_classes)
             members = labels.unsqueeze(1) == classes  # (B, C)
             predicted = logits.argmax(dim=1)
             hits = (predicted == labels).unsqueeze(1)
             loss = F.cross_entropy(logits.double(), labels, reduction="sum")
-            counted = (members & hits).sum(dim=0), members.sum(dim=0), loss
-            more = [count_metric(name, metric, logits, labels).flatten() for name, metric in metrics.items()]
-            return (*counted, *([confusion_counts(labels, predicted, num_classes)] if confusion else []), *more)
+            counted = [(members & hits).sum(dim=0), members.sum(dim=0), loss]
+            return counted + [confusion_counts(labels, predicted, num_classes)] * confusion, logits
 
-    classes = torch.arange(num_classes, device=device)
-    if device.type != "cpu":
-        counts = [counts_of(chunk) for chunk in chunks]
-    else:
-        with one_torch_thread():
-            counts = _side_by_side(counts_of, chunks, threads)
+    def batches() -> Iterator[tuple[Any, Tensor]]:
+        for chunk in chunks:
+            with torch.inference_mode():
+                yield samples.gather(chunk).to(device), samples.labels[chunk].to(device)
+
+    counts: list[list[Tensor]] = []
+    with one_torch_thread() if device.type == "cpu" else nullcontext():
+        for labels, (counted, logits) in _side_by_side(counts_of, model, batches(), min(threads, len(chunks))):
+            with torch.inference_mode():
+                counts.append([*counted, *(count_metric(*each, logits, labels).flatten() for each in metrics.items())])
     names = ["correct", "total", "loss", *(["confusion"] if confusion else []), *metrics]
     sums = [reduce(torch.add, parts).tolist() for parts in zip(*counts, strict=True)]
     return dict(zip(names, sums, strict=True))
+
+
+def repeats(model: nn.Module, samples: Samples, num_classes: int, device: torch.device) -> bool:
+    """Return whether a model gives the same logits for the same samples, whatever it computed before.
+
+    A network that keeps a hidden state from call to call does not, nor does one that draws random numbers. A model that
+    cannot be copied counts as one that does not: threads would share what its calls write to.
+    """
+    tried = copied_for_calls(model)
+    if tried is None:
+        return False
+
+    def logits_of(rows: Tensor) -> Tensor:
+        inputs = samples.gather(rows.to(samples.labels.device)).to(device)
+        return _logits(tried(inputs), len(rows), num_classes)
+
+    first, *others = torch.arange(min(len(samples), 2 * forward_chunk(device))).split(forward_chunk(device))
+    tried.eval()
+    with one_torch_thread(), torch.inference_mode():
+        before, _, after = logits_of(first), [*map(logits_of, others)], logits_of(first)
+    return torch.allclose(before, after, rtol=0, atol=0, equal_nan=True)
 
 
 def _logits(output: Any, batch: int, num_classes: int) -> Tensor:
@@ -104,14 +134,42 @@ def _logits(output: Any, batch: int, num_classes: int) -> Tensor:
     return logits
 
 
+Counted = tuple[list[Tensor], Tensor]
+
+
 def _side_by_side(
-    function: Callable[[Tensor], tuple[Tensor, ...]], chunks: Sequence[Tensor], threads: int
-) -> list[tuple[Tensor, ...]]:
-    if threads == 1 or len(chunks) < 2:
-        return [function(chunk) for chunk in chunks]
+    function: Callable[[nn.Module, Any, Tensor], Counted],
+    model: nn.Module,
+    batches: Iterable[tuple[Any, Tensor]],
+    threads: int,
+) -> Iterator[tuple[Tensor, Counted]]:
+    """Yield each batch's labels with the function's result on it, in order; a few batches are under way at a time."""
+    if threads < 2:
+        for inputs, labels in batches:
+            yield labels, function(model, inputs, labels)
+        return
+    tensors = [*model.parameters(), *model.buffers()]
+    networks = SimpleQueue[nn.Module]()
+    for network in (model, *(copied(model, tensors) for _ in range(threads - 1))):
+        networks.put(network)
+
+    def by_one(inputs: Any, labels: Tensor) -> Counted:
+        network = networks.get()
+        try:
+            return function(network, inputs, labels)
+        finally:
+            networks.put(network)
+
+    under_way: deque[tuple[Tensor, Future[Counted]]] = deque()
     # OpenMP's number of threads is a setting of each thread, so every thread of the pool sets its own.
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return list(pool.map(function, chunks))
+        for inputs, labels in batches:
+            under_way.append((labels, pool.submit(by_one, inputs, labels)))
+            if len(under_way) > 2 * threads:
+                labels, done = under_way.popleft()
+                yield labels, done.result()
+        for labels, done in under_way:
+            yield labels, done.result()
 
 
 def confusion_counts(labels: Tensor, predicted: Tensor, num_classes: int) -> Tensor:

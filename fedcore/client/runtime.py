@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError, print_traceback
 from fedcore.base.plugin_state import States
+from fedcore.base.seeding import random_stream
 from fedcore.base.tensors import flatten, on_cpu, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.captured_steps import StepGraphs, captures
@@ -347,7 +348,8 @@ class ClientRuntime:
         parts = validation_split(held_out, config.validation_share, config.seed, task.client)
         saved = self._adapted(task, shared) if "adapt" in task.meta else None
         with closing(self._session(task, shared, read_only="personal_model", saved=saved)) as session:
-            found = evaluate_client(session, self.dataset, parts, task.meta)
+            with random_stream(session.derive_seed("evaluation"), self.working.device):
+                found = evaluate_client(session, self.dataset, parts, task.meta)
             _refuse_edits(session, hook="personal_model")
             return found
 

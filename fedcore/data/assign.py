@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError, DataError, PluginContractError
 from fedcore.base.registry import call, resolve
-from fedcore.base.seeding import numpy_generator
+from fedcore.base.seeding import derive_seed, numpy_generator, random_stream
 from fedcore.data.dataset import Dataset, PublicSamples
 from fedcore.data.loading import load_dataset
 from fedcore.data.partition import IndexLists, Partition, labels_sha256, problem_with
@@ -126,7 +126,8 @@ def _divide(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PartitionWarning)
         how = {**options, "min_size": MIN_SIZE, "dataset": dataset, "rows": rows}
-        parts = call("partitioner", config.partition, partitioner, labels[rows], config.clients, **how)
+        with random_stream(derive_seed(config.seed, "partitioner")):  # for one that draws from a global generator
+            parts = call("partitioner", config.partition, partitioner, labels[rows], config.clients, **how)
     notes = []
     for warning in caught:
         if issubclass(warning.category, PartitionWarning):

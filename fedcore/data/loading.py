@@ -16,6 +16,7 @@ from torch import Tensor
 from fedcore.base.errors import DataError
 from fedcore.base.identity import short_name
 from fedcore.base.registry import call, resolve
+from fedcore.base.seeding import derive_seed, random_stream
 from fedcore.data.dataset import Dataset
 from fedcore.data.images import ResidentSamples, Split, assemble
 from fedcore.data.samples import TensorSamples, check_labels, column_names, in_order
@@ -37,7 +38,8 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
     """Return the data set ``spec``: a name, ``npz:FILE``, or the name behind a package's prefix.
 
     A loader is an entry point of the group ``fedcore.datasets``. It takes the directory of the data sets' files, None
-    for the default, and returns a :class:`~fedcore.data.Dataset` or what :func:`as_dataset` makes one of.
+    for the default, and returns a :class:`~fedcore.data.Dataset` or what :func:`as_dataset` makes one of. What it draws
+    from a global random generator is the same at every call.
 
     :raises UnknownNameError: no installed package provides the name.
     :raises DataError: files are missing or damaged, or the loader returned something that is not usable.
@@ -48,11 +50,12 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
             raise DataError(f"{path.absolute()} does not exist; if it has moved, --data-dir names its folder")
         return npz(path)
     loader: Callable[[Path | None], Any] = resolve("dataset", spec)
-    found = call("dataset", spec, loader, data_dir)
-    try:
-        return as_dataset(found, short_name(spec))
-    except DataError as error:
-        raise DataError(f"dataset {spec!r} is not usable: {error}") from error
+    with random_stream(derive_seed(0, "dataset")):  # runs of all seeds have the same samples
+        found = call("dataset", spec, loader, data_dir)
+        try:
+            return as_dataset(found, short_name(spec))
+        except DataError as error:
+            raise DataError(f"dataset {spec!r} is not usable: {error}") from error
 
 
 def default_data_dir() -> Path:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -18,6 +18,8 @@ from fedcore.base.seeding import derive_seed, random_stream
 from fedcore.base.tensors import digest_of
 
 PROJECTION_WIDTH = 256
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class Outputs(NamedTuple):
@@ -173,6 +175,31 @@ def has_batch_norm(model: nn.Module) -> bool:
     """Return whether a module that is not frozen is a BatchNorm: of 1 to 3 dimensions, synchronised or lazy."""
     frozen = {part for module in frozen_modules(model) for part in module.modules()}
     return any(isinstance(module, _BatchNorm) for module in model.modules() if module not in frozen)
+
+
+def copied(model: Model, shared: Iterable[Tensor] = ()) -> Model:
+    """Return a copy of a model, also of one that holds tensors of a graph.
+
+    Layers that compute their weights, such as pruned ones, hold such tensors, which deepcopy refuses.
+
+    :param shared: tensors of the model that the copy uses, too.
+    """
+    held = (value for part in model.modules() for value in vars(part).values() if isinstance(value, Tensor))
+    instead = {id(value): value.detach() for value in held if not value.is_leaf}
+    return copy.deepcopy(model, instead | {id(tensor): tensor for tensor in shared})
+
+
+def copied_for_calls(model: Model) -> Model | None:
+    """Return a copy whose calls write nothing that calls of the model read; None if there is none.
+
+    Forward hooks may write to an object that the copy's hooks would still share with the model.
+    """
+    if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
+        return None
+    try:
+        return copied(model)
+    except Exception:  # third-party code can hold what cannot be copied
+        return None
 
 
 @contextmanager

@@ -14,10 +14,12 @@ from fedcore.base.identity import judged_by
 from fedcore.base.metrics import figure
 from fedcore.base.process import cores
 from fedcore.base.protocols import EVALUATED, ON_CLIENTS, PROTOCOLS, SIGNS, VALIDATION
+from fedcore.base.seeding import derive_seed, random_stream
 from fedcore.base.tensors import copy_into
-from fedcore.client.evaluation import MAX_CONFUSION, added, by_domain, evaluate, rates, summarise_clients
+from fedcore.client.evaluation import MAX_CONFUSION, added, by_domain, evaluate, rates, repeats, summarise_clients
 from fedcore.client.messages import ClientTask, Outcome
 from fedcore.models import SplitModel
+from fedcore.models.split import copied_for_calls
 from fedcore.server.cohort import Broadcasts
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
@@ -39,6 +41,7 @@ class Evaluator:
         self.device = federation.setup.placement.device
         self.further = federation.setup.metrics
         """The metrics next to accuracy and loss."""
+        self._repeats: bool | None = None
         self.judge = self._judge()
         """The figure that chooses the best round, and 1 if more of it is better, -1 if less is."""
         self.confusions: dict[str, npt.NDArray[np.int64]] = {}
@@ -60,13 +63,15 @@ class Evaluator:
         elif not ON_SERVER & {*self.asked}:
             metrics["global_reason"] = "not measured: --protocol leaves it out"
         else:
-            model, threads = self.load_model(state), cores() if self.device.type == "cpu" else 1
-            classes = federation.dataset.num_classes
-            how: dict[str, Any] = {"threads": threads, "confusion": with_confusion, "metrics": self.further}
-            counts = {
-                domain: evaluate(model, federation.dataset.test, classes, self.device, indices=rows, **how)
-                for domain, rows in self._domains.items()
-            }
+            model, classes = self.load_model(state), federation.dataset.num_classes
+            how: dict[str, Any] = {"confusion": with_confusion, "metrics": self.further}
+            how["threads"] = self._threads(model)
+            seed = derive_seed(federation.config.seed, "evaluation", round=state.round)
+            with random_stream(seed, self.device):  # for a network that draws in evaluation, too
+                counts = {
+                    domain: evaluate(model, federation.dataset.test, classes, self.device, indices=rows, **how)
+                    for domain, rows in self._domains.items()
+                }
             hidden = federation.config.unseen_domain
             unseen = counts.pop(hidden, None) if hidden is not None else None
             total = added([*counts.values()])
@@ -219,11 +224,24 @@ class Evaluator:
         return found
 
     def load_model(self, state: ServerState) -> SplitModel:
-        """Return the server's model with the committed weights, in eval mode."""
+        """Return the server's model with the committed weights, in eval mode.
+
+        It is a copy if possible: a network that keeps values from call to call begins each evaluation without them.
+        """
         setup = self.federation.setup
-        model = setup.placement.model(setup.model)
+        model = setup.placement.model(copied_for_calls(setup.model) or setup.model)
         copy_into(model.state_dict(), state.model)
         return model.eval()
+
+    def _threads(self, model: SplitModel) -> int:
+        """Return the number of threads for the global model's evaluation: one if its outputs depend on its calls."""
+        if self.device.type != "cpu" or cores() == 1:
+            return 1
+        if self._repeats is None:
+            dataset = self.federation.dataset
+            with random_stream(0):
+                self._repeats = repeats(model, dataset.test, dataset.num_classes, self.device)
+        return cores() if self._repeats else 1
 
 
 def evaluation_tasks(scope: ServerScope, work: Iterable[tuple[int, Mapping[str, Any]]]) -> list[ClientTask]:

@@ -60,11 +60,12 @@ def run(
     ``fedcore.run(rounds=20, alpha=0.1, plugins="moon")`` takes the options as arguments. ``fedcore.run(config)`` takes
     a :class:`RunConfig`, such as the ``config`` of an earlier result; further arguments replace its options.
 
-    A run uses torch's global random generator and number of threads, which belong to the whole process. Threads of one
-    program that call fedcore take turns, with a warning. Other code of the program should draw from a
-    ``torch.Generator`` of its own meanwhile: a draw from the global generator can change the run's numbers, so that the
-    same seed gives other results. After each round fedcore compares the generator's state with the state that it left.
-    A note tells if they differ. A draw while fedcore itself uses the generator leaves no trace.
+    A run uses the global random generators of torch, NumPy and Python, and torch's number of threads, which belong to
+    the whole process. They are seeded wherever a network, a data set or a partitioner may draw from them, and restored
+    after the run. Threads of one program that call fedcore take turns, with a warning. Other code of the program should
+    draw from a generator of its own meanwhile: a draw from a global generator can change the run's numbers, so that the
+    same seed gives other results. After each round fedcore compares the generators' states with those that it left. A
+    note tells if they differ. A draw while fedcore itself uses a generator leaves no trace.
 
     :param config: the options to start from; default the options' defaults.
     :param model: an object instead of a name: a class of networks, a factory ``(num_classes, input_shape)``, or a

@@ -10,13 +10,13 @@ from functools import cached_property
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError
 from fedcore.base.files import finite
 from fedcore.base.plugin_state import States
 from fedcore.base.protocols import confusion_key
+from fedcore.base.seeding import global_digest
 from fedcore.data.inputs import Inputs
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
@@ -29,9 +29,9 @@ from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 
 OTHER_DRAWS = (
-    "other code drew from torch's global random generator during this run: another thread, a hook or a callback. This "
-    "may have changed the run's numbers, so that another run with this seed has other results; let that code draw from "
-    "a torch.Generator of its own"
+    "other code drew from a global random generator (torch's, NumPy's or Python's) during this run: another thread, a "
+    "hook or a callback. This may have changed the run's numbers, so that another run with this seed has other "
+    "results; let that code draw from a generator of its own"
 )
 
 
@@ -67,7 +67,7 @@ class Experiment:
         self._unsaved: ServerState | None = None  # the last recorded state, until its checkpoint is being written
         self._latest: dict[str, Any] | None = None
         self._failures_noted = False
-        self._random: Tensor | None = torch.get_rng_state()  # None once other draws are noted
+        self._random: bytes | None = global_digest()  # None once other draws are noted
         self._times = RoundTimes()
         self._failures = Failures()
         self._began = time.perf_counter()
@@ -126,7 +126,7 @@ class Experiment:
 
     def record(self, state: ServerState, record: dict[str, Any], seconds: dict[str, Any]) -> ServerState:
         """Append a round's record to metrics.jsonl and begin its checkpoint; return the state to go on from."""
-        if self._random is not None and not torch.equal(self._random, torch.get_rng_state()):
+        if self._random not in (None, global_digest()):
             self._random = None
             self.note(OTHER_DRAWS)
         self._latest = record["metrics"]

@@ -233,7 +233,7 @@ def check(made: Made, folder: Path, name: str, how: str, *, readers: bool = True
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(made.path, out, symlinks=True)
     file = out / name
-    DAMAGES[how](file, made.other / name, random.Random(f"{name} {how}"))  # noqa: S311
+    DAMAGES[how](file, made.other / name, random.Random(f"{name} {how}"))
     answers = {}
 
     def answer(command: str, result: Result, same: Callable[[], list[str]]) -> None:

@@ -51,7 +51,7 @@ def flipped(content, chance):
 
 
 def damage(file, how):
-    file.write_bytes(DAMAGES[how](file.read_bytes(), random.Random(how)))  # noqa: S311
+    file.write_bytes(DAMAGES[how](file.read_bytes(), random.Random(how)))
 
 
 def generations(out):

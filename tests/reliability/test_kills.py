@@ -36,7 +36,7 @@ def plain(tmp_path_factory):
     [("scaffold", "tree", 3), pytest.param("moon", "parent", 1, marks=pytest.mark.slow)],
 )
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, plain, method, kind, every):
-    chance = random.Random(f"{SEED} {method}")  # noqa: S311
+    chance = random.Random(f"{SEED} {method}")
     print(f"FEDCORE_KILL_SEED={SEED}")
     options = {"checkpoint_every": every, "workers": int(kind == "parent")}
     config = kills.configure(tmp_path, method, **options)
@@ -49,7 +49,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, plain, method, kind, e
 
 @pytest.mark.slow
 def test_a_run_outlives_its_workers(tmp_path, plain):
-    chance = random.Random(f"{SEED} workers")  # noqa: S311
+    chance = random.Random(f"{SEED} workers")
     print(f"FEDCORE_KILL_SEED={SEED}")
     config = kills.configure(tmp_path, "fedavgm", workers=2)
     done = kills.run_without_workers_that_were_killed(tmp_path / "run", config, chance, times=2)
@@ -60,7 +60,7 @@ def test_a_run_outlives_its_workers(tmp_path, plain):
 @pytest.mark.slow
 def test_a_hundred_kills(tmp_path, plain):
     """Of every kind, over every method, with and without workers; prints what was hit."""
-    chance, done, outcomes, wanted = random.Random(SEED), [], [], KILLS  # noqa: S311
+    chance, done, outcomes, wanted = random.Random(SEED), [], [], KILLS
     print(f"\nFEDCORE_KILL_SEED={SEED}")
     number = 0
     while len(done) < wanted:

@@ -1,0 +1,167 @@
+"""Networks, samples and metrics that keep values between calls, or draw random numbers: one seed has one result."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedcore
+from fedcore import Metric
+from fedcore.base.process import CORES
+from fedcore.client.evaluation import evaluate
+from fedcore.data import TensorSamples, load_dataset
+from fedcore.runs.experiment import evaluate_run
+from tests.support import model_bytes
+
+
+class KeepsASkip(nn.Module):
+    """Keeps a skip connection on itself until the end of the same forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.flatten, self.hidden = nn.Flatten(), nn.Linear(64, 64)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        self.skip = self.flatten(x)
+        hidden = F.relu(self.hidden(self.skip))
+        for _ in range(20):  # long enough for another thread
+            hidden = hidden @ torch.eye(64)
+        return self.head(hidden + self.skip)
+
+
+class KeepsAState(KeepsASkip):
+    """Carries a hidden state from call to call."""
+
+    state = torch.zeros(64)
+
+    def forward(self, x):
+        features = F.relu(self.hidden(self.flatten(x)))
+        self.state = (0.5 * self.state + features.mean(0)).detach()
+        return self.head(features + 3 * self.state)
+
+
+class Hooked(KeepsASkip):
+    """Reads what a forward hook wrote into a dictionary, to which a copy's hook would write, too."""
+
+    def __init__(self):
+        super().__init__()
+        kept = self.kept = {}
+        self.hidden.register_forward_hook(lambda module, inputs, output: kept.update(hidden=output))
+
+    def forward(self, x):
+        self.hidden(self.flatten(x))
+        return self.head(F.relu(self.kept["hidden"]))
+
+
+class RandomFeatures(nn.Module):
+    """Draws fixed features from NumPy's and Python's global generators."""
+
+    def __init__(self):
+        super().__init__()
+        directions = np.random.randn(64, 128).astype(np.float32) / 8
+        self.register_buffer("directions", torch.from_numpy(directions), persistent=False)
+        self.shift, self.flatten, self.head = random.uniform(0.0, 0.1), nn.Flatten(), nn.Linear(128, 10)
+
+    def forward(self, x):
+        return self.head(F.relu(self.flatten(x) @ self.directions + self.shift))
+
+
+class DropsLayers(KeepsASkip):
+    """Stochastic depth by Python's generator, and noise by NumPy's, in training."""
+
+    def forward(self, x):
+        x = self.flatten(x)
+        if self.training:
+            x = x + float(np.random.normal(0, 0.1))
+            return self.head(x) if random.random() < 0.3 else self.head(x + F.relu(self.hidden(x)))
+        return self.head(x + F.relu(self.hidden(x)))
+
+
+class DropsAlways(KeepsASkip):
+    """Dropout that is active in evaluation, too."""
+
+    def forward(self, x):
+        return self.head(F.dropout(F.relu(self.hidden(self.flatten(x))), 0.5, training=True))
+
+
+def by_hand(network, weights) -> float:
+    """Return the accuracy of a network with some weights on the test set, chunk after chunk in one thread."""
+    test = load_dataset("digits").test
+    network.load_state_dict(weights)
+    network.eval()
+    with torch.no_grad():
+        parts = [network(test.gather(rows)).argmax(1) for rows in torch.arange(len(test)).split(100)]
+    return int((torch.cat(parts) == test.labels).sum()) / len(test)
+
+
+@pytest.mark.parametrize("network", [KeepsASkip, KeepsAState, Hooked])
+def test_a_network_that_keeps_values_is_evaluated_as_by_one_thread(go, monkeypatch, network):
+    monkeypatch.setenv(CORES, "4")
+    result = go(model=network, rounds=2, workers=0)
+    assert result.metrics["global"]["accuracy"] == by_hand(network(), result.network.state_dict())
+    assert evaluate_run(result.directory, model=network)["global"] == result.metrics["global"]
+    monkeypatch.setenv(CORES, "1")
+    assert evaluate_run(result.directory, model=network)["global"] == result.metrics["global"]
+
+
+@pytest.mark.parametrize("network", [RandomFeatures, DropsLayers, DropsAlways])
+def test_draws_from_numpy_and_python_are_those_of_the_seed(go, network):
+    outside = random.getstate(), np.random.get_state()
+    runs = [go(model=network, rounds=2, workers=workers) for workers in (0, 1, 2)]
+    assert random.getstate() == outside[0]
+    assert np.array_equal(np.random.get_state()[1], outside[1][1])
+    assert len({model_bytes(run) for run in runs}) == 1
+    assert [run.metrics["global"] for run in runs] == [runs[0].metrics["global"]] * 3
+    for run in runs:
+        assert evaluate_run(run.directory, model=network)["global"] == runs[0].metrics["global"]
+    assert go(model=network, rounds=2, seed=1).metrics["global"] != runs[0].metrics["global"]
+
+
+def test_random_features_are_the_same_on_server_and_clients(go):
+    """They are not sent: a worker that drew others would train a classifier for these."""
+    accuracies = [
+        go(model=RandomFeatures, rounds=5, lr=0.1, workers=workers).metrics["global"]["accuracy"] for workers in (0, 2)
+    ]
+    assert accuracies[0] == accuracies[1] > 0.7
+
+
+class OneReader(TensorSamples):
+    """Samples that one thread alone may read, such as those of an open file."""
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.readers: set[int] = set()
+
+    def gather(self, indices):
+        self.readers.add(threading.get_ident())
+        return super().gather(indices)
+
+
+class Tallies(Metric):
+    """Notes which threads count."""
+
+    counters: set[int]
+
+    def count(self, logits, labels):
+        self.counters.add(threading.get_ident())
+        return torch.ones(1, dtype=torch.float64)
+
+    def value(self, counts):
+        return float(counts[0])
+
+
+def test_samples_are_read_and_metrics_counted_by_one_thread():
+    samples = OneReader(torch.randn(1000, 3), torch.arange(1000) % 3)
+    metric = Tallies(3)
+    metric.counters = set()
+    network = fedcore.SplitModel(nn.Identity(), 3, 3)
+    counts = evaluate(network, samples, 3, torch.device("cpu"), threads=4, metrics={"tallies": metric})
+    assert samples.readers == metric.counters == {threading.get_ident()}
+    assert counts["tallies"] == [10.0]
