@@ -250,8 +250,12 @@ class LocalSession:
     def end_epochs(self) -> None:
         """Switch the model to eval mode. Parameters that no epoch trains stay excluded.
 
-        :raises PluginContractError: the model assigned a buffer.
+        :raises PluginContractError: the model assigned a buffer, or changed a parameter that is not trained.
         """
+        if changed := self.working.changed_parameter():
+            found = f"changes {changed!r}, a parameter without gradients, which is neither sent nor reset"
+            hint = "register it as a buffer, which is both: self.register_buffer(name, tensor)"
+            raise PluginContractError.of(self.config.model, found, kind="model", hint=hint)
         if assigned := self.working.assigned_buffer():
             found = f"assigns the buffer {assigned}, and the new tensor would be neither sent nor reset"
             hint = f"write into it: self.{assigned.rpartition('.')[2]}.copy_(value)"

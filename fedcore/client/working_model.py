@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedcore.base.tensors import clone, copy_into
+from fedcore.base.tensors import clone, copy_into, numbers
 from fedcore.base.types import Tensors
 from fedcore.client.setup import Setup
 from fedcore.data.client_data import ClientData
@@ -156,6 +156,7 @@ class WorkingModel:
         """The initial values of the parameters and buffers that stay on the clients."""
         fixed_buffers = self.layout.fixed & self.layout.buffers
         self._fixed_buffers = clone({name: self.state[name] for name in fixed_buffers})
+        self._fixed_sums = self._sums_of_fixed()
         self._saved: list[tuple[nn.Module, str, Tensor]] = []
         """The buffers in ``state``."""
         self.unsaved: list[tuple[nn.Module, str, Tensor, Tensor]] = []
@@ -220,6 +221,15 @@ class WorkingModel:
         """Return a buffer of ``state`` that the model replaced by another tensor; empty if there is none."""
         found = (f"{type(part).__name__}.{name}" for part, name, own in self._saved if getattr(part, name) is not own)
         return next(found, "")
+
+    def changed_parameter(self) -> str:
+        """Return a fixed parameter that a forward pass has changed, as a momentum encoder does; empty without one."""
+        return next((name for name, total in self._sums_of_fixed().items() if total != self._fixed_sums[name]), "")
+
+    def _sums_of_fixed(self) -> dict[str, float]:
+        # Edits through .data, which such code uses, leave torch's count of edits as it is.
+        fixed = (name for name in self.layout.shapes if name in self.layout.fixed - self.layout.buffers)
+        return numbers({name: self.parameters[name].detach().sum(dtype=torch.float64) for name in fixed})
 
     def snapshot(self) -> Tensors:
         """Return a copy of all parameters and buffers, without the fixed ones."""

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Metric
+from fedcore import Metric, PluginContractError
 from fedcore.base.process import CORES
 from fedcore.client.evaluation import evaluate
 from fedcore.data import TensorSamples, load_dataset
@@ -165,3 +165,51 @@ def test_samples_are_read_and_metrics_counted_by_one_thread():
     counts = evaluate(network, samples, 3, torch.device("cpu"), threads=4, metrics={"tallies": metric})
     assert samples.readers == metric.counters == {threading.get_ident()}
     assert counts["tallies"] == [10.0]
+
+
+class MomentumEncoder(nn.Module):
+    """Adds the features of a slowly following copy of its first layer, which forward moves."""
+
+    move = staticmethod(lambda slow, fast: slow.data.mul_(0.9).add_(fast.data, alpha=0.1))
+
+    def __init__(self):
+        super().__init__()
+        self.flatten, self.fast, self.head = nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, 10)
+        self.keep(self.fast.weight.detach().clone())
+
+    def keep(self, weight):
+        self.slow = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x):
+        if self.training:
+            self.move(self.slow, self.fast.weight)
+        x = self.flatten(x)
+        return self.head(F.relu(self.fast(x)) + F.relu(x @ self.slow.T))
+
+
+class InPlace(MomentumEncoder):
+    @torch.no_grad()
+    def move(self, slow, fast):
+        slow.lerp_(fast, 0.1)
+
+
+class Assigned(MomentumEncoder):
+    def move(self, slow, fast):
+        slow.data = 0.9 * slow.data + 0.1 * fast.data
+
+
+class AsBuffer(MomentumEncoder):
+    def keep(self, weight):
+        self.register_buffer("slow", weight)
+
+
+@pytest.mark.parametrize("network", [MomentumEncoder, InPlace, Assigned])
+def test_a_parameter_without_gradients_that_forward_changes_is_refused(go, network):
+    """It would go on to the next client of the same worker."""
+    with pytest.raises(PluginContractError, match=r"changes '.*slow', a parameter .* register it as a buffer"):
+        go(model=network)
+
+
+def test_a_momentum_encoder_in_a_buffer_does_not_depend_on_the_workers(go):
+    runs = [go(model=AsBuffer, rounds=2, workers=workers) for workers in (0, 1, 2)]
+    assert len({model_bytes(run) for run in runs}) == 1
