@@ -66,9 +66,10 @@ def build_model(
 
     ``name`` is an entry point of ``fedcore.models`` or ``module:package.factory``; it names a
     ``factory(num_classes, input_shape) -> SplitModel``, or a function or class that gives another module: its last
-    linear layer becomes the classifier, see :func:`split_network`. Base, projection and classifier are drawn from
-    (seed, "model"), (seed, "projection") and (seed, "classifier"), so the base's weights do not depend on the other
-    parts. Without ``projection`` a classifier that the factory of a SplitModel replaced, changed or froze is kept.
+    linear layer becomes the classifier, see :func:`split_network`. The base is drawn from (seed, "model"), a projection
+    head from (seed, "projection"). The classifier is drawn from (seed, "classifier"), except that without
+    ``projection`` a network keeps its last layer, and a SplitModel the classifier that its factory replaced, changed or
+    froze. The base's weights therefore do not depend on the other parts.
     torch's global generator is not changed.
 
     :param sample: a batch with one sample; default zeros of ``input_shape``. Other networks than a SplitModel get it.
@@ -153,12 +154,14 @@ class SplitNetwork(SplitModel):
     """A network whose last linear layer is the classifier, with a bias where that layer had one.
 
     :param base: the network with the identity in the place of that layer.
-    :param last: the name of that layer in the network.
+    :param layer: that layer, which keeps its weights: they may be trained.
+    :param last: its name in the network.
     """
 
-    def __init__(self, base: nn.Module, feature_dim: int, num_classes: int, *, last: str, bias: bool) -> None:
-        self._last, self._bias = last, bias
-        super().__init__(base, feature_dim, num_classes)
+    def __init__(self, base: nn.Module, layer: nn.Linear, *, last: str) -> None:
+        self._last, self._bias = last, layer.bias is not None
+        super().__init__(base, layer.in_features, layer.out_features)
+        self.classifier, self._made = layer, (layer,)
 
     def make_classifier(self, feature_dim: int) -> nn.Module:
         """Return a linear layer, (B, feature_dim) -> (B, num_classes)."""
@@ -197,12 +200,10 @@ def split_network(
 ) -> SplitModel:
     """Return a network with logits as encoder and classifier; the last linear layer is replaced by the identity.
 
-    The classifier is a fresh linear layer.
-
     :param name: for error messages.
     :param sample: a batch with one sample.
     :raises ConfigError: the output does not come from the last linear layer, its width is not ``num_classes``, or it is
-        frozen or more than a linear layer, which a fresh one would not be.
+        frozen or more than a linear layer, which the fresh one behind a projection head would not be.
     """
     linear = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     layer = _last(network, [module for _, module in linear], name, input_shape, sample)
@@ -218,14 +219,14 @@ def split_network(
     if frozen or not _is_plain(layer):
         raise ConfigError(
             f"model {name!r}: its last layer {paths[0]!r}, a {type(layer).__name__}, "
-            f"{'is frozen' if frozen else 'computes more than a linear layer'}, but the classifier of a network starts "
-            f"as a fresh linear layer that is trained. Hint: {'unfreeze it, or ' if frozen else ''}return a SplitModel "
+            f"{'is frozen' if frozen else 'computes more than a linear layer'}, but the classifier of a network "
+            f"is a linear layer that is trained. Hint: {'unfreeze it, or ' if frozen else ''}return a SplitModel "
             f"with it: model = fedcore.SplitModel(base, {layer.in_features}, {num_classes}); model.classifier = layer"
         )
     _replace(network, paths[0], nn.Identity())
     if other := next((path for path, module in network.named_modules() if module is layer), ""):
         raise ConfigError(f"model {name!r}: {paths[0]!r} and {other!r} are one layer; register it under one name")
-    return SplitNetwork(network, layer.in_features, num_classes, last=paths[0], bias=layer.bias is not None)
+    return SplitNetwork(network, layer, last=paths[0])
 
 
 def _is_plain(layer: nn.Linear) -> bool:

@@ -6,6 +6,8 @@ other versions, and a changed schedule.
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -76,6 +78,18 @@ def weights_cautions(setup: Setup) -> list[str]:
         return []
     takes = "projection head" in left_out and not setup.config.projection
     return [f"--weights: the run {' and '.join(said)}" + "; --projection takes the file's projection head" * takes]
+
+
+def head_cautions(setup: Setup) -> list[str]:
+    """Return the caution about a network with weights whose last layer a projection head replaces."""
+    factory = registry.resolve("model", setup.config.model)
+    given = isinstance(factory, functools.partial) and factory.func is copy.deepcopy  # an object, not a class
+    if not given or setup.model.projection_width is None or setup.config.weights is not None:
+        return []
+    return [
+        "the network's last layer is not used: the classifier behind the projection head (of --projection or of a "
+        "plugin) starts with fresh weights"
+    ]
 
 
 def _heads_apart(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:

@@ -69,7 +69,7 @@ def run(
 
     :param config: the options to start from; default the options' defaults.
     :param model: an object instead of a name: a class of networks, a factory ``(num_classes, input_shape)``, or a
-        network. If the network is not a ``SplitModel``, its last linear layer becomes the classifier, drawn anew. Of a
+        network. If the network is not a ``SplitModel``, its last linear layer becomes the classifier. Of a
         list of n models, client k gets number k mod n (``client_models``).
     :param plugins: a plugin's class or name, several in a list, or a mapping to their options.
     :param dataset: a :class:`~fedcore.data.Dataset` or its loader, arrays or tensors (x_train, y_train, x_test,

@@ -27,6 +27,7 @@ from fedcore.models.placement import Placement, has_device, resolve_device
 from fedcore.runs.cautions import (
     data_cautions,
     evaluation_cautions,
+    head_cautions,
     option_cautions,
     schedule_cautions,
     version_cautions,
@@ -224,7 +225,7 @@ class Run:
         cautions = [*version_cautions(self.config, self.file.versions), *data_cautions(self.dataset)]
         if not state.round:
             cautions += [*evaluation_cautions(self.setup, self.partition), *option_cautions(self.setup)]
-            cautions += weights_cautions(self.setup)
+            cautions += [*weights_cautions(self.setup), *head_cautions(self.setup)]
         begun = {"directory": self.directory.path, "config": self.config, "round": state.round}
         follow("start", {**begun, "notes": [*notes, *cautions]})
         with ExitStack() as stack:

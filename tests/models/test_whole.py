@@ -137,7 +137,7 @@ def test_a_head_that_a_fresh_layer_would_lose_is_refused(layer, says):
         return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), layer)
 
     if not says:
-        assert type(build(network).classifier) is nn.Linear
+        assert build(network).classifier is layer
         return
     with pytest.raises(ConfigError, match=f"its last layer '2', {says}.*model.classifier = layer"):
         build(network)
@@ -171,3 +171,17 @@ def test_arguments_of_other_names_are_told():
 def test_a_network_in_the_place_of_its_class_is_told():
     with pytest.raises(PluginContractError, match="is of type Fixed, expected a class of networks or a factory"):
         build(Fixed())
+
+
+def test_a_network_starts_with_the_weights_of_its_last_layer():
+    """A trained network that is given as an object would else lose its head."""
+
+    def network():
+        trained = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+        with torch.no_grad():
+            trained[2].weight.fill_(0.5)
+        return trained
+
+    model = build(network)
+    assert torch.equal(model.classifier.weight, torch.full((3, 7), 0.5))
+    assert torch.equal(model.network()[2].weight, model.classifier.weight)

@@ -443,3 +443,19 @@ def test_options_that_contradict_a_given_partition():
         fedcore.run(partition=IID, **{**SMALL, "samples": None}, imbalance=10)
     with pytest.raises(ConfigError, match=r"made with 0\.0"):
         fedcore.run(partition=IID, **{**SMALL, "samples": None}, client_test_fraction=0.2)
+
+
+@pytest.mark.parametrize("projection", [False, True])
+def test_a_trained_network_keeps_its_head_unless_a_projection_replaces_it(config, tmp_path, projection):
+    network, events = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), []
+    options = {"rounds": 1, "lr": 1e-9, "momentum": 0.0, "weight_decay": 0.0, "samples": None}
+    result = fedcore.run(
+        config.model_copy(update={"projection": projection} | options),
+        model=network,
+        dataset=arrays(),
+        notify=lambda event, details: events.append((event, details)),
+    )
+    (notes,) = [details["notes"] for event, details in events if event == "start"]
+    assert any("last layer is not used" in note for note in notes) == projection
+    if not projection:
+        assert torch.allclose(result.network[2].weight, network[2].weight, atol=1e-6)
