@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedcore.base.errors import DivergedError, RoundFailedError
-from fedcore.base.tensors import on_cpu, out_of_range
+from fedcore.base.tensors import copy_into, on_cpu, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.setup import Setup
 from fedcore.hooks.contexts import ServerContext
 from fedcore.hooks.plugin import Plugin
 from fedcore.models.layout import Layout
+from fedcore.models.split import copied
 from fedcore.server.scope import Round
 from fedcore.server.validation import check_partial
 
@@ -55,6 +59,7 @@ def aggregate(
         mean = {name: model[name] for name in server.trainable}
         stepped = plugins.call(plugin.name, "server_step", server=server, mean=mean)
         model.update(_checked(setup, plugin, "server_step", stepped, server.trainable))
+    model = with_singular_vectors(setup, model)
     if broken := out_of_range(model, math.inf):
         raise DivergedError(
             f"round {current.number + 1}: the aggregated {broken[0]!r} is not finite. {_against_divergence(current)}"
@@ -62,6 +67,33 @@ def aggregate(
     current.model, current.phase = model, "end_round"
     plugins.call_all("end_round", server=server)
     current.phase = "round"
+
+
+POWER_ITERATIONS = 100
+"""As many bring the largest singular value close to 1, also where the second largest is close to it."""
+
+
+def with_singular_vectors(setup: Setup, tensors: Tensors) -> Tensors:
+    """Return a model's tensors in which spectral normalisation has the singular vectors of the model's weights.
+
+    It keeps them in buffers, as unit vectors. Their mean is shorter, so the weights would be divided by too little.
+    """
+    names = [name for name in setup.layout.shared if name in setup.layout.buffers and name.endswith(("_u", "_v"))]
+    if not names:
+        return tensors
+    model = copied(setup.model)
+    state = model.state_dict()
+    copy_into(state, {name: tensor for name, tensor in tensors.items() if name in state})
+    iterations: list[Callable[[], object]] = []
+    for part in model.modules():
+        if isinstance(part, ParametrizationList) and any(type(each).__name__ == "_SpectralNorm" for each in part):
+            iterations.append(part.train())
+        hooks = [hook for hook in part._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
+        iterations += [partial(hook, part.train(), ()) for hook in hooks]
+    with torch.no_grad():
+        for iterate in iterations * POWER_ITERATIONS:
+            iterate()
+    return {**tensors, **{name: state[name] for name in names}}
 
 
 def require_enough(current: Round) -> None:
