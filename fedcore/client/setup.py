@@ -22,7 +22,7 @@ from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
 from fedcore.models.build import dtype_hint
 from fedcore.models.layout import FlatLayout, Layout
-from fedcore.models.placement import Placement
+from fedcore.models.placement import Placement, problem_in_channels_last
 
 READ_UPDATES = ("all_updates", "pre_aggregate", "weight", "accumulate", "aggregate")
 """The hooks of the server that see the tensors of updates."""
@@ -46,6 +46,8 @@ class Setup:
     """Epoch -> the plugins that exchange at its start, in user order."""
     kept: Mapping[str, Collection[str]]
     """Plugin -> the names that it keeps on the clients. ``--buffers local`` keeps more in ``layout.personal``."""
+    sample: Any
+    """A batch with one sample of the training set, on the CPU."""
     public: PublicSamples | None = None
     """The public samples of ``--public``; None without this option."""
 
@@ -60,7 +62,7 @@ class Setup:
         """
         plugins = PluginSet.create(config.plugins) if plugins is None else plugins
         require_takes(config.model, dataset.kind, config.dataset)
-        sample = dataset.train.gather(torch.zeros(1, dtype=torch.int64)).to(torch.device("cpu"))
+        sample = first_sample(dataset)
         model, task = build_model(
             config.model,
             num_classes=dataset.num_classes,
@@ -76,11 +78,16 @@ class Setup:
                 raise PluginContractError.of(plugin.name, found, hook="configure_model", expected=expected)
             model = changed or model
         _check_forward(config, model, task, sample, [p.name for p in plugins.implementers("configure_model")])
+        if config.memory_format == "channels_last" and (problem := problem_in_channels_last(model, sample)):
+            raise ConfigError(
+                f"--memory-format channels_last: model {config.model!r} does not run in it: {problem}. Leave the "
+                "option out, or write reshape instead of view"
+            )
         _check_untied(config, model)
         kept = _kept(plugins, model)
         layout, breaks = Layout.of(model, _personal(config, model, kept)), _breaks(config, plugins)
         _check_values(config, model, layout)
-        setup = cls(config, plugins, model, task, layout, breaks, kept, dataset.public)
+        setup = cls(config, plugins, model, task, layout, breaks, kept, sample, dataset.public)
         _check_claims(setup)
         for plugin in plugins:
             _check_needs(setup, plugin)
@@ -96,7 +103,7 @@ class Setup:
     @cached_property
     def placement(self) -> Placement:
         """Where this process trains and evaluates the model."""
-        return Placement.of(self.config, self.model)
+        return Placement.of(self.config, self.model, self.sample)
 
     @cached_property
     def uploads(self) -> Layout:
@@ -161,6 +168,12 @@ class Setup:
                 raise PluginConflictError.of(plugin_name, other.name, reason)
 
 
+def first_sample(dataset: Dataset) -> Any:
+    """Return a batch with the first training sample, on the CPU, contiguous."""
+    sample = dataset.train.gather(torch.zeros(1, dtype=torch.int64)).to(torch.device("cpu"))
+    return sample.contiguous() if isinstance(sample, torch.Tensor) else sample
+
+
 def check_client_models(setup: Setup, dataset: Dataset) -> None:
     """Refuse models of clients that differ in what travels, is fixed, or in the width of the features.
 
@@ -210,7 +223,7 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, sample
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise ConfigError(
             f"model {config.model!r}{by} does not take samples of shape {tuple(task.input_shape)} "
-            f"(data set {config.dataset!r}): {error}{dtype_hint(sample)}"
+            f"(data set {config.dataset!r}): {error}{dtype_hint(model, sample)}"
         ) from error
     if features.ndim != 2 or logits.shape != (1, task.num_classes):
         raise PluginContractError.of(

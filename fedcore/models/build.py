@@ -257,8 +257,8 @@ def _last(
         with torch.no_grad(), evaluating(network):
             found: Tensor | Any = network(sample)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        hint = dtype_hint(sample)
-        if len(input_shape) == 3:
+        hint = dtype_hint(network, sample)
+        if len(input_shape) == 3 and not hint:
             hint = ". A network of many layers may need larger images"
             if input_shape[0] == 1 and input_shape[1] != input_shape[2]:
                 hint = ". Arrays (n, H, W) are read as grey images; for series give a pair of torch's data sets"
@@ -275,9 +275,14 @@ def _last(
     return outputs[-1][0]
 
 
-def dtype_hint(sample: Any) -> str:
-    """Return the remedy if a model fails on a tensor that is not float32; an empty text for other samples."""
-    if not isinstance(sample, Tensor) or sample.dtype == torch.float32:
+def dtype_hint(network: nn.Module, sample: Any) -> str:
+    """Return the remedy if a model fails that is not float32, or on a tensor that is not; else an empty text."""
+    if not isinstance(sample, Tensor):
+        return ""
+    kinds = {parameter.dtype for parameter in network.parameters() if parameter.is_floating_point()}
+    if other := kinds - {torch.float32, sample.dtype}:
+        return f". Its weights are {str(other.pop()).removeprefix('torch.')}: convert it by network.float()"
+    if sample.dtype == torch.float32:
         return ""
     dtype = str(sample.dtype).removeprefix("torch.")
     if sample.is_floating_point():

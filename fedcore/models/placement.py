@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
+from fedcore.base.seeding import random_stream
 from fedcore.data import Dataset
+from fedcore.models.split import copied
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -29,17 +31,21 @@ class Placement:
     memory_format: torch.memory_format
 
     @classmethod
-    def of(cls, config: RunConfig, model: nn.Module) -> Placement:
+    def of(cls, config: RunConfig, model: nn.Module, sample: Any) -> Placement:
         """Return the placement of a configuration.
 
         ``auto`` is channels_last for convolutional models on the CPU, and in bf16 on CUDA: measured 1.15 to 1.4
-        times as fast per step (docs/performance.md). Float32 convolutions on CUDA keep the contiguous format.
+        times as fast per step (docs/performance.md). Float32 convolutions on CUDA keep the contiguous format, as do
+        models that do not run in the other one.
+
+        :param sample: a batch with one sample.
         """
         device = resolve_device(config.device)
         wanted = config.memory_format
         if wanted == "auto":
             suited = device.type == "cpu" or config.precision == "bf16"
-            wanted = "channels_last" if suited and convolves(model) else "contiguous"
+            fits = suited and convolves(model) and not problem_in_channels_last(model, sample)
+            wanted = "channels_last" if fits else "contiguous"
         return cls(device, torch.channels_last if wanted == "channels_last" else torch.contiguous_format)
 
     @classmethod
@@ -72,6 +78,28 @@ class Placement:
 def convolves(model: nn.Module) -> bool:
     """Return whether the memory format affects a model: whether it has two-dimensional convolutions."""
     return any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+def problem_in_channels_last(model: nn.Module, sample: Any) -> str:
+    """Return the error of a model whose weights and images are in channels_last; empty if it runs.
+
+    ``x.view(len(x), -1)`` behind a convolution fails there, as the channels of a pixel lie next to each other.
+
+    :param sample: a batch with one sample.
+    """
+    if not isinstance(sample, Tensor) or sample.ndim != 4:
+        return ""
+    images = sample.expand(2, *sample.shape[1:]).contiguous(memory_format=torch.channels_last)
+    try:
+        with torch.no_grad(), random_stream(0):
+            tried = copied(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            tried.eval()(images)
+            tried.train()(images)
+    except RuntimeError as error:
+        return str(error)
+    except Exception:  # it fails in every format, and the first round says so
+        return ""
+    return ""
 
 
 def forward_chunk(device: torch.device) -> int:

@@ -20,7 +20,7 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError
 from fedcore.base.process import cores
-from fedcore.client.setup import Setup
+from fedcore.client.setup import Setup, first_sample
 from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset, load_partition, make_partition
 from fedcore.data.assign import domain_rows, public_rows, with_public, with_unseen
 from fedcore.data.dataset import data_digest
@@ -29,7 +29,7 @@ from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
 from fedcore.models import SplitModel
 from fedcore.models.build import with_digest
-from fedcore.models.placement import Placement, convolves, resolve_device
+from fedcore.models.placement import Placement, convolves, problem_in_channels_last, resolve_device
 
 FORMATS: tuple[str, ...] = ("contiguous", "channels_last")
 SMALLEST_STACK, LARGEST_STACK = 12, 50
@@ -218,6 +218,8 @@ def tuned(config: RunConfig, model: SplitModel, dataset: Dataset) -> RunConfig:
     """
     if config.memory_format != "auto" or not convolves(model) or not isinstance(dataset.train, ResidentSamples):
         return config
+    if problem_in_channels_last(model, first_sample(dataset)):
+        return config
     seconds = measure(config, model, dataset)
     return config.model_copy(update={"memory_format": min(seconds, key=lambda name: seconds[name])})
 
@@ -259,7 +261,7 @@ def measure(config: RunConfig, model: SplitModel, dataset: Dataset) -> dict[str,
 
 def _step(config: RunConfig, model: SplitModel, dataset: Dataset) -> Callable[[], float]:
     """Return a function that trains a copy of the model on one batch, and returns the seconds that it took."""
-    placement = Placement.of(config, model)
+    placement = Placement.of(config, model, None)
     model = placement.model(copy.deepcopy(model)).train()
     rows = torch.arange(min(config.batch_size, len(dataset.train)))
     x = dataset.train.gather(rows).to(placement.device).contiguous(memory_format=placement.memory_format)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedcore import RunConfig
+from fedcore import ConfigError, RunConfig
 from fedcore.data import ResidentSamples
 from fedcore.models import build_model
 from fedcore.models.placement import Placement
@@ -41,7 +41,8 @@ def model(name="simple-cnn"):
 )
 def test_the_rule_and_the_choice(name, chosen, expected):
     config = RunConfig(device="cpu", memory_format=chosen)
-    assert Placement.of(config, model(name)).memory_format == expected
+    sample = torch.zeros(1, 3, 16, 16)
+    assert Placement.of(config, model(name), sample).memory_format == expected
 
 
 def test_models_and_data_lie_as_they_should_and_hold_the_same():
@@ -97,3 +98,39 @@ def test_autotune_leaves_a_choice_and_what_has_none(go, monkeypatch, options):
     monkeypatch.setattr(resolve, "measure", lambda *_: pytest.fail("nothing to measure"))
     result = go(**{**IMAGES, **options}, autotune=True)
     assert RunDirectory(result.directory).read_config().memory_format == options.get("memory_format", "auto")
+
+
+class Viewed(torch.nn.Module):
+    """Joins channels with height and width by ``view``, as most code of the field does, also in training alone."""
+
+    def __init__(self, num_classes, input_shape, only_in_training=False):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(input_shape[0], 4, 3)
+        self.last = torch.nn.Linear(4 * (input_shape[1] - 2) * (input_shape[2] - 2), num_classes)
+        self.only_in_training = only_in_training
+
+    def forward(self, x):
+        x = self.conv(x).relu()
+        viewed = x.view(len(x), -1) if self.training or not self.only_in_training else x.flatten(1)
+        return self.last(viewed)
+
+
+def viewed_in_training(num_classes, input_shape):
+    return Viewed(num_classes, input_shape, only_in_training=True)
+
+
+@pytest.mark.parametrize("network", [Viewed, viewed_in_training])
+@pytest.mark.parametrize("dataset", ["digits", IMAGES["dataset"]])
+def test_a_network_with_a_view_runs_in_the_contiguous_format(go, network, dataset):
+    result = go(model=network, dataset=dataset, workers=0)
+    contiguous = go(model=network, dataset=dataset, workers=2, memory_format="contiguous")
+    assert support.model_bytes(result) == support.model_bytes(contiguous)
+    assert go(model=network, dataset=dataset, autotune=True).config.memory_format == "auto"
+    with pytest.raises(ConfigError, match=r"--memory-format channels_last: .* view size is not compatible.* reshape"):
+        go(model=network, dataset=dataset, memory_format="channels_last")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_the_advice_to_a_network_of_another_dtype_is_to_convert_it(go, dtype):
+    with pytest.raises(ConfigError, match=rf"Its weights are {dtype}: .* network.float\(\)".replace("torch.", "")):
+        go(model=lambda num_classes, input_shape: Viewed(num_classes, input_shape).to(dtype))
