@@ -13,16 +13,18 @@ import torch
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
 from fedcore.base.metrics import Metric, make_metrics
+from fedcore.base.seeding import random_stream
 from fedcore.base.tensors import digest_of, out_of_range
 from fedcore.data import Dataset, PublicSamples
 from fedcore.hooks.checks import whole_numbers
 from fedcore.hooks.declarations import TABLE, require_hooks
 from fedcore.hooks.plugin import Plugin, patterns_of
 from fedcore.hooks.plugins import PluginSet, match
-from fedcore.models import ModelTask, SplitModel, build_model, require_takes
+from fedcore.models import ModelTask, SplitModel, build_model, require_takes, smallest_batch
 from fedcore.models.build import dtype_hint
 from fedcore.models.layout import FlatLayout, Layout
 from fedcore.models.placement import Placement, problem_in_channels_last
+from fedcore.models.split import training_copy
 
 READ_UPDATES = ("all_updates", "pre_aggregate", "weight", "accumulate", "aggregate")
 """The hooks of the server that see the tensors of updates."""
@@ -83,6 +85,7 @@ class Setup:
                 f"--memory-format channels_last: model {config.model!r} does not run in it: {problem}. Leave the "
                 "option out, or write reshape instead of view"
             )
+        _check_training(config, model, dataset)
         _check_untied(config, model)
         kept = _kept(plugins, model)
         layout, breaks = Layout.of(model, _personal(config, model, kept)), _breaks(config, plugins)
@@ -104,6 +107,11 @@ class Setup:
     def placement(self) -> Placement:
         """Where this process trains and evaluates the model."""
         return Placement.of(self.config, self.model, self.sample)
+
+    @cached_property
+    def smallest_batch(self) -> int:
+        """The number of samples that a training batch needs."""
+        return smallest_batch(self.model, self.sample)
 
     @cached_property
     def uploads(self) -> Layout:
@@ -238,6 +246,27 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, sample
             f"gives features of width {features.shape[1]}{by} but its feature_dim is {model.feature_dim}",
             kind="model",
             hint="after a change of the encoder's width set model.feature_dim, or call model.renew_classifier(width)",
+        )
+
+
+def _check_training(config: RunConfig, model: SplitModel, dataset: Dataset) -> None:
+    """Refuse a model that works in evaluation, but cannot be trained by a step."""
+    for path, part in model.named_modules():
+        if getattr(part, "sparse", False) is True:
+            raise ConfigError(
+                f"model {config.model!r}: {path!r}, of class {type(part).__name__}, has sparse gradients, which no "
+                "optimizer of a run takes; make it with sparse=False"
+            )
+    batch = dataset.train.gather(torch.zeros(2, dtype=torch.int64)).to(torch.device("cpu"))
+    try:
+        with torch.no_grad(), random_stream(0):
+            features = training_copy(model).encoder(batch)
+    except Exception:  # the first round tells at which client
+        return
+    if not isinstance(features, torch.Tensor):
+        raise ConfigError(
+            f"model {config.model!r} returns {type(features).__name__} in training mode, but logits in evaluation, "
+            "as a network with auxiliary outputs; let it return logits alone (aux_logits=False), or return a SplitModel"
         )
 
 

@@ -18,7 +18,7 @@ from fedcore.base.tensors import clone, copy_into, numbers
 from fedcore.base.types import Tensors
 from fedcore.client.setup import Setup
 from fedcore.data.client_data import ClientData
-from fedcore.models import Outputs, SplitModel, has_batch_norm
+from fedcore.models import Outputs, SplitModel
 from fedcore.models.placement import forward_chunk
 from fedcore.models.split import evaluating
 
@@ -169,8 +169,7 @@ class WorkingModel:
                 else:
                     self._saved.append((part, name, buffer))
         self.set_trainable(())  # a copy of another working model has its client's frozen parameters
-        self.smallest_batch = 2 if has_batch_norm(self.module) else 1
-        """The number of samples that a training batch needs. BatchNorm needs two: one sample has no variance."""
+        self.smallest_batch = setup.smallest_batch
 
     def bind(self, parameters: Mapping[str, Tensor]) -> None:
         """Move the parameters into other memory, which holds their values."""

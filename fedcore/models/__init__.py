@@ -10,7 +10,7 @@ from fedcore.models.build import build_model, require_takes
 from fedcore.models.mlp import mlp
 from fedcore.models.placement import Placement, forward_chunk, resolve_device
 from fedcore.models.split import ModelTask as ModelTask
-from fedcore.models.split import Outputs, frozen_modules, has_batch_norm
+from fedcore.models.split import Outputs, frozen_modules, has_batch_norm, smallest_batch
 from fedcore.models.split import SplitModel as SplitModel
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "mlp",
     "require_takes",
     "resolve_device",
+    "smallest_batch",
 ]

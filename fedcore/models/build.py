@@ -109,6 +109,11 @@ def build_model(
             expected="a SplitModel, or another module that ends with a linear layer",
             hint=HINT,
         )
+    if extra := next((key for key in model.state_dict() if key.endswith("_extra_state")), None):
+        raise ConfigError(
+            f"model {name!r} has {extra!r} (get_extra_state), which is neither averaged nor reset; keep it in a "
+            "buffer, or as an attribute that stays the same"
+        )
     if projection:
         task.ensure_projection(model)
     elif model.has_fresh_classifier:

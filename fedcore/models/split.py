@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
@@ -175,6 +176,30 @@ def has_batch_norm(model: nn.Module) -> bool:
     """Return whether a module that is not frozen is a BatchNorm: of 1 to 3 dimensions, synchronised or lazy."""
     frozen = {part for module in frozen_modules(model) for part in module.modules()}
     return any(isinstance(module, _BatchNorm) for module in model.modules() if module not in frozen)
+
+
+def smallest_batch(model: nn.Module, sample: Any) -> int:
+    """Return the number of samples that a training batch needs: 2 if BatchNorm finds one value per channel in one.
+
+    :param sample: a batch with one sample.
+    """
+    if not has_batch_norm(model):
+        return 1
+    try:
+        tried = training_copy(model)
+        with torch.no_grad(), random_stream(0):
+            tried(sample)
+    except Exception:  # torch raises ValueError; third-party code can raise anything
+        return 2
+    return 1
+
+
+def training_copy(model: Model) -> Model:
+    """Return a copy in the mode in which clients train the model: frozen modules stay in eval mode."""
+    tried = copied(model).train()
+    for module in frozen_modules(tried):
+        module.eval()
+    return tried
 
 
 def copied(model: Model, shared: Iterable[Tensor] = ()) -> Model:

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedcore.base import objects
 from fedcore.base.errors import PluginContractError, UnknownNameError
-from fedcore.models import SplitModel, has_batch_norm
+from fedcore.models import SplitModel, has_batch_norm, smallest_batch
 from tests.models.built import FEATURE_DIMS, build, check_outputs, equal_states
 
 
@@ -145,3 +145,17 @@ def test_has_batch_norm(layer: nn.Module) -> None:
     assert has_batch_norm(nn.Sequential(nn.Linear(2, 3), layer))
     assert not has_batch_norm(nn.Sequential(nn.BatchNorm1d(3).requires_grad_(False), nn.Linear(3, 3)))
     assert not has_batch_norm(nn.Sequential(nn.GroupNorm(1, 3), nn.LayerNorm(3), nn.InstanceNorm1d(3)))
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ([nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)], 1),  # 36 values per channel in one image
+        ([nn.Conv2d(1, 2, 8), nn.BatchNorm2d(2)], 2),
+        ([nn.Flatten(), nn.BatchNorm1d(64)], 2),
+        ([nn.Flatten(), nn.BatchNorm1d(64).requires_grad_(False)], 1),
+        ([nn.Flatten(), nn.LayerNorm(64)], 1),
+    ],
+)
+def test_a_batch_of_one_is_trained_if_the_model_can(layers, expected):
+    assert smallest_batch(nn.Sequential(*layers), torch.zeros(1, 1, 8, 8)) == expected

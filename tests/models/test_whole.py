@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedcore
 from fedcore import ConfigError, PluginContractError
 from fedcore.base import objects
 from fedcore.models import build_model
@@ -185,3 +186,43 @@ def test_a_network_starts_with_the_weights_of_its_last_layer():
     model = build(network)
     assert torch.equal(model.classifier.weight, torch.full((3, 7), 0.5))
     assert torch.equal(model.network()[2].weight, model.classifier.weight)
+
+
+class Auxiliary(Fixed):
+    """Returns a second output in training mode."""
+
+    def forward(self, x):
+        logits = super().forward(x)
+        return (logits, logits) if self.training else logits
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.last = nn.Embedding(5, 7, sparse=True), nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.last(self.rows((x > 0).long()).mean(1))
+
+
+class Extra(Fixed):
+    def get_extra_state(self):
+        return {"calls": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        (Auxiliary, r"returns tuple in training mode, .*aux_logits=False"),
+        (Sparse, r"'encoder.base.rows', of class Embedding, has sparse gradients, .* sparse=False"),
+        (Extra, r"has 'encoder.base._extra_state' \(get_extra_state\), .* keep it in a buffer"),
+    ],
+)
+def test_networks_that_clients_cannot_train_are_refused_before_the_run(network, says):
+    x = torch.randn(40, 5)
+    labels = torch.arange(40) % 3
+    with pytest.raises(ConfigError, match=says):
+        fedcore.run(model=network, dataset=(x, labels, x, labels), clients=2, rounds=1, workers=0, progress=False)

@@ -87,11 +87,13 @@ def test_a_resumed_run_goes_on_in_the_same_run(tmp_path, made):
         federate(tmp_path, rounds=5, checkpoint_every=2, trackers={"mlflow": {"uri": uri}}, out=out, notify=stop)
     _, (run,) = runs_of(uri)
     assert run.info.status == "KILLED"
-    resume(out, allow_code=True, allow_outside=True)
+    resume(out, allow_code=True, allow_outside=True, changes={"rounds": 6})
     client, (again,) = runs_of(uri)
     assert again.info.run_id == run.info.run_id
     assert again.info.status == "FINISHED"
-    assert [step for step, _ in history(client, again, "loss/task")] == [1, 2, 3, 4, 5]
+    assert [step for step, _ in history(client, again, "loss/task")] == [1, 2, 3, 4, 5, 6]
+    assert again.data.params["rounds"] == "5"
+    assert {name: value for name, value in again.data.tags.items() if "resumed" in name} == {"resumed.rounds": "6"}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcore import ClientUpdate, DivergedError, ServerContext, hookimpl
-from fedcore.models import frozen_modules, has_batch_norm
+from fedcore.models import frozen_modules, smallest_batch
 from fedcore_functional import moved_model, update_vector
 from fedcore_robust.heterogeneity import (
     bulyan_selection,
@@ -135,7 +135,9 @@ class FLTrust(VectorRule):
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.SGD(parameters, server.lr, momentum=config.momentum, weight_decay=config.weight_decay)
         unit, work = config.local_work
-        smallest = config.smallest_batch(len(public), 2 if has_batch_norm(model) else 1)
+        smallest = config.smallest_batch(
+            len(public), smallest_batch(model, public.inputs(torch.zeros(1, dtype=torch.int64)))
+        )
         passes = (torch.randperm(len(public), generator=stream) for _ in range(work))  # a pass takes a step or more
         batches = (batch for order in passes for batch in order.split(config.batch_size) if len(batch) >= smallest)
         with torch.enable_grad(), torch.random.fork_rng():

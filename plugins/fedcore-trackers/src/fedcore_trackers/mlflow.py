@@ -58,10 +58,11 @@ class MLflow(Tracker):
             found = self.client.get_experiment_by_name(self.options.experiment)
             experiment = found.experiment_id if found else self.client.create_experiment(self.options.experiment)
         self.id: str = run.state.get("run_id", "")
+        values = parameters(run.config)
         if self.id:
             self.client.update_run(self.id, status="RUNNING")
+            self._tag_changes(values)
             return
-        values = parameters(run.config)
         tags = {"fedcore.run_dir": str(run.directory), "fedcore.plugins": str(values["plugins"])}
         made = self.client.create_run(experiment, run_name=self.options.run_name or run.name, tags=tags)
         self.id = run.state["run_id"] = made.info.run_id
@@ -82,6 +83,14 @@ class MLflow(Tracker):
             self._log(scalars(summary["metrics"], "final/"), summary["rounds"])
             self.client.log_artifact(self.id, str(self.directory / "summary.json"))
         self.client.set_terminated(self.id, STATUS[status])
+
+    def _tag_changes(self, values: Mapping[str, Any]) -> None:
+        """Note what a resume changed, such as the rounds: MLflow does not let a parameter change."""
+        logged = self.client.get_run(self.id).data.params
+        for name, value in values.items():
+            if str(value)[:LONGEST] != logged.get(name):
+                self.client.set_tag(self.id, f"resumed.{name}", str(value)[:LONGEST])
+        self.client.log_artifact(self.id, str(self.directory / "config.yaml"))
 
     def _log_parameters(self, values: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
