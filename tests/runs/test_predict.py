@@ -213,6 +213,7 @@ def test_columns_of_a_table_are_taken_by_name(tmp_path: Path) -> None:
     stream = np.random.default_rng(0)
     table = pandas.DataFrame(stream.normal(size=(120, 3)), columns=["age", "dose", "weight"])
     classes, turned = (table["dose"] > 0).to_numpy().astype(int), ["weight", "age", "dose"]
+    table["dose"] += 8 * classes  # far apart, so that any processor learns to part them
     train, test = table[:90], table[90:]
     data = (train, classes[:90], test[turned], classes[90:])
     options = {"partition": "iid", "rounds": 5, "clients": 2, "lr": 0.3, "batch_size": 10, "workers": 0}
