@@ -74,6 +74,7 @@ types: setup
 # The variable silences an announcement about MkDocs itself, which is no warning about our pages.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'Built. The first page, which needs no server: site/index.html'
 
 # The tables and pictures of docs/results.md that are made from results/.
 results: setup

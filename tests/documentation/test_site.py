@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -43,6 +45,15 @@ def text_of(page: Path) -> str:
 
 
 PAGES = sorted(path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md"))
+DESCRIBED = {
+    page: re.findall(
+        r"^\[`(fedcore[\w.]+)`\]\(\S+\.py\)(?: <!-- .* -->)?$",
+        (ROOT / "docs" / page).read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    for page in PAGES
+}
+"""For each page, the objects whose links stand alone on a line."""
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -55,6 +66,24 @@ def test_every_example_that_a_page_includes_stands_on_it(site, page):
     ):
         missing = [line for line in lines_of(ROOT / example) if " ".join(line.split()) not in text]
         assert not missing, f"{page} includes {example} without these lines: {missing}"
+
+
+@pytest.mark.parametrize("page", [page for page, names in DESCRIBED.items() if names])
+def test_a_page_of_descriptions_has_each_of_them(site, page):
+    """In the place of the link to its source; of a module, those of its functions and classes."""
+    text = text_of(site / page.replace(".md", ".html"))
+    for name in DESCRIBED[page]:
+        described = pkgutil.resolve_name(name)
+        parts = [value for key, value in vars(described).items() if not key.startswith("_")]
+        own = [part for part in parts if callable(part) and getattr(part, "__module__", None) == name]
+        without = [part for part in (described, *own) if beginning(part) not in text]
+        assert not without, name
+
+
+def beginning(thing) -> str:
+    """Return the first paragraph of a docstring, up to its first role or formula."""
+    paragraph = (thing.__doc__ or "").partition("\n\n")[0]
+    return re.split("[`:<$]", " ".join(paragraph.split()))[0].strip()
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -113,6 +142,16 @@ def test_nothing_is_loaded_from_another_machine(site):
         loaded = re.findall(r"<(?:script|img|iframe)[^>]* src=\"([^\"]+)\"", html)
         loaded += [tag for tag in re.findall(r"<link[^>]+>", html) if "stylesheet" in tag or "preconnect" in tag]
         assert not [address for address in loaded if "//" in address], page
+
+
+def test_pages_from_the_disk_can_be_searched(site):
+    """There, browsers load the index as a script, and start no worker: a script of the site takes its place."""
+    index = (site / "search" / "search_index.js").read_text(encoding="utf-8").removeprefix("var __index = ")
+    assert len(json.loads(index)["docs"]) > len(PAGES)
+    for page in PAGES:
+        html = (site / page.replace(".md", ".html")).read_text(encoding="utf-8")
+        (script,) = re.findall(r'<script src="([^"]*iframe-worker\.js)"', html)
+        assert (site / page).parent.joinpath(script).resolve() == site / "iframe-worker.js"
 
 
 def test_the_navigation_leads_to_every_page_in_docs(site):

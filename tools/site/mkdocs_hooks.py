@@ -18,7 +18,7 @@ from links import ROOT, method_page, relink
 from methods import grouped
 
 DESCRIBED = re.compile(
-    r"^\[`(?P<name>fedcore\.[\w.]+)`\]\([\w./]+\.py\)(?: <!-- (?P<options>\{.*\}) -->)?$", re.MULTILINE
+    r"^\[`(?P<name>fedcore\w*\.[\w.]+)`\]\([\w./-]+\.py\)(?: <!-- (?P<options>\{.*\}) -->)?$", re.MULTILINE
 )
 """A line that is a link to an object's source: in its place the site has the object's description by mkdocstrings."""
 
