@@ -1,9 +1,14 @@
 """Batches that are no image tensors: the same run in any process, and models that do not fit them refused."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
+import fedcore
 from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.cli.app import app
@@ -64,6 +69,16 @@ def test_sequences_give_the_same_bits_for_any_number_of_workers(go, plugins):
 def test_sequences_are_learned(go):
     result = go(**WORDS, rounds=8, local_epochs=5, batch_size=16)
     assert result.metrics["global"]["accuracy"] > 0.6  # chance is a third
+
+
+def test_the_pages_model_of_sequences_trains(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "your-data.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(class MeanOfTokens.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    space = {"nn": nn, "__name__": __name__}
+    exec(block, space)  # noqa: S102 - our own page
+    out = tmp_path / "run"
+    result = fedcore.run(dataset=words(), model=space["MeanOfTokens"], clients=3, rounds=1, workers=0, out=out)
+    assert result.model.state_dict()["classifier.weight"].shape == (3, 32)
 
 
 def test_workers_map_the_samples(tmp_path):

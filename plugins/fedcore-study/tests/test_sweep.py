@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -27,6 +29,19 @@ def cells(**values):
 
 
 class TestSpec:
+    def test_the_pages_file_is_the_sweep_that_it_says(self, tmp_path):
+        page = Path(__file__).parents[3] / "docs" / "sweeps.md"
+        (block,) = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        file = tmp_path / "study.yaml"
+        file.write_text(block)
+        spec = read_spec(file)
+        assert set(yaml.safe_load(block)) == {field.alias or name for name, field in SweepSpec.model_fields.items()}
+        configs = [config for _, config in spec.cells()]
+        assert len(configs) == 2 * 8 * 3
+        assert {config.plugins["moon"]["mu"] for config in configs if "moon" in config.plugins} == {5}
+        prox = [config for config in configs if "fedprox" in config.plugins]
+        assert {(c.partition, c.plugins["fedprox"].get("mu")) for c in prox} == {("iid", None), ("dirichlet", 0.1)}
+
     def test_every_combination_seed_by_seed(self):
         found = cells(base={"rounds": 3}, grid={"plugin": ["fedavg", "moon"], "alpha": [0.1, 0.5]}, seeds=2)
         assert [label for label, _ in found[:4]] == [
