@@ -1,16 +1,19 @@
-"""Print how large the core is, and how much of it a person meets: python tools/measures.py.
+"""Print how large the core is, and how much of it a person meets: python tools/measures.py [--most [N]].
 
 Lines of code are those without blank lines, comments, docstrings and imports. The last two figures are measured in
 processes of their own: the modules of fedcore that ``import fedcore.hooks.hookspecs`` loads, and the files of fedcore
-that ``fedcore train --plugin moon`` imports.
+that ``fedcore train --plugin moon`` imports. ``--most`` fails if fedcore/ has more lines of code than N, by default
+than ``most-lines`` of ``[tool.fedcore]`` in pyproject.toml.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +45,13 @@ def imported(code: str) -> list[str]:
     listing = "import sys\nprint(*sorted(m for m in sys.modules if m.split('.')[0] == 'fedcore'), sep='\\n')"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", f"{code}\n{listing}"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)  # noqa: S603
+    if done.returncode:
+        reason = done.stderr.strip().rpartition("\n")[2]
+        sys.exit(
+            f"{sys.executable} cannot run fedcore ({reason}), which the other figures need. Use the Python of the "
+            "environment that make setup makes: .venv/bin/python tools/measures.py"
+        )
     return [line for line in done.stdout.splitlines() if line.startswith("fedcore")]
 
 
@@ -72,6 +81,32 @@ def measures() -> Iterator[tuple[str, object]]:
     yield "files of fedcore that train --plugin moon imports", len(imported(TRAIN))
 
 
-if __name__ == "__main__":
+def require_at_most(most: int) -> None:
+    """End with a message if fedcore/ has more lines of code; say where the limit can be lowered."""
+    code, _ = sizes(CORE)
+    limit = "most-lines of [tool.fedcore] in pyproject.toml"
+    if code > most:
+        sys.exit(
+            f"fedcore/ has {code:,} lines of code, {code - most:,} more than {most:,}, the limit. Say it in fewer, or "
+            f"move it to a package. If the core has to grow, raise {limit}, with the reason in the commit's message"
+        )
+    if code < most:
+        print(f"fedcore/ has {code:,} lines of code, fewer than {most:,}, the limit: lower {limit}")
+
+
+def main() -> None:
+    """Print the figures, or check the one that has a limit."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    parser = argparse.ArgumentParser(description="Print how large the core is.")
+    most = project["tool"]["fedcore"]["most-lines"]
+    parser.add_argument("--most", type=int, nargs="?", const=most, metavar="N", help=f"fail above N lines ({most})")
+    chosen = parser.parse_args()
+    if chosen.most is not None:
+        require_at_most(chosen.most)
+        return
     for name, value in measures():
         print(f"{name:<52} {value}")
+
+
+if __name__ == "__main__":
+    main()
