@@ -51,9 +51,11 @@ def main() -> int:
     problem = "no uv on PATH, and pip cannot fetch it"
     if uv is not None:
         problem = by_uv(uv, steps, chosen.torch, chosen.torch_index)
-        if not problem:
-            return 0
-    return by_pip(steps, chosen.torch, chosen.torch_index, problem)
+    code = by_pip(steps, chosen.torch, chosen.torch_index, problem) if problem else 0
+    if not code:
+        for misfit in misfits():
+            print(f"note: {misfit}", file=sys.stderr)
+    return code
 
 
 def requirements(profile: str, extras: Sequence[str] = ()) -> Iterator[list[str]]:
@@ -124,6 +126,29 @@ def by_pip(steps: Pip, torch: str, torch_index: str, problem: str) -> int:
             return code
     execute([sys.executable, "-m", "compileall", "-q", "-j", "0", sys.prefix])
     return 0
+
+
+TORCHVISION = """
+from importlib.metadata import version
+print("torchvision", version("torchvision"), "next to torch", version("torch"))
+import torchvision
+"""
+
+
+def misfits() -> Iterator[str]:
+    """Yield what is installed but does not work together, with the remedy. fedcore itself works all the same."""
+    tried = execute([sys.executable, "-c", TORCHVISION])
+    if tried.returncode:
+        reason = tried.stderr.strip().rpartition("\n")[2]
+        yield (
+            f"{tried.stdout.strip() or 'torchvision'} cannot be imported ({reason}). fedcore-zoo loads it all the "
+            "same; whatever else imports it fails, such as timm. Both have to come from one index: make "
+            "clean, then make setup TORCH=cpu for torch without CUDA; TORCH_INDEX=ADDRESS names an index that has both"
+        )
+    checked = execute([sys.executable, "-m", "pip", "check"])
+    broken = [line for line in checked.stdout.splitlines() if not line.startswith(f"{ALONE} ")]
+    if checked.returncode and broken:
+        yield f"{' '.join(broken)} Remedy: make clean, then make setup, which installs the pinned versions anew"
 
 
 def index_option(address: str, flag: str) -> list[str]:
