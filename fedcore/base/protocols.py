@@ -129,7 +129,7 @@ SIGNS = {"accuracy": 1, "mean": 1, "worst10": 1, "best10": 1, "std": -1, "loss":
 """Figure of a protocol -> 1 if more is better, -1 if less is."""
 
 FIGURES = frozenset(
-    {"accuracy", "loss", "loss_reason", "samples", "per_class", "correct", "total", "confusion"}
+    {"accuracy", "loss", "loss_reason", "samples", "undefined", "per_class", "correct", "total", "confusion"}
     | {"mean", "std", "worst10", "best10", "quantiles", "clients", "untrained", "per_client"}
     | {"domain", "domains"}
 )

@@ -178,6 +178,6 @@ def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:
         if "global_before_correction" in metrics:
             line += ", before the correction"
         yield Text.assemble(("best by validation: ", "bold"), line)
-    failed = records.not_evaluated(metrics)
-    if failed:
-        yield Text(clean(failed), style="yellow")
+    for problem in (records.not_evaluated(metrics), records.undefined(metrics)):
+        if problem:
+            yield Text(clean(problem), style="yellow")

@@ -60,7 +60,9 @@ def evaluate(
     confusion: bool = False,
     metrics: Metrics = NO_METRICS,
 ) -> dict[str, Any]:
-    """Count ``correct`` and ``total`` samples per class, and sum the cross-entropy as ``loss``.
+    """Count ``correct`` and ``total`` samples per class and ``undefined`` ones, and sum the cross-entropy as ``loss``.
+
+    A sample whose largest logit is nan or infinite is undefined: it has no softmax, and no class is predicted for it.
 
     Chunks are fixed, each is computed by one thread, and they are added in order. The result therefore does not depend
     on the number of threads.
@@ -79,11 +81,12 @@ def evaluate(
         with torch.inference_mode():
             logits = _logits(network(inputs), len(labels), num_classes)
             members = labels.unsqueeze(1) == classes  # (B, C)
-            predicted = logits.argmax(dim=1)
-            hits = (predicted == labels).unsqueeze(1)
+            largest, predicted = logits.max(dim=1)
+            defined = largest.isfinite()
+            hits = (defined & (predicted == labels)).unsqueeze(1)
             loss = F.cross_entropy(logits.double(), labels, reduction="sum")
-            counted = [(members & hits).sum(dim=0), members.sum(dim=0), loss]
-            return counted + [confusion_counts(labels, predicted, num_classes)] * confusion, logits
+            matrix = [confusion_counts(labels[defined], predicted[defined], num_classes)] if confusion else []
+            return [(members & hits).sum(dim=0), members.sum(dim=0), loss, (~defined).sum(), *matrix], logits
 
     def batches() -> Iterator[tuple[Any, Tensor]]:
         for chunk in chunks:
@@ -95,7 +98,7 @@ def evaluate(
         for labels, (counted, logits) in _side_by_side(counts_of, model, batches(), min(threads, len(chunks))):
             with torch.inference_mode():
                 counts.append([*counted, *(count_metric(*each, logits, labels).flatten() for each in metrics.items())])
-    names = ["correct", "total", "loss", *(["confusion"] if confusion else []), *metrics]
+    names = ["correct", "total", "loss", "undefined", *(["confusion"] if confusion else []), *metrics]
     sums = [reduce(torch.add, parts).tolist() for parts in zip(*counts, strict=True)]
     return dict(zip(names, sums, strict=True))
 
@@ -186,6 +189,8 @@ def confusion_counts(labels: Tensor, predicted: Tensor, num_classes: int) -> Ten
 def rates(counts: Mapping[str, Any], metrics: Metrics = NO_METRICS) -> dict[str, Any]:
     """Turn counts into accuracy, mean loss and per-class accuracy (None for a class without samples).
 
+    The number of ``undefined`` samples follows if there are any.
+
     :param metrics: the metrics that were counted, whose figures follow (None for one that is not defined).
     """
     total = sum(counts["total"])
@@ -194,8 +199,22 @@ def rates(counts: Mapping[str, Any], metrics: Metrics = NO_METRICS) -> dict[str,
         **_loss(counts["loss"] / total),
         "samples": total,
         "per_class": [c / t if t else None for c, t in zip(counts["correct"], counts["total"], strict=True)],
-        **{name: figure(name, metric, counts[name]) for name, metric in metrics.items()},
+        **figures(counts, metrics),
+        **_undefined(counts["undefined"]),
     }
+
+
+def figures(counts: Mapping[str, Any], metrics: Metrics) -> dict[str, float | None]:
+    """Return the figures of metrics from their counts.
+
+    They are None if a sample is undefined: what a metric counts for logits without a prediction, it does not know.
+    """
+    return {n: None if counts["undefined"] else figure(n, metric, counts[n]) for n, metric in metrics.items()}
+
+
+def _undefined(samples: int) -> dict[str, int]:
+    """Return the number of undefined samples as an entry of a protocol's figures; empty without any."""
+    return {"undefined": samples} if samples else {}
 
 
 def added(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -261,8 +280,8 @@ def evaluate_client(
         model = own_model(session, took_part=meta["took_part"])
         own = counts(model, own_model=True, confusion=meta["confusion"])
         # An infinite loss does not mean a broken model: a model may rule a class out.
-        if model is not working.module and any(math.isnan(counted["loss"]) for counted in own.values()):
-            raise ValueError("its logits are nan")
+        if model is not working.module and any(counted["undefined"] for counted in own.values()):
+            raise ValueError("its logits are nan or infinite")
         return Evaluation(found | own)
     except PluginCallError as error:
         print_traceback()
@@ -323,6 +342,7 @@ def summarise_clients(
             "quantiles": [float(value) for value in np.quantile(accuracies, QUANTILES)],
             "clients": len(accuracies),
             "untrained": sum(client in untrained for client in counts) if PROTOCOLS[protocol].own_model else 0,
+            **_undefined(sum(c["undefined"] for c in counts.values())),
         }
         for name, value in pooled.get(protocol, {}).items():
             known = np.array([c[name] for c in counts.values() if c[name] is not None], dtype=np.float64)

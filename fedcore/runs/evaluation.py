@@ -11,12 +11,20 @@ import numpy.typing as npt
 from torch import Tensor
 
 from fedcore.base.identity import judged_by
-from fedcore.base.metrics import figure
 from fedcore.base.process import cores
 from fedcore.base.protocols import EVALUATED, ON_CLIENTS, PROTOCOLS, SIGNS, VALIDATION
 from fedcore.base.seeding import derive_seed, random_stream
 from fedcore.base.tensors import copy_into
-from fedcore.client.evaluation import MAX_CONFUSION, added, by_domain, evaluate, rates, repeats, summarise_clients
+from fedcore.client.evaluation import (
+    MAX_CONFUSION,
+    added,
+    by_domain,
+    evaluate,
+    figures,
+    rates,
+    repeats,
+    summarise_clients,
+)
 from fedcore.client.messages import ClientTask, Outcome
 from fedcore.models import SplitModel
 from fedcore.models.split import copied_for_calls
@@ -160,10 +168,7 @@ class Evaluator:
                     results.setdefault(task.client, {}).update(found)
                     self._add_confusions(found)
                     self._add_metrics(found, sums)
-        pooled = {
-            protocol: {name: figure(name, self.further[name], counts.tolist()) for name, counts in found.items()}
-            for protocol, found in sums.items()
-        }
+        pooled = {protocol: figures(counts, self.further) for protocol, counts in sums.items()}
         summary = summarise_clients(results, (c for c in results if c not in state.manifest and c < seen), pooled)
         if scope.failures:
             summary |= {"failed": len(scope.failures), "failures": scope.failures}
@@ -183,9 +188,9 @@ class Evaluator:
         """Add the metrics' counts of a client to the sums over all clients; leave the client's own figures."""
         for protocol, counted in counts.items():
             of_all = sums.setdefault(protocol, {})
-            for name, metric in self.further.items():
+            for name in ("undefined", *self.further):
                 of_all[name] = np.array(counted[name]) + of_all.get(name, 0)
-                counted[name] = figure(name, metric, counted[name])
+            counted.update(figures(counted, self.further))
 
     def _samples(self, task: ClientTask) -> dict[str, int]:
         """Return the number of a client's samples for each protocol of its task."""
@@ -202,7 +207,8 @@ class Evaluator:
     def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the best round so far by the figure of ``best_by`` on the held-out parts; empty if there are none.
 
-        A round in which fewer clients could be evaluated is never the best: its mean is over other clients.
+        A round in which fewer clients could be evaluated is never the best: its mean is over other clients. Neither is
+        a round with undefined samples.
         """
         kept = self.federation.config.keep == "best"
         # If the global model is kept, it is judged.
@@ -212,7 +218,7 @@ class Evaluator:
             return state.best
         name, sign = self.judge
         clients, value, best = metrics[protocol]["clients"], metrics[protocol][name], state.best
-        if value is None:  # a loss that is not finite, a metric that is not defined
+        if value is None or "undefined" in metrics[protocol]:  # a loss that is not finite, a metric that is not defined
             return best
         # An older checkpoint does not say how many clients: it counts as the same number.
         before = best and (best.get("clients", clients), sign * best[f"validation_{name}"])

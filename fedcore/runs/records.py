@@ -174,6 +174,17 @@ def not_evaluated(metrics: Mapping[str, Any]) -> str:
     return f"{left_out}: {failures[0]['message']}"
 
 
+def undefined(metrics: Mapping[str, Any]) -> str:
+    """Return for how many samples an evaluation has no prediction; empty if it has one for each."""
+    parts = [f"{row['undefined']} in {name}" for name, row in evaluated(metrics).items() if "undefined" in row]
+    if not parts:
+        return ""
+    return (
+        f"samples for which the model's output is nan or infinite: {', '.join(parts)}. They count as wrong, and "
+        "--metric has no figure with them"
+    )
+
+
 class RoundTimes:
     """The seconds of the rounds that this process ran."""
 

@@ -124,17 +124,19 @@ class RunResult:
             data set normalised, as those of ``hf:FILE.csv``.
         :param model: the model of a client (:func:`fedcore.client_model`), or a network with logits as output, instead
             of the global model. It keeps its mode, of training or evaluation.
-        :raises DataError: x has another shape or type than the samples of the run, or the model's output is nan.
+        :raises DataError: x has another shape or type than the samples of the run, or the model's output is nan or
+            infinite.
         :raises ConfigError: the run has no global model.
         """
         logits = self._logits(x, model)
-        undefined = logits.isnan().any(dim=1)
-        if undefined.any():  # argmax would take them for class 0
+        largest, classes = logits.max(dim=1)
+        undefined = ~largest.isfinite()
+        if undefined.any():  # max takes nan for the largest
             raise DataError(
-                f"the model's output for sample {int(undefined.int().argmax())} of x is nan, as for "
-                f"{int(undefined.sum())} of {len(undefined)} samples: look for nan in x; predict_proba returns them"
+                f"the model's output for sample {int(undefined.int().argmax())} of x is nan or infinite, as for "
+                f"{int(undefined.sum())} of {len(undefined)} samples: look for nan in x; predict_proba returns nan"
             )
-        found: npt.NDArray[np.int64] = logits.argmax(dim=1).numpy()
+        found: npt.NDArray[np.int64] = classes.numpy()
         return found
 
     def predict_proba(self, x: Any, *, model: nn.Module | None = None) -> npt.NDArray[np.float32]:

@@ -22,7 +22,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.progress import noting
 from fedcore.runs.provenance import now
-from fedcore.runs.records import Failures, RoundTimes, history_rows, not_evaluated, per_round, totals
+from fedcore.runs.records import Failures, RoundTimes, history_rows, not_evaluated, per_round, totals, undefined
 from fedcore.server.context import ScopeContext
 from fedcore.server.round import Notify, run_post_train, run_round
 from fedcore.server.scope import Federation, ServerScope
@@ -66,7 +66,7 @@ class Experiment:
         self._touched: set[int] = set()  # since the last checkpoint
         self._unsaved: ServerState | None = None  # the last recorded state, until its checkpoint is being written
         self._latest: dict[str, Any] | None = None
-        self._failures_noted = False
+        self._problems_noted: set[Callable[..., str]] = set()
         self._random: bytes | None = global_digest()  # None once other draws are noted
         self._times = RoundTimes()
         self._failures = Failures()
@@ -218,11 +218,12 @@ class Experiment:
         return {**metrics, "best_by_validation": best}
 
     def _noted(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return an evaluation's figures. A note tells the first time that clients could not be evaluated."""
-        failed = not_evaluated(metrics)
-        if failed and not self._failures_noted:
-            self._failures_noted = True
-            self.note(failed)
+        """Return an evaluation's figures. A note tells the first time what could not be evaluated."""
+        for problem in (not_evaluated, undefined):
+            words = problem(metrics)
+            if words and problem not in self._problems_noted:
+                self._problems_noted.add(problem)
+                self.note(words)
         return metrics
 
     def reports(self, state: ServerState) -> dict[str, Any]:

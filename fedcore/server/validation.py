@@ -75,6 +75,7 @@ class _Counts(_Strict):
     correct: list[Count]
     total: list[Count]
     loss: Annotated[float, Field(allow_inf_nan=True)]  # a model that diverged
+    undefined: Count
     confusion: list[list[Count]] = []
 
 
@@ -180,6 +181,7 @@ class UpdateValidator:
             what = f"client {task.client}: evaluation {protocol!r}"
             counts = _parsed(_Counts, sent.counts.get(protocol), what)
             fits = len(counts.correct) == len(counts.total) == classes and sum(counts.total) == samples
+            fits = fits and sum(counts.correct) + counts.undefined <= samples
             if not fits or any(c > t for c, t in zip(counts.correct, counts.total)):
                 raise RejectUpdate(f"{what}: the counts do not fit {samples} samples of {classes} classes")
             asked = task.meta["confusion"] and PROTOCOLS[protocol].own_model
@@ -282,11 +284,13 @@ def _counts_of(name: str, metric: Metric, sent: Any, what: str) -> list[float]:
 
 
 def _is_confusion_of(counts: _Counts) -> bool:
-    """Whether the matrix is square, its rows add up to the classes' samples, and its diagonal is the correct ones."""
+    """Whether the matrix is square, has the samples but the undefined ones in its rows, the correct on its diagonal."""
     rows, classes = counts.confusion, len(counts.total)
     if len(rows) != classes or any(len(row) != classes for row in rows):
         return False
-    return [sum(row) for row in rows] == counts.total and [row[c] for c, row in enumerate(rows)] == counts.correct
+    without = [total - sum(row) for total, row in zip(counts.total, rows)]
+    fits = min(without) >= 0 and sum(without) == counts.undefined
+    return fits and [row[c] for c, row in enumerate(rows)] == counts.correct
 
 
 def _parsed(model: type[Model], value: Any, what: str) -> Model:

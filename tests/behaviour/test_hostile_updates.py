@@ -446,9 +446,10 @@ def counts(**changes):
         counts(correct=[0] * 10, total=[0] * 10),
         counts(loss="0"),
         counts(loss=True),
+        counts(undefined=10**6),
         lambda task, outcome: None,
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_an_evaluation(tmp_path, corrupt):
     """It is left out of the figures, named and counted; the run trains on."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fedcore.client.evaluation import MAX_PER_CLIENT, evaluate, rates, summarise_clients
 from fedcore.data import ResidentSamples
+from fedcore_metrics import MacroF1
 
 
 class Logits(torch.nn.Module):
@@ -73,7 +74,7 @@ def test_only_the_samples_that_are_asked_for_count() -> None:
 
 
 def test_a_loss_that_is_not_finite_has_a_reason() -> None:
-    counts = {"correct": [1], "total": [2], "loss": float("inf")}
+    counts = {"correct": [1], "total": [2], "loss": float("inf"), "undefined": 0}
     assert rates(counts) == {
         "accuracy": 0.5,
         "loss": None,
@@ -83,10 +84,27 @@ def test_a_loss_that_is_not_finite_has_a_reason() -> None:
     }
 
 
+NONE = [[torch.nan, 0.0, 0.0], [0.0, 0.0, torch.nan], [torch.inf, 0.0, 0.0], [-torch.inf] * 3]
+"""Logits without a softmax. argmax gives class 0 for all but the second row."""
+
+
+def test_a_sample_without_a_softmax_is_a_hit_of_no_class() -> None:
+    rows = torch.tensor([*NONE, [1.0, -torch.inf, 0.0], [0.0, 0.0, 1.0]])
+    held = ResidentSamples(rows.view(-1, 1, 1, 3), torch.tensor([0, 2, 0, 0, 0, 1]), [0.0], [1.0])
+    found = evaluate(Logits(), held, 3, torch.device("cpu"), confusion=True, metrics={"f1": MacroF1(3)})
+    assert (found["correct"], found["total"], found["undefined"]) == ([1, 0, 0], [4, 1, 1], 4)
+    assert found["confusion"] == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
+    figures = rates(found, {"f1": MacroF1(3)})
+    assert (figures["accuracy"], figures["per_class"], figures["undefined"]) == (1 / 6, [0.25, 0.0, 0.0], 4)
+    assert figures["loss"] is figures["f1"] is None
+    (row,) = summarise_clients({0: {"personal": found | {"f1": None}}}, [], {"personal": {"f1": None}}).values()
+    assert (row["accuracy"], row["undefined"], row["f1_mean"]) == (1 / 6, 4, None)
+
+
 def test_clients_are_joined_weighted_by_what_they_hold_out() -> None:
     counts = {
-        0: {"global_local": {"correct": [1, 0], "total": [1, 0], "loss": 0.5}},
-        1: {"global_local": {"correct": [0, 1], "total": [2, 1], "loss": 2.5}},
+        0: {"global_local": {"correct": [1, 0], "total": [1, 0], "loss": 0.5, "undefined": 0}},
+        1: {"global_local": {"correct": [0, 1], "total": [2, 1], "loss": 2.5, "undefined": 0}},
     }
     (row,) = summarise_clients(counts, untrained=[1], pooled={}).values()
     assert (row["accuracy"], row["loss"], row["clients"], row["untrained"]) == (0.5, 0.75, 2, 0)
@@ -98,7 +116,7 @@ def test_clients_are_joined_weighted_by_what_they_hold_out() -> None:
 def test_beyond_a_thousand_clients_their_figures_are_recorded_but_not_each_one() -> None:
     right = [client % 7 for client in range(MAX_PER_CLIENT + 10)]
     counts = {
-        client: {"global_local": {"correct": [n], "total": [10 + client % 2], "loss": 1.0}}
+        client: {"global_local": {"correct": [n], "total": [10 + client % 2], "loss": 1.0, "undefined": 0}}
         for client, n in enumerate(right)
     }
     (row,) = summarise_clients(counts, untrained=[], pooled={}).values()

@@ -80,6 +80,35 @@ def test_clients_that_never_took_part_are_asked_unless_they_keep_parameters(go, 
     assert asked == ({*lines(result)[0]["cohort"]} if others else {0, 1, 2, 3})
 
 
+class Overflows(Plugin):
+    """Makes a global model of finite weights in round 3 whose logits overflow. argmax takes them for class 0."""
+
+    @hookimpl
+    def server_step(self, server, mean):
+        if server.round < 2:
+            return None
+        return {"classifier.weight": torch.full_like(mean["classifier.weight"], 3e38)}
+
+
+def test_a_global_model_that_overflows_predicts_nothing_and_is_never_the_best(go):
+    notes: list[str] = []
+    options = {"model": "mlp", "rounds": 3, "client_test_fraction": 0.2, "metrics": ["macro-f1"]}
+    result = go(Overflows, **options, notify=lambda event, said: notes.append(str(said.get("message"))))
+    row, clients = result.metrics["global"], result.metrics["global_local"]
+    assert 300 < row["undefined"] <= row["samples"] == 360
+    assert row["accuracy"] <= 1 - row["undefined"] / row["samples"]
+    assert row["loss"] is row["macro-f1"] is clients["macro-f1"] is None
+    assert row["accuracy"] * 360 == sum(map(sum, np.array(result.summary["confusion"]) * np.eye(10)))
+    assert 360 - row["undefined"] == np.sum(result.summary["confusion"])
+    assert clients["undefined"] > 0
+    assert result.summary["metrics"]["best_by_validation"]["round"] < 3
+    said = (
+        f"the model's output is nan or infinite: {row['undefined']} in global, {clients['undefined']} in global_local"
+    )
+    assert sum(said in note for note in notes) == 1
+    assert fedcore.evaluate_run(result.directory, allow_code=True)["global"] == row
+
+
 class FailsInShape(Plugin):
     @hookimpl
     def personal_model(self, client):
@@ -106,7 +135,7 @@ def test_an_own_model_that_fails_leaves_the_other_protocols_of_its_client(go, mo
     line = FailsOnSome.personal_model.__code__.co_firstlineno + 3
     assert reasons[0] == f"{where} 0) raised ValueError: no such file (test_evaluation.py:{line})"
     assert reasons[1].startswith(f"{where} 1) returned Linear, which cannot be evaluated: ")
-    assert reasons[2] == f"{where} 2) returned ConstantModel, which cannot be evaluated: its logits are nan"
+    assert reasons[2] == f"{where} 2) returned ConstantModel, which cannot be evaluated: its logits are nan or infinite"
     notes = [
         said["message"] for event, said in heard if event == "note" and "could not be evaluated" in said["message"]
     ]

@@ -190,7 +190,7 @@ def test_rows_of_a_table_are_taken_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"x has the shape \(40, 3\); expected \(n, 4\)"):
         result.predict(x[80:, :3])
     x[[82, 90], 1] = np.nan
-    with pytest.raises(DataError, match=r"output for sample 2 of x is nan, as for 2 of 40 samples"):
+    with pytest.raises(DataError, match=r"output for sample 2 of x is nan or infinite, as for 2 of 40 samples"):
         result.predict(x[80:])
     assert np.isnan(result.predict_proba(x[80:])).any(axis=1).nonzero()[0].tolist() == [2, 10]
 

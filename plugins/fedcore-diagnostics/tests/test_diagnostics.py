@@ -113,6 +113,7 @@ def test_nc3_and_nc4_in_numpy():
     logits = Z @ ROWS.T
     nearest = ((Z[:, None] - MEANS) ** 2).sum(2).argmin(1)
     close(nearest_mean_mismatch(t(logits), t(Z), t(MEANS)), np.mean(logits.argmax(1) != nearest))
+    close(nearest_mean_mismatch(t(np.nan * logits), t(Z), t(MEANS)), 1.0)
 
 
 def test_drifts_and_correlation_in_numpy():

@@ -100,6 +100,11 @@ def test_vector_is_equation_4(n, classes):
     np.testing.assert_allclose(vector, expected, rtol=1e-15)
 
 
+def test_nan_is_right_for_no_class():
+    logits = torch.tensor([[NAN, NAN], [1.0, 0.0], [0.0, 1.0]])
+    assert evaluation_vector(logits, torch.tensor([0, 0, 1]), 2).tolist() == [0.5, 1.0]
+
+
 # --- Eqs. 5 and 6 ---------------------------------------------------------------------------------------------
 
 

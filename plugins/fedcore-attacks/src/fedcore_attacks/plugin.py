@@ -322,7 +322,8 @@ class Attack(Plugin[AttackOptions]):
                 inputs = test.inputs(part)
                 if options.kind != "label-flip":
                     inputs = eq.triggered(inputs, options.trigger, options.value)
-                hits += int((network(inputs).logits.argmax(dim=1).cpu() == wanted[part]).sum())
+                largest, predicted = network(inputs).logits.cpu().max(dim=1)
+                hits += int(((predicted == wanted[part]) & largest.isfinite()).sum())  # nan is no hit of class 0
         return hits / len(rows) if len(rows) else None
 
 

@@ -88,11 +88,15 @@ def duality_distance(rows: Tensor, means: Tensor) -> Tensor:
 def nearest_mean_mismatch(logits: Tensor, features: Tensor, means: Tensor) -> Tensor:
     """Return NC4: the share of samples whose class by the logits (n, C) is not that of the nearest mean, shape ().
 
+    Logits that are nan or infinite have no class.
+
     >>> logits = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     >>> nearest_mean_mismatch(logits, torch.tensor([[0.1], [0.9]]), torch.tensor([[0.0], [1.0]]))
     tensor(0.5000)
     """
-    return (logits.argmax(1) != torch.cdist(features, means).argmin(1)).to(features.dtype).mean()
+    largest, predicted = logits.max(1)
+    agree = largest.isfinite() & (predicted == torch.cdist(features, means).argmin(1))
+    return (~agree).to(features.dtype).mean()
 
 
 def correlation(one: Tensor, other: Tensor) -> Tensor:

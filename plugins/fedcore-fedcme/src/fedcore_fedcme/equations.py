@@ -15,6 +15,8 @@ from fedcore_functional import class_means
 def evaluation_vector(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return eps_k, the accuracy of each class, (C,) float64; 0 where the class is absent (Eq. 4).
 
+    A sample whose largest logit is nan or infinite counts as wrong.
+
     :param logits: of the final local model on the evaluation part, (n, C).
     :param labels: of the same samples, (n,).
 
@@ -23,7 +25,8 @@ def evaluation_vector(logits: Tensor, labels: Tensor, num_classes: int) -> Tenso
     tensor([1.0000, 0.5000, 0.0000], dtype=torch.float64)
     """
     counts = torch.bincount(labels, minlength=num_classes)
-    hits = torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=num_classes)
+    largest, predicted = logits.max(dim=1)
+    hits = torch.bincount(labels[largest.isfinite() & (predicted == labels)], minlength=num_classes)
     return hits.double() / counts.clamp(min=1)
 
 

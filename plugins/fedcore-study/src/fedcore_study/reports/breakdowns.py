@@ -152,8 +152,8 @@ def confusions(group: Group, class_names: Sequence[str] | None) -> Iterator[Char
             yield Heatmap(
                 name=f"confusion-{protocol}-{label}",
                 title=f"Confusion matrix, {protocol}: {plain(label)}",
-                about=f"Of the samples of a class (row), the percentage taken for each class (column) by "
-                f"{PROTOCOLS[protocol].measures}, at the end; all {clients}seeds together. Shades grow with the "
+                about="Of the samples of a class (row) with a prediction, the percentage taken for each class (column) "
+                f"by {PROTOCOLS[protocol].measures}, at the end; all {clients}seeds together. Shades grow with the "
                 "square root.",
                 x_title="predicted",
                 y_title="class",
