@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.identity import short_name
-from fedcore.base.protocols import FIGURES
+from fedcore.base.protocols import FIGURES, SIGNS
 
 Metrics = Mapping[str, "Metric"]
 """The metrics of a run, by the name under which records have their figures."""
@@ -84,6 +84,14 @@ def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:
         figure(short, metric, one.flatten().tolist())
         made[short] = metric
     return made
+
+
+def sign(name: str, metrics: Metrics) -> int:
+    """Return 1 if more of a figure is better, -1 if less is.
+
+    :param name: as a protocol's row has it: ``accuracy``, ``macro-f1``, ``macro-f1_mean``.
+    """
+    return SIGNS.get(name) or (-1 if metrics[name.removesuffix("_mean")].lower_is_better else 1)
 
 
 def count(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> Tensor:

@@ -35,8 +35,8 @@ PROTOCOLS = {
         ),
         Protocol(
             "worst_domain",
-            "global model on its worst domain",
-            "the global model on the test samples of the domain where its accuracy is lowest",
+            "global model, worst domain",
+            "the global model on the test samples of each domain, and each figure's worst value over the domains",
         ),
         Protocol(
             "unseen_domain",
@@ -131,7 +131,7 @@ SIGNS = {"accuracy": 1, "mean": 1, "worst10": 1, "best10": 1, "std": -1, "loss":
 FIGURES = frozenset(
     {"accuracy", "loss", "loss_reason", "samples", "undefined", "per_class", "correct", "total", "confusion"}
     | {"mean", "std", "worst10", "best10", "quantiles", "clients", "untrained", "per_client"}
-    | {"domain", "domains"}
+    | {"domain", "domains", "domain_of", "mean_over"}
 )
 """The names in a protocol's figures and counts. No metric has one of them."""
 

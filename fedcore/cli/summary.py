@@ -47,9 +47,12 @@ def _further_table(metrics: Mapping[str, Any]) -> list[RenderableType]:
     for name in names:
         table.add_column(clean(name), justify="right")
     for protocol, row in rows.items():
-        table.add_row(protocol, *(number(row.get(name)) for name in names))
+        over = {name: f" (over {count})" for name, count in row.get("mean_over", {}).items()}
+        means = {} if PROTOCOLS[protocol].on_clients else over
+        table.add_row(protocol, *(number(row.get(name)) + means.get(name, "") for name in names))
         if PROTOCOLS[protocol].on_clients:
-            table.add_row("  mean over clients", *(number(row.get(f"{name}_mean")) for name in names), style="dim")
+            cells = (number(row.get(f"{name}_mean")) + over.get(name, "") for name in names)
+            table.add_row("  mean over clients", *cells, style="dim")
     return ["", table] if names else []
 
 

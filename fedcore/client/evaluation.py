@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from functools import reduce
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcore.base.errors import FedcoreError, PluginCallError, print_traceback
-from fedcore.base.metrics import Metrics, figure
+from fedcore.base.metrics import Metrics, figure, sign
 from fedcore.base.metrics import count as count_metric
 from fedcore.base.process import one_torch_thread
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
@@ -45,6 +45,8 @@ MAX_CONFUSION = 100
 
 MAX_PER_CLIENT = 1000
 """An evaluated round records each client's accuracy for at most this many clients."""
+
+Key = TypeVar("Key", int, str)
 
 NO_METRICS: Metrics = MappingProxyType({})
 
@@ -223,23 +225,48 @@ def added(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def by_domain(
-    overall: dict[str, Any], rows: Mapping[str, Mapping[str, Any]], metrics: Iterable[str] = ()
+    overall: dict[str, Any], rows: Mapping[str, Mapping[str, Any]], metrics: Metrics = NO_METRICS
 ) -> dict[str, Any]:
     """Return the metrics of a model on samples of several domains: ``global`` with ``domains``, the mean and the worst.
 
+    The worst value of each figure is by its own sign, and ``domain_of`` names its domain.
+
     :param overall: the rates on all samples.
     :param rows: the rates by domain.
-    :param metrics: the names of the run's metrics.
     """
-    worst = min(rows, key=lambda domain: rows[domain]["accuracy"])
+    mean: dict[str, Any] = {}
+    worst: dict[str, Any] = {}
+    domain_of: dict[str, str] = {}
+    for name in ("accuracy", "loss", *metrics):
+        mean[name] = worst[name] = None
+        if known := _known(name, rows):
+            mean[name] = float(np.mean([*known.values()]))
+            lowest_or_highest = min if sign(name, metrics) > 0 else max
+            domain_of[name] = lowest_or_highest(known, key=known.__getitem__)
+            worst[name] = known[domain_of[name]]
     accuracies = {domain: row["accuracy"] for domain, row in rows.items()}
-    columns = {name: [row[name] for row in rows.values()] for name in ("accuracy", "loss", *metrics)}
-    means = {name: None if None in values else float(np.mean(values)) for name, values in columns.items()}
     return {
         "global": {**overall, "domains": accuracies},
-        "mean_domain": {**means, "samples": overall["samples"]},
-        "worst_domain": {**rows[worst], "domain": worst},
+        "mean_domain": {**mean, "samples": overall["samples"], **_mean_over(metrics, rows)},
+        "worst_domain": {**worst, "domain_of": domain_of},
     }
+
+
+def _known(name: str, rows: Mapping[Key, Mapping[str, Any]]) -> dict[Key, float]:
+    """Return a figure of the clients or domains for which it is defined: AUROC is not, for samples of one class.
+
+    The result is empty if the model is the reason: its loss is not finite, or samples are undefined. The others' mean
+    would hide it.
+    """
+    lost = any(row[name] is None and (name == "loss" or row.get("undefined")) for row in rows.values())
+    return {} if lost else {key: row[name] for key, row in rows.items() if row[name] is not None}
+
+
+def _mean_over(metrics: Iterable[str], rows: Mapping[Key, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return an entry with the number of clients or domains of each mean that leaves some out; empty without any."""
+    numbers = {name: len(_known(name, rows)) for name in metrics}
+    left_out = {name: number for name, number in numbers.items() if 0 < number < len(rows)}
+    return {"mean_over": left_out} if left_out else {}
 
 
 def _loss(value: float) -> dict[str, Any]:
@@ -345,9 +372,10 @@ def summarise_clients(
             **_undefined(sum(c["undefined"] for c in counts.values())),
         }
         for name, value in pooled.get(protocol, {}).items():
-            known = np.array([c[name] for c in counts.values() if c[name] is not None], dtype=np.float64)
-            over_clients = (float(known.mean()), float(known.std())) if len(known) else (None, None)
+            known = [*_known(name, counts).values()]
+            over_clients = (float(np.mean(known)), float(np.std(known))) if known else (None, None)
             row |= {name: value, f"{name}_mean": over_clients[0], f"{name}_std": over_clients[1]}
+        row |= _mean_over(pooled.get(protocol, {}), counts)
         if len(counts) <= MAX_PER_CLIENT:
             each = zip(counts, accuracies.tolist(), strict=True)
             row["per_client"] = {str(client): round(accuracy, 6) for client, accuracy in each}

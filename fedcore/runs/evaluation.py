@@ -11,8 +11,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from fedcore.base.identity import judged_by
+from fedcore.base.metrics import sign
 from fedcore.base.process import cores
-from fedcore.base.protocols import EVALUATED, ON_CLIENTS, PROTOCOLS, SIGNS, VALIDATION
+from fedcore.base.protocols import EVALUATED, ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.base.seeding import derive_seed, random_stream
 from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import (
@@ -202,7 +203,7 @@ class Evaluator:
 
     def _judge(self) -> tuple[str, int]:
         name = judged_by(self.federation.config)
-        return name, SIGNS.get(name) or (-1 if self.further[name.removesuffix("_mean")].lower_is_better else 1)
+        return name, sign(name, self.further)
 
     def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the best round so far by the figure of ``best_by`` on the held-out parts; empty if there are none.

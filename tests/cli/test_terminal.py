@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 
 import pytest
@@ -241,6 +242,15 @@ def test_no_global_model_says_why() -> None:
     )
     picture = drawn(metrics_tables({"global": None, "global_reason": "no global model: [b] stays"}, 120))
     assert "no global model: [b] stays" in picture
+
+
+def test_a_metric_says_over_how_many_clients_or_domains_its_mean_is() -> None:
+    row = {"accuracy": 0.9, "loss": None, "auroc": 0.7, "auroc_mean": 0.6, "mean_over": {"auroc": 3}, "undefined": 2}
+    on_clients = row | {"std": 0.1, "worst10": 0.5, "clients": 4, "untrained": 0}
+    picture = drawn(metrics_tables({"global": None, "mean_domain": row, "global_local": on_clients}, 120))
+    assert re.search(r"mean_domain +0.7000 \(over 3\)", picture)
+    assert re.search(r"mean over clients +0.6000 \(over 3\)", picture)
+    assert "output is nan or infinite: 2 in mean_domain, 2 in global_local" in " ".join(picture.split())
 
 
 def test_numbers_as_people_read_them() -> None:

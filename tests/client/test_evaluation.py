@@ -113,6 +113,19 @@ def test_clients_are_joined_weighted_by_what_they_hold_out() -> None:
     assert [row["quantiles"][0], row["quantiles"][-1]] == pytest.approx([1 / 3, 1.0])
 
 
+def test_a_mean_over_clients_says_over_how_many_it_is() -> None:
+    def row(*values: float | None) -> dict[str, float | None]:
+        counts = {"correct": [1], "total": [2], "loss": 0.5, "undefined": 0}
+        clients = {client: {"global_local": {**counts, "auroc": value}} for client, value in enumerate(values)}
+        return summarise_clients(clients, [], {"global_local": {"auroc": 0.7}})["global_local"]
+
+    assert row(0.5, 0.7)["auroc_mean"] == pytest.approx(0.6)
+    assert "mean_over" not in row(0.5, 0.7)
+    assert "mean_over" not in row(None, None)
+    assert row(0.5, None, 0.7)["auroc_mean"] == pytest.approx(0.6)
+    assert row(0.5, None, 0.7)["mean_over"] == {"auroc": 2}
+
+
 def test_beyond_a_thousand_clients_their_figures_are_recorded_but_not_each_one() -> None:
     right = [client % 7 for client in range(MAX_PER_CLIENT + 10)]
     counts = {

@@ -12,6 +12,7 @@ from fedcore.client.evaluation import by_domain
 from fedcore.data import Domains, TensorSamples, load_dataset, make_partition
 from fedcore.data.dataset import data_digest
 from fedcore.runs.resolve import resolve
+from fedcore_metrics import AUROC, CalibrationError, MacroF1
 from fedcore_testing import records
 
 NAMES = ("plain", "inverted", "noisy")
@@ -58,7 +59,7 @@ def test_the_global_model_is_evaluated_on_each_domain(tmp_path):
         sum(by_hand[name] * int((DATASET.domains.test == k).sum()) for k, name in enumerate(NAMES)) / len(DATASET.test)
     )
     worst = result.metrics["worst_domain"]
-    assert worst["domain"] == min(by_hand, key=by_hand.__getitem__)
+    assert worst["domain_of"]["accuracy"] == min(by_hand, key=by_hand.__getitem__)
     assert worst["accuracy"] == pytest.approx(min(by_hand.values()))
     mean = result.metrics["mean_domain"]
     assert mean["accuracy"] == pytest.approx(sum(by_hand.values()) / len(by_hand))
@@ -71,9 +72,37 @@ def test_the_mean_over_domains_counts_each_domain_equally():
         "large": {"accuracy": 0.9, "loss": 0.5, "samples": 900, "f1": 0.8},
         "small": {"accuracy": 0.3, "loss": None, "samples": 100, "f1": 0.2},
     }
-    found = by_domain({"accuracy": 0.84, "samples": 1000}, rows, ["f1"])
+    found = by_domain({"accuracy": 0.84, "samples": 1000}, rows, {"f1": MacroF1(10)})
     assert found["mean_domain"] == {"accuracy": pytest.approx(0.6), "loss": None, "f1": 0.5, "samples": 1000}
-    assert found["worst_domain"]["domain"] == "small"
+    assert found["worst_domain"] == {
+        "accuracy": 0.3,
+        "loss": None,
+        "f1": 0.2,
+        "domain_of": {"accuracy": "small", "f1": "small"},
+    }
+
+
+def test_each_figure_is_worst_by_its_own_sign_and_left_out_where_it_is_not_defined():
+    rows = {
+        "a": {"accuracy": 0.5, "loss": 0.7, "auroc": 0.814, "ece": 0.1},
+        "b": {"accuracy": 0.6, "loss": 0.9, "auroc": 0.735, "ece": 0.3},
+        "c": {"accuracy": 0.7, "loss": 0.8, "auroc": None, "ece": 0.2},  # samples of one class
+    }
+    metrics = {"auroc": AUROC(2), "ece": CalibrationError(2)}
+    found = by_domain({"accuracy": 0.6, "samples": 3}, rows, metrics)
+    assert found["worst_domain"] == {
+        "accuracy": 0.5,
+        "loss": 0.9,
+        "auroc": 0.735,
+        "ece": 0.3,
+        "domain_of": {"accuracy": "a", "loss": "b", "auroc": "b", "ece": "b"},
+    }
+    assert found["mean_domain"]["auroc"] == pytest.approx((0.814 + 0.735) / 2)
+    assert found["mean_domain"]["mean_over"] == {"auroc": 2}
+    rows["c"]["undefined"] = 1  # the model is the reason, not the samples
+    found = by_domain({"accuracy": 0.6, "samples": 3}, rows, metrics)
+    assert found["worst_domain"]["auroc"] is found["mean_domain"]["auroc"] is None
+    assert "mean_over" not in found["mean_domain"]
 
 
 def test_domains_change_no_bit_of_the_other_figures(tmp_path):
@@ -102,7 +131,7 @@ def test_nobody_holds_the_unseen_domain(tmp_path):
     unseen = result.metrics["unseen_domain"]
     assert unseen["domain"] == "inverted"
     assert unseen["accuracy"] == pytest.approx(accuracy_of(result.model, 1))
-    assert result.metrics["worst_domain"]["domain"] != "inverted"
+    assert "inverted" not in result.metrics["worst_domain"]["domain_of"].values()
 
 
 @pytest.mark.parametrize("as_file", [True, False])
