@@ -304,6 +304,13 @@ def _check_needs(setup: Setup, plugin: Plugin) -> None:
     require_hooks(plugin)
     if "one-model" in plugin.assumes:
         _require_one_model(setup, plugin)
+    if "cross-entropy" in plugin.assumes:
+        for other in setup.plugins.implementers("task_loss"):
+            reason = (
+                f"{plugin.name!r} trains, adapts or chooses a model by cross-entropy of its own, but {other.name!r} "
+                "replaces the task loss, which that model would not follow"
+            )
+            raise PluginConflictError.of(plugin.name, other.name, reason)
     if plugin.server_optimizer or plugin.encodes or "displacement" in plugin.assumes:
         setup.require_shared(plugin.name)
     if "displacement" in plugin.assumes:

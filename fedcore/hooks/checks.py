@@ -44,7 +44,7 @@ DECLARED = {
 
 VALUES = {
     "reads": ("global", "previous", "public", "staleness"),
-    "assumes": ("displacement", "sgd", "one-model", "rounds"),
+    "assumes": ("displacement", "sgd", "one-model", "cross-entropy", "rounds"),
 }
 """Declaration -> the values that it can contain."""
 

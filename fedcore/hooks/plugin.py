@@ -104,8 +104,10 @@ class Plugin(Generic[OptionsT]):
         can be derived from a movement by SGD's learning rate, momentum and number of steps; who derives them from
         w_t - y_k assumes both (SCAFFOLD, FedNova). ``"one-model"``: all clients train one global model, so that their
         movements, features or layers can be compared, averaged or exchanged (FedProc, CCVR); another plugin that
-        ``starts`` and ``owns`` the same names counts as one with several models. ``"rounds"``: the run has the number
-        of rounds that it was begun with, on which each round's training depends (FedProc).
+        ``starts`` and ``owns`` the same names counts as one with several models. ``"cross-entropy"``: no plugin
+        replaces the task loss, as this one trains, adapts or chooses another model by cross-entropy (Ditto, FedALA).
+        ``"rounds"``: the run has the number of rounds that it was begun with, on which each round's training depends
+        (FedProc).
     :ivar scales_task: Whether a ``Loss`` of this plugin scales the task loss.
     :ivar server_optimizer: Whether ``server_step`` replaces the mean as a whole (FedAvgM, FedDyn).
     """

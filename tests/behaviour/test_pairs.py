@@ -121,6 +121,16 @@ def test_every_method_starts_alone(name, digits):
     assert refusal([name], digits) is None
 
 
+@pytest.mark.parametrize("name", ["ditto", "fedala", "fedbabu", "fedrod", "fltrust", "ifca", "per-fedavg"])
+def test_no_other_model_ignores_a_task_loss(name, digits):
+    """Each of them trains, adapts or chooses a model by cross-entropy of its own."""
+    for names in ([name, "fedlc"], ["fedlc", name]):
+        error = refusal(names, digits)
+        assert isinstance(error, PluginConflictError)
+        assert all(repr(each) in str(error) for each in names)
+        assert "task loss" in str(error) or "task_loss" in str(error)
+
+
 @pytest.mark.parametrize("names", EXAMPLES, ids="+".join)
 def test_some_pairs_run_or_are_refused(names, digits, tmp_path):
     missing = set(names) - set(NAMES)

@@ -95,6 +95,9 @@ def test_what_the_set_up_refuses_by_names_stands_on_the_cards():
     unless = "unless what is started stays on the clients"
     assert f"a {TABLE['starts'].plugin}, {unless}" in excluded_by(declaring("One", "assumes"))
     assert f"a {TABLE['assumes'].plugin}, {unless}" in excluded_by(declaring("One", "starts"))
+    follows = type("One", (Plugin,), {"assumes": ("cross-entropy",)})
+    assert f"a {TABLE['task_loss'].plugin}" in excluded_by(follows)
+    assert any("assumes cross-entropy" in line for line in excluded_by(declaring("One", "task_loss")))
     keeps = type("One", (Plugin,), {"personal_parameters": _returns_none})
     assert excluded_by(keeps) == [
         "a plugin that keeps the same parameters on the clients",

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Plugin, PluginConflictError, SplitModel, hookimpl
+from fedcore import Loss, Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore.data import load_dataset
 from fedcore_ditto import Ditto
 from fedcore_functional import proximal_term
@@ -50,6 +50,16 @@ def kept(result, client, plugin="ditto"):
 # --- the hand case -----------------------------------------------------------------------------------------------
 
 
+class QuadraticTerm(Plugin):
+    """The quadratic risk for w, as a term: Ditto refuses another task loss."""
+
+    scales_task = True
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(Quadratic.task_loss(self, step), task_scale=0.0)
+
+
 class FromOnes(Ditto):
     """v starts at (1, 1)."""
 
@@ -70,14 +80,14 @@ def quadratic_risk(monkeypatch):
 
 @pytest.mark.parametrize(("steps", "expected", "w"), [(1, [1.0, 0.8], 0.2), (2, [1.0, 0.64], 0.38)])
 def test_the_hand_case(go, quadratic_risk, steps, expected, w):
-    result = go({Quadratic: {}, FromOnes: {}}, **TOY, local_epochs=steps)
+    result = go({QuadraticTerm: {}, FromOnes: {}}, **TOY, local_epochs=steps)
     assert kept(result, 0, "fromones")[W].tolist() == pytest.approx(expected, abs=1e-7)
     assert weights(result)[W].tolist() == pytest.approx([w, 0.0], abs=1e-7)
 
 
 def test_the_next_round_goes_on_from_v_and_pulls_to_the_new_w(go, quadratic_risk):
     """From v = (1, .64) and w_1 = (.38, 0); the target is w as received, not as trained."""
-    result = go({Quadratic: {}, FromOnes: {}}, **{**TOY, "rounds": 2}, local_epochs=2)
+    result = go({QuadraticTerm: {}, FromOnes: {}}, **{**TOY, "rounds": 2}, local_epochs=2)
     v, received = np.array([1.0, 0.64]), np.array([0.38, 0.0])
     for _ in range(2):
         v = v - 0.1 * ((v - [2.0, 0.0]) + 1.0 * (v - received))
@@ -96,7 +106,7 @@ class Late(Plugin):
 
 @pytest.mark.parametrize("plugins", [(Late, "ditto"), ("ditto", Late)])
 def test_v_starts_from_and_is_pulled_to_the_model_that_the_client_starts_from(go, quadratic_risk, plugins):
-    result = go(Quadratic, *plugins, **TOY, local_epochs=2)
+    result = go(QuadraticTerm, *plugins, **TOY, local_epochs=2)
     np.testing.assert_allclose(kept(result, 0)[W], [1.18, 0.82], atol=1e-6)
 
 
@@ -342,12 +352,19 @@ class Doubled(Plugin):
         return 2 * F.cross_entropy(step.logits, step.y)
 
 
-@pytest.mark.parametrize("other", [Proximal, Doubled])
-def test_what_other_plugins_do_to_w_leaves_v_alone_in_a_round(go, other):
-    both, alone = go({"ditto": {}, other: {}}, rounds=1), go({"ditto": {}}, rounds=1)
+def test_what_other_plugins_do_to_w_leaves_v_alone_in_a_round(go):
+    both, alone = go({"ditto": {}, Proximal: {}}, rounds=1), go({"ditto": {}}, rounds=1)
     assert model_bytes(both) != model_bytes(alone)
-    assert model_bytes(both) == model_bytes(go({other: {}}, rounds=1))
+    assert model_bytes(both) == model_bytes(go({Proximal: {}}, rounds=1))
     assert same_tensors(kept(both, 0), kept(alone, 0))
+
+
+def test_another_task_loss_is_refused(go):
+    """v_k would be trained on plain cross-entropy."""
+    with pytest.raises(
+        PluginConflictError, match=r"'ditto' and 'doubled' cannot be combined: .*replaces the task loss"
+    ):
+        go({"ditto": {}, Doubled: {}}, rounds=1)
 
 
 def test_beside_a_classifier_that_stays_on_the_client(go):

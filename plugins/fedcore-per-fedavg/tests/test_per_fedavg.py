@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import ConfigError
+from fedcore import ConfigError, Loss, Plugin, hookimpl
 from fedcore.data import load_dataset
 from fedcore_per_fedavg import curvature, moved, parts
 from fedcore_testing import (
@@ -74,12 +74,22 @@ def test_a_batch_that_is_too_small_is_not_split(rows, count):
 # --- in a run ----------------------------------------------------------------------------------------------------
 
 
+class QuadraticTerm(Plugin):
+    """The quadratic loss as a term: Per-FedAvg refuses another task loss."""
+
+    scales_task = True
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(Quadratic.task_loss(self, step), task_scale=0.0)
+
+
 @pytest.mark.parametrize(("variant", "factor"), [("fo", 0.5), ("hf", 0.25)])
 @pytest.mark.parametrize("sizes", [[1], [9]])
 def test_the_hand_cases(go, variant, factor, sizes):
     """H of |w - c|^2 / 2 is I: FO follows (1 - alpha)(w - c), HF (1 - alpha)^2 (w - c). From 0, both rates 0.5."""
     options = {**analytic_federation([[4.0, -8.0]], sizes), "rounds": 1, "lr": 0.5}
-    found = weights(go({Quadratic: {}, "per-fedavg": {"alpha": 0.5, "variant": variant}}, **options))[W]
+    found = weights(go({QuadraticTerm: {}, "per-fedavg": {"alpha": 0.5, "variant": variant}}, **options))[W]
     assert found.tolist() == pytest.approx([2.0 * factor, -4.0 * factor], rel=1e-3)
 
 

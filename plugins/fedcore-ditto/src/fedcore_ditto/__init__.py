@@ -35,6 +35,7 @@ class Ditto(Plugin[DittoOptions]):
     """
 
     neutral = {}  # whatever lambda is, the global model is FedAvg's
+    assumes = ("cross-entropy",)
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:

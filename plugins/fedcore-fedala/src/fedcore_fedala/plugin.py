@@ -47,6 +47,7 @@ class FedALA(Plugin[FedALAOptions]):
 
     neutral = {"eta": 0.0}
     reads = ("previous",)
+    assumes = ("cross-entropy",)  # W_i is learned by it
 
     def __init__(self, options: FedALAOptions) -> None:
         super().__init__(options)

@@ -31,6 +31,8 @@ class FedBABU(Plugin[FedBABUOptions]):
     model is the global one, head and body, after some epochs of SGD on its training part.
     """
 
+    assumes = ("cross-entropy",)  # a client's own model is tuned by it
+
     @hookimpl
     def check_run(self, setup: Setup) -> None:
         """Refuse a plugin by which the body is frozen, too, in some epochs: nothing would be left to train."""

@@ -39,6 +39,7 @@ class IFCA(Plugin[IFCAOptions]):
     neutral = {"clusters": 1}
     owns = ("*",)
     starts = ("*",)
+    assumes = ("cross-entropy",)  # the cluster is chosen by it
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:

@@ -41,6 +41,7 @@ class PerFedAvg(Plugin[PerFedAvgOptions]):
     """
 
     neutral = {"alpha": 0.0}
+    assumes = ("cross-entropy",)  # a client's own model is adapted by it
 
     @hookimpl
     def check_run(self, setup: Setup) -> None:

@@ -109,6 +109,7 @@ class FLTrust(VectorRule):
     """
 
     reads = ("public",)
+    assumes = ("cross-entropy",)  # the server trains by it
 
     def combined(self, server: ServerContext, vectors: Tensor) -> Tensor:
         """Return the trusted mean of the updates; warn where none is trusted."""

@@ -100,6 +100,10 @@ def excluded_by(plugin: Plugin | type[Plugin]) -> list[str]:
     for one, other in (("assumes", "starts"), ("starts", "assumes")):  # the set-up compares the shared names
         if TABLE[one].made_by(plugin):
             found.append(f"a {TABLE[other].plugin}, unless what is started stays on the clients")
+    if "cross-entropy" in plugin.assumes:
+        found.append(f"a {TABLE['task_loss'].plugin}")
+    if TABLE["task_loss"].made_by(plugin):
+        found.append("a plugin with another model that follows cross-entropy (assumes cross-entropy)")
     for declaration in TABLE.values():
         if not declaration.made_by(plugin):
             found += [f"a {declaration.plugin}" for name in declaration.excludes if TABLE[name].made_by(plugin)]
