@@ -327,7 +327,8 @@ def load_weights(model: SplitModel, weights: str) -> None:
     or classifier that is not in the file, or has another shape there, keeps its fresh weights.
 
     :param weights: as :func:`with_digest` returns it.
-    :raises ConfigError: the file is not in the safetensors format, or lacks a tensor of the base.
+    :raises ConfigError: the file is not in the safetensors format, lacks a tensor of the base, or has a tensor of
+        another kind of numbers: whole or complex ones for floating point, or floating point for whole ones.
     """
     path, named, state = _DIGEST.sub("", weights), named_weights(model, weights), model.state_dict()
     for name in state:
@@ -341,8 +342,15 @@ def load_weights(model: SplitModel, weights: str) -> None:
             )
     with torch.no_grad():
         for name, tensor in state.items():
-            if _fits(name, state, named):
-                tensor.copy_(named[name])
+            if not _fits(name, state, named):
+                continue
+            found = named[name]
+            if _kind(found) != _kind(tensor):  # copy_ would cut fractions or imaginary parts off
+                raise ConfigError(
+                    f"--weights {path}: {name.removeprefix(_BASE)!r} is {_kind(found)} there ({found.dtype}), "
+                    f"but {_kind(tensor)} in the model ({tensor.dtype})"
+                )
+            tensor.copy_(found)
 
 
 def named_weights(model: SplitModel, weights: str) -> dict[str, Tensor]:
@@ -364,6 +372,15 @@ def named_weights(model: SplitModel, weights: str) -> dict[str, Tensor]:
         of_base = _BASE + name in state or not name.startswith(("encoder.", _HEAD))
         named[own.get(name, _BASE + name if of_base else name)] = tensor
     return named
+
+
+def _kind(tensor: Tensor) -> str:
+    """Return the kind of numbers that a tensor holds."""
+    if tensor.is_complex():
+        return "complex"
+    if tensor.is_floating_point():
+        return "floating point"
+    return "boolean" if tensor.dtype == torch.bool else "integer"
 
 
 def _fits(name: str, state: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> bool:

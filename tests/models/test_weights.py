@@ -84,6 +84,42 @@ class TestWeights:
         with pytest.raises(ConfigError, match="cannot be read"):
             with_digest(str(tmp_path / "none.safetensors"))
 
+    @pytest.mark.parametrize(
+        ("name", "dtype", "says"),
+        [
+            (
+                "encoder.base.fc1.weight",
+                torch.int32,
+                r"'fc1.weight' is integer there \(torch.int32\), but floating point",
+            ),
+            (
+                "encoder.base.fc2.bias",
+                torch.complex64,
+                "'fc2.bias' is complex there .*, but floating point in the model",
+            ),
+            ("classifier.weight", torch.bool, "'classifier.weight' is boolean there"),
+        ],
+    )
+    def test_other_kinds_of_numbers_are_refused(self, tmp_path, name, dtype, says):
+        options = {"input_shape": (1, 8, 8), "projection": False, "num_classes": 4}
+        state = build_model("mlp", seed=5, **options)[0].state_dict()
+        save_file({**state, name: state[name].to(dtype)}, tmp_path / "w.safetensors")
+        with pytest.raises(ConfigError, match=says):
+            build_model("mlp", seed=1, weights=str(tmp_path / "w.safetensors"), **options)
+
+    def test_other_numbers_of_the_same_kind_are_taken(self, file, tmp_path):
+        state = {
+            name: tensor.double() if tensor.is_floating_point() else tensor.int()
+            for name, tensor in plain().state_dict().items()
+        }
+        save_file(state, tmp_path / "other.safetensors")
+        model, other = (built(SMALL, weights=with_digest(str(path))) for path in (file, tmp_path / "other.safetensors"))
+        assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
+        count = "conv5.1.num_batches_tracked"
+        save_file({**state, count: state[count].float()}, tmp_path / "float.safetensors")
+        with pytest.raises(ConfigError, match=f"'{count}' is floating point there .*, but integer in the model"):
+            built(SMALL, weights=with_digest(str(tmp_path / "float.safetensors")))
+
     def test_a_run_is_bound_to_the_content(self, tmp_path):
         other, _ = build_model("mlp", num_classes=10, input_shape=(1, 8, 8), seed=5, projection=False)
         save_file(other.state_dict(), tmp_path / "own.safetensors")
