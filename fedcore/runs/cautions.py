@@ -67,10 +67,31 @@ def option_cautions(setup: Setup) -> list[str]:
 
 
 def weights_cautions(setup: Setup) -> list[str]:
-    """Return the caution about a projection head and a classifier that are not the ones in the file of `--weights`."""
+    """Return the cautions about tensors of the file of `--weights` without a place, and about heads not from it."""
     if setup.config.weights is None:
         return []
     model, file = setup.model.state_dict(), named_weights(setup.model, setup.config.weights)
+    return [*_without_place(file, model), *_fresh_heads(setup, file, model)]
+
+
+def _without_place(file: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> list[str]:
+    """Return the caution about tensors of the network's base, such as BatchNorm's statistics, that the model lacks."""
+    base = "encoder.base."
+    renamed = {name: tensor for name, tensor in model.items() if name not in file}
+    names = [
+        name.removeprefix(base)
+        for name, tensor in file.items()
+        if name.startswith(base) and name not in model and not _is_among(tensor, renamed)
+    ]
+    if not names:
+        return []
+    others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    listed = ", ".join(map(repr, names[:3]))
+    return [f"--weights: the model has no place for {len(names)} of the file's tensors, {listed}{others}"]
+
+
+def _fresh_heads(setup: Setup, file: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> list[str]:
+    """Return the caution about a projection head and a classifier that are not the ones in the file."""
     left_out, fresh = _heads_apart(file, model), _heads_apart(model, file)
     said = [f"leaves out the file's {' and '.join(left_out)}"] if left_out else []
     said += [f"starts with a fresh {' and '.join(fresh)}"] if fresh else []
@@ -95,15 +116,19 @@ def head_cautions(setup: Setup) -> list[str]:
 def _heads_apart(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
     """Return the heads among some weights of which the others hold no matrix.
 
-    Names may differ: a plugin may have put the loaded classifier into a layer of its own. Biases do not count: they can
-    fit where the matrix does not.
+    Biases do not count: they can fit where the matrix does not.
     """
     found = []
     for start, head in (("encoder.projection.", "projection head"), ("classifier.", "classifier")):
         own = [tensor for name, tensor in weights.items() if name.startswith(start) and tensor.ndim > 1]
-        if own and not any(a.shape == b.shape and torch.equal(a.to(b), b) for a in own for b in others.values()):
+        if own and not any(_is_among(tensor, others) for tensor in own):
             found.append(head)
     return found
+
+
+def _is_among(tensor: Tensor, others: Mapping[str, Tensor]) -> bool:
+    """Whether a model holds a tensor, under any name: a plugin may have put a loaded layer into one of its own."""
+    return any(tensor.shape == other.shape and torch.equal(tensor.to(other), other) for other in others.values())
 
 
 def _lacks_lanes(setup: Setup) -> bool:

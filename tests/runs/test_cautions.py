@@ -211,6 +211,50 @@ def test_a_head_that_is_not_the_one_in_the_file_is_noted(notes, tmp_path, classe
     assert found == [f"--weights: the run {said}"] * (said is not None)
 
 
+class Normed(torch.nn.Module):
+    def __init__(self, norm=torch.nn.BatchNorm2d):
+        super().__init__()
+        self.conv, self.norm, self.head = torch.nn.Conv2d(1, 4, 3), norm(4), torch.nn.Linear(4, 10)
+
+    def forward(self, x):
+        return self.head(self.norm(self.conv(x)).mean(dim=(2, 3)))
+
+
+class Grouped(Normed):
+    def __init__(self):
+        super().__init__(lambda width: torch.nn.GroupNorm(2, width))
+
+
+class Renames(Plugin):
+    """Puts a loaded layer into one of its own."""
+
+    @hookimpl
+    def configure_model(self, model):
+        model.encoder.base.conv = torch.nn.Sequential(model.encoder.base.conv)
+
+
+@pytest.mark.parametrize(
+    ("model", "plugins", "said"),
+    [
+        (
+            "Grouped",
+            [],
+            ["3 of the file's tensors, 'norm.num_batches_tracked', 'norm.running_mean', 'norm.running_var'"],
+        ),
+        ("Normed", [], []),
+        ("Normed", [Renames], []),
+    ],
+)
+def test_tensors_of_the_file_without_a_place_are_noted(notes, tmp_path, model, plugins, said):
+    network = Normed()
+    network.norm.running_mean += 0.5
+    save_file(network.state_dict(), tmp_path / "w.safetensors")
+    found = notes(plugins, model=f"module:{__name__}.{model}", weights=str(tmp_path / "w.safetensors"), rounds=1)
+    assert [note for note in found if "place" in note] == [
+        f"--weights: the model has no place for {text}" for text in said
+    ]
+
+
 def test_without_a_display_each_note_of_the_start_is_one_warning(tmp_path):
     options = {**OPTIONS, "clients": 300, "samples": None, "optimizer": "adam", "momentum": 0.5, "rounds": 1}
     with pytest.warns() as caught:
