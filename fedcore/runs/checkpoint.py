@@ -134,6 +134,11 @@ class CheckpointStore:
         """
         return next(reversed(self._kept)).exists()
 
+    def newest_of_two(self) -> Path | None:
+        """Return the newest checkpoint if there is another one, from which a run goes on without it; else None."""
+        files = self._files()
+        return files[-1] if len(files) > 1 else None
+
     def tidy(self) -> None:
         """Delete the leftovers of a killed process.
 
@@ -164,7 +169,8 @@ def _pack(state: ServerState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     clients, versions = torch.tensor(pairs, dtype=torch.int32).view(-1, 2).unbind(1)
     manifest = {"clients": clients, "versions": versions}
     plain = {name: getattr(state, name) for name in _PLAIN}
-    return flatten({"model": state.model, "plugins": tensors, "manifest": manifest})[0], {**plain, "plugins": plugins}
+    meta = {**plain, "outliers": state.outliers, "plugins": plugins}
+    return flatten({"model": state.model, "plugins": tensors, "manifest": manifest})[0], meta
 
 
 def _read(path: Path) -> tuple[ServerState, dict[str, Any]]:
@@ -176,6 +182,7 @@ def _read(path: Path) -> tuple[ServerState, dict[str, Any]]:
         model=groups.get("model", {}),
         plugins=unflatten(groups.get("plugins", {}), meta["plugins"]),
         manifest={client: None if version == _NOTHING else version for client, version in zip(clients, versions)},
+        outliers=meta.get("outliers", {}),  # earlier checkpoints lack it
         **{name: meta[name] for name in _PLAIN},
     )
     return state, meta

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import FedcoreError
+from fedcore.base.errors import DivergedError, FedcoreError
 from fedcore.base.files import finite
 from fedcore.base.plugin_state import States
 from fedcore.base.protocols import confusion_key
@@ -84,7 +84,10 @@ class Experiment:
             self._writer.shutdown()
 
     def train(self, state: ServerState) -> None:
-        """Train the rest of the run."""
+        """Train the rest of the run.
+
+        :raises DivergedError: also with the way back to the checkpoint before an update that made all clients diverge.
+        """
         if state.phase != "done":
             self._unsaved = state  # a run that goes on with changed options needs a checkpoint that fits them
         try:
@@ -95,6 +98,15 @@ class Experiment:
                 state = self.post_train(state)
             self.settle()
             self.finish(state)
+        except DivergedError as error:
+            self.save()
+            newest = self.directory.checkpoints.newest_of_two()
+            if not state.outliers or newest is None:
+                raise
+            raise DivergedError(
+                f"{error} If these clients send sound updates by now, delete {newest} to go back to the checkpoint "
+                f"before it, then: {self.directory.how_to_resume}"
+            ) from error
         except KeyboardInterrupt:
             self.save()
             self.notify("stopped", {})

@@ -153,8 +153,17 @@ def _checked(
 def _against_divergence(current: Round) -> str:
     """Return a sentence about the options that make local steps smaller, with their current values.
 
-    In the first round a plugin's term can be the reason. No option helps then.
+    In the first round a plugin's term can be the reason. No option helps then. Neither does one against a client whose
+    update was far larger than the others' in the round before.
     """
+    if outliers := current.committed.outliers:
+        listed = ", ".join(f"{client} (up to {value:.1e})" for client, value in [*outliers.items()][:5])
+        more = f" and {len(outliers) - 5} more" if len(outliers) > 5 else ""
+        return (
+            f"Training diverged right after round {current.number}, in which updates of some clients had far larger "
+            f"values than the median client's: client {listed}{more}. No --lr helps against them; a rule of "
+            "fedcore-robust does, such as --plugin median or --plugin norm-clip, in a new run."
+        )
     config = current.federation.config
     clip, less = "bounded gradients, such as --clip-norm 10 (off now)", ""
     if config.clip_norm is not None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedcore.base.errors import PluginCallError, RejectUpdate, print_traceback
-from fedcore.base.tensors import bytes_of, clone
+from fedcore.base.tensors import bytes_of, clone, largest_values
 from fedcore.base.types import ClientUpdate
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
 from fedcore.hooks.plugin import Plugin
@@ -79,6 +79,9 @@ class Collector:
         # Sizes of what the client sent: hooks change the update, and its payload is cleared below.
         sizes = {"model": bytes_of(sent.model)}
         sizes.update({plugin: bytes_of(tensors) for plugin, tensors in sent.payload.items()})
+        largest = max(
+            max(largest_values(group).values(), default=0.0) for group in (sent.model, *sent.payload.values())
+        )
         update = self._inspected(task, sent)
         weight = self._weight(update)
         for plugin in plugins.implementers("accumulate"):
@@ -90,6 +93,7 @@ class Collector:
             self.kept[plugin_name].append(_kept(update.scoped(plugin_name), names))
         current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
         current.accepted.append(task.client)
+        current.largest[task.client] = largest
         current.weights[task.client] = weight
         for sender, size in sizes.items():
             current.ledger[sender, "up"] += size

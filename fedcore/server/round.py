@@ -146,8 +146,12 @@ def _next_state(current: Round, collector: Collector) -> ServerState:
         round=current.number + 1,
         manifest={**committed.manifest, **versions},
         virtual_time=committed.virtual_time + simulator.round_seconds(current.number, current.simulated.values()),
-        **({} if current.accepted else {"model": committed.model, "plugins": committed.plugins}),
+        **({"outliers": current.outliers} if current.accepted else _unchanged(committed)),
     )
+
+
+def _unchanged(committed: ServerState) -> dict[str, Any]:
+    return {"model": committed.model, "plugins": committed.plugins}
 
 
 def _record(current: Round, collector: Collector, state: ServerState) -> dict[str, Any]:

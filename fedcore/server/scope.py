@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import median_low
 from typing import Any, Literal, Self, TypeVar
 
 from torch import Tensor
@@ -25,6 +26,9 @@ from fedcore.server.system import UNREACHED, SimulatedOutcome, Simulator
 from fedcore.server.validation import UpdateValidator
 
 MESSAGE_LENGTH = 1000
+FAR = 100
+"""An update whose largest value is so many times the median client's is an outlier."""
+
 Phase = Literal[
     "select_clients", "begin_round", "round", "aggregate", "end_round", "post_train", "evaluation", "report"
 ]
@@ -217,11 +221,19 @@ class Round(ServerScope):
     """Client -> its outcome in the simulated system."""
     arrived: int = 0
     """The number of outcomes that are not failures of their clients."""
+    largest: dict[int, float] = field(default_factory=dict)
+    """Client -> the largest magnitude in its accepted update, payload included."""
     raised: list[PluginCallError] = field(default_factory=list)
     """The errors of plugins for which updates are left out."""
     epochs: dict[int, int] = field(default_factory=dict)
     """Client -> its local epochs, if ``select_clients`` chose them."""
     _away: set[int] = field(default_factory=set)
+
+    @property
+    def outliers(self) -> dict[str, float]:
+        """Client -> the largest magnitude in its update, if that is more than FAR times the median client's."""
+        typical = median_low(self.largest.values()) if self.largest else 0.0
+        return {str(client): value for client, value in self.largest.items() if value > FAR * typical > 0}
 
     def reachable(self, clients: Iterable[int]) -> Iterator[int]:
         """Yield the clients that a question reaches in this round, and record each other client."""

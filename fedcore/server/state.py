@@ -36,6 +36,8 @@ class ServerState:
     """The length of the part of metrics.jsonl that belongs to the committed rounds."""
     virtual_time: float = 0.0
     """Seconds on the clock of the simulated system."""
+    outliers: Mapping[str, float] = field(default_factory=dict)
+    """Client -> the largest value in its last update, if that is far above the other clients'; of the last round."""
     stopped: bool = False
     """Whether ``on_round`` ended the training before its last round."""
 

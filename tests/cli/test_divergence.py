@@ -11,7 +11,7 @@ import torch
 import fedcore
 from fedcore import Loss, Plugin, hookimpl
 from fedcore.base.errors import DivergedError, RoundFailedError
-from fedcore_testing import federate
+from fedcore_testing import federate, model_bytes
 
 TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)
 
@@ -99,6 +99,67 @@ def test_a_round_diverged_if_the_updates_that_are_not_finite_are_what_it_lacks(t
         federate(tmp_path, plugin, min_clients=needed)
     assert type(failure.value) is error
     assert ("Training diverged" in str(failure.value)) == (error is DivergedError)
+
+
+class Poisons(Plugin):
+    """In round 2 client 1 sends a model, or a payload that all get in round 3, of values that are finite."""
+
+    sound = False
+
+    @hookimpl
+    def end_local(self, client):
+        return {"x": torch.tensor(self.value(client, "payload"))}
+
+    @hookimpl
+    def pre_upload(self, client, update):
+        for name, tensor in update.model.items():
+            update.model[name] = tensor + self.value(client, "model")
+        return update
+
+    @hookimpl
+    def accumulate(self, server, update):
+        server.state["x"] = server.state.get("x", torch.tensor(0.0)) + update.payload["x"]
+
+    @hookimpl
+    def broadcast(self, server):
+        return dict(server.state)
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.client.received["x"].square() * step.logits.square().mean()) if step.round else None
+
+    def value(self, client, where):
+        return 9e17 if (client.id, client.round, where) == (1, 1, self.where) and not Poisons.sound else 0.0
+
+
+class PoisonsModel(Poisons):
+    where = "model"
+
+
+class PoisonsPayload(Poisons):
+    where = "payload"
+
+
+@pytest.mark.parametrize("plugin", [PoisonsModel, PoisonsPayload])
+def test_an_update_that_makes_all_clients_diverge_is_named_with_the_way_back(tmp_path, monkeypatch, plugin):
+    options = {"clients": 4, "rounds": 4, "workers": 0}
+    out = tmp_path / "run"
+    with pytest.raises(DivergedError) as failure:
+        federate(tmp_path, plugin, **options, out=out)
+    with pytest.raises(DivergedError) as again:  # also in a process that has not seen that round
+        fedcore.resume(out, allow_code=True, progress=False)
+    newest = out / "checkpoint" / "000002-0-train.safetensors"
+    for error in (failure, again):
+        said = str(error.value)
+        assert "diverged right after round 2" in said
+        assert "client 1 (up to 9.0e+17)" in said
+        assert "smaller --lr" not in said
+        assert "--plugin median" in said
+        assert f"delete {newest} to go back to the checkpoint before it, then: fedcore resume {out}" in said
+    monkeypatch.setattr(Poisons, "sound", True)
+    newest.unlink()
+    result = fedcore.resume(out, allow_code=True, progress=False)
+    assert model_bytes(result) == model_bytes(federate(tmp_path, plugin, **options, out=tmp_path / "sound"))
 
 
 def test_nothing_is_kept_when_the_first_round_diverges(tmp_path: Path):

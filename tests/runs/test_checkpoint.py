@@ -40,6 +40,7 @@ def state(round_=3, phase="train"):
         metrics_bytes=123,
         virtual_time=0.1 * 3,
         stopped=True,
+        outliers={"5": 9e17},
     )
 
 
