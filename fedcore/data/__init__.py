@@ -4,7 +4,7 @@ from fedcore.data.assign import Partitioner, make_partition, with_public
 from fedcore.data.client_data import ClientData
 from fedcore.data.dataset import Dataset, Domains, PublicSamples
 from fedcore.data.images import ResidentSamples, Split, assemble
-from fedcore.data.loading import as_dataset, default_data_dir, find_data, load_dataset, read_npz
+from fedcore.data.loading import as_dataset, default_data_dir, find_data, load_dataset, numbered_as, read_npz
 from fedcore.data.partition import DECLARED, IndexLists, Partition, load_partition
 from fedcore.data.partitioners import (
     MIN_SIZE,
@@ -66,6 +66,7 @@ __all__ = [
     "load_dataset",
     "load_partition",
     "make_partition",
+    "numbered_as",
     "parts_by_owner",
     "read_npz",
     "with_public",

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils import data as torch_data
 
 from fedcore.base.errors import DataError
 from fedcore.base.identity import short_name
@@ -104,7 +105,7 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
       numbers become float32, whole numbers int64. The columns of DataFrames are matched by name.
     - A pair ``(train, test)`` of torch's map-style data sets of (x, y). Every sample is read once, with the set's own
       transforms, which must not be random, and is not normalised further. Images (C, H, W) or (H, W) of uint8 are
-      divided by 255.
+      divided by 255. Classes are matched by name if both sets have ``classes``.
 
     :param name: name of the data set.
     :raises DataError: ``given`` has another form, or its shapes, types or labels do not fit.
@@ -127,10 +128,8 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
         forms = [f"{x.dtype} of shape {tuple(x.shape[1:])}".removeprefix("torch.") for x, _ in (train, test)]
         if forms[0] != forms[1]:
             raise DataError(f"dataset: training samples are {forms[0]}, test samples {forms[1]}; they must be alike")
-        names = tuple(map(str, getattr(given[0], "classes", None) or ()))
-        if len(names) > int(train[1].max()) + 1:  # of a whole set whose samples were chosen and renumbered
-            names = ()
-        return _checked(_of_tensors(name, train, test, names or None))
+        names, test_labels = _numbered_alike(given, train[1], test[1])
+        return _checked(_of_tensors(name, train, (test[0], test_labels), names))
     raise DataError(
         f"dataset is a {type(given).__name__}; expected a fedcore.data.Dataset, arrays or tensors ({', '.join(KEYS)}), "
         "a mapping with these keys, or a pair (train, test) of torch's data sets"
@@ -215,6 +214,73 @@ def _stacked(part: Any) -> tuple[Tensor, Tensor]:
     if inputs.dtype == torch.uint8 and inputs.ndim == 3:  # grey images, as in arrays
         inputs = inputs.unsqueeze(1)
     return inputs, labels_of(labels, len(inputs), f"y of {where}")
+
+
+def _numbered_alike(parts: Sequence[Any], train: Tensor, test: Tensor) -> tuple[tuple[str, ...] | None, Tensor]:
+    """Return the names of the classes if they are known, and the test labels by the training set's numbers.
+
+    :raises DataError: the names differ, and the labels may not be their positions. The message holds both lists.
+    """
+    names, of_test = map(_class_names, parts)
+    chosen = len(names) > int(train.max()) + 1  # of a whole set whose samples were chosen and maybe renumbered
+    if names and of_test and names != of_test:
+        if chosen or any(getattr(leaf, "target_transform", None) for part in parts for leaf in _leaves(part)):
+            raise DataError(
+                f"dataset: the training set has the classes {_first_ten(names)}; the test set {_first_ten(of_test)}. "
+                "Labels seem to be renumbered, so names cannot match them; if both sets number the classes alike, "
+                "give both the same attribute classes"
+            )
+        test = numbered_as(test, of_test, names, "dataset: test set")
+    return (None if chosen else names or None), test
+
+
+def _class_names(part: Any) -> tuple[str, ...]:
+    """Return the names of the classes of one of torch's data sets; empty if it has none.
+
+    :raises DataError: it joins sets whose names differ.
+    """
+    lists = [getattr(leaf, "classes", None) for leaf in _leaves(part)]
+    found = {tuple(map(str, names)) for names in lists if isinstance(names, (list, tuple, np.ndarray))} - {()}
+    if len(found) > 1:
+        first, second = map(_first_ten, sorted(found)[:2])
+        raise DataError(
+            f"dataset: a ConcatDataset joins a set with the classes {first} and one with the classes {second}; number "
+            "the classes alike, and give all its sets the same attribute classes"
+        )
+    return found.pop() if found else ()
+
+
+def _leaves(part: Any) -> list[Any]:
+    """Return the data sets that a data set of torch chooses from or joins, as its samples keep their labels."""
+    if isinstance(part, torch_data.Subset):
+        return _leaves(part.dataset)
+    if isinstance(part, torch_data.ConcatDataset):
+        return [leaf for each in part.datasets for leaf in _leaves(each)]
+    return [part]
+
+
+def numbered_as(labels: Tensor, names: Sequence[str], known: Sequence[str], where: str) -> Tensor:
+    """Return labels (n,) int64, numbers of the classes ``names``, as the numbers of these classes in ``known``.
+
+    :param where: whose labels they are, for the message.
+    :raises DataError: a label has no name, its class is not known, or one of two different lists names a class twice.
+        The message holds both lists.
+    """
+    ours, theirs = f"its classes are {_first_ten(names)}", f"the known ones are {_first_ten(known)}"
+    outside = labels[(labels < 0) | (labels >= len(names))]
+    if len(outside):
+        raise DataError(f"{where}: {len(outside)} labels, such as {int(outside[0])}, have no class: {ours}")
+    if list(names) == list(known):
+        return labels
+    numbers = {name: number for number, name in enumerate(known)}
+    if len(numbers) < len(known) or len(set(names)) < len(names):
+        raise DataError(f"{where}: two classes have one name, so names cannot match them: {ours}; {theirs}")
+    order = torch.tensor([numbers.get(name, -1) for name in names])
+    renumbered = order[labels]
+    unknown = labels[renumbered < 0]
+    if len(unknown):
+        raise DataError(f"{where}: class {names[int(unknown[0])]!r} is not known: {ours}; {theirs}")
+    return renumbered
 
 
 def _of_images(name: str, train: Split, test: Split, where: str, notes: tuple[str, ...] = ()) -> Dataset:

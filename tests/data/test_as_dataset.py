@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from fedcore import ConfigError, DataError, RunConfig
 from fedcore.client.setup import Setup
-from fedcore.data import as_dataset, load_dataset
+from fedcore.data import as_dataset, load_dataset, numbered_as
 from fedcore.data.dataset import data_digest
 
 LABELS = np.arange(12) % 3
@@ -75,6 +75,60 @@ def test_random_transforms_are_refused_since_samples_are_read_once():
 def test_names_of_more_classes_than_are_left_are_not_used():
     part = named("cat", "cow", "dog", "fox")  # one was taken out, and the others may have new numbers
     assert as_dataset((part, part)).class_names is None
+
+
+class Folders(TensorDataset):
+    """Two grey images per class, of the class's own brightness, numbered as torchvision numbers folders."""
+
+    LEVELS = {"cat": 0.0, "dog": 0.25, "horse": 0.5}
+    target_transform = None
+
+    def __init__(self, *classes):
+        self.classes = list(classes)
+        levels = torch.tensor([self.LEVELS[name] for name in classes]).repeat_interleave(2)
+        super().__init__(levels.view(-1, 1, 1, 1).expand(-1, 1, 4, 4), torch.arange(2 * len(classes)) // 2)
+
+    def __getitem__(self, position):
+        x, y = super().__getitem__(position)
+        return x, y if self.target_transform is None else self.target_transform(y)
+
+
+def test_a_test_folder_without_a_class_is_matched_by_name():
+    train, test = Folders("cat", "dog", "horse"), Folders("cat", "horse")
+    assert test.tensors[1].tolist() == [0, 0, 1, 1]  # its own numbers
+    for pair in ((train, test), (ConcatDataset([train, train]), Subset(test, range(4)))):
+        dataset = as_dataset(pair)
+        assert dataset.class_names == ("cat", "dog", "horse")
+        brightness = dataset.test.gather(torch.arange(4)).mean(dim=(1, 2, 3))
+        assert dataset.test.labels.tolist() == (4 * brightness).int().tolist() == [0, 0, 2, 2]
+
+
+def test_class_names_that_cannot_be_matched_are_refused_with_both_lists():
+    train, test = Folders("cat", "horse"), Folders("cat", "dog")
+    both = "classes are cat, dog; the known ones are cat, horse"
+    with pytest.raises(DataError, match=f"test set: class 'dog' is not known: its {both}"):
+        as_dataset((train, test))
+    with pytest.raises(DataError, match="a set with the classes cat, dog and one with the classes cat, horse"):
+        as_dataset((ConcatDataset([train, test]), train))
+    test = Folders("horse")
+    test.target_transform = lambda label: label + 1
+    with pytest.raises(DataError, match=r"has the classes cat, horse; the test set horse.* seem to be renumbered"):
+        as_dataset((train, test))
+    test.classes = train.classes  # so says their owner
+    assert as_dataset((train, test)).test.labels.tolist() == [1, 1]
+    with pytest.raises(DataError, match="cat, cow, dog, fox; the test set cat, cow, dog"):
+        as_dataset((named("cat", "cow", "dog", "fox"), named("cat", "cow", "dog")))
+
+
+def test_labels_are_numbered_by_the_names_of_others():
+    labels = torch.tensor([1, 0, 1])
+    assert numbered_as(labels, ("b", "a"), ("a", "b", "c"), "site").tolist() == [0, 1, 0]
+    assert numbered_as(labels, ("a", "a"), ("a", "a"), "site") is labels
+    with pytest.raises(DataError, match=r"site: 2 labels, such as 1, have no class: its classes are a$"):
+        numbered_as(labels, ("a",), ("a",), "site")
+    with pytest.raises(DataError, match="two classes have one name"):
+        numbered_as(labels, ("a", "a"), ("a", "b"), "site")
+    assert numbered_as(torch.tensor([0]), ("a", "x"), ("b", "a"), "site").tolist() == [1]  # no sample is an x
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -6,9 +6,16 @@ import torch
 from PIL import Image
 
 from fedcore import ConfigError, DataError
-from fedcore.data import load_dataset
+from fedcore.data import as_dataset, load_dataset
+from fedcore_zoo import load_torchvision
+
+torchvision = load_torchvision()
 
 RNG = np.random.default_rng(0)
+
+
+def pil_to_tensor(image):
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def write_image(path, size=(8, 6), colour=None):
@@ -105,6 +112,16 @@ def test_hidden_names_are_left_out_and_files_of_other_suffixes_counted(tmp_path)
     train, test = dataset.notes
     assert train.startswith(f"{tmp_path / 'train'}: files left out: 1 without a suffix, 1 .gif; images are .jpg, ")
     assert test.startswith(f"{tmp_path / 'test'}: files left out: 1 .gif; images are .jpg, ")
+
+
+def test_a_pair_of_torchvisions_folders_is_matched_by_class_names(tmp_path):
+    for part, names in (("train", ("cat", "dog", "horse")), ("test", ("cat", "horse"))):
+        for name in names:
+            write_image(tmp_path / part / name / "1.png")
+    pair = [torchvision.datasets.ImageFolder(tmp_path / part, pil_to_tensor) for part in ("train", "test")]
+    assert (
+        as_dataset(pair).test.labels.tolist() == load_dataset(f"imagefolder:{tmp_path}").test.labels.tolist() == [0, 2]
+    )
 
 
 def test_folders_that_are_not_used_are_named(tmp_path):
