@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedcore import ConfigError, RunConfig
+from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import make_partition
 from fedcore_huggingface import dataset
 from fedcore_testing import check_dataset
@@ -152,10 +152,57 @@ def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: st
         (f"{folder}?txt=sentence", "option 'txt'.*there are: label, image, text"),
         (f"{folder}?max_length=0", "option 'max_length'"),
         (holes, r"cells are empty or no finite number, in: 'age', 'bmi'\. Fill them .* or name other \?columns="),
-        (odd, "7 in column 'label' is no class of the training samples"),
+        (odd, "column 'label' of the test samples: class '7' is not known: its classes are 0, 7; the .* are 0, 1"),
     ):
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises((ConfigError, DataError), match=says):
             load(rest)
+
+
+def of_classes(names: list[str] | None, labels: list) -> object:
+    """Return a table whose input is 1 for a dog and 0 for a cat, with a ClassLabel or plain labels."""
+    from datasets import ClassLabel
+
+    words = [names[label] for label in labels] if names else labels
+    table = table_of({"x": [float(word == "dog") for word in words], "label": labels})
+    return table.cast_column("label", ClassLabel(names=names)) if names else table
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ((["cat", "dog"], [0, 1] * 15), (["dog", "cat"], [0, 1, 1, 0])),
+        ((["cat", "dog"], [0, 1] * 15), (["cow", "dog", "cat"], [1, 2, 2, 1])),  # no sample is a cow
+        ((["cat", "dog"], [0, 1] * 15), (None, ["dog", "cat", "cat", "dog"])),
+        ((None, ["cat", "dog"] * 15), (["dog", "cat"], [0, 1, 1, 0])),
+        ((None, ["cat", "dog"] * 15), (None, ["dog", "dog"])),
+    ],
+)
+def test_classes_of_splits_are_matched_by_name(tmp_path: Path, load, train, test) -> None:
+    from datasets import DatasetDict
+
+    splits = DatasetDict({"train": of_classes(*train), "test": of_classes(*test)})
+    splits.save_to_disk(str(tmp_path / "set"))
+    found = load(tmp_path / "set")
+    assert found.class_names == ("cat", "dog")
+    for samples in (found.train, found.test):
+        dogs = samples.gather(torch.arange(len(samples)))[:, 0] > 0
+        assert samples.labels.tolist() == dogs.int().tolist()
+
+
+@pytest.mark.parametrize(
+    ("test", "says"),
+    [
+        ((["dog", "cow"], [0, 1]), "class 'cow' is not known: its classes are dog, cow; the known ones are cat, dog"),
+        ((None, [0, 1]), "class '0' is not known: its classes are 0, 1; the known ones are cat, dog"),
+    ],
+)
+def test_classes_that_no_name_matches_are_refused_with_both_lists(tmp_path: Path, load, test, says: str) -> None:
+    from datasets import DatasetDict
+
+    splits = DatasetDict({"train": of_classes(["cat", "dog"], [0, 1] * 15), "test": of_classes(*test)})
+    splits.save_to_disk(str(tmp_path / "set"))
+    with pytest.raises(DataError, match=f"column 'label' of the test samples: {says}"):
+        load(tmp_path / "set")
 
 
 @pytest.mark.parametrize("sites", [(1.0, float("nan")), (1, None), ("a", "")])

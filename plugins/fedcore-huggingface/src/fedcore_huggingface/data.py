@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcore import ConfigError
-from fedcore.data import Dataset, SequenceSamples, Split, TensorSamples, assemble, find_data
+from fedcore.data import Dataset, SequenceSamples, Split, TensorSamples, assemble, find_data, numbered_as
 from fedcore_huggingface.spec import Options, folder_of, split
 from fedcore_zoo import fixed_split
 
@@ -193,23 +193,29 @@ def _label_column(table: Table, options: Options, name: str) -> str:
 
 
 def _labels(tables: Sequence[Table], column: str, name: str) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return the classes of each table as 0..C-1, and their names.
+    """Return the classes of each table as 0..C-1, and their names, which are the first table's.
 
-    The names are those of a ClassLabel, or the sorted values of the first table.
+    :raises DataError: a class of another table is not among them.
     """
+    (first, names), *others = (_classes(table, column, name) for table in tables)
+    where = f"{name}: column {column!r}"
+    tests = [numbered_as(labels, own, names, f"{where} of the test samples") for labels, own in others]
+    return [numbered_as(first, names, names, where), *tests], names
+
+
+def _classes(table: Table, column: str, name: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Return a table's classes by its own numbers, and their names: those of a ClassLabel, or the sorted values."""
     from datasets import ClassLabel
 
-    values = [[_whole(value) for value in _column(table, column, name)] for table in tables]
-    feature, seen = tables[0].features[column], set(values[0])
-    if any(value is None or isinstance(value, float) for value in seen):
+    values = [_whole(value) for value in _column(table, column, name)]
+    if any(value is None or isinstance(value, float) for value in values):
         raise ConfigError(f"{name}: column {column!r} holds no classes: fractions or empty cells are among its values")
-    known = list(range(len(feature.names))) if isinstance(feature, ClassLabel) else sorted(seen)
+    feature = table.features[column]
+    if isinstance(feature, ClassLabel):
+        return torch.tensor(values, dtype=torch.int64), tuple(feature.names)
+    known = sorted(set(values))
     numbers = {value: number for number, value in enumerate(known)}
-    for value in {value for part in values for value in part if value not in numbers}:
-        raise ConfigError(f"{name}: {value!r} in column {column!r} is no class of the training samples")
-    names = feature.names if isinstance(feature, ClassLabel) else known
-    labels = [torch.tensor([numbers[value] for value in part], dtype=torch.int64) for part in values]
-    return labels, tuple(map(str, names))
+    return torch.tensor([numbers[value] for value in values], dtype=torch.int64), tuple(map(str, known))
 
 
 def _whole(value: Any) -> Any:
