@@ -29,7 +29,6 @@ from fedcore_flower import wire
 from fedcore_flower.agreement import (
     Setup,
     check_data,
-    class_order,
     describe_run,
     own_config,
     read_setup,
@@ -507,7 +506,7 @@ def test_only_sizes_and_shapes_are_told(tmp_path):
     op, tensors, header = wire.unpack(answer)
     assert (op, tensors) == ("described", {})
     assert set(header) == {
-        *("op", "protocol", "fedcore", "train", "test", "kind", "input_shape", "num_classes"),
+        *("op", "protocol", "fedcore", "train", "test", "kind", "input_shape", "num_classes", "class_names"),
     }
 
 
@@ -524,6 +523,66 @@ def serve(link, folder, monkeypatch, *plugins, wait=60.0, tell=lambda words: Non
     return start(config, server, notify=lambda event, details: None, tell=tell)
 
 
+def without_names(folder, classes=10):
+    """Return the digits as a data set whose classes have no names."""
+    digits = load_dataset("digits")
+    arrays = {}
+    for part, samples in (("train", digits.train), ("test", digits.test)):
+        rows = samples.labels < classes
+        arrays |= {f"x_{part}": samples.images[rows].numpy(), f"y_{part}": samples.labels[rows].numpy()}
+    np.savez(folder / "digits.npz", **arrays)
+    return f"npz:{folder / 'digits.npz'}"
+
+
+def site(names):
+    """Return a handler's data: digits 0, 1, 2 with these names by number, and those of other numbers left out."""
+    part = helpers.own_part(0)
+    order = {number: name for number, name in enumerate(("nought", "one", "two")) if name in names}
+    rows = torch.isin(part.train.labels, torch.tensor(list(order)))
+    numbers = torch.tensor([names.index(order[label]) for label in part.train.labels[rows].tolist()])
+    samples = TensorSamples(part.train.inputs[rows], numbers)
+    own = Dataset("own", samples, samples, len(names), part.input_shape, class_names=tuple(names))
+    return OwnData(own, torch.arange(len(numbers)), torch.arange(0))
+
+
+def serve_sites(folder, monkeypatch, *names, **options):
+    handlers = [RequestHandler(site(each), folder / "own" / str(k)) for k, each in enumerate(names)]
+    return handlers, serve(Here(handlers), folder, monkeypatch, dataset=without_names(folder, classes=3), **options)
+
+
+def test_clients_with_other_class_folders_are_matched_by_name(tmp_path, monkeypatch):
+    """At a server without names, the client that has all classes numbers them for the others."""
+    names = ["nought", "one", "two"]
+    handlers, result = serve_sites(tmp_path, monkeypatch, ["nought", "two"], names, ["one", "two"], rounds=1)
+    assert Members.read(result.directory).class_names == names
+    for handler, own in zip(handlers, ([0, 2], [0, 1, 2], [1, 2]), strict=True):
+        found = handler._run.runtime.dataset
+        assert found.class_names == tuple(names)
+        assert found.train.labels.unique().tolist() == own
+        rows = torch.isin(helpers.own_part(0).train.labels, torch.tensor(own))
+        assert torch.equal(found.train.labels, helpers.own_part(0).train.labels[rows])
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (["two", "one", "nought"], "has the classes 'nought', 'one', 'two', client 'birch' has 'two', 'one', 'nought'"),
+        (["nought", "deux"], "has the classes 'nought', 'one', 'two', client 'birch' has 'nought', 'deux', and the"),
+    ],
+)
+def test_class_names_that_differ_are_refused_with_both_lists(tmp_path, monkeypatch, second, words):
+    names = ["nought", "one", "two"]
+    with pytest.raises(ConfigError, match=f"client 'alder' {words}"):
+        serve_sites(tmp_path, monkeypatch, names, second, names)
+
+
+def test_class_names_of_some_classes_only_say_nothing_of_the_numbers(tmp_path, monkeypatch):
+    with pytest.raises(
+        ConfigError, match=r"has 3 classes without names, and no client names them all: .* 'one', 'two'"
+    ):
+        serve_sites(tmp_path, monkeypatch, *[["one", "two"]] * 3)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("said", "words"),
@@ -536,6 +595,9 @@ def serve(link, folder, monkeypatch, *plugins, wait=60.0, tell=lambda words: Non
             {"op": "refused", "message": "\x1b[2J" + "no" * 25_000_000},
             r"'birch' does not describe .*: \?\[2Jnono",
         ),
+        ({"class_names": ["n" * 50_000_000]}, "client 'birch' has the class names 'nnn"),
+        ({"class_names": list(map(str, range(11)))}, "client 'birch' has the class names '0', '1', .* most 10 classes"),
+        ({"class_names": {"0": "zero"}}, r"client 'birch' has the class names \{'0': 'zero'\}"),
         ({"op": "o" * 50_000_000}, "client 'birch' does not describe its data: ooo"),
         ({"protocol": "p" * 50_000_000}, "client 'birch': sent a message of protocol 'ppp"),
     ],
@@ -550,7 +612,7 @@ def test_what_a_client_says_of_itself_is_bounded_before_the_run(tmp_path, monkey
 
     link.deliver = lies
     with pytest.raises(FedcoreError, match=words) as raised:
-        serve(link, tmp_path, monkeypatch)
+        serve(link, tmp_path, monkeypatch, dataset=without_names(tmp_path))
     assert len(str(raised.value)) < 5000
 
 
@@ -617,7 +679,8 @@ def write_npz(path, classes, n=40):
 
 def test_a_client_need_not_have_every_class(tmp_path):
     own = OwnData.load(write_npz(tmp_path / "a.npz", [1, 3]), None, None, 0)
-    assert own.describe() == {"train": 40, "test": 6, "kind": "tensor", "input_shape": [1, 8, 8], "num_classes": 4}
+    shape = {"kind": "tensor", "input_shape": [1, 8, 8], "num_classes": 4, "class_names": None}
+    assert own.describe() == {"train": 40, "test": 6, **shape}
     assert own.test.tolist() == list(range(40, 46))
     assert own.dataset.train.labels[own.test].tolist() == [1, 3, 1, 3, 1, 3]
 
@@ -651,8 +714,9 @@ def test_classes_are_numbered_by_the_server_s_names(tmp_path):
     assert found == {"ant"}, "the folder of ants comes first, and is class 2 of the run"
     assert spec.dataset.num_classes == 3
     assert [len(part) for part in spec.partition.train] == [0, 8, 0]
-    with pytest.raises(ConfigError, match=r"class 'ant' .* is not a class of the run \(mole, zebra\)"):
-        class_order(setup.model_copy(update={"class_names": names[:2]}), own.dataset.class_names)
+    setup = setup.model_copy(update={"class_names": ["mole", "zebra", "bee"]})
+    with pytest.raises(DataError, match=r"class 'ant' is not known: its classes are ant, zebra; .* mole, zebra, bee"):
+        own.site(helpers.small_config(tmp_path), setup, tmp_path)
 
 
 def test_images_are_normalised_by_the_server_s_statistics(tmp_path):

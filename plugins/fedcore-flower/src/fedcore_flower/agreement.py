@@ -58,6 +58,7 @@ class Setup(BaseModel):
     num_classes: int = Field(ge=1, le=1 << 24)
     input_shape: list[int]
     class_names: list[str] | None
+    """The names by which a client numbers its classes: the server's, or those on which the clients agree."""
     normalisation: list[list[float]] | None
     """The mean and standard deviation by which the server normalises each channel of its images, or each column of its
     table. None if it does not normalise.
@@ -179,21 +180,6 @@ def check_data(setup: Setup, dataset: Dataset) -> None:
         raise ConfigError(f"the run's samples have the shape {theirs}, the client's the shape {ours}")
     if dataset.num_classes > setup.num_classes:
         raise ConfigError(f"the run has {setup.num_classes} classes, the client's data {dataset.num_classes}")
-
-
-def class_order(setup: Setup, names: tuple[str, ...] | None) -> list[int] | None:
-    """Return the number in the run of each class of this client's data. None if the numbers are the same.
-
-    :raises ConfigError: the run does not have a class of this name.
-    """
-    if names is None or setup.class_names is None or list(names) == setup.class_names[: len(names)]:
-        return None
-    number = {name: k for k, name in enumerate(setup.class_names)}
-    for name in names:
-        if name not in number:
-            known = ", ".join(setup.class_names)
-            raise ConfigError(f"class {name!r} of the client's data is not a class of the run ({known})")
-    return [number[name] for name in names]
 
 
 def _check_versions(theirs: Mapping[str, str], ours: Mapping[str, str], tell: Callable[[str], None]) -> None:

@@ -36,6 +36,8 @@ class Members(BaseModel):
 
     run: RunId
     clients: list[Member] = Field(min_length=1)
+    class_names: list[str] | None = None
+    """The names by which the clients number their classes, if the server's data set has no names."""
 
     @property
     def names(self) -> list[str]:

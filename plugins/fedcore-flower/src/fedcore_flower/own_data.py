@@ -22,10 +22,11 @@ from fedcore.data import (
     assemble,
     load_dataset,
     make_partition,
+    numbered_as,
     read_npz,
 )
 from fedcore.engines import ClientSite
-from fedcore_flower.agreement import Setup, check_data, class_order
+from fedcore_flower.agreement import Setup, check_data
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class OwnData:
             "kind": self.dataset.kind,
             "input_shape": list(self.dataset.input_shape),
             "num_classes": self.dataset.num_classes,
+            "class_names": list(self.dataset.class_names) if self.dataset.class_names else None,
         }
 
     def site(self, config: RunConfig, setup: Setup, state: Path) -> ClientSite:
@@ -79,6 +81,7 @@ class OwnData:
 
         :param state: the folder of the client's states of this run.
         :raises ConfigError: the data does not fit the run.
+        :raises DataError: the run does not have a class of the data.
         """
         check_data(setup, self.dataset)
         if config.augment and self.dataset.augmentation is None:
@@ -86,9 +89,10 @@ class OwnData:
                 f"the run augments its images, but the client's data ({self.dataset.name}) has no augmentation"
             )
         samples = _normalised(self.dataset.train, setup.normalisation)
-        order = class_order(setup, self.dataset.class_names)
-        if order is not None:
-            samples = _renumbered(samples, order)
+        if self.dataset.class_names and setup.class_names:
+            where = "the client's data in the run"
+            labels = numbered_as(samples.labels, self.dataset.class_names, setup.class_names, where)
+            samples = _labelled(samples, labels)
         public = _public(config.public, setup, self.data_dir)
         names = tuple(setup.class_names) if setup.class_names else None
         dataset = replace(self.dataset, train=samples, num_classes=setup.num_classes, class_names=names, public=public)
@@ -168,9 +172,8 @@ def _normalised(samples: Samples, stats: list[list[float]] | None) -> Samples:
     return ResidentSamples.from_pixels(images, samples.labels, *stats)
 
 
-def _renumbered(samples: Samples, order: Sequence[int]) -> Samples:
-    """Return the samples with class ``order[k]`` instead of class k."""
-    labels = torch.tensor(order, dtype=torch.int64)[samples.labels]
-    renumbered = copy.copy(samples)
-    object.__setattr__(renumbered, "labels", labels)  # works on a frozen dataclass, too
-    return renumbered
+def _labelled(samples: Samples, labels: Tensor) -> Samples:
+    """Return the samples with these labels (n,)."""
+    labelled = copy.copy(samples)
+    object.__setattr__(labelled, "labels", labels)  # works on a frozen dataclass, too
+    return labelled

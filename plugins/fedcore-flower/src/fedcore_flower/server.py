@@ -7,7 +7,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,9 @@ clients it waits for.
 
 MAX_SAMPLES = 100_000_000
 """The most samples that a client may claim. The partition takes 4 bytes for each, and 20 bytes while it is made."""
+
+MAX_NAME = 1000
+"""The most characters of a class's name that a client may send: the server stores the names and sends them on."""
 
 Tell = Callable[[str], None]
 """A function for status messages to the user."""
@@ -81,13 +84,15 @@ def start(config: RunConfig, options: ServerOptions, *, notify: Notify, tell: Te
     names = list(options.keys)
     with _open_federation(options, config, list(options.keys.values()), tell) as courier:
         clients = _Clients(courier, names, options.wait, tell)
-        sizes = clients.ask_sizes(clients.connect(len(names)), dataset)
+        described = clients.describe(clients.connect(len(names)))
+        sizes = {client: _sizes(names[client], header, dataset) for client, header in described.items()}
         members = Members(
             run=run_id,
             clients=[
                 Member(name=name, fingerprint=key.fingerprint, train=sizes[client][0], test=sizes[client][1])
                 for client, (name, key) in enumerate(options.keys.items())
             ],
+            class_names=_class_names({names[client]: header for client, header in described.items()}, dataset),
         )
         setups = _setups(config, dataset, members)
         clients.join(setups)
@@ -122,8 +127,9 @@ def resume(path: Path, options: ServerOptions, *, notify: Notify, tell: Tell, al
     with _open_federation(options, run.config, keys, tell) as courier:
         clients = _Clients(courier, names, options.wait, tell)
         present = clients.connect(options.min_online or len(names))
-        for client, (train, test) in clients.ask_sizes(present, run.dataset).items():
+        for client, header in clients.describe(present).items():
             member = members.clients[client]
+            train, test = _sizes(member.name, header, run.dataset)
             if (train, test) != (member.train, member.test):
                 raise ConfigError(
                     f"client {member.name!r} has {train} + {test} samples, and had {member.train} + {member.test} when "
@@ -196,6 +202,8 @@ def _check_weights(config: RunConfig, dataset: Dataset) -> None:
 def _setups(config: RunConfig, dataset: Dataset, members: Members) -> dict[int, bytes]:
     """Return the description of the run for each client."""
     versions = versions_of(config)
+    if members.class_names:
+        dataset = replace(dataset, class_names=tuple(members.class_names))
     return {
         client: describe_run(config, dataset, run=members.run, client=client, name=name, versions=versions)
         for client, name in enumerate(members.names)
@@ -236,16 +244,16 @@ class _Clients:
             "--wait gives them longer"
         )
 
-    def ask_sizes(self, clients: Iterable[int], dataset: Dataset) -> dict[int, tuple[int, int]]:
-        """Return how many samples each client trains on and holds out.
+    def describe(self, clients: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Return what each client says of its data (:meth:`fedcore_flower.own_data.OwnData.describe`).
 
-        :raises FedcoreError: a client does not answer, or its data does not fit the run.
+        :raises FedcoreError: a client does not answer.
         """
         answers = self._ask("hello", {client: {} for client in clients})
         for client, (op, header) in answers.items():
             if op != "described":
                 raise ConfigError(f"client {self._names[client]!r} does not describe its data: {_reason(op, header)}")
-        return {client: _sizes(self._names[client], answers[client][1], dataset) for client in sorted(answers)}
+        return {client: answers[client][1] for client in sorted(answers)}
 
     def join(self, setups: Mapping[int, bytes]) -> None:
         """Send each client the description of the run.
@@ -318,3 +326,48 @@ def _sizes(name: str, described: Mapping[str, Any], dataset: Dataset) -> tuple[i
                 f"{expected!r}"
             )
     return train, test
+
+
+def _class_names(described: Mapping[str, Mapping[str, Any]], dataset: Dataset) -> list[str] | None:
+    """Return the names by which all clients number their classes in a run whose data set has no names.
+
+    A client may lack classes: the names are those of a client that has them all. None if no client has names, or the
+    data set has: then a client compares its own with these.
+
+    :param described: what each client says of its data, by the client's name.
+    :raises ConfigError: two clients have other classes or another order, no client has all, or a list is not plausible.
+    """
+    if dataset.class_names:
+        return None
+    lists: dict[str, list[str]] = {}
+    for client, header in described.items():
+        names = header.get("class_names")
+        if names is None:
+            continue
+        texts = isinstance(names, list) and all(isinstance(name, str) and len(name) <= MAX_NAME for name in names)
+        if not texts or not 0 < len(set(names)) == len(names) <= dataset.num_classes:
+            raise ConfigError(
+                f"client {client!r} has the class names {_listed(names)}; expected different ones of at most "
+                f"{dataset.num_classes} classes"
+            )
+        lists[client] = names
+    if not lists:
+        return None
+    most = max(lists, key=lambda client: len(lists[client]))
+    hint = "Give the server a data set with class names, as folders of images or a table have"
+    for client, names in lists.items():
+        if not {*names} <= {*lists[most]} or (len(names) == len(lists[most]) and names != lists[most]):
+            raise ConfigError(
+                f"client {most!r} has the classes {_listed(lists[most])}, client {client!r} has {_listed(names)}, and "
+                f"the server's data set has no class names to number them by. {hint}"
+            )
+    if len(lists[most]) < dataset.num_classes:
+        raise ConfigError(
+            f"the run has {dataset.num_classes} classes without names, and no client names them all: client {most!r} "
+            f"has {_listed(lists[most])}. {hint}"
+        )
+    return lists[most]
+
+
+def _listed(names: Any) -> str:
+    return wire.printable(", ".join(map(repr, names)) if isinstance(names, list) else repr(names))
