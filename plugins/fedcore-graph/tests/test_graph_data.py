@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedcore import DataError
-from fedcore.data import load_dataset
+from fedcore.data import load_dataset, numbered_as
 from fedcore_testing import check_dataset, check_model
 
 REAL = Path(os.environ.get("FEDCORE_TEST_DATA", "/nonexistent"))
@@ -49,6 +49,20 @@ def test_the_kit_is_content(package, tmp_path, tu):
     assert (len(dataset.train), len(dataset.test), dataset.input_shape, dataset.kind) == (36, 4, (3,), "graphs")
     assert torch.bincount(dataset.test.labels).tolist() == [2, 2]
     check_model(package.gin, num_classes=2, input_shape=(3,), samples=dataset.train)
+
+
+def test_classes_have_the_names_of_the_file_s_labels(package, tmp_path, tu):
+    """Labels are numbered per file: at a site without stars, rings are class 0."""
+    whole, rings = tu.rings_and_stars(40), [tu.ring(5) for _ in range(20)]
+    for read, folder, names in (
+        (package.mutag, "MUTAG", ("not mutagenic", "mutagenic")),
+        (package.proteins, "PROTEINS", ("-1", "1")),
+    ):
+        assert read(tu.write(tmp_path / "whole", folder, whole)).class_names == names
+        site = read(tu.write(tmp_path / "site", folder, rings))
+        assert (site.class_names, site.num_classes) == (names[1:], 1)
+        known = numbered_as(site.train.labels, site.class_names, names, "site")
+        assert known.unique().tolist() == [1]
 
 
 def test_selected_graphs_batch_as_before(rings):

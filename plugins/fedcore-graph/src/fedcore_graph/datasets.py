@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from fedcore.data import Dataset, default_data_dir
-from fedcore_graph.tudataset import read_tudataset
+from fedcore_graph.tudataset import file_labels, read_tudataset
 from fedcore_zoo import fixed_split
 
 TEST_SIZE = 0.1
@@ -19,7 +20,7 @@ def mutag(data_dir: Path | None = None) -> Dataset:
 
     :raises DataError: files are missing or damaged.
     """
-    return _dataset("mutag", "MUTAG", data_dir, class_names=("not mutagenic", "mutagenic"))
+    return _dataset("mutag", "MUTAG", data_dir, names={-1: "not mutagenic", 1: "mutagenic"})
 
 
 def proteins(data_dir: Path | None = None) -> Dataset:
@@ -38,16 +39,20 @@ def imdb_binary(data_dir: Path | None = None) -> Dataset:
     return _dataset("imdb-binary", "IMDB-BINARY", data_dir)
 
 
-def _dataset(name: str, folder: str, data_dir: Path | None, class_names: tuple[str, ...] | None = None) -> Dataset:
-    """Return a set in a stratified split of 9 to 1, fixed: it does not depend on the run's seed."""
-    graphs = read_tudataset(data_dir or default_data_dir(), folder)
+def _dataset(name: str, folder: str, data_dir: Path | None, names: Mapping[int, str] | None = None) -> Dataset:
+    """Return a set in a stratified split of 9 to 1, fixed: it does not depend on the run's seed.
+
+    :param names: the names of the labels of its file; by default they are the labels themselves.
+    """
+    root = data_dir or default_data_dir()
+    graphs, labels = read_tudataset(root, folder), file_labels(root, folder)
     train, test = (graphs.select(torch.from_numpy(part)) for part in fixed_split(graphs.labels.numpy(), TEST_SIZE))
     return Dataset(
         name=name,
         train=train,
         test=test,
-        num_classes=int(graphs.labels.max()) + 1,
+        num_classes=len(labels),
         input_shape=(graphs.x.shape[1],),
-        class_names=class_names,
+        class_names=tuple((names or {}).get(label, str(label)) for label in labels),
         model="gin",
     )

@@ -54,6 +54,16 @@ def read_tudataset(root: Path, name: str) -> GraphSamples:
         raise DataError(f"{name}: the files in {raw} cannot be used: {error or type(error).__name__}") from error
 
 
+def file_labels(root: Path, name: str) -> list[int]:
+    """Return the labels that a set's file has for classes 0 to C-1.
+
+    They name the classes: in a file that lacks a label, such as a part of the set at one site, classes have other
+    numbers.
+    """
+    lines = (root / name / "raw" / f"{name}_graph_labels.txt").read_text(encoding="utf-8").split()
+    return sorted({int(float(line)) for line in lines})
+
+
 def _graph_of_each_node(file: Path) -> Tensor:
     """Return each node's graph, from 0, (N,) int64.
 
