@@ -1,5 +1,7 @@
 """Domain folders in their published layouts, Digits-Five's files, and partitions by domain."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from scipy.io import savemat
 
 from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import load_dataset, make_partition
+from fedcore.data.dataset import data_digest
 from fedcore_zoo.domains import FEDBN_CLASSES, read_domains
 
 
@@ -61,6 +64,46 @@ def test_lists_of_domainnet(pacs):
         load_dataset(f"domains:{pacs}")
 
 
+def test_what_lists_of_domainnet_may_not_name(pacs):
+    def write_lists(train, test):
+        for domain in ("art_painting", "photo", "sketch"):
+            for part, files in (("train", train), ("test", test)):
+                (pacs / f"{domain}_{part}.txt").write_text("".join(f"{domain}/{file} 0\n" for file in files))
+
+    def refused(message):
+        with pytest.raises(DataError, match=message):
+            load_dataset(f"domains:{pacs}?size=4")
+
+    both = [f"{label}/pic_{k}.png" for label in ("dog", "horse") for k in range(5)]
+    write_lists(both, both)
+    refused(r"art_painting_train.txt and art_painting_test.txt: 10 images are named twice, such as .*dog/pic_0\.png")
+    write_lists([*both, "dog/pic_0.png"], [])
+    refused("1 images are named twice")
+    write_lists(both[:8], [*both[8:], "dog/gone.png"])
+    refused(r"cannot read .*gone\.png")
+    (pacs / "art_painting/dog/gone.png").symlink_to(pacs / "photo/dog/pic_0.png")
+    refused("is a link or not a regular file")
+    (pacs / "art_painting/dog/gone.png").unlink()
+    (pacs / "art_painting/cow").symlink_to(pacs / "photo/dog")
+    write_lists(both[:8], [*both[8:], "cow/pic_0.png"])
+    refused("art_painting/cow is a link or leads out of")
+    write_lists(both[:8], [*both[8:], "../secret.png"])
+    refused(r"art_painting/\.\. is a link or leads out of")
+
+
+def test_links_are_no_samples(pacs):
+    plain = load_dataset(f"domains:{pacs}?size=4")
+    (pacs / "sketch/dog/self").symlink_to(pacs / "sketch/dog")
+    (pacs / "sketch/dog/horses").symlink_to(pacs / "sketch/horse")
+    (pacs / "pictures").symlink_to(pacs / "photo")  # the same domain under another name
+    os.mkfifo(pacs / "sketch/dog/pipe.png")
+    dataset = load_dataset(f"domains:{pacs}?size=4")
+    assert data_digest(dataset) == data_digest(plain)
+    first, second = dataset.notes
+    assert first == f"{pacs}: links to folders left out: pictures"
+    assert second.startswith(f"{pacs / 'sketch'}: files left out: 2 links, 1 that are not regular; images are .jpg, ")
+
+
 def test_some_classes_and_a_domain_that_lacks_one(pacs):
     dataset = load_dataset(f"domains:{pacs}?size=4&classes=horse")
     assert dataset.class_names == ("horse",)
@@ -87,6 +130,7 @@ def test_some_classes_and_a_domain_that_lacks_one(pacs):
         ("?sise=8", "'sise' is unknown"),
         ("?size=0", "from 1 to 4096"),
         ("?classes=cat", "no domain has the class 'cat'"),
+        ("?classes=dog,horse,dog", "classes=dog,horse,dog names a class twice"),
     ],
 )
 def test_wrong_options(pacs, query, message):

@@ -1,5 +1,7 @@
 """Images of one's own in folders."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from PIL import Image
 
 from fedcore import ConfigError, DataError
 from fedcore.data import as_dataset, load_dataset
+from fedcore.data.dataset import data_digest
 from fedcore_zoo import load_torchvision
 
 torchvision = load_torchvision()
@@ -112,6 +115,60 @@ def test_hidden_names_are_left_out_and_files_of_other_suffixes_counted(tmp_path)
     train, test = dataset.notes
     assert train.startswith(f"{tmp_path / 'train'}: files left out: 1 without a suffix, 1 .gif; images are .jpg, ")
     assert test.startswith(f"{tmp_path / 'test'}: files left out: 1 .gif; images are .jpg, ")
+
+
+def test_links_and_pipes_are_no_samples(tmp_path):
+    for part in ("train", "test"):
+        for name in ("cat/1.png", "dog/1.png", "dog/more/2.png"):
+            write_image(tmp_path / part / name)
+    plain = load_dataset(f"imagefolder:{tmp_path}")
+    train, outside = tmp_path / "train", tmp_path.with_name(f"{tmp_path.name}-outside.png")
+    write_image(outside)
+    (train / "dog/self").symlink_to(train / "dog")  # twice 2^n copies of each sample
+    (train / "dog/more/self").symlink_to(train / "dog")
+    (train / "cat/dogs").symlink_to(train / "dog")  # dogs as cats
+    (train / "cat/dog.png").symlink_to(train / "dog/1.png")
+    (train / "cat/outside.png").symlink_to(outside)
+    (train / "cat/gone.png").symlink_to(train / "cat/none.png")
+    (train / "cow").symlink_to(train / "dog")  # another class
+    os.mkfifo(train / "cat/pipe.png")  # whoever opens it waits for ever
+    dataset = load_dataset(f"imagefolder:{tmp_path}")
+    assert data_digest(dataset) == data_digest(plain)
+    assert dataset.notes[0].startswith(f"{train}: files left out: 7 links, 1 that are not regular; images are .jpg, ")
+
+
+def test_a_folder_of_links_only_is_refused(tmp_path):
+    for part in ("train", "test"):
+        write_image(tmp_path / "images" / part / "cat/1.png")
+    folder = tmp_path / "links"
+    folder.mkdir()
+    (folder / "train").symlink_to(tmp_path / "images/train")
+    with pytest.raises(DataError, match=r"train is not a directory; .* no links"):
+        load_dataset(f"imagefolder:{folder}")
+    (folder / "train").unlink()
+    (folder / "train/cat").mkdir(parents=True)
+    (folder / "train/cat/1.png").symlink_to(tmp_path / "images/train/cat/1.png")
+    with pytest.raises(DataError, match=r"'cat' holds none\. Left out: 1 links; links are not followed"):
+        load_dataset(f"imagefolder:{folder}")
+    write_image(folder / "train/cat/2.png")
+    (folder / "test").symlink_to(folder / "train")  # would be the training set again
+    with pytest.raises(DataError, match="neither test/ nor val/, the folder of the test set, no link"):
+        load_dataset(f"imagefolder:{folder}")
+
+
+def test_annotated_images_are_regular_files_each_once(tmp_path):
+    write_image(tmp_path / "train/cat/1.png")
+    write_image(tmp_path / "val/images/1.png")
+    (tmp_path / "val/images/2.png").symlink_to(tmp_path / "train/cat/1.png")
+    os.mkfifo(tmp_path / "val/images/3.png")
+    for text, message in (
+        ("1.png\tcat\n1.png\tcat", r"1 images are named twice, such as .*1\.png"),
+        ("2.png\tcat", r"2\.png is a link or not a regular file"),
+        ("3.png\tcat", r"3\.png is a link or not a regular file"),
+    ):
+        (tmp_path / "val/val_annotations.txt").write_text(text)
+        with pytest.raises(DataError, match=message):
+            load_dataset(f"imagefolder:{tmp_path}")
 
 
 def test_a_pair_of_torchvisions_folders_is_matched_by_class_names(tmp_path):

@@ -26,7 +26,7 @@ from fedcore.data import (
     find_data,
     iid,
 )
-from fedcore_zoo.image_folder import class_folders, decoded, split_options
+from fedcore_zoo.image_folder import check_listed, class_folders, decoded, is_folder, split_options
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -65,18 +65,20 @@ def read_domains(path: Path, *, size: int = 64, classes: Sequence[str] | None = 
 
     Where the folder has ``DOMAIN_train.txt`` and ``DOMAIN_test.txt`` with lines "path label", as DomainNet has, these
     lists are the training and the test set. Otherwise a fifth of each class of a domain, drawn with a fixed seed, is
-    the test set, as these data sets have none.
+    the test set, as these data sets have none. Only regular files below ``path`` are read, no links.
 
     :param classes: the classes that are read; default all.
-    :raises DataError: there are fewer than two domains, a class is missing everywhere, or an image cannot be read.
+    :raises DataError: there are fewer than two domains, a class is missing everywhere or asked for twice, or an image
+        is in both lists or cannot be read.
     """
     if not path.is_dir():
         raise DataError(f"domains: {path} is not a directory; expected a folder per domain, with a folder per class")
-    folders = sorted(f for f in path.iterdir() if f.is_dir() and f.name[0] != "." and any(f.glob("*/*")))
+    folders = sorted(f for f in path.iterdir() if is_folder(f) and f.name[0] != "." and any(f.glob("*/*")))
     if len(folders) < 2:
         raise DataError(f"domains: {path} must hold at least two folders DOMAIN/CLASS/* of images")
     found: dict[str, tuple[Files, Files]] = {}
-    notes: tuple[str, ...] = ()
+    links = sorted(f.name for f in path.iterdir() if f.is_symlink() and f.is_dir())
+    notes: tuple[str, ...] = (f"{path}: links to folders left out: {', '.join(links)}",) if links else ()
     for folder in folders:
         parts_of = _listed(path, folder.name)
         if parts_of is None:
@@ -87,6 +89,8 @@ def read_domains(path: Path, *, size: int = 64, classes: Sequence[str] | None = 
     if classes is not None:
         if missing := sorted(set(classes) - set(names)):
             raise DataError(f"domains: {path}: no domain has the class {missing[0]!r}")
+        if len(set(classes)) < len(classes):
+            raise DataError(f"domains: classes={','.join(classes)} names a class twice")
         names = list(classes)
     number = {name: k for k, name in enumerate(names)}
     parts = []
@@ -140,6 +144,7 @@ def _listed(path: Path, domain: str) -> tuple[Files, Files] | None:
             if len(steps) != 3 or steps[0] != domain:
                 raise DataError(f'domains: {file}: {entry!r} is not "{domain}/CLASS/FILE label"')
         parts.append([(path / entry, Path(entry).parts[1]) for entry in entries])
+    check_listed([file for part in parts for file, _ in part], path, f"domains: {domain}_train.txt and {lists[1].name}")
     return parts[0], parts[1]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -50,21 +52,24 @@ def read_folder(path: Path, *, size: int | None = None) -> Dataset:
     """Return images in one folder per class: ``train/CLASS/*`` and ``test/CLASS/*``. Without ``test`` it is ``val``.
 
     The images are read as RGB and normalised to -1..1, as MOON does for Tiny-ImageNet. Tiny-ImageNet's own layout, with
-    ``val/images`` and ``val/val_annotations.txt``, is also understood.
+    ``val/images`` and ``val/val_annotations.txt``, is also understood. Only regular files below ``path`` are read:
+    links are left out and noted.
 
     :param size: the side to which images are resized; by default all must have one size.
     :raises DataError: folders or images are missing, damaged or of different sizes.
     """
-    if not (path / "train").is_dir():
-        raise DataError(f"imagefolder: {path / 'train'} is not a directory; expected train/ and test/ or val/ in it")
+    if not is_folder(path / "train"):
+        raise DataError(
+            f"imagefolder: {path / 'train'} is not a directory; expected train/ and test/ or val/ in it, no links"
+        )
     train_files, names, notes = class_folders(path / "train")
     annotations = path / "val" / "val_annotations.txt"
     if annotations.is_file():
-        held_out, test_files = annotations.parent, _annotated_files(annotations)
+        held_out, test_files = annotations.parent, _annotated_files(path, annotations)
     else:
-        folders = [path / name for name in ("test", "val") if (path / name).is_dir()]
+        folders = [path / name for name in ("test", "val") if is_folder(path / name)]
         if not folders:
-            raise DataError(f"imagefolder: {path} holds neither test/ nor val/, the folder of the test set")
+            raise DataError(f"imagefolder: {path} holds neither test/ nor val/, the folder of the test set, no link")
         held_out = folders[0]
         test_files, _, more = class_folders(held_out)
         notes += more
@@ -94,35 +99,80 @@ def read_folder(path: Path, *, size: int | None = None) -> Dataset:
 def class_folders(folder: Path, what: str = "imagefolder") -> tuple[list[tuple[Path, str]], list[str], tuple[str, ...]]:
     """Return a folder's images as (file, class name) in torchvision's order, the sorted class names, and notes.
 
-    Names that begin with a dot are left out. A note counts other files that torchvision does not take for images.
+    Names that begin with a dot are left out. A note counts other files that torchvision does not take for images, links
+    and files that are not regular: each sample is one file inside of the folder, and reading it ends.
 
     :param what: what is read, for the message.
     :raises DataError: it does not hold a folder of images per class.
     """
-    of_torchvision = load_torchvision().datasets.folder
-    known = ", ".join(of_torchvision.IMG_EXTENSIONS)
+    suffixes = load_torchvision().datasets.folder.IMG_EXTENSIONS
+    known = ", ".join(suffixes)
     others: Counter[str] = Counter()
-
-    def is_image(file: str) -> bool:
-        path = Path(file)
-        if any(part[0] == "." for part in path.relative_to(folder).parts):
-            return False
-        taken = path.suffix.lower() in of_torchvision.IMG_EXTENSIONS
-        others[path.suffix] += not taken
-        return taken
-
+    names, files = [], []
     try:
-        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
-        numbers = {name: number for number, name in enumerate(names)}
-        found = of_torchvision.make_dataset(str(folder), numbers, is_valid_file=is_image)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{what}: {folder} must hold one folder of images ({known}) per class: {error}") from error
-    left = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in sorted(others.items()) if count)
+        entries = sorted(entry for entry in folder.iterdir() if entry.name[0] != "." and entry.is_dir())
+        for entry in entries:
+            if entry.is_symlink():
+                others["links"] += 1
+                continue
+            names.append(entry.name)
+            for path in _visible(entry):
+                if path.is_symlink():
+                    others["links"] += 1
+                elif not path.is_file():
+                    others["that are not regular"] += 1
+                elif path.suffix.lower() not in suffixes:
+                    others[path.suffix] += 1
+                else:
+                    files.append((path, entry.name))
+    except OSError as error:
+        raise DataError(f"{what}: cannot read {folder}: {error}") from error
+    left = ", ".join(f"{count} {kind or 'without a suffix'}" for kind, count in sorted(others.items()))
+    empty = sorted({*names} - {name for _, name in files})
+    if empty or not names:
+        lacking = f"{empty[0]!r} holds none" if empty else "it holds no folder"
+        more = f". Left out: {left}; links are not followed, cp -RL copies what they lead to" if left else ""
+        raise DataError(f"{what}: {folder} must hold one folder of images ({known}) per class, but {lacking}{more}")
     notes = (f"{folder}: files left out: {left}; images are {known}",) if left else ()
-    return [(Path(file), names[label]) for file, label in found], names, notes
+    return files, names, notes
 
 
-def _annotated_files(annotations: Path) -> list[tuple[Path, str]]:
+def is_folder(path: Path) -> bool:
+    """Return whether there is a folder and no link to one: what it holds would be read twice, or as another class."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _visible(folder: Path) -> Iterable[Path]:
+    """Yield the files below a folder, and links to folders, in torchvision's order; no names that begin with a dot."""
+    for place, folders, names in sorted(os.walk(folder)):
+        if not any(part[0] == "." for part in Path(place).relative_to(folder).parts):
+            links = [name for name in folders if Path(place, name).is_symlink()]
+            yield from (Path(place, name) for name in sorted(names + links) if name[0] != ".")
+
+
+def check_listed(files: Sequence[Path], root: Path, what: str) -> None:
+    """Check files below ``root`` that a list names.
+
+    :param what: the list, for the message.
+    :raises DataError: a file is named twice, is missing or not regular, or a link leads to it.
+    """
+    named = Counter(files)
+    twice = [file for file, count in named.items() if count > 1]
+    if twice:
+        raise DataError(f"{what}: {len(twice)} images are named twice, such as {twice[0]}; a sample is one image")
+    for folder in sorted({file.parent for file in files}):
+        if folder.resolve() != root.resolve() / folder.relative_to(root):
+            raise DataError(f"{what}: {folder} is a link or leads out of {root}; links are not followed")
+    for file in files:
+        try:
+            mode = file.lstat().st_mode
+        except OSError as error:
+            raise DataError(f"{what}: cannot read {file}: {error.strerror}") from error
+        if not stat.S_ISREG(mode):
+            raise DataError(f"{what}: {file} is a link or not a regular file; links are not followed")
+
+
+def _annotated_files(root: Path, annotations: Path) -> list[tuple[Path, str]]:
     """Return (file, class name) of Tiny-ImageNet's validation images: lines "file TAB class TAB box"."""
     try:
         lines = annotations.read_text(encoding="utf-8").splitlines()
@@ -132,7 +182,9 @@ def _annotated_files(annotations: Path) -> list[tuple[Path, str]]:
     # Only a file name: an annotation must not lead out of the folder.
     if not rows or any(len(row) < 2 or Path(row[0]).name != row[0] for row in rows):
         raise DataError(f'imagefolder: {annotations} must hold lines "file TAB class ..."')
-    return [(annotations.parent / "images" / row[0], row[1]) for row in rows]
+    files = [(annotations.parent / "images" / row[0], row[1]) for row in rows]
+    check_listed([file for file, _ in files], root, f"imagefolder: {annotations}")
+    return files
 
 
 def decoded(files: Sequence[Path], size: int | None = None, *, what: str = "imagefolder") -> Tensor:
