@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy.io import savemat
+from scipy.io import loadmat, savemat
 
 from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import load_dataset, make_partition
@@ -205,6 +205,41 @@ def test_damaged_files_of_digits_five(digit_five):
         load_dataset("digits-five", root)
     (root / "Digit-Five/syn_number.mat").unlink()
     with pytest.raises(DataError, match="is missing"):
+        load_dataset("digits-five", root)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "message"),
+    [
+        ("syn_number.mat", "train_label", float("nan"), "train: 1 labels are no digits, such as nan"),
+        ("syn_number.mat", "test_label", 99, "test: 1 labels are no digits, such as 99"),
+        ("syn_number.mat", "test_label", -3, "test: 1 labels are no digits, such as -3"),
+        ("syn_number.mat", "test_label", 2.5, r"test: 1 labels are no digits, such as 2\.5"),
+        ("svhn_test_32x32.mat", "y", 11, "test: 1 labels are no digits, such as 11"),
+        ("mnist_data.mat", "label_train", 1, "are not one-hot rows of ten digits"),
+        ("mnistm_with_label.mat", "label_test", float("nan"), "are not one-hot rows of ten digits"),
+        ("syn_number.mat", "train_data", 1e9, r"train: pixels from .* to 1000000000\.0, expected 0 to 255"),
+        ("svhn_train_32x32.mat", "X", -1, "train: pixels from -1"),
+        ("mnist_data.mat", "test_32", float("nan"), "test: pixels from nan to nan"),
+    ],
+)
+def test_values_that_no_digit_has_are_refused(digit_five, file, key, value, message):
+    root, _ = digit_five
+    content = {name: array for name, array in loadmat(root / "Digit-Five" / file).items() if name[0] != "_"}
+    content[key] = content[key].astype(np.float64)
+    content[key].flat[:2] = (value, content[key].flat[1])
+    if file == "mnist_data.mat" and key == "label_train":
+        content[key].flat[:2] = (1, 1)  # two digits at once
+    savemat(root / "Digit-Five" / file, content)
+    with pytest.raises(DataError, match=rf"Digit-Five.* is not the published file: .*{message}"):
+        load_dataset("digits-five", root)
+
+
+def test_files_with_more_labels_than_images_are_refused(digit_five):
+    root, _ = digit_five
+    content = {name: array for name, array in loadmat(root / "Digit-Five/syn_number.mat").items() if name[0] != "_"}
+    savemat(root / "Digit-Five/syn_number.mat", {**content, "train_label": content["train_label"][1:]})
+    with pytest.raises(DataError, match="train: 20 images and 19 labels"):
         load_dataset("digits-five", root)
 
 

@@ -176,21 +176,21 @@ DIGITS_FIVE: Mapping[str, tuple[str, ...]] = {
 def digits_five(data_dir: Path | None) -> Dataset:
     """Digits-Five: MNIST, MNIST-M, SVHN, synthetic digits and USPS, 3x32x32, from the published files (Digit-Five/).
 
-    :raises DataError: a file is missing or of another form.
+    :raises DataError: a file is missing or of another form, or holds labels or pixels that no digit has.
     """
     root = (data_dir or default_data_dir()) / "Digit-Five"
     parts: dict[str, list[tuple[Array, Array]]] = {}
     for domain, files in DIGITS_FIVE.items():
         contents = [_mat(root / file) for file in files]
         try:
-            parts[domain] = [_digits(domain, contents, part) for part in ("train", "test")]
+            parts[domain] = [_checked(*_digits(domain, contents, part), part) for part in ("train", "test")]
         except (KeyError, IndexError, ValueError) as error:
             raise DataError(f"digits-five: {root / files[0]} is not the published file: {error!r}") from error
     numbers = torch.arange(len(parts))
     splits, domains = [], []
     for part in (0, 1):
         images = torch.cat([_in_32(torch.from_numpy(x)) for x, _ in (own[part] for own in parts.values())])
-        labels = torch.from_numpy(np.concatenate([own[part][1] for own in parts.values()]).astype(np.int64)) % 10
+        labels = torch.from_numpy(np.concatenate([own[part][1] for own in parts.values()]))
         splits.append(Split(images, labels))
         domains.append(numbers.repeat_interleave(torch.tensor([len(own[part][1]) for own in parts.values()])))
     half = (0.5, 0.5, 0.5)
@@ -211,20 +211,40 @@ def _mat(file: Path) -> dict[str, Any]:
 
 
 def _digits(domain: str, contents: Sequence[Mapping[str, Any]], part: str) -> tuple[Array, Array]:
-    """Return the images (n, H, W, 1 or 3) uint8 and the labels (n,) of one part of a domain. SVHN writes 10 for 0."""
+    """Return the images (n, H, W, 1 or 3), from 0 to 255, and the labels, (n,) or one-hot (n, 10), of one part."""
     first = contents[0]
     if domain == "mnist":
         images = first[f"{part}_32"]
-        return images.reshape(len(images), 32, 32, 1).astype(np.uint8), first[f"label_{part}"].argmax(axis=1)
+        return images.reshape(len(images), 32, 32, 1), first[f"label_{part}"]
     if domain == "mnistm":
-        return first[part].astype(np.uint8), first[f"label_{part}"].argmax(axis=1)
+        return first[part], first[f"label_{part}"]
     if domain == "svhn":
         own = contents[("train", "test").index(part)]
         return own["X"].transpose(3, 0, 1, 2), own["y"].reshape(-1)
     if domain == "syn":
-        return first[f"{part}_data"].astype(np.uint8), first[f"{part}_label"].reshape(-1)
+        return first[f"{part}_data"], first[f"{part}_label"].reshape(-1)
     images, labels = first["dataset"][("train", "test").index(part)]
-    return (images * 255).astype(np.uint8).transpose(0, 2, 3, 1), labels.reshape(-1)
+    return (images * 255).transpose(0, 2, 3, 1), labels.reshape(-1)
+
+
+def _checked(images: Array, labels: Array, part: str) -> tuple[Array, Array]:
+    """Return images as uint8, and labels or their one-hot rows as digits (n,) int64. SVHN writes 10 for 0.
+
+    :raises ValueError: they are not as many, pixels are not from 0 to 255, or labels are no digits.
+    """
+    if len(images) != len(labels) or not len(images):
+        raise ValueError(f"{part}: {len(images)} images and {len(labels)} labels")
+    # Comparisons with NaN are false. usps holds brightness in float: 0 and 1 may be a rounding away from 0 and 255.
+    if not (images.min() > -1 and images.max() < 256):
+        raise ValueError(f"{part}: pixels from {images.min()} to {images.max()}, expected 0 to 255")
+    if labels.ndim == 2:
+        if labels.shape[1] != 10 or not (np.sort(labels, axis=1) == np.eye(10)[-1]).all():
+            raise ValueError(f"{part}: labels of shape {labels.shape} are not one-hot rows of ten digits")
+        labels = labels.argmax(axis=1)
+    digits = np.isin(labels, np.arange(11))
+    if not digits.all():
+        raise ValueError(f"{part}: {(~digits).sum()} labels are no digits, such as {labels[~digits][0]}")
+    return images.astype(np.uint8), labels.astype(np.int64) % 10
 
 
 def _in_32(images: Tensor) -> Tensor:
