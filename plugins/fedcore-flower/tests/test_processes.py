@@ -158,6 +158,53 @@ def test_a_killed_training_process_is_an_answer_and_is_replaced(tmp_path):
     assert ended(trainer.pid)
 
 
+DIES = """
+import os, signal, socket, struct, sys
+from multiprocessing.connection import Connection
+from fedcore_flower.trainer import receive_blobs, send_blobs
+
+def main():
+    connection = Connection(int(sys.argv[1]))
+    if {ready}:
+        send_blobs(connection, {{"ready": b'{{"train": 1}}'}})
+        receive_blobs(connection)
+    connection.send_bytes(b'["head"]')
+    os.write(connection.fileno(), struct.pack("!i", 1000) + b"x" * 10)  # ten of a thousand bytes
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def dies(tmp_path, monkeypatch):
+    """Make training processes that are killed in the middle of a message: the first one, or the first answer."""
+
+    def write(*, ready):
+        (tmp_path / "dies.py").write_text(DIES.format(ready=ready))
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(client, "TRAINER", "dies:main")
+
+    return write
+
+
+def test_a_training_process_that_is_killed_in_the_middle_of_a_message_is_replaced(tmp_path, dies):
+    dies(ready=True)
+    trainer = client.Trainer(TrainerOptions("digits", str(tmp_path / "state")))
+    try:
+        for _ in range(2):
+            first = trainer.pid
+            assert trainer.ask({"head": b""}, lambda: None) == {"lost": b"the training process ended (signal 9)"}
+            trainer.keep_running()
+            assert trainer.pid != first
+    finally:
+        trainer.stop()
+
+
+def test_a_training_process_that_is_killed_while_it_starts_is_an_error_for_the_user(tmp_path, dies):
+    dies(ready=False)
+    with pytest.raises(FedcoreError, match="the training process ended with exit code -9"):
+        client.Trainer(TrainerOptions("digits", str(tmp_path / "state")))
+
+
 def test_two_clients_do_not_share_their_states(tmp_path):
     with (
         client._locked(tmp_path),

@@ -85,7 +85,7 @@ class Trainer:
             raise FedcoreError(f"the data was not read within {READY_WITHIN:.0f} s")
         try:
             blobs = receive_blobs(self._connection)
-        except (EOFError, ConnectionError):
+        except EOFError:
             self._child.stop()
             code = self._child.exit_code
             raise FedcoreError(f"the training process ended with exit code {code}; see above for why") from None

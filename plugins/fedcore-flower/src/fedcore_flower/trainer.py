@@ -45,10 +45,13 @@ def send_blobs(connection: Connection, blobs: dict[str, bytes]) -> None:
 def receive_blobs(connection: Connection) -> dict[str, bytes]:
     """Wait for one message.
 
-    :raises EOFError: or ConnectionError. The other process has ended.
+    :raises EOFError: the other process has ended, maybe in the middle of the message.
     """
-    names = json.loads(connection.recv_bytes())
-    return {name: connection.recv_bytes() for name in names}
+    try:
+        names = json.loads(connection.recv_bytes())
+        return {name: connection.recv_bytes() for name in names}
+    except OSError as error:  # also a plain one, if a message ends too early
+        raise EOFError(str(error)) from error
 
 
 def main() -> None:
