@@ -22,7 +22,7 @@ from fedcore.data.dataset import Dataset, PublicSamples
 from fedcore.data.loading import load_dataset
 from fedcore.data.partition import IndexLists, Partition, labels_sha256, problem_with
 from fedcore.data.partitioners import MIN_SIZE, IntArray, PartitionWarning
-from fedcore.data.samples import JSON
+from fedcore.data.samples import JSON, TensorSamples
 
 
 class Partitioner(Protocol):
@@ -268,7 +268,10 @@ def with_public(dataset: Dataset, public: str | None, seed: int, data_dir: Path 
                 f"--public {public}: its samples have {what} {found}, but the samples of {dataset.name!r} have "
                 f"{expected}; take a data set of the same kind, or a share of this one, such as --public 0.1"
             )
-    return replace(dataset, public=PublicSamples(other.train, torch.arange(len(other.train))))
+    samples, train = other.train, dataset.train
+    if isinstance(samples, TensorSamples) and isinstance(train, TensorSamples):
+        samples = samples.with_columns(train.columns, f"--public {public}")
+    return replace(dataset, public=PublicSamples(samples, torch.arange(len(samples))))
 
 
 def domain_rows(dataset: Dataset, name: str) -> Tensor:

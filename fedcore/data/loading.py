@@ -20,7 +20,7 @@ from fedcore.base.registry import call, resolve
 from fedcore.base.seeding import derive_seed, random_stream
 from fedcore.data.dataset import Dataset
 from fedcore.data.images import ResidentSamples, Split, assemble
-from fedcore.data.samples import TensorSamples, check_labels, column_names, in_order
+from fedcore.data.samples import TensorSamples, check_labels, column_names, first_ten, in_order
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -404,6 +404,8 @@ def _checked(dataset: Dataset) -> Dataset:
     if domains:
         names = len(domains.names)
         _check_numbers("domains", f"domains.names has {names}", domains.train, domains.test, names)
+    if isinstance(dataset.train, TensorSamples) and isinstance(dataset.test, TensorSamples):
+        return replace(dataset, test=dataset.test.with_columns(dataset.train.columns, "dataset: the test table"))
     return dataset
 
 
@@ -431,7 +433,7 @@ def _check_classes(train: Tensor, test: Tensor, where: str) -> None:
     if len(unseen):
         raise DataError(
             f"{where}: labels must be 0..C-1 with every class in y_train, but {len(unseen)} of {len(test)} test "
-            f"samples have classes without a training sample: {_first_ten(torch.unique(unseen).tolist())}. Add "
+            f"samples have classes without a training sample: {first_ten(torch.unique(unseen).tolist())}. Add "
             "training samples of these classes, or leave these test samples out of x_test and y_test; if numbers are "
             f"then missing, renumber both parts together: {RENUMBER}"
         )
@@ -446,11 +448,7 @@ def _check_classes(train: Tensor, test: Tensor, where: str) -> None:
 def _unused(what: str, names: Iterable[object]) -> tuple[str, ...]:
     """Return a note on things that were found and not used; an empty tuple without names."""
     found = sorted(map(repr, names))
-    return (f"{what} not used: {_first_ten(found)}",) if found else ()
-
-
-def _first_ten(names: Sequence[object]) -> str:
-    return ", ".join(map(str, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    return (f"{what} not used: {first_ten(found)}",) if found else ()
 
 
 def _array(value: Any) -> Array:

@@ -56,8 +56,8 @@ class TensorSamples:
     :param labels: (n,) int64.
     :param mean: what was subtracted from each column of a table, if ``inputs`` are its normalised rows; ``std`` is by
         what each column was then divided. A run's result normalises raw rows in the same way.
-    :param columns: the names of a table's columns in order. A run's result takes them by name from a DataFrame.
-    :raises DataError: labels, or mean and std, do not fit the inputs.
+    :param columns: the names of a table's columns in order. Other tables of the run are matched by these names.
+    :raises DataError: labels, mean and std, or columns do not fit the inputs.
     """
 
     kind: ClassVar[str] = "tensor"
@@ -81,6 +81,32 @@ class TensorSamples:
                 f"mean has {len(self.mean)} numbers and std {len(self.std)}; each needs one for every column of inputs "
                 f"(n, columns), which are {tuple(inputs.shape)}"
             )
+        if self.columns and (len(self.columns),) != inputs.shape[1:]:
+            raise DataError(f"columns has {len(self.columns)} names, but inputs (n, columns) are {tuple(inputs.shape)}")
+
+    def with_columns(self, columns: Sequence[str], name: str) -> Self:
+        """Return the rows with their columns, mean and std in the order ``columns`` of another table.
+
+        They are matched by name. If one of the tables has no names, the rows are returned as they are.
+
+        :raises DataError: a column is missing, or is none of ``columns``. The message calls this table ``name``.
+        """
+        if not (columns and self.columns) or tuple(columns) == self.columns:
+            return self
+        place = {column: number for number, column in enumerate(self.columns)}
+        missing, wanted = [column for column in columns if column not in place], set(columns)
+        surplus = [column for column in self.columns if column not in wanted]
+        if missing or surplus:
+            raise DataError(
+                f"{name} has other columns than the run. Missing: {first_ten(missing) or 'none'}; not in the run: "
+                f"{first_ten(surplus) or 'none'}. Rename columns, or choose them, as in hf:FILE.csv?columns=NAME,NAME. "
+                f"The run's {len(columns)}: {first_ten(columns)}"
+            )
+        order = [place[column] for column in columns]
+        turned = copy.copy(self)
+        turned.inputs, turned.columns = self.inputs[:, order], tuple(columns)
+        turned.mean, turned.std = (tuple(of[k] for k in order) if of else () for of in (self.mean, self.std))
+        return turned
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -102,6 +128,11 @@ class TensorSamples:
     def meta(self) -> dict[str, JSON]:
         """Return an empty dictionary: the tensors are complete."""
         return {}
+
+
+def first_ten(names: Sequence[object]) -> str:
+    """Return names for a message; of many the first ten and the number of the others."""
+    return ", ".join(map(str, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
 def column_names(table: Any) -> tuple[str, ...]:

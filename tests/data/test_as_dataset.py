@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from fedcore import ConfigError, DataError, RunConfig
 from fedcore.client.setup import Setup
-from fedcore.data import as_dataset, load_dataset, numbered_as
+from fedcore.data import Dataset, TensorSamples, as_dataset, load_dataset, numbered_as, with_public
 from fedcore.data.dataset import data_digest
 
 LABELS = np.arange(12) % 3
@@ -227,3 +229,25 @@ def test_rows_that_are_far_from_normalised_are_noted():
 def test_what_does_not_fit_is_named(given, message):
     with pytest.raises(DataError, match=message):
         as_dataset(given, "own")
+
+
+def table(*columns):
+    """Return a table whose column NAME holds the number of its letter, normalised by this number."""
+    values = [float(ord(name[0])) for name in columns]
+    return TensorSamples(
+        torch.tensor([values] * 12), torch.from_numpy(LABELS), mean=values, std=values, columns=columns
+    )
+
+
+def test_the_parts_of_a_data_set_and_public_samples_are_matched_by_the_names_of_columns(monkeypatch):
+    found = as_dataset(Dataset("own", table("age", "dose", "sex"), table("sex", "age", "dose"), 3, (3,)))
+    assert torch.equal(found.test.inputs, found.train.inputs)
+    assert (found.test.columns, found.test.mean, found.test.std) == (("age", "dose", "sex"), *[found.train.mean] * 2)
+    monkeypatch.setattr(
+        "fedcore.data.assign.load_dataset", lambda *_: replace(found, train=table("dose", "sex", "age"))
+    )
+    assert torch.equal(with_public(found, "other", 0, None).public.samples.inputs, found.train.inputs)
+    with pytest.raises(DataError, match=r"the test table has other columns .* Missing: dose; not in the run: bmi\. "):
+        as_dataset(Dataset("own", table("age", "dose"), table("bmi", "age"), 3, (2,)))
+    with pytest.raises(DataError, match=r"columns has 1 names, but inputs \(n, columns\) are \(12, 2\)"):
+        TensorSamples(torch.ones(12, 2), torch.from_numpy(LABELS), columns=["age"])

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from fedcore import ConfigError, DataError, FedcoreError, RunConfig, RunDirectoryError
 from fedcore.cli.app import app
 from fedcore.client.store import ClientStore
-from fedcore.data import Dataset, TensorSamples, load_dataset
+from fedcore.data import Dataset, Partition, TensorSamples, load_dataset
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask
 from fedcore.runs import experiment, training
 from fedcore.runs.directory import RunDirectory
@@ -755,6 +755,50 @@ def test_tables_are_normalised_by_the_server_s_statistics(tmp_path):
     described = describe_run(helpers.small_config(tmp_path), table, run="0" * 32, client=0, name="a", versions={})
     setup = read_setup(wire.unpack({"setup": described}, "setup")[2])
     assert setup.normalisation == [list(table.test.mean), list(table.test.std)]
+
+
+def site_of(table: TensorSamples, rows: slice, columns: list[str]) -> OwnData:
+    """Return rows of a table as the data of an organisation, whose columns have this order."""
+    place = [table.columns.index(column) for column in columns]
+    pick = [[of[k] for k in place] for of in (table.mean, table.std)]
+    own = TensorSamples(table.inputs[rows][:, place], table.labels[rows], mean=pick[0], std=pick[1], columns=columns)
+    positions = torch.arange(len(own))
+    return OwnData(Dataset("own", own, own, 2, (len(columns),)), positions[:100], positions[100:])
+
+
+def test_columns_of_organisations_are_matched_by_name(tmp_path):
+    """Organisations that store the same columns in other orders train the same bits."""
+    table = load_dataset("breast-cancer").train
+    orders = [np.random.default_rng(seed).permutation(table.columns).tolist() for seed in range(3)]
+    found = []
+    for name, columns in (("one", [list(table.columns)] * 3), ("own", orders)):
+        sites = [site_of(table, slice(140 * k, 140 * k + 140), columns[k]) for k in range(3)]
+        link = Here([RequestHandler(site, tmp_path / name / NAMES[k]) for k, site in enumerate(sites)])
+        config = helpers.small_config(tmp_path, "ditto", dataset="breast-cancer", client_test_fraction=40 / 140)
+        partition = Partition.declared([100] * 3, [40] * 3, "breast-cancer")
+        result = experiment.run(config, engine=helpers.make_engine(link), partition=partition)
+        found.append((model_bytes(result), result.metrics))
+    assert found[0] == found[1]
+
+
+def test_other_columns_than_the_run_s_are_refused_with_both_lists(tmp_path, monkeypatch):
+    table = load_dataset("breast-cancer").train
+    columns, told = list(table.columns), []
+    renamed = TensorSamples(table.inputs, table.labels, columns=["age", *columns[1:]])
+    fewer = TensorSamples(table.inputs[:, 2:], table.labels, columns=columns[2:])
+    unnamed = TensorSamples(table.inputs, table.labels)
+    handlers = [
+        RequestHandler(OwnData(Dataset("own", own, own, 2, own.inputs.shape[1:]), *parts), tmp_path, tell=told.append)
+        for own, parts in ((each, torch.arange(140).split(100)) for each in (renamed, fewer, unnamed))
+    ]
+    with pytest.raises(ConfigError) as raised:
+        serve(Here(handlers), tmp_path, monkeypatch, dataset="breast-cancer")
+    said = str(raised.value)
+    assert "'alder' does not take part" in said
+    assert "Missing: mean radius; not in the run: age." in said
+    assert "Missing: mean radius, mean texture; not in the run: none." in said
+    assert "cedar" not in said
+    assert any("columns have no names, so their order must be: mean radius, mean texture" in line for line in told)
 
 
 # States

@@ -59,6 +59,8 @@ class Setup(BaseModel):
     input_shape: list[int]
     class_names: list[str] | None
     """The names by which a client numbers its classes: the server's, or those on which the clients agree."""
+    columns: list[str]
+    """The names of the columns of the server's table in order. Empty if they are not known."""
     normalisation: list[list[float]] | None
     """The mean and standard deviation by which the server normalises each channel of its images, or each column of its
     table. None if it does not normalise.
@@ -72,7 +74,7 @@ def describe_run(
 ) -> bytes:
     """Return the description of a run for one client, as a blob."""
     values, test = config.model_dump(mode="json", exclude=set(LOCAL_OPTIONS)), dataset.test
-    normalisation = None
+    normalisation, columns = None, list(test.columns) if isinstance(test, TensorSamples) else []
     if isinstance(test, (ResidentSamples, TensorSamples)) and test.mean:
         normalisation = [list(test.mean), list(test.std)]
     setup = Setup(
@@ -85,6 +87,7 @@ def describe_run(
         num_classes=dataset.num_classes,
         input_shape=list(dataset.input_shape),
         class_names=list(dataset.class_names) if dataset.class_names else None,
+        columns=columns,
         normalisation=normalisation,
         versions=dict(versions),
     )

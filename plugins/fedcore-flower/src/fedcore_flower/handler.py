@@ -94,6 +94,10 @@ class RequestHandler:
         setup = read_setup(header)
         self._run = None  # free the memory of the run before
         config = own_config(setup, dataset=self._own.dataset.name, **self._conditions)
+        own = getattr(self._own.dataset.train, "columns", ())
+        if bool(own) != bool(setup.columns) and setup.kind == self._own.dataset.kind:
+            whose = "the server's" if own else "the client's"
+            self._tell(f"{whose} columns have no names, so their order must be: {', '.join(own or setup.columns)}")
         site = self._own.site(config, setup, self._state / "runs" / setup.run)
         self._run = _Run(setup, ClientRuntime(site))
         methods = ", ".join(config.plugins) or "fedavg"

@@ -83,12 +83,15 @@ class OwnData:
         :raises ConfigError: the data does not fit the run.
         :raises DataError: the run does not have a class of the data.
         """
+        own = self.dataset.train
+        if isinstance(own, TensorSamples):
+            own = own.with_columns(setup.columns, f"the client's table {self.dataset.name}")
         check_data(setup, self.dataset)
         if config.augment and self.dataset.augmentation is None:
             raise ConfigError(
                 f"the run augments its images, but the client's data ({self.dataset.name}) has no augmentation"
             )
-        samples = _normalised(self.dataset.train, setup.normalisation)
+        samples = _normalised(own, setup.normalisation)
         if self.dataset.class_names and setup.class_names:
             where = "the client's data in the run"
             labels = numbered_as(samples.labels, self.dataset.class_names, setup.class_names, where)
@@ -126,7 +129,10 @@ def _public(name: str | None, setup: Setup, data_dir: Path | None) -> PublicSamp
     dataset = load_dataset(name, data_dir)
     if dataset.kind != setup.kind or list(dataset.input_shape) != setup.input_shape:
         raise ConfigError(f"the public samples of {name!r} do not have the run's kind and shape {setup.input_shape}")
-    return PublicSamples(dataset.train, torch.arange(len(dataset.train)))
+    samples = dataset.train
+    if isinstance(samples, TensorSamples):
+        samples = samples.with_columns(setup.columns, f"the public table {name}")
+    return PublicSamples(samples, torch.arange(len(samples)))
 
 
 def _joined(dataset: Dataset, spec: str) -> Samples:
