@@ -44,18 +44,47 @@ class _Loader(yaml.SafeLoader):
         return value.encode("utf-16", "surrogatepass").decode("utf-16") if isinstance(value, str) else value
 
 
+class _PlainLoader(_Loader):
+    """A loader for files that :func:`write_yaml` wrote. A few lines of aliases can stand for billions of values."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse aliases, and with them all that a merge key could repeat."""
+        if self.check_event(yaml.AliasEvent):
+            problem = "it has an alias, which fedcore never writes"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
+        return super().compose_node(parent, index)
+
+    def flatten_mapping(self, node: Any) -> None:
+        """Refuse merge keys."""
+        for key, _ in node.value:
+            if key.tag.endswith(":merge"):
+                raise yaml.MarkedYAMLError(
+                    problem="it has a merge key, which fedcore never writes", problem_mark=key.start_mark
+                )
+        super().flatten_mapping(node)
+
+
+class _Dumper(yaml.SafeDumper):
+    """A dumper that writes a value again where the same object stands twice, instead of an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Return True for every value."""
+        return True
+
+
 def write_yaml(value: Any) -> str:
-    """Return the YAML text of a value of JSON's types. Mappings keep their order."""
-    return str(yaml.safe_dump(value, sort_keys=False))
+    """Return the YAML text of a value of JSON's types, without aliases. Mappings keep their order."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
 
 
-def read_yaml(text: str) -> Any:
+def read_yaml(text: str, *, plain: bool = False) -> Any:
     """Return the value of a YAML text.
 
+    :param plain: refuse aliases and merge keys, which :func:`write_yaml` does not write.
     :raises ValueError: the text is not YAML, has a type that JSON lacks, or a mapping has a key twice.
     """
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
+        return yaml.load(text, Loader=_PlainLoader if plain else _Loader)  # noqa: S506 - safe loaders
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
     except (RecursionError, AttributeError, KeyError, IndexError, TypeError) as error:  # PyYAML on `!!int`, `[[[[...`
@@ -70,10 +99,13 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return {name: value for name, value in read_mapping(path).items() if name not in BESIDE_OPTIONS}
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping or is empty. Errors are as for :func:`read_config_file`."""
+def read_mapping(path: Path, *, plain: bool = False) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping or is empty. Errors are as for :func:`read_config_file`.
+
+    :param plain: as for :func:`read_yaml`.
+    """
     try:
-        values = read_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
+        values = read_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8"), plain=plain)
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist") from None
     except (OSError, ValueError) as error:

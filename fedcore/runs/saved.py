@@ -61,7 +61,7 @@ class SavedConfig:
         :raises RunDirectoryError: the options have changed.
         :raises ConfigError: the file cannot be read, or it holds an option that this fedcore does not know.
         """
-        content = read_mapping(file)
+        content = read_mapping(file, plain=True)
         values = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
         digests, versions, changes = (content.get(name) for name in ("digests", "versions", "changes"))
         if not (isinstance(digests, dict) and set(digests) == {"settings", *_PARTS}):

@@ -50,3 +50,14 @@ def test_a_key_that_stands_twice_is_refused_with_its_line() -> None:
     merged = "a: {b: &b {<<: &c {mu: 1, nu: 1}, mu: 2}}\nd: {<<: *b, nu: 3}\ne: {<<: *b}"
     assert read_yaml(merged) == {"a": {"b": {"mu": 2, "nu": 1}}, "d": {"mu": 2, "nu": 3}, "e": {"mu": 2, "nu": 1}}
     assert read_yaml("a: &a {mu: 1}\nb: {<<: *a, <<: *a}") == {"a": {"mu": 1}, "b": {"mu": 1}}
+
+
+def test_a_file_that_fedcore_wrote_has_no_aliases() -> None:
+    """Ten lines of aliases can stand for more values than there is time to read."""
+    shared = ["macro-f1"]
+    text = write_yaml({"metrics": shared, "changes": [{"metrics": [[], shared]}]})
+    assert read_yaml(text, plain=True) == {"metrics": shared, "changes": [{"metrics": [[], shared]}]}
+    for text, what in (("a: &a [1]\nb: *a", "an alias"), ("a: {b: 1, <<: {c: 2}}", "a merge key")):
+        read_yaml(text)
+        with pytest.raises(ValueError, match=rf"{what}, which fedcore never writes .* line"):
+            read_yaml(text, plain=True)

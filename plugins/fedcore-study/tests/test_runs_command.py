@@ -184,6 +184,17 @@ class TestList:
         assert "it has no 'plugins'" in found[EMPTY]["problem"]
         assert cli("runs", "list").stdout.count("broken") == 4
 
+    def test_aliases_are_broken(self, cli, runs, refused):
+        """Each of these lines has more values than the one before; the last would have 10^12."""
+        file, bomb = runs / FIRST / "config.yaml", "a0: &a0 {b: 1}\n"
+        bomb += "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 13))
+        file.write_text(file.read_text() + bomb)
+        (found,) = json.loads(cli("runs", "list", "--state", "broken", "--json").stdout)
+        assert "it has an alias, which fedcore never writes" in found["problem"]
+        assert "it has an alias" in refused("show", f"runs/{FIRST}")
+        resumed = cli("resume", runs / FIRST)
+        assert (resumed.exit_code, "it has an alias" in resumed.stderr) == (2, True)
+
     def test_links_are_not_followed_and_other_folders_are_no_runs(self, runs, listed, tmp_path):
         (runs / "again").symlink_to(runs.resolve() / FIRST)
         (runs / ".hidden").mkdir()

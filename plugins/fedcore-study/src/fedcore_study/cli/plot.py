@@ -79,7 +79,7 @@ def _with_data_of_run(partition: Path, config: RunConfig, given: dict[str, Any],
     beside = partition.with_name("config.yaml")
     if "dataset" in given or partition.name != "partition.json" or not beside.is_file():
         return config
-    written = read_mapping(beside)
+    written = read_mapping(beside, plain=True)
     if "digests" not in written:  # some other file, not of a run
         return config
     config = RunConfig.create({"dataset": written.get("dataset"), "data_dir": written.get("data_dir"), **given})

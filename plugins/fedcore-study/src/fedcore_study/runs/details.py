@@ -33,7 +33,7 @@ def details(run: Overview, warn: Warn) -> dict[str, Any]:
     if run.state == "broken":
         raise RunDirectoryError(run.problem)
     path = run.path
-    content = read_mapping(path / "config.yaml")
+    content = read_mapping(path / "config.yaml", plain=True)
     options = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
     config = None
     try:

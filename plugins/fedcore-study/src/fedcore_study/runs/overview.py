@@ -17,6 +17,7 @@ from fedcore.base.errors import nearest
 from fedcore.base.files import parse_record, refuse_links
 from fedcore.base.identity import method, short_name
 from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.safe_yaml import read_yaml
 from fedcore_study.runs.labels import Labels, read_labels
 from fedcore_study.words import without_module
 
@@ -240,8 +241,7 @@ def _read_options(file: Path) -> dict[str, Any]:
     """
     try:
         content = file.read_bytes()
-        loader = _LOADER if len(content) < 1 << 14 else yaml.SafeLoader  # deep nesting crashes the loader in C
-        options = yaml.load(content, Loader=loader) or {}  # noqa: S506 - a safe loader
+        options = _parsed(content) or {}
         for name, kind in (("plugins", dict), ("dataset", str), ("rounds", int), ("digests", dict)):
             if not isinstance(options[name], kind):
                 raise ValueError("an option has a value of another type")
@@ -249,6 +249,16 @@ def _read_options(file: Path) -> dict[str, Any]:
         what = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise RunDirectoryError(f"{file} is no configuration of a run: {what}") from None
     return dict(options)
+
+
+def _parsed(content: bytes) -> Any:
+    """Return the value of a config.yaml. A text that could hold aliases takes the slow loader, which refuses them.
+
+    Deep nesting, for which a long text has room, would crash the loader in C.
+    """
+    if len(content) < 1 << 14 and not any(mark in content for mark in (b"*", b"<<")):
+        return yaml.load(content, Loader=_LOADER)  # noqa: S506 - a safe loader
+    return read_yaml(content.decode(), plain=True)
 
 
 def _read_summary(file: Path) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.errors import describe
 from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method, preset_options, short_name
-from fedcore.base.safe_yaml import parse_setting, read_config_file, read_yaml, write_yaml
+from fedcore.base.safe_yaml import parse_setting, read_config_file, read_mapping, read_yaml, write_yaml
 from fedcore_study.words import without_module
 
 MOST_RUNS = 100_000
@@ -258,7 +258,7 @@ def read_spec(file: Path) -> SweepSpec:
 
 def read_earlier(file: Path) -> SweepSpec:
     """Read the file of a folder whose sweep goes on, as :func:`read_spec` does."""
-    spec = read_spec(file)
+    spec = SweepSpec.create(read_mapping(file, plain=True), source=str(file))
     spec._earlier = frozenset(spec._targets())
     return spec
 
