@@ -13,7 +13,7 @@ import pytest
 
 import fedcore
 from fedcore import Interrupted
-from fedcore_study.runs.overview import last_round
+from fedcore_study.runs.overview import Rounds, read_rounds
 
 SMALL = {"samples": 200, "clients": 4, "local_epochs": 1, "workers": 0}
 FIRST, MOON, STOPPED, EMPTY = "20260101-100000-first", "20260102-100000-moon", "20260103-100000-moon", "20260104-fedavg"
@@ -228,8 +228,9 @@ class TestList:
         file = tmp_path / "metrics.jsonl"
         lines = [{"round": n, "metrics": {"global": {"accuracy": n / 100}} if n == 30 else None} for n in range(50)]
         file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"round": 50, "met')
-        assert last_round(file) == (50, {"global": {"accuracy": 0.3}})
-        assert last_round(tmp_path / "none") == (0, {})
+        assert read_rounds(tmp_path) == Rounds(50, {"global": {"accuracy": 0.3}})
+        file.unlink()
+        assert read_rounds(tmp_path) == Rounds(0, {})
 
 
 class TestShow:

@@ -13,6 +13,11 @@ def number(value: Any) -> float | None:
     return float(value) if usable else None
 
 
+def count(value: Any) -> int | None:
+    """Return a whole number from 0; None for any other value."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
 def mapping_in(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a mapping inside a record; an empty mapping if there is none."""
     found = value.get(name)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcore import ConfigError, UnknownNameError
+from fedcore import ConfigError, RunDirectoryError, UnknownNameError
 from fedcore.base import output
-from fedcore.base.errors import nearest
+from fedcore.base.errors import StorageError, nearest
 from fedcore.cli import options
 from fedcore_study.words import counted
 
@@ -224,7 +224,7 @@ def _delete(removals: Sequence[Removal], lost: str, *, yes: bool, dry_run: bool 
     console.print(removals_table(removals))
     if lost:
         console.print(output.text(lost))
-    count = f"{output.size(sum(removal.bytes for removal in removals))} of {counted(len(removals), 'run')}"
+    count = _amount(removals)
     if dry_run:
         output.note(f"{count} would be deleted; without --dry-run it is")
         return
@@ -237,9 +237,24 @@ def _delete(removals: Sequence[Removal], lost: str, *, yes: bool, dry_run: bool 
     if not yes:
         output.note("nothing was deleted")
         return
+    deleted = []
     for removal in removals:
-        delete(removal)
-    output.line(f"deleted {count}")
+        try:
+            delete(removal)
+        except StorageError:
+            raise
+        except RunDirectoryError as error:
+            output.note(f"{removal.run.folder} stays: {error}")
+        else:
+            deleted.append(removal)
+    if deleted:
+        output.line(f"deleted {_amount(deleted)}")
+    else:
+        output.note("nothing was deleted")
+
+
+def _amount(removals: Sequence[Removal]) -> str:
+    return f"{output.size(sum(removal.bytes for removal in removals))} of {counted(len(removals), 'run')}"
 
 
 def _print(parts: Iterable[Table | Text]) -> None:

@@ -15,7 +15,7 @@ from fedcore.runs.records import further, seconds
 from fedcore.runs.saved import SavedConfig, how_to_resume
 from fedcore_study.lenient import mapping_in, number
 from fedcore_study.runs.deletion import size
-from fedcore_study.runs.overview import Overview, Warn, last_round
+from fedcore_study.runs.overview import Overview, Warn, read_rounds
 
 ALWAYS = ("dataset", "model", "partition", "clients", "rounds", "seed")
 """Options that a setting names even at their defaults."""
@@ -43,7 +43,7 @@ def details(run: Overview, warn: Warn) -> dict[str, Any]:
     summary: Mapping[str, Any] = {}
     if run.state == "finished":
         summary = parse_record((path / "summary.json").read_bytes())
-    _, metrics = last_round(path / "metrics.jsonl") if not summary else (0, summary["metrics"])
+    metrics = read_rounds(path).metrics if not summary else summary["metrics"]
     files = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     return {
         **run.to_json(),

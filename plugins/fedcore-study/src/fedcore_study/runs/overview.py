@@ -13,11 +13,12 @@ from typing import Any, Literal, get_args
 import yaml
 
 from fedcore import FedcoreError, RunDirectoryError
-from fedcore.base.errors import nearest
-from fedcore.base.files import parse_record, refuse_links
+from fedcore.base.errors import StorageError, nearest
+from fedcore.base.files import TEMPORARY, RecordFile, parse_record, refuse_links
 from fedcore.base.identity import method, short_name
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.safe_yaml import read_yaml
+from fedcore_study.lenient import count, mapping_in, number
 from fedcore_study.runs.labels import Labels, read_labels
 from fedcore_study.words import without_module
 
@@ -155,30 +156,35 @@ def find_run(text: str) -> Overview:
     raise RunDirectoryError(f"there is no run {text!r}, neither here nor below {RUNS} or {SWEEPS}. {hint}")
 
 
-def read_overview(path: Path, folder: str) -> Overview:
-    """Read one run as far as a line in a table needs it. A damaged run is ``broken``, with the reason."""
+def read_overview(path: Path, folder: str, *, held: bool = False) -> Overview:
+    """Read one run as far as a line in a table needs it. A damaged run is ``broken``, with the reason.
+
+    :param held: this process holds the run's lock, so no process trains it.
+    """
     try:
         refuse_links(path, deep=False)
         options = _read_options(path / "config.yaml")
         summary = _read_summary(path / "summary.json")
         labels = read_labels(path, options)
+        state: State = "finished"
+        if summary is None:
+            state = "running" if not held and is_locked(path) else "stopped"
+        rounds = read_rounds(path) if summary is None else Rounds(summary["rounds"], summary["metrics"])
+        if rounds.problem and state == "stopped":
+            raise RunDirectoryError(rounds.problem)
     except FedcoreError as error:
         return Overview(path, folder, "broken", str(error), _begun(path))
-    if summary is None:
-        done, metrics = last_round(path / "metrics.jsonl")
-    else:
-        done, metrics = summary["rounds"], summary["metrics"]
-    protocol, accuracy = _main(metrics)
+    protocol, accuracy = _main(rounds.metrics)
     plugins, dataset = options["plugins"], options["dataset"]
     return Overview(
         path,
         folder,
-        "finished" if summary is not None else "running" if is_locked(path) else "stopped",
+        state,
         begun=_begun(path),
         method=method({short_name(name): None for name in plugins}),
         dataset=without_module(dataset),
         seed=options.get("seed"),
-        done=done,
+        done=rounds.done,
         planned=options["rounds"],
         protocol=protocol,
         accuracy=accuracy,
@@ -206,31 +212,62 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def last_round(file: Path) -> tuple[int, Mapping[str, Any]]:
-    """Return how many rounds metrics.jsonl records, and the figures of the last round that was evaluated."""
+@dataclass(frozen=True)
+class Rounds:
+    """What metrics.jsonl says of a run's rounds."""
+
+    done: int = 0
+    """How many rounds it records."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """The figures of the last round that was evaluated."""
+    problem: str = ""
+    """Why it is unknown how many rounds the run has had."""
+
+
+def read_rounds(path: Path) -> Rounds:
+    """Return the rounds of the run in a directory."""
+    file = path / "metrics.jsonl"
     try:
-        lines = file.read_bytes().split(b"\n")[:-1]  # the rest is being written
-    except OSError:
-        return 0, {}
-    done = 0
-    for line in reversed(lines):
+        trained, content = checkpoints(path), RecordFile(file).content()
+    except RunDirectoryError as error:
+        return Rounds(problem=str(error))
+    done, figures = 0, Rounds().metrics
+    for line in reversed(content.split(b"\n")[:-1]):  # the rest is being written
         try:
             record = parse_record(line)
         except ValueError:
             continue
-        number, metrics = record.get("round"), record.get("metrics")
-        done = max(done, number + 1 if isinstance(number, int) else 0)
-        if isinstance(metrics, dict) and _main(metrics)[0]:
-            return done, metrics
-    return done, {}
+        round = count(record.get("round"))
+        done = max(done, 0 if round is None else round + 1)
+        if _main(mapping_in(record, "metrics"))[0]:
+            figures = mapping_in(record, "metrics")
+            break
+    if not done and (content or trained):
+        what = "holds no round that can be read" if content else "is missing or empty, although there are checkpoints"
+        return Rounds(problem=f"{file} {what}")
+    return Rounds(done, figures)
+
+
+def checkpoints(path: Path) -> list[str]:
+    """Return the names of a run's checkpoints, whole or damaged, without that of a run before its first round.
+
+    :raises StorageError: the folder cannot be read.
+    """
+    folder = path / "checkpoint"
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith("000000-") and not name.endswith(TEMPORARY)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(f"cannot read the folder {folder}: {error.strerror}") from None
 
 
 def _main(metrics: Mapping[str, Any]) -> tuple[str | None, float | None]:
     """Return the first protocol with figures, and its accuracy."""
     for name in PROTOCOLS:
-        row = metrics.get(name)
-        if isinstance(row, dict) and isinstance(row.get("accuracy"), (int, float)):
-            return name, row["accuracy"]
+        accuracy = number(mapping_in(metrics, name).get("accuracy"))
+        if accuracy is not None:
+            return name, accuracy
     return None, None
 
 
@@ -264,7 +301,7 @@ def _parsed(content: bytes) -> Any:
 def _read_summary(file: Path) -> dict[str, Any] | None:
     try:
         summary = parse_record(file.read_bytes())
-        if not isinstance(summary["rounds"], int) or not isinstance(summary["metrics"], dict):
+        if count(summary["rounds"]) is None or not isinstance(summary["metrics"], dict):
             raise ValueError("a figure has a value of another type")
     except FileNotFoundError:
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import shutil
 import signal
 import sys
 import threading
@@ -24,6 +23,7 @@ from fedcore.base.identity import CHANGEABLE, WITHOUT_EFFECT, judged_by
 from fedcore.base.objects import Key, lent, unpickled
 from fedcore.base.process import end_without_collecting, importing, keep_freed_memory
 from fedcore.base.protocols import EVALUATED, VALIDATION
+from fedcore_study.runs.deletion import delete_beginning
 from fedcore_study.sweeps.processes import STOP
 
 FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130
@@ -146,7 +146,7 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
         experiment.resume(out, notify=notify, allow_code=code, allow_outside=outside, changes=changes)
         return
     if out.exists() and not begun_before:
-        shutil.rmtree(out)  # killed before it was a run
+        delete_beginning(out)  # killed before it was a run
     own = {"out": out, "workers": planned.workers if planned.workers is not None else task.workers}
     experiment.run(planned.model_copy(update=own), notify=notify)
 
