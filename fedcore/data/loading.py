@@ -226,7 +226,7 @@ def _numbered_alike(parts: Sequence[Any], train: Tensor, test: Tensor) -> tuple[
     if names and of_test and names != of_test:
         if chosen or any(getattr(leaf, "target_transform", None) for part in parts for leaf in _leaves(part)):
             raise DataError(
-                f"dataset: the training set has the classes {_first_ten(names)}; the test set {_first_ten(of_test)}. "
+                f"dataset: the training set has the classes {first_ten(names)}; the test set {first_ten(of_test)}. "
                 "Labels seem to be renumbered, so names cannot match them; if both sets number the classes alike, "
                 "give both the same attribute classes"
             )
@@ -242,7 +242,7 @@ def _class_names(part: Any) -> tuple[str, ...]:
     lists = [getattr(leaf, "classes", None) for leaf in _leaves(part)]
     found = {tuple(map(str, names)) for names in lists if isinstance(names, (list, tuple, np.ndarray))} - {()}
     if len(found) > 1:
-        first, second = map(_first_ten, sorted(found)[:2])
+        first, second = map(first_ten, sorted(found)[:2])
         raise DataError(
             f"dataset: a ConcatDataset joins a set with the classes {first} and one with the classes {second}; number "
             "the classes alike, and give all its sets the same attribute classes"
@@ -266,7 +266,7 @@ def numbered_as(labels: Tensor, names: Sequence[str], known: Sequence[str], wher
     :raises DataError: a label has no name, its class is not known, or one of two different lists names a class twice.
         The message holds both lists.
     """
-    ours, theirs = f"its classes are {_first_ten(names)}", f"the known ones are {_first_ten(known)}"
+    ours, theirs = f"its classes are {first_ten(names)}", f"the known ones are {first_ten(known)}"
     outside = labels[(labels < 0) | (labels >= len(names))]
     if len(outside):
         raise DataError(f"{where}: {len(outside)} labels, such as {int(outside[0])}, have no class: {ours}")
