@@ -40,6 +40,9 @@ from fedcore.runs.checkpoint import CheckpointStore, Note
 from fedcore.runs.saved import SavedConfig, how_to_resume
 from fedcore.server.state import ServerState
 
+BEST, NEXT_BEST = "model-best.safetensors", "model-best-next.safetensors"
+"""The best round's model, and a newer one that no checkpoint names yet."""
+
 
 class RunDirectory:
     """Paths and files of one run.
@@ -174,6 +177,12 @@ class RunDirectory:
         self.metrics.restore(0 if state is None else state.metrics_bytes)
         self.sessions.restore()
         self.checkpoints.tidy()
+        rounds, best = (0, {}) if state is None else (state.round, state.best)
+        if best and self._best_round(NEXT_BEST) == best["round"] + 1:
+            self.take_best()
+        self.path.joinpath(NEXT_BEST).unlink(missing_ok=True)
+        if self._best_round(BEST) > rounds:  # it will be trained again
+            self.path.joinpath(BEST).unlink()
         for path in self.path.glob(f".*{TEMPORARY}"):
             path.unlink(missing_ok=True)
 
@@ -183,11 +192,28 @@ class RunDirectory:
         """Write the final global model, or that of the best round, and the form of its inputs.
 
         :param names: the tensors' names in the file, see :meth:`SplitModel.file_names`.
-        :param best: the best round so far, from 1, if it is the model of this round.
+        :param best: the best round so far, from 1, if it is the model of this round. After the checkpoint that names
+            this round :meth:`take_best` has to follow.
         """
         tensors = {names[name]: tensor for name, tensor in model.items()}
-        file = self.path / ("model.safetensors" if best is None else "model-best.safetensors")
+        file = self.path / ("model.safetensors" if best is None else NEXT_BEST)
         write_tensors(file, tensors, {"inputs": asdict(inputs), "best_round": best})
+
+    def take_best(self) -> None:
+        """Let the best round's model that was written last replace the one before.
+
+        :raises StorageError: it cannot be renamed.
+        """
+        with storing(self.path):
+            os.replace(self.path / NEXT_BEST, self.path / BEST)
+            sync_path(self.path)
+
+    def _best_round(self, name: str) -> int:
+        """Return the round in a file of the best round's model; 0 if the file is missing or damaged."""
+        try:
+            return int(read_tensors(self.path / name)[1]["best_round"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
 
     def load_model(self, model: SplitModel, *, best: int | None = None) -> Inputs:
         """Load the final global model's weights, or those of the best round, into a model on the CPU.
@@ -196,7 +222,7 @@ class RunDirectory:
         :returns: the form of the model's inputs.
         :raises RunDirectoryError: the file is missing, damaged, or of another model or round.
         """
-        file = self.path / ("model.safetensors" if best is None else "model-best.safetensors")
+        file = self.path / ("model.safetensors" if best is None else BEST)
         try:
             tensors, meta = read_tensors(file)
             if meta["best_round"] != best:

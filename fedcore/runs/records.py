@@ -79,6 +79,14 @@ def seconds(record: Mapping[str, Any]) -> float:
     return float(sum(record["time"].get(part, 0.0) for part in ("round", "evaluation")))
 
 
+def may_be_unsaved(rounds: int, every: int) -> bool:
+    """Return whether a killed run can have recorded so many rounds before its first checkpoint was on the disk.
+
+    :param every: ``checkpoint_every``. A checkpoint is written while the rounds up to the next one train.
+    """
+    return rounds <= 2 * every
+
+
 def failed_trainings(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the failures of a round's cohort, without answers to questions that failed."""
     cohort = set(record["cohort"])

@@ -38,6 +38,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.progress import noting, only_notes
 from fedcore.runs.provenance import session, versions
+from fedcore.runs.records import may_be_unsaved
 from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking, tuned, usual_stack
 from fedcore.runs.result import RunResult
 from fedcore.runs.saved import (
@@ -178,6 +179,8 @@ class Run:
         if out is not None:
             if latest := directory.checkpoints.load():
                 run._require_rounds(latest)
+            elif directory.read_summary() is None:
+                run._unsaved_rounds()
             directory = _copied(directory, out, with_clients=not partition.is_declared)
             run = replace(run, directory=directory)
         directory.checkpoints.binding = saved.binding
@@ -327,6 +330,7 @@ class Run:
                     f"{self.directory.path} is finished and its checkpoints were deleted: neither it nor its clients' "
                     "models can be evaluated again. summary.json has its figures"
                 )
+            self._unsaved_rounds()
             raise RunDirectoryError(
                 f"{self.directory.path} has no checkpoint yet; first run: {self.directory.how_to_resume}"
             )
@@ -338,10 +342,13 @@ class Run:
 
         A finished run that gets more rounds, or more patience, goes on from the end of its training.
 
-        :raises RunDirectoryError: none of its checkpoints can be used, or it has more rounds than it should get.
+        :raises RunDirectoryError: none of its checkpoints can be used, they are missing, or it has more rounds than it
+            should get.
         """
         state = self._whole_state(note)
         if state is None:
+            if recorded := self._unsaved_rounds():
+                note(f"no checkpoint was written before the run was stopped, after {recorded} rounds: it begins again")
             self.directory.restore(None)
             return None
         self._require_rounds(state)
@@ -368,6 +375,21 @@ class Run:
         if state is not None:
             self.check(state)
         return state
+
+    def _unsaved_rounds(self) -> int:
+        """Return how many rounds a run without checkpoints records. Going on would begin again and cut them off.
+
+        :raises RunDirectoryError: there are so many that the checkpoints were lost.
+        """
+        recorded = self.directory.metrics.content().count(b"\n")
+        finished = recorded and (self.directory.path / "model.safetensors").exists()
+        if finished or not may_be_unsaved(recorded, self.config.checkpoint_every):
+            raise RunDirectoryError(
+                f"{self.directory.path} records {recorded} rounds, but its checkpoints are missing: it cannot go on. "
+                "Put its folder checkpoint/ back, or train again, to the same bits: fedcore train --config "
+                f"{self.directory.path / 'config.yaml'} --out NEW_FOLDER"
+            )
+        return recorded
 
     def _trains_on(self, state: ServerState) -> bool:
         """Return whether a run whose training has ended trains more rounds now."""

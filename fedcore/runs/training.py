@@ -65,6 +65,7 @@ class Experiment:
         self.evaluator = Evaluator(federation, federation.config.protocols)
         self._touched: set[int] = set()  # since the last checkpoint
         self._unsaved: ServerState | None = None  # the last recorded state, until its checkpoint is being written
+        self._best: ServerState | None = None  # of the best round, until its model is being written with a checkpoint
         self._latest: dict[str, Any] | None = None
         self._problems_noted: set[Callable[..., str]] = set()
         self._random: bytes | None = global_digest()  # None once other draws are noted
@@ -125,7 +126,7 @@ class Experiment:
             metrics = self._noted(self.evaluator.evaluate(state, with_confusion=may_end))
             state = replace(state, best=self.evaluator.best(state, metrics))
             if self.config.keep == "best" and state.best and state.best["round"] + 1 == state.round:
-                self.directory.write_model(state.model, *self._file, best=state.round)
+                self._best = state
             if not last and out_of_patience(self.config, state):
                 last, best = True, state.best["round"]
                 self.note(
@@ -261,8 +262,19 @@ class Experiment:
         :raises StorageError: the previous checkpoint could not be written.
         """
         self.settle()
-        self._writing = self._writer.submit(self.directory.checkpoint, state, self._touched)
-        self._touched, self._unsaved = set(), None
+        self._writing = self._writer.submit(self._write, state, self._touched, self._best)
+        self._touched, self._unsaved, self._best = set(), None, None
+
+    def _write(self, state: ServerState, touched: set[int], best: ServerState | None) -> None:
+        """Save a checkpoint, and the model of the best round if it is new, in the writer's thread.
+
+        After a kill at any moment :meth:`RunDirectory.restore` finds the model that fits the checkpoint.
+        """
+        if best is not None:
+            self.directory.write_model(best.model, *self._file, best=best.round)
+        self.directory.checkpoint(state, touched)
+        if best is not None:
+            self.directory.take_best()
 
     def settle(self) -> None:
         """Wait until the last checkpoint is on the disk.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 import fedcore
 from fedcore import ConfigError, RunConfig
+from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.data import load_dataset
+from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.training import out_of_patience
 from fedcore.server.state import ServerState
@@ -132,6 +135,63 @@ def test_a_killed_run_keeps_the_same_best_model(tmp_path):
     (tmp_path / "stopped" / "model-best.safetensors").unlink()
     with pytest.raises(fedcore.RunDirectoryError, match=r"model-best.safetensors is missing. A resume does not"):
         _ = resumed.best_model
+
+
+@pytest.fixture
+def second_is_best(monkeypatch):
+    """Let each of the first two rounds be the best so far, and no later one, whatever their figures are."""
+
+    def best(evaluator, state, metrics):
+        return {"round": state.round - 1, "validation": "global_local"} if state.round <= 2 else state.best
+
+    monkeypatch.setattr(Evaluator, "best", best)
+
+
+@pytest.mark.filterwarnings("ignore:no checkpoint was written before")
+@pytest.mark.parametrize("every", [1, 2])
+def test_after_a_kill_the_best_model_is_of_a_round_that_the_checkpoint_has(
+    tmp_path, monkeypatch, second_is_best, every
+):
+    """Copies before and after its checkpoint are what a kill there leaves."""
+    out, save, copies = tmp_path / "run", CheckpointStore.save, {}
+
+    def copying(store, state, touched=()):
+        for when in ("before", "after"):
+            if state.round == 2 and state.phase == "train":
+                copies[when] = shutil.copytree(out, tmp_path / when)
+            if when == "before":
+                save(store, state, touched)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", copying)
+        fedcore.run(**BEST_IS_EARLY | {"rounds": 3}, keep="best", checkpoint_every=every, out=out)
+    best = (out / "model-best.safetensors").read_bytes()
+    ended = [fedcore.resume(copies[when], changes={"rounds": 1 + (when == "after")}) for when in ("before", "after")]
+    assert [result.summary["metrics"]["best_by_validation"]["round"] for result in ended] == [1, 2]
+    for result in ended:  # a run of so many rounds ends with the model of the best one
+        kept = result.best_model.state_dict()
+        assert all(torch.equal(kept[name], tensor) for name, tensor in result.model.state_dict().items())
+        assert not (result.directory / "model-best-next.safetensors").exists()
+    assert (copies["after"] / "model-best.safetensors").read_bytes() == best
+    more = fedcore.resume(copies["before"], changes={"rounds": 3})
+    assert (more.directory / "model-best.safetensors").read_bytes() == best
+
+
+def test_an_older_checkpoint_has_no_better_model_than_it_knows_of(tmp_path, second_is_best):
+    """If the newest checkpoint is damaged, the best model of a later round goes: this round is trained again."""
+    out = fedcore.run(**BEST_IS_EARLY | {"rounds": 2}, keep="best", out=tmp_path / "run").directory
+    for name in ("summary.json", "model.safetensors", "checkpoint/000002-2-done.safetensors"):
+        (out / name).unlink()
+    newest = out / "checkpoint" / "000002-1-post_train.safetensors"
+    newest.rename(newest.with_name("000001-0-train.safetensors"))
+    tensors, meta = read_tensors(newest.with_name("000001-0-train.safetensors"))
+    line = len((out / "metrics.jsonl").read_bytes().splitlines(keepends=True)[0])
+    meta |= {"round": 1, "phase": "train", "metrics_bytes": line, "best": {**meta["best"], "round": 0}}
+    write_tensors(newest.with_name("000001-0-train.safetensors"), tensors, meta)
+    result = fedcore.resume(out, changes={"rounds": 1})
+    assert not (out / "model-best.safetensors").exists()
+    with pytest.raises(fedcore.RunDirectoryError, match=r"model-best.safetensors is missing"):
+        _ = result.best_model
 
 
 @pytest.mark.parametrize(

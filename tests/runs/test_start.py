@@ -21,6 +21,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import started
 from fedcore.runs.run import Run
 from fedcore.runs.saved import SavedConfig
+from fedcore_testing import model_bytes
 from fedcore_testing.federation import small_config
 
 SET_UP = Setup, "build"
@@ -199,3 +200,35 @@ def test_a_finished_run_without_checkpoints_is_not_trained_or_evaluated_again(tm
         fedcore.resume(result.directory, changes={"rounds": 9})
     with pytest.raises(RunDirectoryError, match="checkpoints were deleted: neither"):
         fedcore.evaluate_run(result.directory)
+
+
+def test_a_run_whose_checkpoints_are_lost_keeps_its_records(tmp_path):
+    with started(small_config(tmp_path, rounds=5, out=tmp_path / "run")) as (experiment, state):
+        for _ in range(3):
+            state = experiment.one_round(state)
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    before, lost = files_of(tmp_path), r"records 3 rounds, but its checkpoints are missing.* fedcore train --config"
+    for read in (fedcore.resume, fedcore.evaluate_run, lambda run: fedcore.resume(run, out=tmp_path / "copy")):
+        with pytest.raises(RunDirectoryError, match=lost):
+            read(tmp_path / "run")
+    assert files_of(tmp_path) == before
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert fedcore.resume(tmp_path / "run").summary["rounds"] == 5
+    (tmp_path / "run" / "summary.json").write_text("{half")
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    with pytest.raises(RunDirectoryError, match="records 5 rounds, but its checkpoints are missing"):
+        fedcore.resume(tmp_path / "run")
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path):
+    """The checkpoint of the third round is written while the next three rounds train."""
+    config = small_config(tmp_path, rounds=7, checkpoint_every=3, out=tmp_path / "whole")
+    whole = fedcore.run(config)
+    with started(config.model_copy(update={"out": tmp_path / "run"})) as (experiment, state):
+        for _ in range(6):
+            state = experiment.one_round(state)
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    with pytest.warns(RuntimeWarning, match="no checkpoint was written before .* after 6 rounds: it begins again"):
+        again = fedcore.resume(tmp_path / "run")
+    assert model_bytes(again) == model_bytes(whole)
+    assert [record["round"] for record in again.records] == list(range(7))

@@ -273,6 +273,17 @@ class TestShow:
         assert cli(*more[1:]).exit_code == 0
         assert json.loads(cli("runs", "show", STOPPED, "--json").stdout)["changes"][0]["rounds"] == [3, 6]
 
+    def test_a_run_whose_checkpoints_are_lost_has_no_command(self, cli, runs):
+        file = runs / STOPPED / "metrics.jsonl"
+        record = json.loads(file.read_text())
+        with file.open("a") as lines:
+            lines.writelines(json.dumps(record | {"round": number}) + "\n" for number in (1, 2))
+        shutil.rmtree(runs / STOPPED / "checkpoint")
+        found = cli("runs", "show", STOPPED).stdout
+        assert "3 of 3" in found
+        assert "fedcore resume" not in found
+        assert "It has no checkpoint from which it could go on" in found
+
     def test_a_running_run_has_no_command(self, cli, runs):
         descriptor = held(runs / STOPPED)
         found = cli("runs", "show", STOPPED)

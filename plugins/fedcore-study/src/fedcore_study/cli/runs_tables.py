@@ -71,7 +71,7 @@ def details_tables(run: Mapping[str, Any]) -> Iterator[Table | Text]:
     if run["resume"]:
         what = "for more rounds" if run["state"] == "finished" else "go on with"
         yield Text.assemble((f"{what}: ", "bold"), output.clean(run["resume"]))
-    elif run["state"] == "finished":
+    elif run["state"] != "running":
         yield Text("It has no checkpoint from which it could go on, or its options were changed.")
 
 

@@ -23,7 +23,7 @@ _BEGINNING = r"config\.yaml | partition\.json | partition-[0-9a-f]{16}\.safetens
 """The files that a run's directory has from its beginning."""
 
 _FILES = rf"""
-    {_BEGINNING} | (metrics|sessions)\.jsonl | (summary|labels)\.json | model(-best)?\.safetensors
+    {_BEGINNING} | (metrics|sessions)\.jsonl | (summary|labels)\.json | model(-best(-next)?)?\.safetensors
     | checkpoint/[0-9]{{6,}}-[0-9]-[a-z_]+\.safetensors | clients/[0-9]{{6,}}/[0-9]{{6,}}\.safetensors
     | trackers/[A-Za-z0-9._-]+\.(json|log|lock) | tensorboard/events\.out\.tfevents\.[^/]+
     | wandb/(latest-run | settings | debug[a-z-]*\.log | (offline-)?run-[^/]+/.+)

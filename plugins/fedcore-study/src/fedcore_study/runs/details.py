@@ -11,7 +11,7 @@ from fedcore.base.files import RecordFile, parse_record
 from fedcore.base.identity import LABELS, WITHOUT_EFFECT, flat
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping
-from fedcore.runs.records import further, seconds
+from fedcore.runs.records import further, may_be_unsaved, seconds
 from fedcore.runs.saved import SavedConfig, how_to_resume
 from fedcore_study.lenient import mapping_in, number
 from fedcore_study.runs.deletion import size
@@ -152,9 +152,9 @@ def _resume(run: Overview, config: RunConfig | None) -> str | None:
     """Return the command that goes on with a run, a finished one for more rounds; None if it cannot go on."""
     if run.state == "running" or config is None:
         return None
-    command = how_to_resume(run.path, config)
+    command, saved = how_to_resume(run.path, config), any((run.path / "checkpoint").glob("*.safetensors"))
     if run.state == "stopped":
-        return command
-    if not any((run.path / "checkpoint").glob("*.safetensors")):
+        return command if saved or may_be_unsaved(run.done, config.checkpoint_every) else None
+    if not saved:
         return None
     return command if command.startswith("in Python") else f"{command} --rounds {2 * config.rounds}"
