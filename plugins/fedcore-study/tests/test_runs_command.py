@@ -7,12 +7,16 @@ import json
 import os
 import shlex
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import fedcore
 from fedcore import Interrupted
+from fedcore_study.cli.runs import tag
+from fedcore_study.runs import labels
 from fedcore_study.runs.overview import Rounds, read_rounds
 
 SMALL = {"samples": 200, "clients": 4, "local_epochs": 1, "workers": 0}
@@ -378,6 +382,20 @@ class TestTag:
         assert cli("runs", "tag", "second", "--name", "", "--note", "", "--remove", "both").stdout.endswith(
             "no labels\n"
         )
+
+    def test_commands_side_by_side_lose_no_tag(self, runs, monkeypatch):
+        """Each waits between reading and writing, as the machine can make it wait."""
+        write, names = labels.write_labels, [f"t{number}" for number in range(6)]
+
+        def late(*given):
+            time.sleep(0.05)
+            write(*given)
+
+        monkeypatch.setattr(labels, "write_labels", late)
+        with ThreadPoolExecutor(len(names)) as pool:
+            list(pool.map(lambda name: tag([FIRST, MOON], add=[name]), names))
+        for folder in (FIRST, MOON):
+            assert {*names} <= {*json.loads((runs / folder / "labels.json").read_text())["tags"]}
 
     @pytest.mark.slow
     def test_checkpoints_do_not_depend_on_labels(self, cli, runs):

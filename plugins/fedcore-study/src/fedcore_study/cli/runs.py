@@ -156,20 +156,23 @@ def tag(
     debug: options.Debug = False,
 ) -> None:
     """Change the labels of runs: tags, name and note. They are kept in labels.json in the run's folder."""
-    from fedcore_study.runs.labels import require_tags, write_labels
+    from fedcore_study.runs.labels import alone, require_tags, write_labels
+    from fedcore_study.runs.overview import read_overview
 
     if not add and not remove and name is None and note is None:
         raise ConfigError("say what to change: --add TAG, --remove TAG, --name NAME or --note TEXT")
     found = _found(runs)
     if name and len(found) > 1:
         raise ConfigError(f"--name {name} is for one run, and {len(found)} are named; tags are for several")
-    for run in found:
-        if run.state == "broken":
-            raise ConfigError(run.problem)
-    require_tags(remove or [], [run.labels for run in found])
-    changed = [run.labels.changed(add=add or [], remove=remove or [], name=name, note=note) for run in found]
-    for run, labels in zip(found, changed, strict=True):
-        write_labels(run.path, labels)
+    _require_whole(found)
+    with alone(run.path.resolve() for run in found):
+        now = [read_overview(run.path, run.folder) for run in found]
+        _require_whole(now)
+        require_tags(remove or [], [run.labels for run in now])
+        changed = [run.labels.changed(add=add or [], remove=remove or [], name=name, note=note) for run in now]
+        for run, labels in zip(now, changed, strict=True):
+            write_labels(run.path, labels)
+    for run, labels in zip(now, changed, strict=True):
         said = [f"name {labels.name}"] if labels.name else []
         said += [f"tags {', '.join(labels.tags)}"] if labels.tags else []
         said += [f"note: {labels.note}"] if labels.note else []
@@ -271,6 +274,13 @@ def _found(texts: Sequence[str]) -> list[Overview]:
 
     found = [find_run(text) for text in texts]
     return list({run.path.resolve(): run for run in found}.values())
+
+
+def _require_whole(runs: Iterable[Overview]) -> None:
+    """Refuse broken runs."""
+    for run in runs:
+        if run.state == "broken":
+            raise ConfigError(run.problem)
 
 
 def _parts(method: str | None) -> list[str]:

@@ -6,14 +6,16 @@ three and takes precedence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import fcntl
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, RunConfig, RunDirectoryError
 from fedcore.base.errors import nearest
-from fedcore.base.files import parse_record, write_json
+from fedcore.base.files import parse_record, storing, write_json
 from fedcore.base.identity import LABELS
 
 FILE = "labels.json"
@@ -70,6 +72,22 @@ def read_labels(directory: Path, options: Mapping[str, Any]) -> Labels:
         return Labels.checked(options)
     except ConfigError:  # somebody edited config.yaml, which is said elsewhere
         return Labels()
+
+
+@contextlib.contextmanager
+def alone(directories: Iterable[Path]) -> Iterator[None]:
+    """Wait until no other process changes the labels of these runs, and keep others from it until the block ends.
+
+    :raises StorageError: a config.yaml cannot be opened.
+    """
+    with contextlib.ExitStack() as stack:
+        for directory in sorted(directories):  # two processes that take the same locks do not wait for each other
+            config = directory / "config.yaml"  # the directory's own lock is the training's
+            with storing(config):
+                file = stack.enter_context(config.open("rb"))
+            with contextlib.suppress(OSError):  # a network file system that cannot lock files
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def write_labels(directory: Path, labels: Labels) -> None:
