@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,6 +19,9 @@ import fedcore
 from fedcore.cli.app import app
 from fedcore.data import partition
 from fedcore_study.sweeps.child import main as child
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.run import plan_sweep
+from fedcore_study.sweeps.spec import SweepSpec
 
 SMALL = {"samples": 200, "clients": 4, "local_epochs": 1, "workers": 0, "progress": False}
 FOREIGN = (
@@ -214,6 +218,27 @@ def test_a_sweep_begins_no_run_over_files_of_another(run: Path, tmp_path: Path, 
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert child([json.dumps(task), "alone"]) == 0
     assert (run / "summary.json").exists()
+
+
+def test_a_cleaned_sweep_gets_no_more_rounds_and_says_what_works(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = SweepSpec(
+        base={"rounds": 1, **{name: SMALL[name] for name in ("samples", "clients", "local_epochs", "workers")}}
+    )
+    ((label, config),) = plan_sweep(spec)
+    directory = SweepDirectory(Path("s"))
+    (name,) = directory.add(spec.as_yaml(), [(label, config)])
+    fedcore.run(config, out=directory.run_directory(name), progress=False)
+    assert command("clean", "s", "--yes").exit_code == 0
+    plan = (directory.path / "sweep.json").read_bytes()
+    refused = CliRunner().invoke(app, ["sweep", "s", "--rounds", "2", "--quiet"])
+    said = " ".join(refused.stderr.split())
+    assert "1 finished runs are to get more rounds, but their checkpoints were deleted" in said
+    assert (refused.exit_code, (directory.path / "sweep.json").read_bytes()) == (2, plan)
+    assert command("rm", *shlex.split(said.partition("fedcore runs rm ")[2]), "--yes").exit_code == 0
+    assert directory.standing(name) == "waiting"
+    again = CliRunner().invoke(app, ["sweep", "s", "--rounds", "2", "--dry-run"])
+    assert (again.exit_code, again.stdout) == (0, f"{name}\n")
 
 
 def _mutate(draw: Any, run: Path, made: Path) -> set[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcore import ConfigError, FedcoreError, RunConfig
+from fedcore import ConfigError, FedcoreError, RunConfig, RunDirectoryError
 from fedcore.base.identity import key, settings
 from fedcore.base.objects import Key, lent
 from fedcore.base.process import cores
@@ -181,8 +181,14 @@ def run_sweep(
         if spec is None:
             directory.plan()  # there must be one, before a lock file is written
         with directory.lock():
-            names = list(directory.plan()) if spec is None else directory.add(spec.as_yaml(), planned, rounds)
-            configs = directory.plan()
+            if spec is None:
+                configs = directory.plan()
+                names = list(configs)
+                _require_checkpoints(directory, configs, names)
+            else:
+                _require_checkpoints(directory, *directory.extended(planned, rounds))
+                names = directory.add(spec.as_yaml(), planned, rounds)
+                configs = directory.plan()
             check_given(objects, {directory.run_directory(name): configs[name] for name in names})
             left = [name for name in names if directory.standing(name, configs[name].rounds) != "finished"]
             own = [config for _, config in planned]
@@ -220,6 +226,26 @@ def run_sweep(
     found = {outcome.name: outcome for outcome in ran}
     outcomes = [found.get(name) or Outcome(name, "finished") for name in names]
     return SweepResult(directory.path, outcomes, interrupted, objects)
+
+
+def _require_checkpoints(directory: SweepDirectory, plan: Mapping[str, RunConfig], names: Iterable[str]) -> None:
+    """Refuse finished runs that get more rounds, but have no checkpoint to go on from.
+
+    :raises RunDirectoryError: with the commands that help.
+    """
+    stuck = [
+        directory.run_directory(name)
+        for name in names
+        if directory.standing(name) == "finished"
+        and directory.standing(name, plan[name].rounds) != "finished"
+        and not any((directory.run_directory(name) / "checkpoint").glob("*.safetensors"))
+    ]
+    if stuck:
+        some = " ".join(shlex.quote(os.path.relpath(path)) for path in stuck[:4]) + " ..." * (len(stuck) > 4)
+        raise RunDirectoryError(
+            f"{len(stuck)} finished runs are to get more rounds, but their checkpoints were deleted (runs clean). "
+            f"Sweep in a new folder (--out), or delete these runs to train them again: fedcore runs rm {some}"
+        )
 
 
 def _check_permissions(
