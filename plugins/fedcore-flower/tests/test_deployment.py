@@ -5,6 +5,9 @@ make test-flower runs these, in an environment of Flower's own (.venv-flower).
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import http.server
 import json
 import os
 import shutil
@@ -13,8 +16,10 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,6 +129,53 @@ class Federation:
             process.terminate()
         for process in self.clients.values():
             process.wait(timeout=PATIENCE)
+
+
+@contextlib.contextmanager
+def https_server(port, keys, status):
+    """Serve on a port with the certificate of some keys; answer everything with a status."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keys / "server.crt", keys / "server.key")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("days", "words"),
+    [
+        (-900, "has expired; its operator makes new ones by fedcore federate keys. Or compare this machine's clock"),
+        (2, "is not valid yet; compare this machine's clock, which says 2"),
+        (0, "refuses the time of this client's signatures; compare its clock with this machine's clock, which says 2"),
+    ],
+)
+def test_a_client_says_that_a_certificate_expired_or_that_clocks_differ(tmp_path, monkeypatch, days, words):
+    class Then(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.datetime.now(tz) + datetime.timedelta(days=days)
+
+    times = SimpleNamespace(datetime=Then, timedelta=datetime.timedelta, UTC=datetime.UTC)
+    monkeypatch.setattr("fedcore_flower.keys.datetime", times)
+    make_keys(tmp_path / "keys", ["localhost"], [])
+    federation = Federation(tmp_path / "federation")
+    with https_server(federation.port, tmp_path / "keys", 401):  # as Flower answers a signature of another time
+        client = federation.join("stranger", "--patience", 1, ca=tmp_path / "keys" / "ca.crt")
+        assert client.wait(timeout=PATIENCE) == 2
+    assert words in " ".join(federation.log("stranger").split())
 
 
 def children(pid):

@@ -113,6 +113,11 @@ def test_bad_keys_are_named(folder, tmp_path):
     (folder / "alder.key").chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         check_private_key(folder / "alder.key")
+    (folder / "server.key").chmod(0o640)
+    with pytest.raises(ConfigError, match=r"server\.key can be read by other users; run chmod 600 .*server\.key"):
+        check_server_key(Tls.of(folder))
+    (folder / "server.key").chmod(0o600)
+    check_server_key(Tls.of(folder))
     with pytest.raises(ConfigError, match="not an OpenSSH private key"):
         check_private_key(folder / "server.key")
 

@@ -170,9 +170,13 @@ def check_private_key(path: Path) -> str:
         raise ConfigError(f"--key {path} is not an OpenSSH private key without a password: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"--key {path} is not an EC key, which Flower requires; fedcore federate keys makes one")
+    _check_mode(path, mode)
+    return _fingerprint(key.public_key())
+
+
+def _check_mode(path: Path, mode: int) -> None:
     if mode & 0o077:
         raise ConfigError(f"--key {path} can be read by other users; run chmod 600 {path}")
-    return _fingerprint(key.public_key())
 
 
 def public_keys(folder: Path | None, given: Sequence[str]) -> dict[str, PublicKey]:
@@ -289,13 +293,16 @@ def _fingerprint(key: ec.EllipticCurvePublicKey) -> str:
 
 
 def check_server_key(tls: Tls) -> None:
-    """Check that the server's certificate belongs to its key and has not expired.
+    """Check that the server's certificate belongs to its key and has not expired, and that the key is private.
 
-    :raises ConfigError: it belongs to another key or has expired, or a file is damaged.
+    :raises ConfigError: it belongs to another key or has expired, other users may read the key, or a file is damaged.
     """
     try:
+        mode = tls.key.stat().st_mode
         certificate = x509.load_pem_x509_certificate(tls.certificate.read_bytes())
         key = load_pem_private_key(tls.key.read_bytes(), None)
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(
             f"{tls.certificate} and {tls.key} are not a PEM certificate and a PEM key: {error}"
@@ -303,5 +310,6 @@ def check_server_key(tls: Tls) -> None:
     spki = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if certificate.public_key().public_bytes(*spki) != key.public_key().public_bytes(*spki):
         raise ConfigError(f"{tls.certificate} is not the certificate of the key {tls.key}")
+    _check_mode(tls.key, mode)
     if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
         raise ConfigError(f"{tls.certificate} expired on {certificate.not_valid_after_utc:%Y-%m-%d}")

@@ -7,6 +7,7 @@ takes its tasks through its Runtime API on the loopback interface, with a secret
 from __future__ import annotations
 
 import contextlib
+import datetime
 import re
 import secrets
 import signal
@@ -124,7 +125,8 @@ class Node:
     def keep_running(self) -> None:
         """Start the SuperNode if it does not run.
 
-        :raises FedcoreError: the server does not know the client's key, or the CA did not sign its certificate.
+        :raises FedcoreError: the server does not know the client's key, the CA did not sign its certificate, the
+            certificate has expired, or the clocks of both differ.
         """
         if self._child is None:
             if time.monotonic() >= self._next_start:
@@ -219,6 +221,14 @@ class Node:
         :raises FedcoreError: another SuperNode would end for the same reason.
         """
         log = self._log_text().lower()
+        clock = f"this machine's clock, which says {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+        if "certificate has expired" in log:
+            raise FedcoreError(
+                f"the certificate of the server at {self._server} has expired; its operator makes new ones by fedcore "
+                f"federate keys. Or compare {clock}"
+            )
+        if "certificate is not yet valid" in log:
+            raise FedcoreError(f"the certificate of the server at {self._server} is not valid yet; compare {clock}")
         if "certificate_verify_failed" in log or "certificate verify failed" in log:
             raise FedcoreError(
                 f"the server at {self._server} shows a certificate that the CA of --ca did not sign for this address. "
@@ -226,13 +236,17 @@ class Node:
             )
         if "wrong_version_number" in log or "record layer failure" in log:
             raise FedcoreError(f"the server at {self._server} does not use TLS; the server of a federation does")
-        if "failed to activate supernode" in log or "[code: 2004]" in log:
+        # A SuperNode ends itself without a word if the server answers 401: the times of both are far apart.
+        late = "terminated gracefully" in log and "supernode id" not in log
+        if late or "failed to activate supernode" in log or "[code: 2004]" in log:
             now = time.monotonic()
             self._refused_since = self._refused_since or now
             if now - self._refused_since > self._patience:
-                raise FedcoreError(
-                    f"the server at {self._server} does not know the key of --key; give its operator the .pub file"
+                unknown = "does not know the key of --key; give its operator the .pub file"
+                why = (
+                    f"refuses the time of this client's signatures; compare its clock with {clock}" if late else unknown
                 )
+                raise FedcoreError(f"the server at {self._server} {why}")
         elif self._connected:
             self._tell("the connection to the server has ended; trying again")
         elif child.exit_code != 0 and self._failed_starts == len(PAUSES):
