@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import resource
 import shutil
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from markdown_it import MarkdownIt
 from safetensors.torch import load_file
 
 from fedcore.data import Dataset, SequenceSamples, load_dataset
 from fedcore_export import export
-from fedcore_export.card import _input
+from fedcore_export.card import _block, _input, _span
 from fedcore_zoo import embedding_bag
 from tests import support
 from tests.support import weights
@@ -138,6 +140,44 @@ def test_batches_that_are_no_tensors_have_the_weights_alone(cli, tmp_path: Path)
     assert all(torch.equal(found[name], tensor) for name, tensor in weights(trained).items())
     refused = cli("export", trained.directory, "--to", "safetensors", "--out", "other")
     assert "add --allow-code" in refused.stderr
+
+
+EVIL = "a`b ![x](https://www.evil.example) <img src=x> *b* _c_ &lt; $d$ # |"
+CLASSES = (f"{EVIL}\n\n# Heading\n```\n<script>", *map(str, range(9)))
+
+
+def evil(data_dir=None):
+    """Names from a stranger's folder, such as a class's."""
+    samples = load_dataset("digits").test
+    return Dataset(EVIL, samples, samples, 10, (1, 8, 8), class_names=CLASSES)
+
+
+def test_names_mean_nothing_in_the_card_s_markdown(cli, tmp_path: Path) -> None:
+    trained = support.run(tmp_path, dataset=evil, rounds=1, clients=2)
+    result = cli("export", trained.directory, "--to", "safetensors", "--out", "model", "--allow-code")
+    assert result.exit_code == 0, result.output
+    card = (tmp_path / "model" / "README.md").read_text().partition("\n---\n")[2]
+    tokens = MarkdownIt("commonmark").enable("table").parse(card)
+    inline = [(of, token) for of, token in zip([None, *tokens], tokens, strict=False) if token.type == "inline"]
+    kinds = {child.type for _, token in inline for child in token.children}
+    assert kinds <= {"text", "text_special", "softbreak", "code_inline"}
+    assert "html_block" not in {token.type for token in tokens}
+    headings = ["".join(c.content for c in token.children) for of, token in inline if of.type == "heading_open"]
+    assert headings[0] == f"mlp trained with fedavg on {EVIL}"
+    assert headings[1:] == ["Figures", "Input and output", "Use", "Training", "Files"]
+    assert not re.search(r"[^\\]://|www[^\\]", card.partition("## Figures")[0])  # GitHub makes links of addresses
+    codes = [child.content for _, token in inline for child in token.children if child.type == "code_inline"]
+    assert json.dumps(CLASSES) in codes
+    fences = {token.info: token.content for token in tokens if token.type == "fence"}
+    assert list(fences) == ["python", "yaml"]
+
+
+@pytest.mark.parametrize("text", ["a", "a`b", "```", "`a``b"])
+def test_no_backticks_end_a_span_or_a_block_of_code(text: str) -> None:
+    (paragraph,) = [token for token in MarkdownIt("commonmark").parse(_span(text)) if token.type == "inline"]
+    assert [(child.type, child.content) for child in paragraph.children] == [("code_inline", text)]
+    (block,) = MarkdownIt("commonmark").parse(_block("yaml", f"{text}\n"))
+    assert (block.type, block.info, block.content) == ("fence", "yaml", f"{text}\n")
 
 
 def test_a_batch_of_several_inputs_is_described() -> None:

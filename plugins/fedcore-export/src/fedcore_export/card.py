@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fedcore import SplitModel, __version__
 from fedcore.base.identity import digest, method, settings
-from fedcore.base.output import percent
+from fedcore.base.output import clean, percent
 from fedcore.base.protocols import PROTOCOLS, UNSEEN
 from fedcore.data import Dataset, ResidentSamples, TensorSamples
 from fedcore.models import build_model
@@ -61,8 +62,8 @@ def model_card(
     }
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
-        f"# {network} trained with {name} on {dataset.name}",
-        f"{whose} of a federation of {config.clients} clients after {summary['rounds']} rounds of {name}, "
+        f"# {_text(network)} trained with {_text(name)} on {_text(dataset.name)}",
+        f"{whose} of a federation of {config.clients} clients after {summary['rounds']} rounds of {_text(name)}, "
         f"seed {config.seed}. {_origin(summary, session)}",
         "## Figures",
         "\n".join(_figures(summary["metrics"]) if client is None else _own_figures(summary["metrics"], client)),
@@ -72,7 +73,7 @@ def model_card(
         "\n\n".join(_use(run, model, client, {file.name for file in files})),
         "## Training",
         f"Every option that can change the result (digest {digest(config)}):",
-        f"```yaml\n{yaml.safe_dump(settings(config), sort_keys=False)}```",
+        _block("yaml", yaml.safe_dump(settings(config), sort_keys=False)),
         "## Files",
         "\n".join(_table(["file", "bytes", "SHA-256"], [[f.name, f"{f.size:,}", f"`{f.sha256}`"] for f in files])),
     ]
@@ -109,7 +110,7 @@ def _origin(summary: Mapping[str, Any], session: Mapping[str, Any]) -> str:
     parts = [f"Trained with fedcore {version}"]
     parts += [f"commit {session['commit']}"] if session.get("commit") else []
     parts += [f"finished {summary['finished']}"] if summary.get("finished") else []
-    return f"{', '.join(parts)}; exported by fedcore {__version__}."
+    return f"{_text(', '.join(parts))}; exported by fedcore {__version__}."
 
 
 def _figures(metrics: Mapping[str, Any]) -> Iterator[str]:
@@ -141,19 +142,19 @@ def _input(dataset: Dataset) -> Iterator[str]:
     if isinstance(sample, Tensor):
         yield f"- `x`: ({shape}), {str(sample.dtype).removeprefix('torch.')}."
     else:
-        yield f"- Batches of kind `{dataset.kind}`, `input_shape` {tuple(dataset.input_shape)}."
+        yield f"- Batches of kind {_span(dataset.kind)}, `input_shape` {tuple(dataset.input_shape)}."
     train = dataset.train
     if isinstance(train, ResidentSamples):
         yield f"- {_normalisation(train)}."
     elif isinstance(train, TensorSamples):
         if train.columns:
-            yield f"- Columns in order: `{json.dumps(train.columns, ensure_ascii=False)}`"
+            yield f"- Columns in order: {_span(json.dumps(train.columns, ensure_ascii=False))}"
         if train.mean:
             stats = f"minus mean {list(train.mean)}, divided by std {list(train.std)}, per column"
             yield f"- Numbers as in the training data, {stats}."
     yield f"- Logits (B, {dataset.num_classes}); the class is that of the largest."
     if dataset.class_names:
-        yield f"- Classes in order: `{json.dumps(list(dataset.class_names), ensure_ascii=False)}`"
+        yield f"- Classes in order: {_span(json.dumps(list(dataset.class_names), ensure_ascii=False))}"
 
 
 def _normalisation(samples: ResidentSamples) -> str:
@@ -188,13 +189,13 @@ def _use(run: Run, model: nn.Module, client: int | None, files: set[str]) -> Ite
         weights = ("from safetensors.torch import load_file", 'weights = load_file("model.safetensors")')
     if isinstance(model, SplitModel) and any(name != own for name, own in model.file_names().items()):
         yield _code(*weights, "network.load_state_dict(weights)", "logits = network.eval()(x)")
-        yield f"`network` is a `{type(model.network()).__name__}`, the class behind the run's model `{name}`."
+        yield f"`network` is a `{type(model.network()).__name__}`, the class behind the run's model {_span(name)}."
         return
     plain = plain_model(run, client, model)
     found, expected = ({name: t.shape for name, t in each.state_dict().items()} for each in (model, plain))
     if found != expected:
         yield _code(*weights)
-        yield f"The names are those of the network as {method(config.plugins)} configures it."
+        yield f"The names are those of the network as {_text(method(config.plugins))} configures it."
         return
     given = ", ".join(f"{name}={value!r}" for name, value in _task(run).items())
     built = f"build_model({name!r}, {given}, seed={config.seed}, projection={_has_projection(model)})"
@@ -208,7 +209,29 @@ def _use(run: Run, model: nn.Module, client: int | None, files: set[str]) -> Ite
 
 
 def _code(*lines: str) -> str:
-    return "\n".join(["```python", *lines, "```"])
+    return _block("python", "\n".join(lines))
+
+
+def _block(language: str, text: str) -> str:
+    """Return a block of code, which no backticks of the text end."""
+    fence = "`" * max(3, 1 + _longest_run(text))
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def _span(text: str) -> str:
+    """Return a text as code within a line, which no backticks of the text end."""
+    ticks = "`" * (1 + _longest_run(text))
+    line = " ".join(clean(text).split())
+    return f"{ticks} {line} {ticks}" if "`" in line else f"{ticks}{line}{ticks}"
+
+
+def _longest_run(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
+
+
+def _text(text: str) -> str:
+    """Return a name as Markdown that shows it: no HTML, link, code, emphasis or formula begins in it."""
+    return re.sub(r"[\\`*_\[\]<>&|~#$]|:(?=//)|(?<=www)\.", r"\\\g<0>", " ".join(clean(text).split()))
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
