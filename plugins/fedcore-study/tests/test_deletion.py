@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 import fedcore
 from fedcore.cli.app import app
-from fedcore.data import partition
 from fedcore_study.sweeps.child import main as child
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.run import plan_sweep
@@ -37,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("tensorboard")
     out, more = tmp_path_factory.mktemp("made") / "run", {"client_test_fraction": 0.2, "keep": "best"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partition, "MAX_IN_JSON", 0)
+        patch.setattr("fedcore.data.partition.MAX_IN_JSON", 0)
         fedcore.run(rounds=2, out=out, plugins="moon", trackers={"tensorboard": {}}, **more, **SMALL)
     (out / "labels.json").write_text('{"name": null, "tags": [], "note": null}')
     (out / ".metrics.jsonl.12.tmp").write_text("")

@@ -10,7 +10,6 @@ from scipy.io import loadmat, savemat
 
 from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import load_dataset, make_partition
-from fedcore.data.dataset import data_digest
 from fedcore_zoo.domains import FEDBN_CLASSES, read_domains
 
 
@@ -98,7 +97,8 @@ def test_links_are_no_samples(pacs):
     (pacs / "pictures").symlink_to(pacs / "photo")  # the same domain under another name
     os.mkfifo(pacs / "sketch/dog/pipe.png")
     dataset = load_dataset(f"domains:{pacs}?size=4")
-    assert data_digest(dataset) == data_digest(plain)
+    for part, other in ((dataset.train, plain.train), (dataset.test, plain.test)):
+        assert all(torch.equal(tensor, other.tensors()[name]) for name, tensor in part.tensors().items())
     first, second = dataset.notes
     assert first == f"{pacs}: links to folders left out: pictures"
     assert second.startswith(f"{pacs / 'sketch'}: files left out: 2 links, 1 that are not regular; images are .jpg, ")
