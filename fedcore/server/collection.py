@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedcore.base.errors import PluginCallError, RejectUpdate, print_traceback
-from fedcore.base.tensors import bytes_of, clone, largest_values
+from fedcore.base.tensors import bytes_of, clone
 from fedcore.base.types import ClientUpdate
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
 from fedcore.hooks.plugin import Plugin
@@ -19,6 +19,7 @@ from fedcore.hooks.plugins import REJECTING
 from fedcore.server.aggregation import RunningMean
 from fedcore.server.context import ScopeContext
 from fedcore.server.scope import Round
+from fedcore.server.validation import largest_in
 
 
 class Collector:
@@ -79,9 +80,7 @@ class Collector:
         # Sizes of what the client sent: hooks change the update, and its payload is cleared below.
         sizes = {"model": bytes_of(sent.model)}
         sizes.update({plugin: bytes_of(tensors) for plugin, tensors in sent.payload.items()})
-        largest = max(
-            max(largest_values(group).values(), default=0.0) for group in (sent.model, *sent.payload.values())
-        )
+        largest = largest_in(sent)
         update = self._inspected(task, sent)
         weight = self._weight(update)
         for plugin in plugins.implementers("accumulate"):

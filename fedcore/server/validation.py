@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcore.base.errors import PluginContractError, RejectUpdate, lower_first
 from fedcore.base.metrics import Metric, figure
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.tensors import bytes_of, out_of_range
+from fedcore.base.tensors import bytes_of, largest_values, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask, Evaluation, Outcome, Pause, Reply
 from fedcore.client.setup import Setup
@@ -234,6 +234,12 @@ class UpdateValidator:
             )
         if broken := out_of_range(tensors):
             raise RejectUpdate(f"{what}: {broken[0]!r} of {sender} {broken[1]}")
+
+
+def largest_in(update: ClientUpdate) -> float:
+    """Return the largest magnitude in an update's model and payload."""
+    parts = (largest_values(tensors) for tensors in (update.model, *update.payload.values()))
+    return max((value for values in parts for value in values.values()), default=0.0)
 
 
 def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable[str], plugin: str, hook: str) -> None:
