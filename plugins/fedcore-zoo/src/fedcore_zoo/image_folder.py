@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -116,15 +116,16 @@ def class_folders(folder: Path, what: str = "imagefolder") -> tuple[list[tuple[P
                 others["links"] += 1
                 continue
             names.append(entry.name)
-            for path in _visible(entry):
-                if path.is_symlink():
+            for found in _visible(entry):
+                suffix = os.path.splitext(found.name)[1]
+                if found.is_symlink():
                     others["links"] += 1
-                elif not path.is_file():
+                elif not found.is_file(follow_symlinks=False):
                     others["that are not regular"] += 1
-                elif path.suffix.lower() not in suffixes:
-                    others[path.suffix] += 1
+                elif suffix.lower() not in suffixes:
+                    others[suffix] += 1
                 else:
-                    files.append((path, entry.name))
+                    files.append((Path(found.path), entry.name))
     except OSError as error:
         raise DataError(f"{what}: cannot read {folder}: {error}") from error
     left = ", ".join(f"{count} {kind or 'without a suffix'}" for kind, count in sorted(others.items()))
@@ -142,12 +143,18 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _visible(folder: Path) -> Iterable[Path]:
-    """Yield the files below a folder, and links to folders, in torchvision's order; no names that begin with a dot."""
-    for place, folders, names in sorted(os.walk(folder)):
-        if not any(part[0] == "." for part in Path(place).relative_to(folder).parts):
-            links = [name for name in folders if Path(place, name).is_symlink()]
-            yield from (Path(place, name) for name in sorted(names + links) if name[0] != ".")
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what lies below a folder in torchvision's order, no folders; leave out names that begin with a dot."""
+    places, entries = [str(folder)], []
+    while places:
+        place = places.pop()
+        with os.scandir(place) as scan:
+            for entry in scan:
+                if entry.name[0] != "." and entry.is_dir(follow_symlinks=False):
+                    places.append(entry.path)
+                elif entry.name[0] != ".":
+                    entries.append((place, entry.name, entry))
+    return [entry for _, _, entry in sorted(entries, key=lambda each: each[:2])]
 
 
 def check_listed(files: Sequence[Path], root: Path, what: str) -> None:
