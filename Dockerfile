@@ -1,4 +1,4 @@
-# fedcore[all] with reports, without development tools: see docs/install.md.
+# fedcore-fl[all] with reports, without development tools: see docs/install.md.
 #
 #   docker build -t fedcore .                            for the CPU
 #   docker build -t fedcore --build-arg TORCH=default .  for CUDA: torch's wheels bring it; run with --gpus all

@@ -313,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.wheels:
         print("fedcore and its packages: make dist, then dist/*.whl; and from the package index:")
-        print("\n".join(wheels(["fedcore", "fedcore-study", "pfl"])))
+        print("\n".join(wheels(["fedcore-fl", "fedcore-study", "pfl"])))
         return 0
     parts = tuple(given.part or PARTS)
     data = given.data_dir.resolve() if given.data_dir else None

@@ -24,6 +24,9 @@ from typing import Any
 from fedcore.base import objects
 from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError, place_of
 
+CORE = "fedcore-fl"
+"""The distribution of the package ``fedcore``: on the public index the name ``fedcore`` belongs to another project."""
+
 GROUPS = {
     "plugin": "fedcore.plugins",
     "dataset": "fedcore.datasets",
@@ -68,7 +71,7 @@ def conflict(kind: str, name: str) -> str:
 def _scan(kind: str, path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
     """Read the metadata on a search path once: reading takes longer than a round of a small run."""
     found: dict[str, list[EntryPoint]] = {}
-    for point in sorted(entry_points(group=GROUPS[kind]), key=lambda point: (_origin(point) != "fedcore", point.name)):
+    for point in sorted(entry_points(group=GROUPS[kind]), key=lambda point: (_origin(point) != CORE, point.name)):
         found.setdefault(point.name, []).append(point)
     return found
 

@@ -67,7 +67,7 @@ def _heading(point: EntryPoint) -> str:
 
 
 def _summary(point: EntryPoint) -> str:
-    own = point.dist is not None and point.dist.name == "fedcore"
+    own = point.dist is not None and point.dist.name == registry.CORE
     return SUMMARIES[point.name] if own and point.name in SUMMARIES else registry.summary(point)
 
 

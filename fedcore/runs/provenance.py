@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
+from fedcore import __version__
 from fedcore.base.config import RunConfig
 from fedcore.base.objects import CODE
 from fedcore.base.process import cores
-from fedcore.base.registry import available
+from fedcore.base.registry import CORE, available
 from fedcore.client.setup import Setup
 from fedcore.runs.saved import SOURCE, code_in
 
@@ -84,7 +85,10 @@ def _source(module: str) -> str:
 
 @functools.cache  # it reads every package's metadata
 def installed_versions() -> dict[str, str]:
-    """Return the versions of fedcore, its plugins and the packages on which its numbers depend."""
+    """Return the versions of fedcore, its plugins and the packages on which its numbers depend.
+
+    Fedcore itself has the name ``fedcore`` here, not that of its distribution: so records of runs began, and stay.
+    """
     found = {}
     for distribution in distributions():
         name = distribution.name or ""  # an installation that was interrupted leaves a folder without metadata
@@ -94,7 +98,8 @@ def installed_versions() -> dict[str, str]:
             or any(e.group.startswith("fedcore.") for e in distribution.entry_points)
         ):
             found[name] = distribution.version
-    return dict(sorted(found.items()))
+    found.pop(CORE, None)
+    return dict(sorted({**found, "fedcore": __version__}.items()))
 
 
 def now() -> str:

@@ -86,9 +86,9 @@ def test_the_limits_of_all_parts_but_the_last_fit_into_25_minutes(small, tmp_pat
 
 
 def test_what_to_carry_is_all_that_fedcore_needs_but_torch():
-    found = [line.partition("==")[0] for line in battery.wheels(["fedcore", "fedcore-study"])]
+    found = [line.partition("==")[0] for line in battery.wheels(["fedcore-fl", "fedcore-study"])]
     assert {"pydantic", "pluggy", "safetensors", "typer", "numpy", "pydantic-core"} <= set(found)
-    assert not {"torch", "torchvision", "sympy", "fedcore", "pytest"} & set(found)
+    assert not {"torch", "torchvision", "sympy", "fedcore-fl", "pytest"} & set(found)
 
 
 def test_captured_plain_and_side_by_side_runs_are_compared():

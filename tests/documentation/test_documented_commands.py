@@ -109,7 +109,7 @@ def spec(tmp_path_factory):
     information.mkdir()
     (information / "METADATA").write_text(
         "Metadata-Version: 2.4\nName: fedcore-my-method\nVersion: 0.1.0\nSummary: MyMethod\n"
-        "License-Expression: Apache-2.0\nRequires-Dist: fedcore>=0.1,<0.2\n"
+        "License-Expression: Apache-2.0\nRequires-Dist: fedcore-fl>=0.1,<0.2\n"
     )
     (information / "entry_points.txt").write_text("[fedcore.plugins]\nmy-method = fedcore_my_method:MyMethod\n")
     return spec

@@ -148,7 +148,7 @@ def test_no_folder_is_listed_in_vain(package: str) -> None:
 @pytest.mark.parametrize("package", EXTENDS)
 def test_packages_that_extend_the_framework_need_its_very_version(package: str) -> None:
     project = tomllib.loads((ROOT / "plugins" / package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert f"fedcore=={fedcore.__version__}" in project["dependencies"]
+    assert f"fedcore-fl=={fedcore.__version__}" in project["dependencies"]
     assert project["version"] == fedcore.__version__
 
 

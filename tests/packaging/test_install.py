@@ -30,7 +30,7 @@ def lent(dist, tmp_path_factory):
     """Return a folder with links to what the wheels of the core and of FedCD require."""
     folder = tmp_path_factory.mktemp("lent")
     waiting = []
-    for wheel in (*dist.glob("fedcore-*.whl"), *dist.glob("fedcore_fedcd-*.whl")):
+    for wheel in (*dist.glob("fedcore_fl-*.whl"), *dist.glob("fedcore_fedcd-*.whl")):
         with ZipFile(wheel) as archive:
             (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
             required = Metadata.from_email(archive.read(name)).requires_dist
@@ -105,9 +105,9 @@ def test_wheels_in_an_empty_environment(dist, lent, tmp_path):
     origin = environment.run("python", "-c", "import fedcore, fedcore_fedcd as p; print(fedcore.__file__, p.__file__)")
     assert all(Path(path).is_relative_to(environment.spec) for path in origin.split())
     assert environment.plugins() == {
-        "fedavg": "fedcore",
+        "fedavg": "fedcore-fl",
         "fedcd": "fedcore-fedcd",
-        "local": "fedcore",
+        "local": "fedcore-fl",
     }
     summary = environment.train("with", "--plugin", "fedcd")
     assert summary["metrics"]["global"]["accuracy"] > 0.2
@@ -120,13 +120,13 @@ def test_wheels_in_an_empty_environment(dist, lent, tmp_path):
         refused = environment.run("fedcore", command, code=2)
         assert "pip install fedcore-study" in refused, command
         assert "Traceback" not in refused, command
-    environment.pip("install", "--no-index", "--find-links", dist, "fedcore[study]")
+    environment.pip("install", "--no-index", "--find-links", dist, "fedcore-fl[study]")
     for command in STUDIES:
         environment.run("fedcore", command, "--help")
     assert "fedcore reproduce fedcd --table 1" in environment.run("fedcore", "reproduce", "fedcd")
 
     environment.pip("uninstall", "--yes", "fedcore-fedcd", "fedcore-study")
-    assert environment.plugins() == {"fedavg": "fedcore", "local": "fedcore"}
+    assert environment.plugins() == {"fedavg": "fedcore-fl", "local": "fedcore-fl"}
     refused = environment.run("fedcore", "train", "--plugin", "fedcd", code=2)
     assert "pip install fedcore-fedcd" in refused
     assert "Traceback" not in refused

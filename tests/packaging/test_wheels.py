@@ -66,7 +66,7 @@ def test_a_wheel_holds_the_whole_package_and_nothing_else(project, wheel):
 def test_metadata_is_complete_and_true(project, wheel):
     folder, described, _ = project
     archive, metadata = wheel
-    assert metadata.name == described["name"] == ("fedcore" if folder == ROOT else folder.name)
+    assert metadata.name == described["name"] == ("fedcore-fl" if folder == ROOT else folder.name)
     assert metadata.summary
     assert metadata.license_expression == "Apache-2.0"
     (licence,) = metadata.license_files
@@ -98,7 +98,7 @@ def test_a_version_is_written_in_one_place(project, wheel):
 
 @every_plugin
 def test_a_plugin_takes_this_core_and_no_incompatible_one(wheel, project):
-    (needed,) = (need for need in wheel[1].requires_dist if need.name == "fedcore")
+    (needed,) = (need for need in wheel[1].requires_dist if need.name == "fedcore-fl")
     version = Version(__version__)
     major, minor = version.major, version.minor
     following = f"0.{minor + 1}.0" if major == 0 else f"{major + 1}.0.0"  # where an interface may change

@@ -109,11 +109,11 @@ def test_the_whole_kit_passes_on_a_new_method(new, tmp_path):
     assert "passed  check_package_is_complete" in told
     (metadata,) = spec.glob("*.dist-info/METADATA")
     changed, count = re.subn(
-        r"^Requires-Dist: fedcore\b(?!-)", "Requires-Dist: torch", metadata.read_text(), flags=re.M
+        r"^Requires-Dist: fedcore-fl\b", "Requires-Dist: fedcore", metadata.read_text(), flags=re.M
     )
     assert count == 1
     metadata.write_text(changed)
-    with pytest.raises(AssertionError, match="which versions of fedcore"):
+    with pytest.raises(AssertionError, match=r"which versions of fedcore-fl .* requires \['fedcore<"):
         python(tmp_path, "fedcore", "plugins", "check", "my-own", "--only", "check_package_is_complete", path=spec)
 
 
@@ -135,7 +135,7 @@ def test_what_is_written_is_whole(new, tmp_path, kind):
     major, minor = map(int, __version__.split(".")[:2])
     also = {"method": ["fedcore-functional"], "tracker": ["fedcore-trackers"]}
     assert project["dependencies"] == [
-        f"{needed}>={major}.{minor},<0.{minor + 1}" for needed in ["fedcore", *also.get(kind, [])]
+        f"{needed}>={major}.{minor},<0.{minor + 1}" for needed in ["fedcore-fl", *also.get(kind, [])]
     ]
     (points,) = project["entry-points"].values()
     (target,) = points.values()
@@ -173,6 +173,7 @@ def test_what_is_written_is_typed(new, tmp_path, kind):
         (["local", "--kind", "engine"], "exists already"),
         (["ray", "--kind", "engine"], "exists already"),
         (["graph", "--kind", "dataset"], "package 'fedcore-graph' exists already"),
+        (["fl"], "package 'fedcore-fl' exists already"),
         (["client-site", "--kind", "engine"], "means something else"),
         (["place", "--kind", "engine"], "means something else"),
         (["plugin"], "means something else"),

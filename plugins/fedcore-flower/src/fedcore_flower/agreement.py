@@ -192,6 +192,7 @@ def _check_versions(theirs: Mapping[str, str], ours: Mapping[str, str], tell: Ca
             continue
         if name not in ("python", INSTRUCTIONS, *RECORDED):
             found = f"{name} {version} is installed at the client, and {expected or 'no such package'} at the server"
-            raise ConfigError(f"{found}; install the same: pip install {name}{'==' + expected if expected else ''}")
+            package = registry.CORE if name == "fedcore" else name
+            raise ConfigError(f"{found}; install the same: pip install {package}{'==' + expected if expected else ''}")
         if expected:
             tell(f"{name} is {version} here and {expected} at the server: results may differ in their last bits")

@@ -60,7 +60,7 @@ def look(state_dir: str, token: str) -> str:
 def describe() -> dict[str, Any]:
     """Return the versions that bits depend on, and the instructions that torch uses."""
     away = {point.dist.name for kind in SERVER_SIDE for point in registry.available(kind).values() if point.dist}
-    versions = {name: version for name, version in installed_versions().items() if name not in away - {"fedcore"}}
+    versions = {name: version for name, version in installed_versions().items() if name not in away}
     return {
         "versions": {"python": platform.python_version(), **versions},
         "cpu": torch.backends.cpu.get_cpu_capability(),

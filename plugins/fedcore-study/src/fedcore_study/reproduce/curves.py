@@ -1,4 +1,4 @@
-"""Pictures of evidence: accuracy over rounds of a table's column. Needs the extra ``fedcore[report]``."""
+"""Pictures of evidence: accuracy over rounds of a table's column. Needs the extra ``fedcore-fl[report]``."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def check_configures_the_same_model_each_time(trial: Trial) -> None:
         assert fingerprint(one) == fingerprint(other), f"built twice, the model differs in {name!r}"
 
 
-@check("complete pyproject.toml: description, license, and dependencies = ['fedcore>=X.Y,<...'].")
+@check("complete pyproject.toml: description, license, and dependencies = ['fedcore-fl>=X.Y,<...'].")
 def check_package_is_complete(trial: Trial) -> None:
     """The package has a summary, a licence and a bounded dependency on fedcore."""
     point = entry_point_of(trial.target)
@@ -119,11 +119,11 @@ def check_package_is_complete(trial: Trial) -> None:
     assert metadata.get_all("Summary"), f"package {point.dist.name} has no description"
     licences = [metadata.get_all(key) for key in ("License-Expression", "License", "License-File")]
     assert any(licences), f"package {point.dist.name} names no license"
-    if point.dist.name == "fedcore":
+    if point.dist.name == registry.CORE:
         return
-    needs = [need for need in point.dist.requires or [] if re.match(r"fedcore(?![\w.-])", need)]  # no fedcore-X
-    assert any("<" in need and ">" in need for need in needs), (
-        f"package {point.dist.name} does not say which versions of fedcore it works with (it requires {needs})"
+    needs = [need for need in point.dist.requires or [] if re.match(r"fedcore(-fl)?(?![\w.-])", need)]  # no fedcore-X
+    assert any(need.startswith(registry.CORE) and "<" in need and ">" in need for need in needs), (
+        f"package {point.dist.name} does not say which versions of {registry.CORE} it works with (it requires {needs})"
     )
     twice = registry.conflict("plugin", trial.name)
     assert not twice, twice

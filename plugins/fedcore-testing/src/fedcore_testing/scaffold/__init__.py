@@ -52,7 +52,7 @@ def _values(name: str, kind: str) -> dict[str, str]:
     major, minor = __version__.split(".")[:2]
     ceiling = f"0.{int(minor) + 1}" if major == "0" else str(int(major) + 1)
     version = f">={major}.{minor},<{ceiling}"
-    packages = ("fedcore", *_ALSO_NEEDED.get(kind, ()))
+    packages = (registry.CORE, *_ALSO_NEEDED.get(kind, ()))
     cls = "".join(part.capitalize() for part in name.split("-"))
     return {
         "name": name,
@@ -90,7 +90,8 @@ def _check_name(name: str, kind: str) -> None:
     registered = _REGISTRY_KIND.get(kind, kind)
     if name in registry.available(registered) or registry.package_of(registered, name):
         raise ConfigError(f"{kind} {name!r} exists already; choose another name, or two packages would provide it")
-    if any(f"fedcore-{name}" in names.values() for names in registry.packages().values()):
+    packages = {package for names in registry.packages().values() for package in names.values()}
+    if f"fedcore-{name}" in {registry.CORE, *packages}:
         raise ConfigError(f"package 'fedcore-{name}' exists already; choose another name")
     values = _values(name, kind)
     attribute = values["attribute"]
