@@ -14,7 +14,7 @@ from fedcore.data import make_partition
 from fedcore_huggingface import dataset
 from fedcore_testing import check_dataset
 
-from .conftest import WORDS, pictures, save, table_of, texts
+from .conftest import WORDS, encoded, pictures, save, table_of, texts
 
 pytest.importorskip("datasets")
 pytest.importorskip("transformers")
@@ -70,7 +70,7 @@ def test_images_are_resized_if_asked(image_set: str, load) -> None:
 
 
 def test_a_table_is_normalised_by_its_training_rows(tmp_path: Path, load) -> None:
-    table = {"age": list(range(30)), "dose": [0.5, 1.5] * 15, "site": ["a", "b", "c"] * 10, "target": [0, 1] * 15}
+    table = {"age": list(range(30)), "dose": [0.5, 1.5, 1.5] * 10, "site": ["a", "b", "c"] * 10, "target": [0, 1] * 15}
     folder = save(tmp_path / "set", train=table, test=table)
     found = load(f"{folder}?columns=age,dose&source=site")
     assert (found.kind, found.input_shape, found.model, found.sources[:4].tolist()) == (
@@ -97,7 +97,7 @@ def test_a_table_is_normalised_by_its_training_rows(tmp_path: Path, load) -> Non
 
 @pytest.mark.parametrize("index", ["", "Unnamed: 0", "__index_level_0__"])
 def test_a_saved_row_index_is_no_input_unless_it_is_named(tmp_path: Path, load, index: str) -> None:
-    folder = save(tmp_path / "set", only={index: list(range(30)), "dose": [0.5, 1.5] * 15, "label": [0, 1] * 15})
+    folder = save(tmp_path / "set", only={index: list(range(30)), "dose": [0.5, 1.5, 1.5] * 10, "label": [0, 1] * 15})
     found = load(folder)
     assert found.train.columns == ("dose",)
     assert found.notes == (f"hf:{folder}: columns used: 'dose'; not used: {index!r}",)
@@ -226,7 +226,7 @@ def test_classes_that_cannot_be_in_both_parts_are_named(tmp_path: Path, load, la
 
 
 def test_whole_numbers_that_are_stored_as_floats_are_classes(tmp_path: Path, load) -> None:
-    given = {"x": [0.5, 1.5] * 10, "label": [0.0, 2.0] * 10}
+    given = {"x": [0.5, 1.5, 2.5, 3.5] * 5, "label": [0.0, 2.0] * 10}
     found = load(save(tmp_path / "set", train=given, test=given))
     assert (found.class_names, found.train.labels[:3].tolist()) == (("0", "2"), [0, 1, 0])
     with pytest.raises(ConfigError, match="holds no classes: fractions"):
@@ -259,6 +259,154 @@ def test_a_file_is_a_table(tmp_path: Path, load, suffix: str) -> None:
         load(f"{file}")
 
 
+def table_with(**columns: list) -> dict[str, list]:
+    """Return a table of 30 rows and two classes, whose ages do not tell the class."""
+    return {"age": list(range(30)), **columns, "label": ["ill", "well"] * 15}
+
+
+def test_further_columns_of_classes_are_no_inputs_unless_they_are_named(tmp_path: Path, load) -> None:
+    numbers = {"Target": [k % 3 for k in range(30)], "code": [7.5, -1.0] * 15, "sick": [True, False] * 15}
+    folder = save(tmp_path / "set", only=table_with(**numbers, words=["yes", "no"] * 15))
+    found = load(folder)
+    assert found.train.columns == ("age",)
+    assert found.notes == (
+        f"hf:{folder}: a value is a class, one to one, in: 'code', 'sick'. Name ?columns=... if these are inputs; they "
+        "are not used",
+        f"hf:{folder}: columns used: 'age'; not used: 'Target', 'code', 'sick', 'words'",
+    )
+    found = load(f"{folder}?columns=age,Target,code")
+    assert found.train.columns == ("age", "Target", "code")
+    assert found.notes == (f"hf:{folder}?columns=age,Target,code: a value is a class, one to one, in: 'code'",)
+    alone = save(tmp_path / "alone", only={"code": [7, -1] * 15, "label": ["ill", "well"] * 15})
+    with pytest.raises(ConfigError, match=r"in: 'code'\. Name \?columns=.*and no other column holds numbers"):
+        load(alone)
+
+
+@pytest.mark.parametrize("changed", [{"code": [5, 5, 6] * 10}, {"code": [5, 6] * 14 + [5, 5]}])
+def test_a_column_that_is_no_second_label_is_an_input(tmp_path: Path, load, changed) -> None:
+    found = load(save(tmp_path / "set", only=table_with(**changed)))
+    assert found.train.columns == ("age", "code")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_the_time_to_read_a_table_is_linear_in_its_columns(tmp_path: Path, load, suffix: str, monkeypatch) -> None:
+    """The library copies the description of all columns at each access; a table is read once."""
+    import pyarrow
+    from datasets import Features
+    from pyarrow import csv, parquet
+
+    copies = []
+    copy = Features.copy
+    monkeypatch.setattr(Features, "copy", lambda self: copies.append(len(self)) or copy(self))
+    seen = []
+    for count in (20, 400):
+        rows = np.random.default_rng(0).integers(0, 9, (30, count))
+        rows[:, 0] = np.arange(30)
+        table = pyarrow.table({**{f"gene {k}": rows[:, k] for k in range(count)}, "label": [0, 1] * 15})
+        file = tmp_path / f"{count}{suffix}"
+        (csv.write_csv if suffix == ".csv" else parquet.write_table)(table, str(file))
+        copies.clear()
+        found = load(file)
+        seen.append(len(copies))
+        assert found.input_shape == (count,)
+        raw = found.train.inputs.double() * torch.tensor(found.train.std) + torch.tensor(found.train.mean)
+        expected = rows[raw[:, 0].round().long().numpy()]
+        np.testing.assert_allclose(raw.numpy(), expected, atol=1e-5)
+        assert len(found.notes[0]) < 400
+    assert seen[0] == seen[1]
+    with pytest.raises(ConfigError, match=r"no column 'x'; there are: gene 0, .*gene 9 and 391 more$"):
+        load(f"{file}?label=x")
+
+
+def test_a_row_of_a_csv_file_may_be_long(tmp_path: Path, load) -> None:
+    """A row has to fit into a block, by default a megabyte, which 100,000 columns of fractions exceed."""
+    rows = [f"{k % 5},{'long ' * (1 << 20) if k in (7, 8, 9) else 'short'},{k % 2}" for k in range(30)]
+    (tmp_path / "long.csv").write_text("\n".join(["age,note,label", *rows]))
+    assert load(f"{tmp_path / 'long.csv'}?columns=age").input_shape == (1,)
+
+
+def test_constant_and_extreme_columns_are_normalised_to_finite_numbers(tmp_path: Path, load) -> None:
+    ids = [2**60 + 1000 * k for k in range(30)]
+    noise = [0.3 if k % 3 else 0.1 + 0.2 for k in range(30)]
+    given = table_with(fixed=[0.1] * 30, noise=noise, id=ids, huge=[k % 7 * 1e200 for k in range(30)])
+    given["tiny"] = [k % 5 * 1e-200 for k in range(30)]
+    folder = save(tmp_path / "set", train=given, test=given)
+    found = load(folder)
+    mean, std = (dict(zip(found.train.columns, of, strict=True)) for of in (found.train.mean, found.train.std))
+    assert (mean["fixed"], std["fixed"], std["noise"]) == (0.1, 1.0, 1.0)
+    for column in ("huge", "tiny"):
+        scaled = np.array(given[column]) / max(given[column])
+        assert std[column] == pytest.approx(scaled.std() * max(given[column]), rel=1e-12)
+    rows = found.train.inputs.numpy()
+    np.testing.assert_allclose(rows[:, [0, 3, 4, 5]].std(axis=0), 1, rtol=1e-3)
+    assert found.notes[1:] == (
+        f"hf:{folder}: one value in all training rows, which tells nothing, in: 'fixed', 'noise'. Name other "
+        "?columns=... to leave them out",
+        f"hf:{folder}: whole numbers above 2^53, which lose their last digits, in: 'id'. Name other ?columns=... to "
+        "leave them out",
+    )
+    far = save(tmp_path / "far", train=given, test={**given, "age": [1e200] * 30})
+    with pytest.raises(ConfigError, match="numbers are too far from the training rows' for float32, in: 'age'"):
+        load(far)
+
+
+@pytest.mark.parametrize("cell", [[1], {"a": 1}])
+@pytest.mark.parametrize("option", ["label", "source"])
+def test_lists_and_structs_are_neither_classes_nor_sources(tmp_path: Path, load, cell, option: str) -> None:
+    folder = save(tmp_path / "set", train=table_with(odd=[cell] * 30))
+    with pytest.raises(ConfigError, match="cells of column 'odd' have to be single words or numbers"):
+        load(f"{folder}?{option}=odd")
+
+
+def cells_of_images(folder: Path, cells: list[object]) -> Path:
+    """Return a file of datasets whose column of images has these cells."""
+    import pyarrow
+    from datasets import Features, Image, Value
+    from pyarrow import parquet
+
+    schema = Features({"image": Image(), "label": Value("int64")}).arrow_schema
+    columns = {"image": cells, "label": [k % 2 for k in range(len(cells))]}
+    folder.mkdir(exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pydict(columns, schema=schema), str(folder / "set.parquet"))
+    return folder / "set.parquet"
+
+
+def paths_instead_of_images(folder: Path, path: str) -> Path:
+    return cells_of_images(folder, [{"bytes": None, "path": path}] * 20)
+
+
+def test_an_image_cell_opens_files_of_the_data_set_s_own_folder_alone(tmp_path: Path, load, monkeypatch) -> None:
+    def opened(*given: object, **named: object) -> None:
+        raise AssertionError("an address was opened")
+
+    monkeypatch.setattr("datasets.features.image.xopen", opened)
+    outside = tmp_path / "outside.png"
+    pictures(2)["image"][0].save(outside)
+    own = paths_instead_of_images(tmp_path / "own", "a.png")
+    pictures(2)["image"][0].save(own.parent / "a.png")
+    assert load(own).input_shape == (3, 8, 8)
+    (own.parent / "a.png").unlink()
+    (own.parent / "a.png").symlink_to(outside)
+    with pytest.raises(ConfigError, match=r"row \d+ of column 'image' names 'a\.png' instead of an image, which is no"):
+        load(own)
+    for number, path in enumerate(
+        (str(outside), "../outside.png", "http://127.0.0.1:9/a.png", "zip://a.png::http://127.0.0.1:9/a.zip", ".", "\0")
+    ):
+        with pytest.raises(ConfigError, match=r"instead of an image, which is no file in .*; it is not opened"):
+            load(paths_instead_of_images(tmp_path / str(number), path))
+
+
+@pytest.mark.parametrize("cell", [None, {"bytes": b"GIF", "path": None}])
+def test_a_cell_that_is_no_image_is_named(tmp_path: Path, load, cell: object) -> None:
+    cells = [encoded(image) for image in pictures(20)["image"]]
+    cells[3] = cell
+    file = cells_of_images(tmp_path, cells)
+    with pytest.raises(ConfigError, match="row 3 of column 'image' is no image that can be read"):
+        load(file)
+    with pytest.raises(ConfigError, match="column 'age' holds no images"):
+        load(f"{save(tmp_path / 'set', only=table_with())}?image=age")
+
+
 def test_a_repository_of_the_hub(monkeypatch: pytest.MonkeyPatch, load) -> None:
     """This machine has no network: that the library finds a repository or its cache is the library's own."""
     import datasets
@@ -267,7 +415,7 @@ def test_a_repository_of_the_hub(monkeypatch: pytest.MonkeyPatch, load) -> None:
 
     def load_dataset(*given: object, **named: object) -> object:
         asked.append((given, named))
-        table = table_of({"x": [0.5, 1.5] * 15, "label": [0, 1] * 15})
+        table = table_of({"x": [0.5, 1.5, 1.5] * 10, "label": [0, 1] * 15})
         return datasets.DatasetDict({"train": table, "test": table})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)

@@ -5,10 +5,12 @@ They are folders of ``save_to_disk``, CSV and Parquet files, and repositories of
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +21,6 @@ from fedcore import ConfigError
 from fedcore.data import Dataset, SequenceSamples, Split, TensorSamples, assemble, find_data, numbered_as
 from fedcore_huggingface.spec import Options, folder_of, split
 from fedcore_zoo import fixed_split
-
-Table: TypeAlias = Any
-"""A ``datasets.Dataset``, which has no types."""
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -38,8 +37,65 @@ FILES = (".csv", ".parquet")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 """``OWNER/NAME`` on the Hub. A folder of this name comes first."""
 
+FEW = 1000
+"""Rows that show of most columns that they do not tell the class."""
+
+CSV_BLOCK = 1 << 26
+"""Bytes of a CSV file that are read at once. A row of a wide table has more than the default."""
+
+ROUNDING = 1e-15
+"""Values that differ by less, relative to the largest, are one value."""
+
+FAR = 500
+"""Powers of two beyond which squares leave the range of float64."""
+
+EXACT = 2.0**53
+"""Up to here float64 tells whole numbers from their neighbours."""
+
 FEWEST = 10
 TEST_SIZE = 0.2
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's Arrow columns and their features, which datasets would copy at each access."""
+
+    features: Mapping[str, Any]
+    columns: Mapping[str, Any]
+    """The ``pyarrow.ChunkedArray`` of each column."""
+    rows: npt.NDArray[np.int64]
+    """The positions of the table's rows in the columns."""
+    folders: tuple[Path, ...]
+    """The folders of the files that cells may name."""
+
+    @classmethod
+    def of(cls, found: Any, folders: tuple[Path, ...]) -> Self:
+        """Return a ``datasets.Dataset`` as a table. Nothing is decoded."""
+        arrow = found.with_format("arrow")[:]
+        columns = dict(zip(arrow.column_names, arrow.columns, strict=True))
+        return cls(found.features, columns, np.arange(len(found)), folders)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, rows: npt.NDArray[np.int64]) -> Table:
+        """Return the table of these rows."""
+        return replace(self, rows=self.rows[rows])
+
+    def cells(self, column: str) -> Iterator[Any]:
+        """Yield a column's cells as Python values."""
+        values = self.columns[column]
+        return (values[row].as_py() for row in self.rows.tolist())
+
+    def numbers(self, column: str) -> Array:
+        """Return a column's cells as float64, empty ones as nan.
+
+        :raises TypeError: or ValueError. They are no numbers.
+        """
+        values: Array = self.columns[column].to_numpy()[self.rows]
+        if values.dtype.kind not in "biufO":
+            raise TypeError(f"they are {self.features[column].dtype}")
+        return values.astype(np.float64)
 
 
 def dataset(rest: str) -> Callable[[Path | None], Dataset]:
@@ -51,35 +107,38 @@ def dataset(rest: str) -> Callable[[Path | None], Dataset]:
     path, options = split(rest, name)
 
     def load(data_dir: Path | None = None) -> Dataset:
-        return read(_table(path, options, name, data_dir), options, name)
+        return read(*_table(path, options, name, data_dir), options, name)
 
     return load
 
 
-def _table(path: str, options: Options, name: str, data_dir: Path | None) -> Table:
-    """Read the table or the splits at a place."""
+def _table(path: str, options: Options, name: str, data_dir: Path | None) -> tuple[Any, tuple[Path, ...]]:
+    """Return the table or the splits at a place, and the folders of the files that its cells may name."""
     where = find_data(path, data_dir)
     if where.is_dir():
-        return _saved(where, name)
+        return _saved(where, name), (where,)
     if where.suffix in FILES:
         if where.is_file():
-            return _file(where, name)
+            return _file(where, name), (where.parent,)
     elif REPOSITORY.fullmatch(path):
-        return _of_the_hub(path, options, name)
+        from datasets.config import HF_DATASETS_CACHE
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        return _of_the_hub(path, options, name), (Path(HF_DATASETS_CACHE), Path(HF_HUB_CACHE))
     raise ConfigError(
         f"{name}: {where} is no folder on this machine that datasets' save_to_disk wrote, no .csv or .parquet file, "
         "and not OWNER/NAME of a data set of the Hub"
     )
 
 
-def read(table: Table, options: Options, name: str) -> Dataset:
-    """Make a data set of a table or a dictionary of splits.
+def read(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> Dataset:
+    """Make a data set of a ``datasets.Dataset`` or a ``DatasetDict``.
 
     Without a split for testing, a stratified fifth is the test set, always the same one.
 
     :raises ConfigError: its columns do not say what they are, or there are too few samples.
     """
-    train, tests = _splits(table, options, name)
+    train, tests = _splits(table, folders, options, name)
     label = _label_column(train, options, name)
     unlabelled = tuple(split for split, of in tests.items() if options.test is None and _is_unlabelled(of, label))
     test = next((of for split, of in tests.items() if split not in unlabelled), None)
@@ -92,7 +151,7 @@ def read(table: Table, options: Options, name: str) -> Dataset:
     found["notes"] = tuple(f"{name}: split {split!r} has no labels and is not used" for split in unlabelled)
     if options.source is not None:
         found["sources"] = _numbered(train, options.source, name)
-    kind, columns = _inputs(train, options, label, name)
+    kind, columns = _inputs(train, labels[0], options, label, name)
     if kind == "image":
         pixels = _images(tables, columns[0], options.size, name)
         images = assemble(name, *(Split(part, of) for part, of in zip(pixels, labels, strict=True)))
@@ -102,18 +161,31 @@ def read(table: Table, options: Options, name: str) -> Dataset:
         texts = [SequenceSamples.of(part, of.tolist()) for part, of in zip(tokens, labels, strict=True)]
         found |= {"train": texts[0], "test": texts[1], "input_shape": (vocabulary,), "model": "embedding-bag"}
     else:
+        numbers = [_numbers(table, columns, name) for table in tables]
+        if telling := _telling(numbers, labels):
+            words = f"{name}: a value is a class, one to one, in: {_listed(columns[place] for place in telling)}"
+            if options.columns is None:
+                columns = np.delete(columns, telling).tolist()
+                numbers = [np.delete(of, telling, axis=1) for of in numbers]
+                words += ". Name ?columns=... if these are inputs; they are not used"
+            if not columns:
+                raise ConfigError(f"{words}, and no other column holds numbers")
+            found["notes"] += (words,)
         if options.columns is None:
-            left = [column for column in train.features if column not in {*columns, label, options.source}]
+            used = {*columns, label, options.source}
+            left = [column for column in train.features if column not in used]
             found["notes"] += (f"{name}: columns used: {_listed(columns)}; not used: {_listed(left)}",)
-        parts, mean, std = _rows(tables, columns, name)
+        dtypes = [train.features[column].dtype for column in columns]
+        parts, mean, std, notes = _rows(numbers, columns, dtypes, name)
         rows = [
             TensorSamples(part, of, mean=mean, std=std, columns=columns) for part, of in zip(parts, labels, strict=True)
         ]
         found |= {"train": rows[0], "test": rows[1], "input_shape": (len(columns),), "model": "mlp"}
+        found["notes"] += notes
     return Dataset(**found)
 
 
-def _saved(folder: Path, name: str) -> Table:
+def _saved(folder: Path, name: str) -> Any:
     from datasets import load_from_disk
 
     try:
@@ -124,14 +196,17 @@ def _saved(folder: Path, name: str) -> Table:
         ) from error
 
 
-def _file(path: Path, name: str) -> Table:
+def _file(path: Path, name: str) -> Any:
     """Read a file without datasets' cache, which would copy it into the home folder."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
     from pyarrow import csv, parquet  # type: ignore[import-untyped]
 
     try:
-        table = (csv.read_csv if path.suffix == ".csv" else parquet.read_table)(str(path))
+        if path.suffix == ".csv":
+            table = csv.read_csv(str(path), read_options=csv.ReadOptions(block_size=CSV_BLOCK))
+        else:
+            table = parquet.read_table(str(path))
         found = Dataset(InMemoryTable(table), fingerprint="file")
     except Exception as error:  # pyarrow's own: the advice is the same
         raise ConfigError(f"{name}: {path} cannot be read ({type(error).__name__}: {error})") from error
@@ -141,7 +216,7 @@ def _file(path: Path, name: str) -> Table:
     return found
 
 
-def _of_the_hub(repository: str, options: Options, name: str) -> Table:
+def _of_the_hub(repository: str, options: Options, name: str) -> Any:
     """Return a data set of the Hub, from the cache of datasets if it is there."""
     from datasets import load_dataset
 
@@ -154,14 +229,14 @@ def _of_the_hub(repository: str, options: Options, name: str) -> Table:
         ) from error
 
 
-def _splits(found: Table, options: Options, name: str) -> tuple[Table, dict[str, Table]]:
+def _splits(found: Any, folders: tuple[Path, ...], options: Options, name: str) -> tuple[Table, dict[str, Table]]:
     """Return the training split, and the splits that can be the test set by name, in order of preference."""
     from datasets import DatasetDict
 
     splits = dict(found) if isinstance(found, DatasetDict) else {"train": found}
     if "train" not in splits:
         raise ConfigError(f"{name}: none of its splits is named train; there are: {', '.join(splits)}")
-    train = splits.pop("train")
+    train = Table.of(splits.pop("train"), folders)
     if options.test is not None and options.test not in splits:
         raise ConfigError(
             f"{name}: has no split {options.test!r} for testing; next to train there are: {', '.join(splits) or 'none'}"
@@ -169,27 +244,26 @@ def _splits(found: Table, options: Options, name: str) -> tuple[Table, dict[str,
     if len(train) < FEWEST:
         raise ConfigError(f"{name}: has {len(train)} training samples; at least {FEWEST} are needed")
     chosen = TESTS if options.test is None else (options.test,)
-    return train, {split: splits[split] for split in chosen if split in splits}
+    return train, {split: Table.of(splits[split], folders) for split in chosen if split in splits}
 
 
 def _is_unlabelled(table: Table, label: str) -> bool:
     """Return whether all labels are -1, as in the test splits of benchmarks that keep the labels to themselves."""
     from datasets import ClassLabel
 
-    return isinstance(table.features.get(label), ClassLabel) and set(table[label]) == {-1}
+    return isinstance(table.features.get(label), ClassLabel) and set(table.cells(label)) == {-1}
 
 
 def _label_column(table: Table, options: Options, name: str) -> str:
     from datasets import ClassLabel
 
     if options.label is not None:
-        _require(table, options.label, name)
-        return options.label
+        return _plain(table, options.label, name)
     found = [column for column in LABELS if column in table.features]
     found = found or [column for column, feature in table.features.items() if isinstance(feature, ClassLabel)]
     if not found or (len(found) > 1 and found[0] not in LABELS):
         raise ConfigError(f"{name}: which column holds the classes? Write ?label=COLUMN; {_known(table)}")
-    return str(found[0])
+    return _plain(table, found[0], name)
 
 
 def _labels(tables: Sequence[Table], column: str, name: str) -> tuple[list[Tensor], tuple[str, ...]]:
@@ -237,14 +311,18 @@ def _parts(labels: Tensor, class_names: Sequence[str], name: str) -> Sequence[np
         ) from None
 
 
-def _inputs(table: Table, options: Options, label: str, name: str) -> tuple[str, list[str]]:
-    """Return what the samples are, ``image``, ``text`` or ``table``, and the columns that hold them."""
+def _inputs(table: Table, labels: Tensor, options: Options, label: str, name: str) -> tuple[str, list[str]]:
+    """Return what the samples are, ``image``, ``text`` or ``table``, and the columns that hold them.
+
+    Further columns of classes are not among them, unless they are named: another one of ``LABELS``, and words for the
+    classes.
+    """
     from datasets import Image, Value
 
     features = {
         column: feature
         for column, feature in table.features.items()
-        if column not in (label, options.source) and not ROW_INDEX.fullmatch(column)
+        if column not in (label, options.source) and not ROW_INDEX.fullmatch(column) and column.lower() not in LABELS
     }
     given = {"image": options.image, "text": options.text, "table": options.columns}
     chosen = [(kind, value) for kind, value in given.items() if value is not None]
@@ -261,7 +339,11 @@ def _inputs(table: Table, options: Options, label: str, name: str) -> tuple[str,
     dtypes = {column: feature.dtype for column, feature in features.items() if isinstance(feature, Value)}
     of_kind = {
         "image": [column for column, feature in features.items() if isinstance(feature, Image)],
-        "text": [column for column, dtype in dtypes.items() if dtype.startswith(("string", "large_string"))],
+        "text": [
+            column
+            for column, dtype in dtypes.items()
+            if dtype.startswith(("string", "large_string")) and not _are_names(table.cells(column), labels)
+        ],
         "table": [column for column, dtype in dtypes.items() if dtype.startswith(("int", "uint", "float", "bool"))],
     }
     for kind in ("image", "text"):
@@ -275,9 +357,29 @@ def _inputs(table: Table, options: Options, label: str, name: str) -> tuple[str,
     return "table", of_kind["table"]
 
 
+def _are_names(cells: Iterable[Any], labels: Tensor) -> bool:
+    """Return whether each class has one word, and each word one class."""
+    pairs = set(zip(cells, labels.tolist(), strict=True))
+    return 1 < len(pairs) == len({word for word, _ in pairs}) == len({label for _, label in pairs})
+
+
+def _telling(numbers: Sequence[Array], labels: Sequence[Tensor]) -> list[int]:
+    """Return which columns (n, columns) of all tables have one value for each class, and one class for each value."""
+    classes, first, number = np.unique(labels[0].numpy(), return_index=True, return_inverse=True)
+    values = numbers[0][first]  # (C, columns)
+    likely = (np.diff(np.sort(values, axis=0), axis=0) != 0).all(axis=0) & (len(classes) > 1)
+    likely &= (numbers[0][:FEW] == values[number[:FEW]]).all(axis=0)
+    places = [np.searchsorted(classes, of.numpy()).clip(max=len(classes) - 1) for of in labels]
+    return [
+        int(column)
+        for column in np.flatnonzero(likely)
+        if all((of[:, column] == values[place, column]).all() for of, place in zip(numbers, places, strict=True))
+    ]
+
+
 def _images(tables: Sequence[Table], column: str, size: int | None, name: str) -> list[Tensor]:
     """Return the pixels of each table, (n, C, H, W) uint8. C is 1 if all images are grey, else 3."""
-    modes = {image.mode for table in tables for image in _column(table, column, name)}
+    modes = {image.mode for table in tables for image in _decoded(table, column, name)}
     if deep := sorted(mode for mode in modes if mode.startswith(("I", "F"))):  # Pillow would cut values off at 255
         raise ConfigError(
             f"{name}: column {column!r} holds images of more than 8 bits a channel (mode {deep[0]}); rescale them to "
@@ -287,7 +389,7 @@ def _images(tables: Sequence[Table], column: str, size: int | None, name: str) -
     pixels = []
     for table in tables:
         arrays = []
-        for image in _column(table, column, name):
+        for image in _decoded(table, column, name):
             image = image.convert("L" if grey else "RGB")
             arrays.append(np.asarray(image if size is None else image.resize((size, size))))
         shapes = {array.shape[:2] for array in arrays}
@@ -296,6 +398,41 @@ def _images(tables: Sequence[Table], column: str, size: int | None, name: str) -
         stacked = torch.from_numpy(np.stack(arrays))
         pixels.append(stacked.unsqueeze(1) if grey else stacked.permute(0, 3, 1, 2).contiguous())
     return pixels
+
+
+def _decoded(table: Table, column: str, name: str) -> Iterator[Any]:
+    """Yield the images of a column. A cell may name a file instead, inside of the data set's own folder."""
+    from datasets import Image
+
+    _require(table, column, name)
+    if not isinstance(feature := table.features[column], Image):
+        raise ConfigError(
+            f"{name}: column {column!r} holds no images, as datasets' cast_column(..., Image()) makes them"
+        )
+    decode = Image(mode=feature.mode).decode_example
+    for row, cell in zip(table.rows, table.cells(column), strict=True):
+        where = f"{name}: row {row} of column {column!r}"
+        if cell and cell["bytes"] is None and cell["path"] is not None:
+            cell["path"] = str(_file_inside(cell["path"], table.folders, where))
+        try:
+            yield decode(cell or {"bytes": None, "path": None})
+        except Exception as error:  # Pillow's own, of many kinds: the advice is the same
+            raise ConfigError(f"{where} is no image that can be read ({error}). Leave out its row") from error
+
+
+def _file_inside(path: str, folders: Sequence[Path], where: str) -> Path:
+    """Return the file that a cell names.
+
+    :raises ConfigError: it is an address, or not inside of the folders. A table from elsewhere thus opens nothing else.
+    """
+    for folder in () if "\0" in path else folders:
+        file = (folder / path).resolve()
+        if file.is_relative_to(folder.resolve()) and file.is_file():
+            return file
+    raise ConfigError(
+        f"{where} names {path!r} instead of an image, which is no file in {' or '.join(map(str, folders))}; it is not "
+        "opened. Save the data set with the images themselves"
+    )
 
 
 def _tokens(tables: Sequence[Table], column: str, options: Options, name: str) -> tuple[list[list[list[int]]], int]:
@@ -324,29 +461,64 @@ def _tokens(tables: Sequence[Table], column: str, options: Options, name: str) -
     return found, len(tokenizer)
 
 
-def _rows(tables: Sequence[Table], columns: Sequence[str], name: str) -> tuple[list[Tensor], Array, Array]:
-    """Return each table's numbers (n, columns), normalised by the first table's mean and deviation, and these two."""
-    tables_of_numbers = []
-    for table in tables:
+def _numbers(table: Table, columns: Sequence[str], name: str) -> Array:
+    """Return a table's numbers, (n, columns) float64."""
+    rows = np.empty((len(table), len(columns)))
+    for place, column in enumerate(columns):
+        _require(table, column, name)
         try:
-            rows = np.column_stack([np.asarray(_column(table, column, name), dtype=np.float64) for column in columns])
+            rows[:, place] = table.numbers(column)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{name}: columns {', '.join(columns)} are not all numbers ({error})") from error
-        if not np.isfinite(rows).all():
-            holes = [repr(columns[place]) for place in np.unique(np.nonzero(~np.isfinite(rows))[1])]
+            raise ConfigError(f"{name}: the cells of column {column!r} are not all numbers ({error})") from error
+    if not np.isfinite(rows).all():
+        holes = [columns[place] for place in np.flatnonzero(~np.isfinite(rows).all(axis=0)).tolist()]
+        raise ConfigError(
+            f"{name}: cells are empty or no finite number, in: {_listed(holes)}. Fill them or leave "
+            "out their rows, or name other ?columns="
+        )
+    return rows
+
+
+def _rows(
+    tables: Sequence[Array], columns: Sequence[str], dtypes: Sequence[str], name: str
+) -> tuple[list[Tensor], Array, Array, tuple[str, ...]]:
+    """Return each table's numbers (n, columns), normalised by the first table's mean and deviation, and these two.
+
+    The last are notes on columns that say little.
+    """
+    train = tables[0]
+    largest = np.maximum(train.max(axis=0), -train.min(axis=0))
+    exponents = np.frexp(largest)[1]
+    exponents[np.abs(exponents) < FAR] = 0
+    scaled = np.ldexp(train, -exponents) if exponents.any() else train  # powers of two change no digit
+    mean, std = scaled.mean(axis=0), scaled.std(axis=0)
+    constant = np.ptp(scaled, axis=0) <= ROUNDING * np.ldexp(largest, -exponents)
+    mean[constant] = scaled[0, constant]  # the mean of numbers that are all 0.1 is another number
+    mean, std = np.ldexp(mean, exponents), np.where(constant, 1.0, np.ldexp(std, exponents))
+    inexact = [dtype in ("int64", "uint64") and most > EXACT for dtype, most in zip(dtypes, largest, strict=True)]
+    notes = [
+        f"{name}: {words}: {_listed(itertools.compress(columns, which))}. Name other ?columns=... to leave them out"
+        for which, words in (
+            (constant, "one value in all training rows, which tells nothing, in"),
+            (inexact, "whole numbers above 2^53, which lose their last digits, in"),
+        )
+        if np.any(which)
+    ]
+    rows = []
+    for table in tables:
+        with np.errstate(over="ignore"):
+            rows.append(torch.from_numpy((table - mean) / std).to(torch.float32))
+        if far := (~rows[-1].isfinite().all(dim=0)).nonzero().flatten().tolist():
             raise ConfigError(
-                f"{name}: cells are empty or no finite number, in: {', '.join(holes)}. Fill them or leave "
-                "out their rows, or name other ?columns="
+                f"{name}: numbers are too far from the training rows' for float32, in: "
+                f"{_listed(columns[place] for place in far)}. Correct them, or name other ?columns="
             )
-        tables_of_numbers.append(rows)
-    mean, std = tables_of_numbers[0].mean(axis=0), tables_of_numbers[0].std(axis=0)
-    std[std == 0] = 1.0
-    return [torch.from_numpy((rows - mean) / std).to(torch.float32) for rows in tables_of_numbers], mean, std
+    return rows, mean, std, tuple(notes)
 
 
 def _numbered(table: Table, column: str, name: str) -> Tensor:
     """Return a column's values as numbers 0..G-1, in their sorted order."""
-    values = _column(table, column, name)
+    values = _column(table, _plain(table, column, name), name)
     if any(value in (None, "") or value != value for value in values):
         raise ConfigError(f"{name}: column {column!r} has cells that are empty or no number: samples without a source")
     numbers = {value: number for number, value in enumerate(sorted(set(values)))}
@@ -355,7 +527,20 @@ def _numbered(table: Table, column: str, name: str) -> Tensor:
 
 def _column(table: Table, column: str, name: str) -> list[Any]:
     _require(table, column, name)
-    return list(table[column])
+    return list(table.cells(column))
+
+
+def _plain(table: Table, column: str, name: str) -> str:
+    """Return the name of a column whose cells are single values, such as classes or sources.
+
+    :raises ConfigError: they are not, or there is no such column.
+    """
+    from datasets import ClassLabel, Value
+
+    _require(table, column, name)
+    if not isinstance(feature := table.features[column], (ClassLabel, Value)):
+        raise ConfigError(f"{name}: cells of column {column!r} have to be single words or numbers, not {feature}")
+    return column
 
 
 def _require(table: Table, column: str, name: str) -> None:
@@ -364,9 +549,12 @@ def _require(table: Table, column: str, name: str) -> None:
 
 
 def _known(table: Table) -> str:
-    return f"there are: {', '.join(table.features)}"
+    return f"there are: {_some(list(table.features))}"
 
 
-def _listed(columns: Sequence[str]) -> str:
-    more = f" and {len(columns) - 10} more" if len(columns) > 10 else ""
-    return f"{', '.join(map(repr, columns[:10]))}{more}" or "none"
+def _listed(columns: Iterable[str]) -> str:
+    return _some(list(map(repr, columns))) or "none"
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:10])}{f' and {len(names) - 10} more' * (len(names) > 10)}"
