@@ -85,7 +85,7 @@ def run(
     :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``note``, ``done``,
         ``stopped``), instead of the progress.
     :param on_round: called after every round with its row of ``result.history``. If it returns True, the run ends after
-        this round. An exception ends the run, too; the round is saved.
+        this round; other values end nothing. An exception ends the run, too; the round is saved.
     :param preset: the name of a known setting, such as ``"cifar10-moon"``, whose options the given ones replace.
     :param fast_dev_run: only try whether everything runs, on two batches of one client; see
         :func:`fedcore.runs.fast_dev_run.fast_dev_run`. The result's directory does not exist any more.

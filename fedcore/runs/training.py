@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from fedcore.base.config import RunConfig
@@ -36,7 +37,10 @@ OTHER_DRAWS = (
 
 
 OnRound = Callable[[dict[str, Any]], object]
-"""Called after every round with its row of ``result.history``. The run ends after this round if it returns True."""
+"""Called after every round with its row of ``result.history``. The run ends after this round if it returns True.
+
+Other values, such as the numbers that ``file.write`` and progress bars return, end nothing.
+"""
 
 
 class CallbackError(FedcoreError):
@@ -159,11 +163,12 @@ class Experiment:
         return state
 
     def _asks_to_stop(self, record: Mapping[str, Any]) -> bool:
-        """Call the caller's function with the round's row; return whether the run ends."""
+        """Call the caller's function with the round's row; return whether it returns True, which ends the run."""
         assert self.on_round is not None
         (row,) = history_rows([record])
         try:
-            return bool(self.on_round(row))
+            ends = self.on_round(row)
+            return isinstance(ends, (bool, np.bool_)) and bool(ends)  # a progress bar's or file's number ends nothing
         except Exception as error:  # a program's function can raise anything
             name = getattr(self.on_round, "__qualname__", type(self.on_round).__name__)
             raise CallbackError(

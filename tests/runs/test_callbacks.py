@@ -6,6 +6,7 @@ import contextlib
 import json
 import traceback
 
+import numpy as np
 import pytest
 
 import fedcore
@@ -41,6 +42,15 @@ def test_true_ends_the_run_as_a_shorter_one(config, tmp_path, eval_every):
     assert (stopped.summary["rounds"], stopped.summary["stopped_early"]["rounds"]) == (2, 5)
     assert "stopped after round 2: on_round returned True" in heard
     assert fedcore.load_run(stopped.directory).metrics == stopped.metrics
+
+
+@pytest.mark.parametrize(
+    ("returned", "rounds"),
+    [(True, 1), (np.True_, 1), (np.False_, 2), (1, 2), ("row\n", 2), ([0], 2), ({"round": 1}, 2)],
+)
+def test_true_alone_ends_a_run(config, returned, rounds):
+    """Callbacks end with a call that returns something: file.write, an update of a bar, a list's setdefault."""
+    assert fedcore.run(config, rounds=2, on_round=lambda row: returned).summary["rounds"] == rounds
 
 
 def test_a_run_that_was_ended_goes_on_with_more_rounds(config, tmp_path):
