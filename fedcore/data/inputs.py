@@ -14,7 +14,7 @@ from torch.utils import data as torch_data
 from fedcore.base.errors import DataError
 from fedcore.data.dataset import Dataset
 from fedcore.data.images import ResidentSamples, normalise
-from fedcore.data.samples import TensorSamples, in_order
+from fedcore.data.samples import TensorSamples, as_array, in_order
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,9 @@ class Inputs:
         """Return a model's input for raw samples.
 
         :param x: images (n, H, W), (n, H, W, C) or (n, C, H, W), or rows (n, ...) of a table, as an array, a tensor or
-            a list of samples. The columns of a DataFrame may come in any order, if the data set knows their names.
-        :raises DataError: the samples have another shape or type than those of the run.
+            a list of samples. The columns of a DataFrame may come in any order, if the data set knows their names; true
+            and false in it are 1 and 0, empty cells nan.
+        :raises DataError: they have another shape or type than those of the run, or are sparse, masked or complex.
         """
         if not self.dtype:
             raise DataError(
@@ -107,16 +108,16 @@ class Inputs:
             raise DataError(f"x holds {_name(x.dtype)}; the run's samples are {self.dtype}")
         if self.mean:  # in float64, as the loaders of tables normalise
             mean, std = (torch.tensor(numbers, dtype=torch.float64) for numbers in (self.mean, self.std))
-            x = (x - mean) / std
+            x = (x.to(torch.float64) - mean) / std
         return x.to(dtype)
 
 
 def _tensor(x: Any) -> Tensor:
     """Return an array, a tensor, a table or a list of samples as one tensor on the CPU."""
-    if isinstance(x, Tensor):
-        return x.detach().cpu()
     try:
-        array = np.stack([np.asarray(sample) for sample in x]) if isinstance(x, Sequence) else np.asarray(x)
+        array = np.stack([as_array(sample, "x") for sample in x]) if isinstance(x, Sequence) else as_array(x, "x")
+        if not array.ndim:
+            raise TypeError(f"it is a {type(x).__name__}")
         return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # torch warns of what is read-only
     except (TypeError, ValueError) as error:
         pairs = isinstance(x, torch_data.Dataset | torch_data.DataLoader)

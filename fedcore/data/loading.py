@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils import data as torch_data
@@ -20,11 +19,10 @@ from fedcore.base.registry import call, resolve
 from fedcore.base.seeding import derive_seed, random_stream
 from fedcore.data.dataset import Dataset
 from fedcore.data.images import ResidentSamples, Split, assemble
-from fedcore.data.samples import TensorSamples, check_labels, column_names, first_ten, in_order
-
-Array: TypeAlias = npt.NDArray[Any]
+from fedcore.data.samples import Array, TensorSamples, as_array, check_labels, column_names, first_ten, in_order
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+REGRESSION = "Regression is not possible: make classes, for example with numpy.digitize(y, edges)"
 _READ_AGAIN = 16  # samples; a random flip of each is missed once in 65,536 sets
 _FAR = 100.0
 """Floating-point inputs beyond this are noted: a network learns little from columns such as ages in days."""
@@ -163,7 +161,10 @@ def _of_arrays(given: Sequence[Any], name: str) -> Dataset:
     columns = column_names(x_train)
     x_test = in_order(x_test, columns, "dataset: x_test")
     try:
-        x_train, y_train, x_test, y_test = map(_array, (x_train, y_train, x_test, y_test))
+        x_train, y_train, x_test, y_test = (
+            as_array(part, f"dataset: {key}")
+            for key, part in zip(KEYS, (x_train, y_train, x_test, y_test), strict=True)
+        )
     except ValueError as error:
         raise DataError(
             "dataset: a list does not become one array, for its entries have different shapes. Sequences of different "
@@ -196,7 +197,7 @@ def _stacked(part: Any) -> tuple[Tensor, Tensor]:
     try:
         samples = [part[position] for position in range(len(part))]
         inputs = torch.stack([torch.as_tensor(x) for x, _ in samples])
-        labels = np.asarray([_array(y) for _, y in samples])
+        labels = np.asarray([as_array(y, f"y of {where}") for _, y in samples])
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"dataset: the samples of {where} do not stack to one tensor: {error}. It must give pairs (x, y), x of one "
@@ -373,13 +374,20 @@ def labels_of(y: Array, count: int, where: str) -> Tensor:
         known = y[~np.isnan(y)]
         lead = "They" if known.size == y.size else "Leave out samples whose label is NaN; the others"
         whole = np.array_equal(known, np.floor(known))
-        hint = f". {lead} become labels by y.astype(int)" if whole else ". Regression is not possible: make classes"
+        hint = f". {lead} become labels by y.astype(int){_doubt(known)}" if whole else f". {REGRESSION}"
     elif y.dtype.kind in "OUS":
         hint = f". Names become labels by {RENUMBER}"
     raise DataError(
         f"{where}: labels must be integers of shape ({count},), one for each sample, "
         f"not {y.dtype} of shape {y.shape}{hint}"
     )
+
+
+def _doubt(labels: Array) -> str:
+    """Return the condition of an advice on labels that have as many values as a quantity."""
+    distinct = len(np.unique(labels))
+    few = distinct <= max(10, len(labels) / 10)
+    return "" if few else f" if their {distinct} different values are classes and no quantity. {REGRESSION}"
 
 
 def _checked(dataset: Dataset) -> Dataset:
@@ -435,13 +443,14 @@ def _check_classes(train: Tensor, test: Tensor, where: str) -> None:
             f"{where}: labels must be 0..C-1 with every class in y_train, but {len(unseen)} of {len(test)} test "
             f"samples have classes without a training sample: {first_ten(torch.unique(unseen).tolist())}. Add "
             "training samples of these classes, or leave these test samples out of x_test and y_test; if numbers are "
-            f"then missing, renumber both parts together: {RENUMBER}"
+            f"then missing, renumber both parts together: {RENUMBER}{_doubt(train.numpy())}"
         )
     if not torch.equal(found, torch.arange(len(found))):
         without = "Leave out samples without a class, then r" if found[0] < 0 else "R"
         raise DataError(
             f"{where}: labels must be 0..C-1 with every class in y_train; found {int(found[0])}..{int(found[-1])} "
-            f"({len(found)} distinct) in y_train. {without}enumber both parts together: {RENUMBER}"
+            f"({len(found)} distinct) in y_train. {without}enumber both parts together: "
+            f"{RENUMBER}{_doubt(train.numpy())}"
         )
 
 
@@ -449,10 +458,3 @@ def _unused(what: str, names: Iterable[object]) -> tuple[str, ...]:
     """Return a note on things that were found and not used; an empty tuple without names."""
     found = sorted(map(repr, names))
     return (f"{what} not used: {first_ten(found)}",) if found else ()
-
-
-def _array(value: Any) -> Array:
-    if not isinstance(value, Tensor):
-        return np.asarray(value)
-    found = value.detach().cpu()
-    return (found.float() if found.dtype == torch.bfloat16 else found).numpy()  # NumPy has no bfloat16

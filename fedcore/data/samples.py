@@ -7,10 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedcore.base.errors import DataError
+
+Array: TypeAlias = npt.NDArray[Any]
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -128,6 +132,43 @@ class TensorSamples:
     def meta(self) -> dict[str, JSON]:
         """Return an empty dictionary: the tensors are complete."""
         return {}
+
+
+def as_array(value: Any, name: str) -> Array:
+    """Return an array, a tensor, a DataFrame or a list as an array of the same values.
+
+    A DataFrame of columns of different types becomes float64: true and false are 1 and 0, and empty cells nan.
+
+    :raises DataError: the array would lose a part of the value: it is sparse, masked or complex, or a column of a
+        DataFrame does not hold numbers. The message calls it ``name``.
+    """
+    if hasattr(value, "toarray") or (isinstance(value, Tensor) and value.layout != torch.strided):
+        raise DataError(f"{name} is sparse; write {name}.{'to_dense' if isinstance(value, Tensor) else 'toarray'}()")
+    if np.ma.is_masked(value):
+        raise DataError(f"{name} has masked cells, which have no value; fill them with .filled(...), or leave them out")
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().resolve_conj()
+        array: Array = (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # NumPy has no bfloat16
+    else:
+        array = np.asarray(value)
+    if array.dtype.kind == "O" and array.ndim == 2 and hasattr(value, "iloc"):
+        array = np.column_stack(
+            [_column(value.iloc[:, k], f"{name}: column {c!r}") for k, c in enumerate(value.columns)]
+        )
+    if array.dtype.kind == "c":
+        raise DataError(f"{name} holds complex numbers; give their real and imaginary parts as columns or channels")
+    return array
+
+
+def _column(series: Any, where: str) -> Array:
+    """Return a column of a DataFrame as float64."""
+    try:
+        if series.dtype.kind in "mMc":
+            raise TypeError(f"they are {series.dtype}")
+        found: Array = series.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where} has cells that are no numbers: {error}") from error
+    return found
 
 
 def first_ten(names: Sequence[object]) -> str:

@@ -25,6 +25,7 @@ from fedcore.client.evaluation import evaluate, rates
 from fedcore.data import Samples, TensorSamples
 from fedcore.data.inputs import Inputs
 from fedcore.data.loading import labels_of
+from fedcore.data.samples import as_array
 from fedcore.models import SplitModel, forward_chunk
 from fedcore.models.split import evaluating
 from fedcore.runs.directory import RunDirectory
@@ -161,7 +162,11 @@ class RunResult:
         return rates(counts, self.further)
 
     def _logits(self, x: Any, model: nn.Module | None) -> Tensor:
-        network, samples = self._chosen(model), self._samples(x, np.zeros(len(x), np.int64))
+        network = self._chosen(model)
+        if not _is_samples(x):
+            x = self.inputs.prepare(x)
+            x = TensorSamples(x, torch.zeros(len(x), dtype=torch.int64))
+        samples: Samples = x
         device = _device(network)
         chunks = torch.arange(len(samples)).split(forward_chunk(device)) if len(samples) else ()
         with torch.inference_mode(), evaluating(network):
@@ -170,13 +175,13 @@ class RunResult:
 
     def _samples(self, x: Any, y: Any) -> Samples:
         """Return samples as they are, and raw ones as inputs of the model with their labels."""
-        if hasattr(x, "gather") and not isinstance(x, Tensor):  # a tensor has another method of this name
+        if _is_samples(x):
             samples: Samples = x
             return samples
         if y is None:
             raise DataError("x is raw samples, so their classes have to come with them: result.evaluate(x, y)")
         inputs = self.inputs.prepare(x)
-        return TensorSamples(inputs, labels_of(np.asarray(y), len(inputs), "y"))
+        return TensorSamples(inputs, labels_of(as_array(y, "y"), len(inputs), "y"))
 
     def _chosen(self, model: nn.Module | None) -> nn.Module:
         if model is not None:
@@ -211,6 +216,10 @@ class RunResult:
             f"{learning_curve(self.records, self.config.rounds)}"
             f"<p><code>{html.escape(str(self.directory))}</code></p>"
         )
+
+
+def _is_samples(x: Any) -> bool:
+    return hasattr(x, "gather") and not isinstance(x, Tensor)  # a tensor has another method of this name
 
 
 class _Pair(nn.Module):

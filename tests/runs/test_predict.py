@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -230,6 +231,73 @@ def test_columns_of_a_table_are_taken_by_name(tmp_path: Path) -> None:
         result.predict(test[["age", "weight"]])
     with pytest.raises(DataError, match="x_test has no column 'age'"):
         fedcore.run(dataset=(train, classes[:90], test[["dose"]], classes[90:]), out=tmp_path / "other")
+
+
+@pytest.fixture(scope="module")
+def of_a_table(tmp_path_factory: pytest.TempPathFactory) -> fedcore.RunResult:
+    """A run on a table of numbers and of true and false, normalised as hf: does, whose class is whether ``drug``."""
+    x = np.random.default_rng(0).normal(size=(120, 2)) * (10, 1) + (50, 0)
+    x[:, 1] = np.arange(120) % 2
+    mean, std = x.mean(axis=0), x.std(axis=0)
+    rows, y = torch.from_numpy((x - mean) / std).float(), torch.arange(120) % 2
+    samples = TensorSamples(rows, y, mean=mean, std=std, columns=["age", "drug"])
+    config = RunConfig(rounds=3, clients=2, lr=0.3, batch_size=10, workers=0, partition="iid")
+    out = tmp_path_factory.mktemp("table") / "run"
+    return fedcore.run(config, dataset=Dataset("table", samples, samples, 2, (2,), model="mlp"), out=out)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"age": [50.0, 60.0], "drug": [True, False]},
+        {"drug": [True, False], "age": [50, 60]},
+        {"age": ("Int64", [50, 60]), "drug": ("boolean", [True, False])},
+        {"age": ("Float64", [50.0, 60.0]), "drug": [1, 0]},
+        {"age": ["50", "60"], "drug": [True, False], "name": ["Ann", "Bob"]},
+    ],
+    ids=["bool", "turned", "nullable", "nullable floats", "words"],
+)
+def test_true_false_and_nullable_columns_of_a_frame_are_numbers(of_a_table: fedcore.RunResult, columns) -> None:
+    pandas = pytest.importorskip("pandas")
+    made = {name: pandas.array(of[1], of[0]) if isinstance(of, tuple) else of for name, of in columns.items()}
+    expected = of_a_table.predict_proba(np.array([[50.0, 1.0], [60.0, 0.0]]))
+    assert np.array_equal(of_a_table.predict_proba(pandas.DataFrame(made)), expected)
+
+
+def test_cells_of_a_frame_that_are_empty_or_no_numbers_are_named(of_a_table: fedcore.RunResult) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"age": pandas.array([50, None], "Int64"), "drug": pandas.array([True, False], "boolean")})
+    assert np.isnan(of_a_table.predict_proba(table)).any(axis=1).tolist() == [False, True]
+    with pytest.raises(DataError, match="output for sample 1 of x is nan"):
+        of_a_table.predict(table)
+    for cells in (["old", "young"], pandas.to_datetime(["2020", "2021"]), [1j, 2j]):
+        with pytest.raises(DataError, match="x: column 'age' has cells that are no numbers"):
+            of_a_table.predict(table.assign(age=cells, drug=["1", "0"]))
+    assert of_a_table.predict(np.array([[True, True], [False, False]])).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("x", "problem"),
+    [
+        (None, "x does not become one array of numbers: it is a NoneType"),
+        (5, "it is a int"),
+        (np.float64(5), "it is a float64"),
+        (torch.tensor(5.0), "it is a Tensor"),
+        ((row for row in [[50, 1]]), "it is a generator"),
+        (torch.eye(2).to_sparse(), r"x is sparse; write x\.to_dense\(\)"),
+        (SimpleNamespace(toarray=None), r"x is sparse; write x\.toarray\(\)"),  # as those of SciPy
+        (np.ma.masked_equal([[50.0, 1.0]], 50), "x has masked cells"),
+        ([np.ma.masked_equal([50.0, 1.0], 50)], "x has masked cells"),
+        (np.array([[50 + 1j, 1]]), "x holds complex numbers"),
+        (torch.tensor([[50 + 1j, 1]]), "x holds complex numbers"),
+    ],
+)
+def test_what_is_no_array_or_would_lose_a_part_is_refused(of_a_table: fedcore.RunResult, x, problem: str) -> None:
+    for call in (of_a_table.predict, of_a_table.predict_proba, lambda x: of_a_table.evaluate(x, [0, 1])):
+        with pytest.raises(DataError, match=problem):
+            call(x)
+    with pytest.raises(DataError, match="y has masked cells"):
+        of_a_table.evaluate(np.eye(2), np.ma.masked_equal([0, 1], 1))
 
 
 def test_without_a_global_model_a_clients_model_predicts(tmp_path: Path) -> None:
