@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import json
 import math
 from collections.abc import Callable
@@ -18,10 +19,11 @@ import numpy as np
 import torch
 import yaml
 from hypothesis import strategies as st
+from rich.console import Console
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, DataError, FedcoreError, RunDirectoryError
-from fedcore.base.safe_yaml import parse_setting, read_config_file
+from fedcore.base.safe_yaml import parse_setting, read_config_file, read_mapping
 from fedcore.base.serial import dumps, loads, read_tensors, write_tensors
 from fedcore.cli.settings import build_config
 from fedcore.client.store import ClientStore
@@ -31,10 +33,13 @@ from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import SavedConfig, partition_digest
 from fedcore.server.state import ServerState
+from fedcore_study.cli.runs_tables import details_tables, difference_tables, runs_table
 from fedcore_study.comparisons import comparison, formats
 from fedcore_study.comparisons.records import RunRecord, find_runs
 from fedcore_study.reproduce.find import recipe_files
 from fedcore_study.reproduce.recipe import read_recipe
+from fedcore_study.runs.details import details, difference
+from fedcore_study.runs.overview import read_overview
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.spec import SweepSpec, override, parse_axis, parse_seeds, read_spec
 
@@ -131,15 +136,9 @@ def payload(draw: Draw, folder: Path) -> None:
 
 def records(draw: Draw, folder: Path) -> None:
     """The records of a run, as compare reads them; figures that are read can be computed with."""
-    run = folder / "run"
-    run.mkdir()
-    partition = partition_digest("0", {"labels_sha256": "1"})
-    RunDirectory(run).write_config(SavedConfig(RunConfig(rounds=2).model_dump(mode="json"), partition, "2", {}))
-    (run / "partition.json").write_text('{"sha256": "0", "info": {"labels_sha256": "1"}}')
+    run = _run(folder / "run")
     lines = [{"round": n, **_LINE} for n in range(2)]
     which = draw(st.sampled_from(["config.yaml", "partition.json", "metrics.jsonl", "summary.json"]))
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (run / "summary.json").write_text(json.dumps(_SUMMARY))
     if which == "metrics.jsonl":
         text = json.dumps(_replaced(draw, lines[1]))
         (run / which).write_bytes((run / which).read_bytes() + _bytes(draw, text.encode()) + b"\n")
@@ -150,6 +149,28 @@ def records(draw: Draw, folder: Path) -> None:
     found = _allowed(FedcoreError, lambda: find_runs([run], lambda message: None))
     if found is not None:
         _compute(found[0])
+
+
+def run_details(draw: Draw, folder: Path) -> None:
+    """A run's files, as runs list, show and diff read them; what is read can be drawn."""
+    run, other = _run(folder / "run"), read_overview(_run(folder / "other"), "other")
+    if draw(st.booleans()):
+        (run / "summary.json").unlink()
+    contents = {"summary.json": _SUMMARY, "metrics.jsonl": {"round": 1, **_LINE}, "sessions.jsonl": _SESSION}
+    which = draw(st.sampled_from([*contents, "labels.json", "config.yaml"]))
+    if which == "config.yaml":
+        _text(draw, run / which, read_mapping(run / which))
+    else:
+        value = _replaced(draw, contents.get(which, {"name": "a", "tags": ["b"], "note": "c"}))
+        (run / which).write_text(json.dumps(value) + "\n")
+    overview = read_overview(run, "run")
+    json.dumps(overview.to_json())
+    console = Console(file=io.StringIO())
+    console.print(runs_table([overview, other]))
+    one = _allowed(FedcoreError, lambda: details(overview, lambda message: None))
+    if one is not None:
+        pair = difference(one, details(other, lambda message: None))
+        console.print(*details_tables(one), *difference_tables(pair, ["run", "other"], ["run", "other"]))
 
 
 def sweep_file(draw: Draw, folder: Path) -> None:
@@ -224,6 +245,7 @@ TARGETS: tuple[Target, ...] = (
     client_state,
     payload,
     records,
+    run_details,
     sweep_file,
     sweep_plan,
     recipe,
@@ -239,7 +261,28 @@ _LINE = {
     "bytes": {"down": 10, "up": 12, "by_plugin": {"fedavg": {"down": 10, "up": 12}}},
     "time": {"round": 0.1, "evaluation": 0.2},
 }
+_SESSION = {
+    "started": "2026-01-01T10:00:00+00:00",
+    "commit": "1a2b3c",
+    "machine": {"cpu": "x", "gpu": None, "cores": 2},
+    "versions": {"fedcore": "0.1.0", "torch": "2"},
+}
 _SUMMARY = {"rounds": 2, "metrics": _METRICS, "bytes": {"down": 20, "up": 24}, "seconds": 1.0, "plugins": []}
+
+
+def _run(run: Path) -> Path:
+    """Write a run's files except for its checkpoints and models."""
+    run.mkdir()
+    partition = partition_digest("0", {"labels_sha256": "1"})
+    values = RunConfig(rounds=2, plugins={"moon": {"mu": 1.0}}).model_dump(mode="json")
+    RunDirectory(run).write_config(
+        SavedConfig(values, partition, "2", {"torch": "1"}, [{"round": 1, "rounds": [1, 2]}])
+    )
+    (run / "partition.json").write_text('{"sha256": "0", "info": {"labels_sha256": "1"}}')
+    (run / "metrics.jsonl").write_text("".join(json.dumps({"round": n, **_LINE}) + "\n" for n in range(2)))
+    (run / "sessions.jsonl").write_text(json.dumps(_SESSION) + "\n")
+    (run / "summary.json").write_text(json.dumps(_SUMMARY))
+    return run
 
 
 def _compute(run: RunRecord) -> None:

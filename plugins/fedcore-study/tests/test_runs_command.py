@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import json
 import os
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
 
 import fedcore
 from fedcore import Interrupted
@@ -364,6 +366,35 @@ class TestDiff:
 
     def test_a_run_differs_from_another_one(self, runs, refused):
         assert f"first and runs/{FIRST} are the same run" in refused("diff", "first", f"runs/{FIRST}")
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("sessions.jsonl", {"machine": "x", "versions": [1], "commit": 3}),
+        ("sessions.jsonl", {"machine": {"gpu": [1], "cores": {}}, "versions": {"fedcore": 3}}),
+        ("sessions.jsonl", {"started": "0001-01-01T00:00:00+14:00"}),
+        ("summary.json", {"bytes": [1]}),
+        ("summary.json", {"bytes": {"down": "x", "up": 10**400}}),
+        ("summary.json", {"rounds": 10**400}),
+        ("summary.json", {"metrics": {"global": {"accuracy": True, "loss": 10**400}, "personal": "x"}}),
+        ("metrics.jsonl", {"time": {"round": "x", "evaluation": [1]}}),
+        ("metrics.jsonl", {"time": {"round": 1e308, "evaluation": 1e308}}),
+        ("config.yaml", {"plugins": {1: {}}}),
+        ("config.yaml", {"seed": datetime.date(2026, 1, 1), "trackers": {1: 2}, "changes": 5, "versions": [1]}),
+    ],
+)
+def test_values_of_other_types_end_no_command(cli, runs, file, values):
+    """In a file that somebody edited, or made."""
+    path, text = runs / FIRST / file, (runs / FIRST / file).read_text()
+    if file == "config.yaml":
+        path.write_text(yaml.safe_dump(yaml.safe_load(text) | values))
+    else:
+        records = [text] if file == "summary.json" else text.splitlines()
+        path.write_text("".join(json.dumps(json.loads(record) | values) + "\n" for record in records))
+    for words in (["list"], ["list", "--json"], ["show", f"runs/{FIRST}"], ["diff", f"runs/{FIRST}", MOON]):
+        result = cli("runs", *words)
+        assert result.exit_code in ((0,) if words[0] == "list" else (0, 2)), result.output
 
 
 class TestTag:

@@ -15,7 +15,7 @@ def number(value: Any) -> float | None:
 
 def count(value: Any) -> int | None:
     """Return a whole number from 0; None for any other value."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and number(value) is not None and value >= 0 else None
 
 
 def mapping_in(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from rich.text import Text
 from fedcore.base import output
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.runs.records import further
+from fedcore_study.lenient import mapping_in
 
 if TYPE_CHECKING:
     from fedcore_study.runs.deletion import Removal
@@ -60,11 +61,12 @@ def details_tables(run: Mapping[str, Any]) -> Iterator[Table | Text]:
     if run["sessions"]:
         table = _table("Sessions", "began", "commit", "fedcore", "torch", "machine")
         for session in run["sessions"]:
-            machine, versions = session.get("machine") or {}, session.get("versions") or {}
+            machine, versions = mapping_in(session, "machine"), mapping_in(session, "versions")
             computer = machine.get("gpu") or machine.get("cpu") or "-"
             begun_by = [_time(session.get("started")), session.get("commit") or "-"]
             libraries = [versions.get("fedcore", "-"), versions.get("torch", "-")]
-            table.add_row(*map(output.text, [*begun_by, *libraries, f"{computer}, {machine.get('cores')} cores"]))
+            cells = [*begun_by, *libraries, f"{computer}, {machine.get('cores')} cores"]
+            table.add_row(*(output.text(str(cell)) for cell in cells))
         yield table
     files = {**run["files"], "all": sum(run["files"].values())}
     yield _rows("Files", [(name, output.size(count)) for name, count in files.items()])
@@ -110,9 +112,13 @@ def removals_table(removals: Sequence[Removal]) -> Table:
 
 def when(begun: datetime.datetime | None) -> str:
     """Return a time in at most 8 characters: of today the time, of this year the day, else the month."""
-    if begun is None:
+    now = datetime.datetime.now().astimezone()
+    try:
+        local = begun.astimezone() if begun else None
+    except OverflowError:  # not in the years 1 to 9999 here
+        local = None
+    if local is None:
         return "-"
-    local, now = begun.astimezone(), datetime.datetime.now().astimezone()
     if local.date() == now.date():
         return local.strftime("%H:%M")
     return local.strftime("%d %b") if local.year == now.year else local.strftime("%b %Y")
@@ -121,7 +127,7 @@ def when(begun: datetime.datetime | None) -> str:
 def _time(text: Any) -> str:
     try:
         return datetime.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return "-"
 
 

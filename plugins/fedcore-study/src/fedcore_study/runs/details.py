@@ -13,7 +13,7 @@ from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping
 from fedcore.runs.records import further, may_be_unsaved, seconds
 from fedcore.runs.saved import SavedConfig, how_to_resume
-from fedcore_study.lenient import mapping_in, number
+from fedcore_study.lenient import count, mapping_in, number
 from fedcore_study.runs.deletion import size
 from fedcore_study.runs.overview import Overview, Warn, read_rounds
 
@@ -51,7 +51,7 @@ def details(run: Overview, warn: Warn) -> dict[str, Any]:
         "setting": dict(_setting(options)),
         "figures": figures(metrics),
         "best_by_validation": metrics.get("best_by_validation"),
-        "bytes": {way: (summary.get("bytes") or {}).get(way) for way in ("down", "up")} if summary else None,
+        "bytes": {way: count(mapping_in(summary, "bytes").get(way)) for way in ("down", "up")} if summary else None,
         "seconds": _seconds(path) if summary else None,
         "sessions": RecordFile(path / "sessions.jsonl").read(warn),
         "changes": content.get("changes") or [],
@@ -61,10 +61,14 @@ def details(run: Overview, warn: Warn) -> dict[str, Any]:
     }
 
 
-def _seconds(path: Path) -> float:
-    """Return the seconds of all rounds, whichever process trained them: summary.json has those of the last one."""
-    rounds = RecordFile(path / "metrics.jsonl").read()
-    return sum(seconds(line) for line in rounds if "round" in mapping_in(line, "time"))
+def _seconds(path: Path) -> float | None:
+    """Return the seconds of all rounds, whichever process trained them: summary.json has those of the last one.
+
+    What is no number counts as 0. None if the sum is no number.
+    """
+    times = [mapping_in(line, "time") for line in RecordFile(path / "metrics.jsonl").read()]
+    numbers = [{part: number(value) or 0.0 for part, value in time.items()} for time in times if "round" in time]
+    return number(sum(seconds({"time": time}) for time in numbers))
 
 
 def figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -90,7 +94,7 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, An
         "options": {name: pair for name, pair in changed.items() if not _without_effect(name)},
         "without_effect": {name: pair for name, pair in changed.items() if _without_effect(name)},
         "figures": {
-            name: [a, b, None if number(a) is None or number(b) is None else b - a]
+            name: [a, b, None if a is None or b is None or number(b - a) is None else b - a]
             for name, (a, b) in measured.items()
             if a is not None or b is not None
         },

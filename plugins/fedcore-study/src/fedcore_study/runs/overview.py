@@ -183,7 +183,7 @@ def read_overview(path: Path, folder: str, *, held: bool = False) -> Overview:
         begun=_begun(path),
         method=method({short_name(name): None for name in plugins}),
         dataset=without_module(dataset),
-        seed=options.get("seed"),
+        seed=count(options.get("seed")),
         done=rounds.done,
         planned=options["rounds"],
         protocol=protocol,
@@ -282,6 +282,8 @@ def _read_options(file: Path) -> dict[str, Any]:
         for name, kind in (("plugins", dict), ("dataset", str), ("rounds", int), ("digests", dict)):
             if not isinstance(options[name], kind):
                 raise ValueError("an option has a value of another type")
+        if not all(isinstance(name, str) for name in options["plugins"]):
+            raise ValueError("a plugin's name is no text")
     except (OSError, yaml.YAMLError, ValueError, LookupError, TypeError, RecursionError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise RunDirectoryError(f"{file} is no configuration of a run: {what}") from None
@@ -318,7 +320,7 @@ def _begun(path: Path) -> datetime.datetime | None:
         with (path / "sessions.jsonl").open("rb") as opened:
             started = parse_record(opened.readline())["started"]
         return datetime.datetime.fromisoformat(started).astimezone(datetime.UTC)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         pass
     try:
         return datetime.datetime.fromtimestamp(os.lstat(path / "config.yaml").st_mtime, datetime.UTC)
