@@ -105,13 +105,15 @@ def make_folders(path: Path) -> list[Path]:
 
 
 def delete_others(folder: Path, keep: Callable[[str], bool]) -> None:
-    """Delete the files in a folder, except for the names to keep. A missing folder counts as empty.
+    """Delete the files of rounds in a folder, except for the names to keep. A missing folder counts as empty.
+
+    The name of such a file begins with six digits, behind a dot while it is being written. Others are not fedcore's.
 
     :raises StorageError: a file cannot be deleted.
     """
     with storing(folder), contextlib.suppress(FileNotFoundError):
         for name in os.listdir(folder):
-            if not keep(name):
+            if name.lstrip(".")[:6].isdecimal() and not keep(name):
                 os.unlink(folder / name)
 
 

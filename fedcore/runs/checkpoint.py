@@ -159,7 +159,7 @@ class CheckpointStore:
         return None
 
     def _files(self, phase: str | None = None) -> list[Path]:
-        return sorted(self.root.glob(f"*-{phase}.safetensors" if phase else "*.safetensors"))
+        return sorted(self.root.glob(f"[0-9]*-{phase or '*'}.safetensors"))
 
 
 def _pack(state: ServerState) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -55,11 +55,11 @@ def test_an_error_in_the_middle_leaves_the_old_file_and_no_other(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_others_are_deleted_and_a_folder_that_is_not_there_is_empty(tmp_path):
-    for name in "abc":
+def test_other_rounds_are_deleted_and_a_folder_that_is_not_there_is_empty(tmp_path):
+    for name in ("000001-0-train", "000002-0-train", ".000003.7.tmp", "mine", ".mine"):
         (tmp_path / name).write_text("")
-    files.delete_others(tmp_path, {"b"}.__contains__)
-    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    files.delete_others(tmp_path, {"000002-0-train"}.__contains__)
+    assert {path.name for path in tmp_path.iterdir()} == {"000002-0-train", "mine", ".mine"}
     files.delete_others(tmp_path / "none", bool)
 
 

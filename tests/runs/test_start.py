@@ -232,3 +232,14 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
         again = fedcore.resume(tmp_path / "run")
     assert model_bytes(again) == model_bytes(whole)
     assert [record["round"] for record in again.records] == list(range(7))
+
+
+def test_a_resume_leaves_files_that_fedcore_did_not_write(tmp_path):
+    """Next to the checkpoints and states, of which it keeps the last ones."""
+    run = fedcore.run(small_config(tmp_path, "moon", rounds=1)).directory
+    mine = [run / "checkpoint" / "best.safetensors", run / "checkpoint" / "notes.txt", run / "clients" / "000000" / "x"]
+    for path in mine:
+        path.write_text("mine")
+    assert fedcore.resume(run, changes={"rounds": 4}).summary["rounds"] == 4
+    assert [path.read_text() for path in mine] == ["mine"] * 3
+    assert len(list((run / "checkpoint").glob("0*"))) == 2
