@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from fedcore import RunDirectoryError
 from fedcore.base.files import TEMPORARY, refuse_links, storing
 from fedcore_study.runs.overview import Overview, Warn, checkpoints, read_overview, read_rounds
@@ -150,6 +148,8 @@ def _require_results(run: Overview) -> None:
 
     :raises RunDirectoryError: names what is missing or damaged.
     """
+    from safetensors import SafetensorError, safe_open  # here: lists and helps do without it
+
     done = read_rounds(run.path).done
     if done != run.done:
         raise RunDirectoryError(f"metrics.jsonl records {done} rounds of {run.done}")
