@@ -29,7 +29,7 @@ def project(request):
     """A folder with a pyproject.toml, its contents, and its package's folder."""
     folder = request.param
     described = tomllib.loads((folder / "pyproject.toml").read_text())
-    (package,) = described["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    package, *_ = described["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     return folder, described["project"], folder / package
 
 
@@ -49,12 +49,14 @@ every_plugin = pytest.mark.parametrize("project", PLUGINS, indirect=True, ids=la
 
 @every_project
 def test_a_wheel_holds_the_whole_package_and_nothing_else(project, wheel):
-    _, _, package = project
+    folder, _, package = project
     source = {
         f"{package.name}/{path.relative_to(package).as_posix()}": path
         for path in package.rglob("*")
         if path.is_file() and not set(path.parts) & set(COMPILED)
     }
+    if folder == ROOT:
+        source |= {name: ROOT / name for name in ("fedcore_fl.py", "fedcore_fl.pth")}
     archive, _ = wheel
     packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == set(source)
@@ -136,5 +138,6 @@ def test_sdists_hold_tests_and_licence_and_nothing_that_was_made(dist):
         names = {member.name.partition("/")[2] for member in members}
         assert {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"} <= names, path.name
         assert any(name.startswith("tests/test_") or "/test_" in name for name in names), path.name
+        assert not [name for name in names if name.startswith(("plugins/", "shared/"))], path.name
         made = re.compile(r"^runs/|(^|/)(\.venv|dist|site|build|\.\w+_cache|__pycache__)/|\.egg-info|\.pyc$")
         assert not [name for name in names if made.search(name)], path.name
