@@ -64,6 +64,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/hadolint Dockerfile
+	$(BIN)/actionlint -shellcheck= -pyflakes=
 	$(BIN)/python tools/measures.py --most
 	$(BIN)/python -m pytest -q tests/documentation/test_docs.py -k 'links_lead or pages_show or modules_that'
 
