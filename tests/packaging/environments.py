@@ -97,17 +97,18 @@ class Environment:
         self.pip("install", "--quiet", "--no-index", "--find-links", index, *needed)
 
     def _run(self, command, code):
-        hidden = ("PYTHON", "FEDCORE", "VIRTUAL_ENV")
+        hidden = ("PYTHON", "FEDCORE", "VIRTUAL_ENV", "PIP_")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-        environment |= {"NO_COLOR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        # No other place of wheels, which pip's configuration may name.
+        environment |= {"NO_COLOR": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         done = subprocess.run(command, cwd=self.empty, env=environment, capture_output=True, text=True)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout if code == 0 else done.stderr
 
-    def ours(self) -> dict[str, str]:
-        """Return the names and versions of the installed distributions that are called fedcore, or begin so."""
-        listed = json.loads(self.pip("list", "--format", "json"))
-        return {row["name"]: row["version"] for row in listed if row["name"].startswith("fedcore")}
+    def ours(self) -> set[str]:
+        """Return the names of the installed distributions that are called fedcore, or begin so."""
+        names = {row["name"] for row in json.loads(self.pip("list", "--format", "json"))}
+        return {name for name in names if name.startswith("fedcore")}
 
     def train(self, out, *arguments):
         """Train on digits, and return the summary."""

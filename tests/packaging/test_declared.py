@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from functools import cache
@@ -86,6 +87,24 @@ def test_a_method_requires_no_library_of_weight(folder):
         assert {need for need in needs if not need.startswith("fedcore")} == own.get(folder.name, set())
     elif folder.name != "fedcore-zoo":
         assert not {"torch", "torchvision"} & needs
+
+
+@pytest.mark.parametrize("folder", [ROOT, *PLUGINS], ids=lambda path: path.name)
+def test_nobody_is_told_to_install_the_other_project_s_fedcore(folder):
+    assert "fedcore" not in declared(read(folder))
+    files = [path for path in folder.iterdir() if path.is_file()] if folder == ROOT else folder.rglob("*")
+    if folder == ROOT:
+        files += [
+            path for name in ("docs", "examples", "fedcore", "tools", ".github") for path in (ROOT / name).rglob("*")
+        ]
+    bare = re.compile(r"pip install[^\n|`]*[ '\"]fedcore(?![\w./-])")
+    told = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in files
+        if path.suffix in {".md", ".py", ".ipynb", ".toml", ".tmpl", ".yml", ""} and path.is_file()
+        for match in bare.finditer(path.read_text(encoding="utf-8", errors="ignore"))
+    ]
+    assert not told
 
 
 def test_fedcore_brings_what_packages_have_from_it():
