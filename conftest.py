@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import os
@@ -14,6 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+with contextlib.suppress(ImportError):  # not every environment of a package has it
+    from hypothesis import HealthCheck, settings
+
+    # Its limits of time fail on a busy machine.
+    settings.register_profile("fedcore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("fedcore")
 
 if TYPE_CHECKING:
     from typer.testing import Result
