@@ -102,7 +102,7 @@ def test_the_table_trains_from_the_command_line(tmp_path):
     from fedcore.runs.directory import RunDirectory
 
     summary = RunDirectory(tmp_path / "run").read_summary()
-    assert summary["metrics"]["global"]["accuracy"] > 0.9  # always saying "benign" gives 0.63
+    assert summary["metrics"]["global"]["accuracy"] > 0.8  # always saying "benign" gives 0.63
 
 
 @pytest.mark.parametrize(
