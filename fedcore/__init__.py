@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fedcore.base.types import ClientUpdate as ClientUpdate
     from fedcore.base.types import Loss as Loss
     from fedcore.base.types import Tensors as Tensors
-    from fedcore.client.setup import Setup as Setup
     from fedcore.hooks.contexts import ClientContext as ClientContext
+    from fedcore.hooks.contexts import RunSetup as RunSetup
     from fedcore.hooks.contexts import ServerContext as ServerContext
     from fedcore.hooks.contexts import Step as Step
     from fedcore.hooks.hookspecs import hookimpl as hookimpl
@@ -76,7 +76,7 @@ _HOMES = {
     "RunConfig": "base.config",
     "RunDirectoryError": "base.errors",
     "RunResult": "runs.result",
-    "Setup": "client.setup",
+    "RunSetup": "hooks.contexts",
     "ServerContext": "hooks.contexts",
     "SplitModel": "models.split",
     "Step": "hooks.contexts",

@@ -17,6 +17,7 @@ from fedcore.base.seeding import random_stream
 from fedcore.base.tensors import digest_of, out_of_range
 from fedcore.data import Dataset, PublicSamples
 from fedcore.hooks.checks import whole_numbers
+from fedcore.hooks.contexts import RunSetup
 from fedcore.hooks.declarations import TABLE, require_hooks
 from fedcore.hooks.plugin import Plugin, patterns_of
 from fedcore.hooks.plugins import PluginSet, match
@@ -95,7 +96,8 @@ class Setup:
         for plugin in plugins:
             _check_needs(setup, plugin)
         _check_concurrency(setup)
-        plugins.call_all("check_run", setup=setup)
+        seen: RunSetup = setup
+        plugins.call_all("check_run", setup=seen)
         return setup
 
     @cached_property

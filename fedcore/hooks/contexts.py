@@ -5,7 +5,7 @@ The classes are protocols. A unit test of a plugin may pass any object that has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from fedcore.base.config import RunConfig
     from fedcore.base.plugin_state import State
     from fedcore.data import PublicSamples
-    from fedcore.models import Outputs, SplitModel
+    from fedcore.hooks.plugin import Plugin
+    from fedcore.models import Layout, ModelTask, Outputs, SplitModel
 
 
 class View:
@@ -37,6 +38,76 @@ class View:
             found = f"sets {self._argument}.{name}, which would change nothing"
             raise PluginContractError.of(self._plugin, found, hint=self._instead)
         super().__setattr__(name, value)
+
+
+class RunPlugins(Protocol):
+    """The plugins of a run. Iterating over them leaves out the built-in plugin."""
+
+    def __iter__(self) -> Iterator[Plugin]: ...
+
+    def __getitem__(self, name: str) -> Plugin: ...
+
+    def implementers(self, hook: str) -> list[Plugin]:
+        """Return the user's plugins that implement a hook, in the order of its calls."""
+
+    def reads(self, model: str) -> bool:
+        """Return whether any plugin declares that it reads the frozen ``model``."""
+
+    def require_unfrozen_steps(self, plugin_name: str) -> None:
+        """Refuse other plugins that count a client's steps, for a plugin that freezes parameters in some epochs."""
+
+
+class RunSetup(Protocol):
+    """The set-up of a run on one side, server or client, as ``check_run`` sees it. All of it is read-only."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration."""
+
+    @property
+    def plugins(self) -> RunPlugins:
+        """All plugins of the run; ``plugins.implementers("gradients")`` lists those that implement a hook."""
+
+    @property
+    def model(self) -> SplitModel:
+        """The initial model, as all plugins configured it."""
+
+    @property
+    def task(self) -> ModelTask:
+        """The number of classes, the shape of an input and the seed."""
+
+    @property
+    def layout(self) -> Layout:
+        """The model's names, in ``layout.shared``, ``personal``, ``fixed``, ``trainable`` and ``buffers``."""
+
+    @property
+    def public(self) -> PublicSamples | None:
+        """The public samples of ``--public``; None without this option."""
+
+    def keeper_of(self, names: Collection[str]) -> str | None:
+        """Return the first plugin that keeps any of some names on the clients; None if no plugin does."""
+
+    def require_shared(self, plugin: str) -> None:
+        """Refuse a plugin that works on trained shared parameters if all of them stay on the clients.
+
+        :raises PluginConflictError: names the plugin that keeps the parameters on the clients.
+        """
+
+    def require_received_start(self, plugin_name: str) -> None:
+        """Refuse other plugins that let clients start from other shared values than the received ones.
+
+        For ``check_run`` of a plugin that compares a client's model with the received one.
+
+        :raises PluginConflictError: names both.
+        """
+
+    def claimed(self, plugin: Plugin, declaration: str, *, personal: bool = False) -> list[str]:
+        """Return the names that a plugin ``owns``, ``starts``, ``exchanges``, ``corrects`` or ``encodes``.
+
+        Parameters that are not trained are left out.
+
+        :param personal: include names that stay on the clients.
+        """
 
 
 class ClientContext(Protocol):

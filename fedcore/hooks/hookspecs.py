@@ -63,10 +63,9 @@ import pluggy
 from torch import Tensor, nn
 
 from fedcore.base.types import ClientUpdate, Loss
-from fedcore.hooks.contexts import ClientContext, ServerContext, Step
+from fedcore.hooks.contexts import ClientContext, RunSetup, ServerContext, Step
 
 if TYPE_CHECKING:
-    from fedcore.client.setup import Setup
     from fedcore.data import ClientData
     from fedcore.models import ModelTask, SplitModel
 
@@ -105,7 +104,7 @@ def personal_parameters(model: SplitModel) -> Sequence[str] | None:
 
 
 @hookspec
-def check_run(setup: Setup) -> None:
+def check_run(setup: RunSetup) -> None:
     """Refuse a run in which this plugin cannot keep its guarantee (differential privacy, for example).
 
     When: once model and layout are known, on the server and wherever clients run. On the server a new run has written

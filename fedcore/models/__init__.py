@@ -7,6 +7,7 @@ tensors, the factory declares them: ``factory.takes = ("graphs",)``.
 """
 
 from fedcore.models.build import build_model, require_takes
+from fedcore.models.layout import Layout
 from fedcore.models.mlp import mlp
 from fedcore.models.placement import Placement, forward_chunk, resolve_device
 from fedcore.models.split import ModelTask as ModelTask
@@ -14,6 +15,7 @@ from fedcore.models.split import Outputs, frozen_modules, has_batch_norm, smalle
 from fedcore.models.split import SplitModel as SplitModel
 
 __all__ = [
+    "Layout",
     "Outputs",
     "Placement",
     "build_model",

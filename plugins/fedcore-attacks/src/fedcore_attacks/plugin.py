@@ -19,8 +19,8 @@ from fedcore import (
     PluginConflictError,
     PluginOptions,
     RunConfig,
+    RunSetup,
     ServerContext,
-    Setup,
     Tensors,
     generator,
     hookimpl,
@@ -128,7 +128,7 @@ class Attack(Plugin[AttackOptions]):
         self.own_updates_only = not counts_all and options.kind not in OMNISCIENT
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse ids and classes that do not fit, and attacks on models that do not travel in plain form.
 
         Warn of a payload attack without a method that sends a payload or asks clients.

@@ -14,8 +14,8 @@ from fedcore import (
     ClientUpdate,
     Plugin,
     PluginOptions,
+    RunSetup,
     ServerContext,
-    Setup,
     check_tensors,
     hookimpl,
 )
@@ -28,7 +28,7 @@ class _Compressor(Plugin):
     encodes = ("*",)
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse clients that start from another model than w_t."""
         setup.require_received_start(self.name)
 

@@ -17,8 +17,8 @@ from fedcore import (
     Plugin,
     PluginConflictError,
     PluginOptions,
+    RunSetup,
     ServerContext,
-    Setup,
     SplitModel,
     Tensors,
     check_tensors,
@@ -69,7 +69,7 @@ class Diagnostics(Plugin[DiagnosticsOptions]):
             self.reads = ("public",)
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse changed class counts, parts that stay on the clients, and public labels of other classes."""
         refuse_changed_counts(setup, self.name)
         if setup.public and "public" in self.reads and int(setup.public.labels.max()) >= setup.task.num_classes:

@@ -16,8 +16,8 @@ from fedcore import (
     ConfigError,
     Plugin,
     RunConfig,
+    RunSetup,
     ServerContext,
-    Setup,
     hookimpl,
 )
 from fedcore_dp.accountant import privacy_report, spent_by
@@ -75,7 +75,7 @@ class CentralDP(Plugin[CentralDPOptions]):
     assumes = ("one-model",)
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse a run in which clients share nothing that they train.
 
         With noise refuse also shared buffers, a chosen round, and plugins that see more of single clients than the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedcore import ConfigError, PluginConflictError, Setup
+from fedcore import ConfigError, PluginConflictError, RunSetup
 
 LEAVES_CLIENTS = {
     "mid_local_epoch": "sends parts of single clients' models in mid-epoch, without noise",
@@ -21,7 +21,7 @@ SEEN_ON_THE_SERVER = {
 """Hook -> what it uses on the server beside the noised mean; with ``local-dp`` that is noised already."""
 
 
-def refuse_shared_buffers(setup: Setup, name: str) -> None:
+def refuse_shared_buffers(setup: RunSetup, name: str) -> None:
     """Refuse a model whose buffers travel: running means and variances are data, and no noise is added to them.
 
     :raises ConfigError: says which buffer, and what to do.
@@ -35,7 +35,7 @@ def refuse_shared_buffers(setup: Setup, name: str) -> None:
         )
 
 
-def refuse_chosen_rounds(setup: Setup, name: str) -> None:
+def refuse_chosen_rounds(setup: RunSetup, name: str) -> None:
     """Refuse to let a round be chosen by the clients' held-out samples: no noise is added to their figures.
 
     :raises ConfigError: what to do in its place.
@@ -52,7 +52,7 @@ def refuse_chosen_rounds(setup: Setup, name: str) -> None:
             )
 
 
-def refuse_hooks(setup: Setup, name: str, hooks: Mapping[str, str]) -> None:
+def refuse_hooks(setup: RunSetup, name: str, hooks: Mapping[str, str]) -> None:
     """Refuse every other plugin that implements one of some hooks.
 
     :param hooks: hook -> what it does that the noise does not cover.
@@ -68,7 +68,7 @@ def refuse_hooks(setup: Setup, name: str, hooks: Mapping[str, str]) -> None:
                 raise PluginConflictError.of(name, other.name, f"{other.name!r} implements {hook}, which {reason}")
 
 
-def refuse_questions(setup: Setup, name: str) -> None:
+def refuse_questions(setup: RunSetup, name: str) -> None:
     """Refuse every plugin that can ask clients, whatever its options: no noise is added to what they answer.
 
     :raises PluginConflictError: names both plugins and the question.
@@ -79,7 +79,7 @@ def refuse_questions(setup: Setup, name: str) -> None:
             raise PluginConflictError.of(name, other.name, reason)
 
 
-def refuse_step_readers(setup: Setup, name: str) -> None:
+def refuse_step_readers(setup: RunSetup, name: str) -> None:
     """Refuse every plugin whose server scales by the clients' numbers of steps: they are sent as 1.
 
     :raises PluginConflictError: names both plugins.
@@ -90,7 +90,7 @@ def refuse_step_readers(setup: Setup, name: str) -> None:
             raise PluginConflictError.of(name, other.name, reason)
 
 
-def refuse_earlier_step(setup: Setup, name: str) -> None:
+def refuse_earlier_step(setup: RunSetup, name: str) -> None:
     """Refuse a plugin that steps on the server before the one that adds the noise.
 
     :raises PluginConflictError: with the order that works.

@@ -18,8 +18,8 @@ from fedcore import (
     Plugin,
     PluginConflictError,
     RunConfig,
+    RunSetup,
     ServerContext,
-    Setup,
     Step,
     hookimpl,
 )
@@ -65,7 +65,7 @@ class ExampleDP(Plugin[ExampleDPOptions]):
     """
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse models that mix samples, and plugins that see more of them than the noised gradients."""
         _refuse_batch_norm(setup, self.name)
         if self.options.private:
@@ -79,7 +79,7 @@ class ExampleDP(Plugin[ExampleDPOptions]):
         elif self.options.sampling == "poisson":
             raise ConfigError(f"plugin {self.name!r}: sampling=poisson draws samples for passes=one only")
 
-    def _require_plain_steps(self, setup: Setup) -> None:
+    def _require_plain_steps(self, setup: RunSetup) -> None:
         """Refuse what one pass for all samples of a batch cannot compute."""
         each = f"Use {self.name}.passes=each, which takes a pass for each sample."
         for hook in ("task_loss", "local_loss"):
@@ -212,7 +212,7 @@ def worst(spent: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
     return found
 
 
-def _refuse_batch_norm(setup: Setup, name: str) -> None:
+def _refuse_batch_norm(setup: RunSetup, name: str) -> None:
     """Refuse BatchNorm that trains: a sample's gradient would depend on the others.
 
     :raises ConfigError: says which module, and what to do.

@@ -16,8 +16,8 @@ from fedcore import (
     ClientUpdate,
     Plugin,
     PluginContractError,
+    RunSetup,
     ServerContext,
-    Setup,
     hookimpl,
 )
 from fedcore_dp.accountant import count_cohort, privacy_report, spent_by
@@ -60,7 +60,7 @@ class LocalDP(Plugin[LocalDPOptions]):
     neutral = {"clip": 1e300, "payload_clip": 1e300, "noise_multiplier": 0.0}
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse shared buffers, a chosen round, and plugins whose clients send something past ``pre_upload``.
 
         Also without noise, refuse clients that start from another model than w_t.

@@ -7,7 +7,7 @@ import warnings
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcore import Plugin, Setup, SplitModel, hookimpl
+from fedcore import Plugin, RunSetup, SplitModel, hookimpl
 
 __all__ = ["FedBN", "NoBatchNormWarning", "batch_norm_names"]
 
@@ -29,7 +29,7 @@ class FedBN(Plugin):
         return batch_norm_names(model)
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Warn of a model without BatchNorm."""
         if not batch_norm_names(setup.model):
             warnings.warn(

@@ -17,8 +17,8 @@ from fedcore import (
     ModelTask,
     Plugin,
     PluginConflictError,
+    RunSetup,
     ServerContext,
-    Setup,
     SplitModel,
     Step,
     check_tensors,
@@ -245,7 +245,7 @@ class FedCD(Plugin[FedCDOptions]):
     # --- server --------------------------------------------------------------------------------------------
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse ``bound_moves`` next to a plugin that changes all that clients send (local-dp)."""
         for other in setup.plugins.implementers("guard_upload") if self.options.bound_moves else ():
             reason = f"{other.name!r} changes prototypes by more than training does. Use --set fedcd.bound_moves=false"

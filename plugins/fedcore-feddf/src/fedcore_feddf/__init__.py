@@ -14,8 +14,8 @@ from fedcore import (
     Plugin,
     PluginConflictError,
     PluginOptions,
+    RunSetup,
     ServerContext,
-    Setup,
     SplitModel,
     hookimpl,
 )
@@ -47,7 +47,7 @@ class FedDF(Plugin[FedDFOptions]):
     reads = ("public",)
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse models of which parts stay on the clients: the ensemble's members must be whole."""
         if keeper := setup.keeper_of(setup.layout.personal):
             reason = f"{self.name!r} needs whole models on the server, but {keeper!r} keeps parts on the clients"

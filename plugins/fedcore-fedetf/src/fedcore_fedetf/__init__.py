@@ -15,7 +15,7 @@ from fedcore import (
     Plugin,
     PluginConflictError,
     PluginOptions,
-    Setup,
+    RunSetup,
     SplitModel,
     Step,
     hookimpl,
@@ -71,7 +71,7 @@ class FedETF(Plugin[FedETFOptions]):
         model.feature_dim = width
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse a plugin that corrects the classifier (CCVR, USCC) or combines the clients' own ones (FedPAC)."""
         for other in setup.plugins:
             corrected = setup.claimed(other, "corrects")

@@ -18,8 +18,8 @@ from fedcore import (
     Plugin,
     PluginConflictError,
     PluginOptions,
+    RunSetup,
     ServerContext,
-    Setup,
     Step,
     Tensors,
     check_tensors,
@@ -69,7 +69,7 @@ class FedGen(Plugin[FedGenOptions]):
         return bool(self.options.alpha or self.options.beta)
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse classifiers that stay on the clients, with which the generator is trained, and changed counts."""
         refuse_changed_counts(setup, self.name)
         if keeper := setup.keeper_of([name for name in setup.layout.personal if name.startswith(HEAD)]):

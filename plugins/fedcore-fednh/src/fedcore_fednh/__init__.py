@@ -16,8 +16,8 @@ from fedcore import (
     ModelTask,
     Plugin,
     PluginOptions,
+    RunSetup,
     ServerContext,
-    Setup,
     SplitModel,
     Tensors,
     hookimpl,
@@ -77,7 +77,7 @@ class FedNH(Plugin[FedNHOptions]):
         model.classifier = PrototypeClassifier(prototypes, self.options.scale, self.options.learn_scale)
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse changed counts: they weigh the prototypes."""
         refuse_changed_counts(setup, self.name)
 

@@ -15,8 +15,8 @@ from fedcore import (
     Loss,
     Plugin,
     PluginOptions,
+    RunSetup,
     ServerContext,
-    Setup,
     SplitModel,
     Step,
     Tensors,
@@ -81,7 +81,7 @@ class FedPAC(Plugin[FedPACOptions]):
         self.parts = () if options.head_lr is None else (HeadRate,)
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse methods that count steps, of which each part takes fewer; warn of an encoder that nobody trains."""
         refuse_changed_counts(setup, self.name)
         setup.plugins.require_unfrozen_steps(self.name)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from fedcore import ClientContext, Plugin, PluginConflictError, PluginOptions, Setup, SplitModel, hookimpl
+from fedcore import ClientContext, Plugin, PluginConflictError, PluginOptions, RunSetup, SplitModel, hookimpl
 from fedcore_fedrep.fedrep import FedRep
 
 
@@ -34,7 +34,7 @@ class FedBABU(Plugin[FedBABUOptions]):
     assumes = ("cross-entropy",)  # a client's own model is tuned by it
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse a plugin by which the body is frozen, too, in some epochs: nothing would be left to train."""
         for plugin in setup.plugins:
             if isinstance(plugin, FedRep):

@@ -6,7 +6,7 @@ import warnings
 
 from pydantic import Field
 
-from fedcore import ClientContext, Plugin, PluginOptions, Setup, hookimpl
+from fedcore import ClientContext, Plugin, PluginOptions, RunSetup, hookimpl
 
 HEAD, REPRESENTATION = ("classifier.*",), ("encoder.*",)
 
@@ -34,7 +34,7 @@ class FedRep(Plugin[FedRepOptions]):
     """
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse methods that count steps, of which each part of the model takes fewer; warn of untrained heads."""
         setup.plugins.require_unfrozen_steps(self.name)
         (unit, work), last = setup.config.local_work, self.options.representation_epochs

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedcore import ConfigError, FedcoreError, RunConfig, RunResult, Setup
+from fedcore import ConfigError, FedcoreError, RunConfig, RunResult
 from fedcore.base.config import public_share
 from fedcore.base.process import one_thread
+from fedcore.client.setup import Setup
 from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines import ClientFailure
 from fedcore.runs.directory import RunDirectory

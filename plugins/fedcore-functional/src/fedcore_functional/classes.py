@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcore import PluginConflictError, Setup
+from fedcore import PluginConflictError, RunSetup
 from fedcore_functional.arithmetic import matmul, membership
 
 
@@ -121,7 +121,7 @@ def check_counts(counts: Tensor, samples: int, *, least: int = 0, complete: bool
         raise ValueError(f"'counts' add up to {sum(numbers)}, expected {most}the client's {samples} training samples")
 
 
-def refuse_changed_counts(setup: Setup, plugin: str) -> None:
+def refuse_changed_counts(setup: RunSetup, plugin: str) -> None:
     """Refuse a plugin that changes whatever a client sends (local-dp) next to one that needs exact class counts.
 
     For ``check_run`` of a plugin whose counts have to add up to the client's samples (:func:`check_counts`).

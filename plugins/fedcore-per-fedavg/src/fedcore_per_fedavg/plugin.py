@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientContext, ConfigError, Plugin, PluginOptions, Setup, SplitModel, Step, hookimpl
+from fedcore import ClientContext, ConfigError, Plugin, PluginOptions, RunSetup, SplitModel, Step, hookimpl
 from fedcore_per_fedavg import equations as eq
 
 
@@ -44,7 +44,7 @@ class PerFedAvg(Plugin[PerFedAvgOptions]):
     assumes = ("cross-entropy",)  # a client's own model is adapted by it
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse the difference of two gradients in an arithmetic that does not resolve it."""
         if self.options.variant == "hf" and self.options.alpha > 0 and setup.config.precision != "float32":
             raise ConfigError(

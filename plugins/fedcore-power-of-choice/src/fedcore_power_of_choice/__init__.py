@@ -15,8 +15,8 @@ from fedcore import (
     ConfigError,
     Plugin,
     PluginOptions,
+    RunSetup,
     ServerContext,
-    Setup,
     check_tensors,
     hookimpl,
     question,
@@ -70,7 +70,7 @@ class PowerOfChoice(Plugin[PowerOfChoiceOptions]):
     assumes = ("one-model",)
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse fewer candidates than a cohort has clients."""
         wanted, m, clients = self.options.candidates, setup.config.cohort_size, setup.config.training_clients
         if wanted is not None and not m <= wanted <= clients:

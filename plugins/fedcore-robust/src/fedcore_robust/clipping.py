@@ -8,7 +8,7 @@ from dataclasses import replace
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientUpdate, Plugin, PluginOptions, ServerContext, Setup, hookimpl
+from fedcore import ClientUpdate, Plugin, PluginOptions, RunSetup, ServerContext, hookimpl
 from fedcore_robust.equations import clip_factor
 
 
@@ -29,7 +29,7 @@ class NormClip(Plugin[NormClipOptions]):
     assumes = ("one-model",)
 
     @hookimpl
-    def check_run(self, setup: Setup) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse a run in which clients share nothing that they train."""
         setup.require_shared(self.name)
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore import FedcoreError, RunResult, Setup
+from fedcore import FedcoreError, RunResult
 from fedcore.base import registry
 from fedcore.base.process import one_thread
 from fedcore.base.tensors import clone
 from fedcore.client.messages import ClientFailure, ClientSite, ClientTask, Engine, FailureKind, Outcome, Reply
+from fedcore.client.setup import Setup
 from fedcore.client.store import RemoteClientStore
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.scope import Federation, ServerScope

@@ -16,11 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedcore import Interrupted, RunConfig, RunResult, Setup, Tensors, resume, run
+from fedcore import Interrupted, RunConfig, RunResult, Tensors, resume, run
 from fedcore.base import registry
 from fedcore.base.process import environment
 from fedcore.base.serial import read_tensors
 from fedcore.client.messages import ClientSite, Engine
+from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.hooks.checks import create_plugin
 from fedcore.runs.directory import RunDirectory
