@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedcore.client import runtime
-from fedcore.engines.lanes import LanesEngine
+import fedcore_accelerate
+from fedcore_accelerate import graphs
 from fedcore_testing import federate, forbid_host_sync
 
 
@@ -104,21 +104,16 @@ def _redo(func, args, kwargs, out):
 def captured_on_cpu(monkeypatch, recorder):
     """Capture training steps in a block, with this recorder."""
     with monkeypatch.context() as patch:
-        patch.setattr(runtime, "captures", lambda *given: True)
-        patch.setattr(runtime, "CudaRecorder", lambda device: recorder)
+        for module in (fedcore_accelerate, graphs):
+            patch.setattr(module, "captures", lambda *given: True)
+        patch.setattr(graphs, "CudaRecorder", lambda device: recorder)
         yield
 
 
 def side_by_side(folder, monkeypatch, *plugins, lanes=3, recorder=None, **options):
     """Run in lanes and one client after the other; returns both results and the recorder."""
-    recorder, engines = recorder or CpuRecorder(), []
-
-    def engine(spec):
-        engines.append(LanesEngine(spec, lanes))
-        return engines[-1]
-
+    recorder = recorder or CpuRecorder()
     plain = federate(folder, *plugins, **options)
     with captured_on_cpu(monkeypatch, recorder):
-        found = federate(folder, *plugins, engine=engine, **options)
-    assert engines[0].workers == lanes
+        found = federate(folder, *plugins, **{**options, "lanes": lanes})
     return found, plain, recorder

@@ -39,6 +39,7 @@ GROUPS = {
     "metric": "fedcore.metrics",
     "metric prefix": "fedcore.metric_prefixes",
     "engine": "fedcore.engines",
+    "runner": "fedcore.runners",
     "tracker": "fedcore.trackers",
     "tracking": "fedcore.tracking",
     "preset": "fedcore.presets",

@@ -163,7 +163,14 @@ class Batch:
     number: int
     """The batch's number in the epoch, from 0."""
     picked: Picked
+    last: bool = False
+    """Whether the epoch's last step is on this batch."""
     _frozen: dict[str, Outputs | None] = field(default_factory=dict, init=False)
+
+    @property
+    def epoch_seed(self) -> int:
+        """The seed of the random numbers of the batch's epoch, such as dropout's."""
+        return self.session.epoch_seed(self.epoch)
 
     @cached_property
     def x(self) -> Any:

@@ -1,59 +1,31 @@
 """Local training: the loop over local epochs and batches, and one optimizer step.
 
-Every method trains through :func:`train`. Methods differ in the hooks that a step calls.
+Every method trains through :func:`epochs_of`. Methods differ in the hooks that a step calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import PluginContractError
-from fedcore.base.seeding import RandomStream, random_stream
 from fedcore.client.context import Batch, BatchStep
 from fedcore.client.objective import SecondPass, change_gradients, objective, random_state, require_gradient
 from fedcore.client.session import LocalSession
 from fedcore.models import Outputs
 
 
-def train(session: LocalSession, epochs: Iterable[int], take_step: Callable[[Batch], None]) -> None:
-    """Train one client for some local epochs. The model is in eval mode afterwards.
+def epochs_of(session: LocalSession, epochs: Iterable[int]) -> Generator[Batch, None, None]:
+    """Yield the batches of some local epochs. The caller takes the step on each before it asks for the next one.
 
-    :param take_step: takes the optimizer step on a batch. This is the one seam for speed: :func:`take_step` runs a
-        step, ``captured_steps`` replays a CUDA graph.
+    The model is in eval mode afterwards.
     """
     for epoch in epochs:
         session.begin_epoch(epoch)
-        with random_stream(session.epoch_seed(epoch), session.working.device):
-            for batch in batches(session, epoch):
-                take_step(batch)
-    session.end_epochs()
-
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """An optimizer step that waits to be taken, in a lane or in a stack."""
-
-    batch: Batch
-    stream: RandomStream
-    """The random numbers of the epoch."""
-
-
-def planned(session: LocalSession, epochs: Iterable[int]) -> Iterator[PlannedStep]:
-    """Yield the steps of local epochs. The caller takes each step before it asks for the next one.
-
-    This is :func:`train`, turned inside out. Several clients train in turn, so each has random numbers of its own,
-    which wait between its steps.
-    """
-    for epoch in epochs:
-        session.begin_epoch(epoch)
-        stream = RandomStream(session.epoch_seed(epoch), session.working.device)
-        for batch in batches(session, epoch):
-            yield PlannedStep(batch, stream)
+        yield from batches(session, epoch)
     session.end_epochs()
 
 
@@ -65,12 +37,13 @@ def batches(session: LocalSession, epoch: int) -> Iterator[Batch]:
     data, work = session.data, session.work
     order = torch.randperm(len(data), generator=session.generator(f"shuffle/{epoch}"))
     augment = partial(session.generator, f"augment/{epoch}")
-    for number, picked in enumerate(data.batches(order, session.config.batch_size, augment)):
-        if session.steps == work.most_steps:
-            return
-        if len(picked.positions) >= work.smallest_batch:
-            yield Batch(session, epoch, number, picked)
-            session.steps += 1
+    drawn = enumerate(data.batches(order, session.config.batch_size, augment))
+    trained = [(number, picked) for number, picked in drawn if len(picked.positions) >= work.smallest_batch]
+    if work.most_steps is not None:
+        del trained[work.most_steps - session.steps :]
+    for number, picked in trained:
+        yield Batch(session, epoch, number, picked, last=number == trained[-1][0])
+        session.steps += 1
 
 
 GRAPH_FAULTS = {

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +21,9 @@ from fedcore.base.plugin_state import States
 from fedcore.base.seeding import random_stream
 from fedcore.base.tensors import flatten, on_cpu, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
-from fedcore.client.captured_steps import StepGraphs, captures
 from fedcore.client.context import context_of
 from fedcore.client.evaluation import evaluate_client, own_model
-from fedcore.client.loop import PlannedStep, planned, take_step, train
+from fedcore.client.loop import epochs_of, take_step
 from fedcore.client.messages import (
     ClientFailure,
     ClientSite,
@@ -36,7 +35,7 @@ from fedcore.client.messages import (
     Reply,
     SharedPayload,
 )
-from fedcore.client.recorder import CudaRecorder
+from fedcore.client.runner import Training, drain, runner_of
 from fedcore.client.session import LocalSession, LocalWork
 from fedcore.client.setup import Setup, with_model
 from fedcore.client.store import ClientStore
@@ -44,6 +43,7 @@ from fedcore.client.working_model import WorkingModel
 from fedcore.data.assign import validation_split
 from fedcore.data.client_data import ClientData
 from fedcore.hooks.plugin import Plugin
+from fedcore.models.split import copied
 
 CORE = "fedcore"
 """The core's namespace in a client's state, next to the plugins' namespaces: the models that are kept for the client.
@@ -62,12 +62,9 @@ class Failed(Exception):
 
 
 class ClientRuntime:
-    """Turns tasks into results, with one working model that is reused from client to client.
+    """Turns tasks into results, with working models that are reused from client to client."""
 
-    :param recorder: records training steps, if they are captured; default a new recorder.
-    """
-
-    def __init__(self, site: ClientSite, recorder: CudaRecorder | None = None) -> None:
+    def __init__(self, site: ClientSite) -> None:
         self.config, self.partition = site.config, site.partition
         self.setup = Setup.build(self.config, site.dataset)
         self.placement = self.setup.placement
@@ -75,14 +72,17 @@ class ClientRuntime:
         if device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = self.config.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
-        captured = captures(self.config, device, self.dataset)
-        self.graphs = StepGraphs(recorder or CudaRecorder(device)) if captured else None
-        self.working = WorkingModel(self.setup, captured=captured)
+        self.runner = runner_of(self.config, self.dataset)
+        self._initial = copied(self.setup.model) if self.runner.together > 1 else None
+        """The initial model, for further working models."""
+        self.working = WorkingModel(self.setup, self.runner.memory())
         self.store = ClientStore(site.state_dir)
         self._sessions: dict[str, LocalSession] = {}
+        self._slots = [self]
+        """A runtime for each client that trains at the same time."""
         site = replace(site, dataset=self.dataset)
         self.others = {
-            name: ClientRuntime(replace(site, config=with_model(self.config, name)), recorder)
+            name: ClientRuntime(replace(site, config=with_model(self.config, name)))
             for name in self.config.client_models
             if name != self.config.model
         }
@@ -93,69 +93,81 @@ class ClientRuntime:
         return self.others.get(self.config.model_of(client), self)
 
     def handle(self, task: ClientTask, shared: SharedPayload | None) -> Outcome:
-        """Run one task. A failure of the client is an outcome.
+        """Run one task; see :meth:`handle_together`."""
+        return self.handle_together([task], shared)[0]
+
+    def handle_together(self, tasks: Sequence[ClientTask], shared: SharedPayload | None) -> list[Outcome]:
+        """Run tasks that came together; return their outcomes in the same order. A client's failure is an outcome.
 
         :raises FedcoreError: a contract or the run directory is broken, so that every other client would fail, too.
         """
-        runtime = self.of(task.client)
-        if runtime is not self:
-            return runtime.handle(task, shared)
-        with self.recording():
-            try:
-                if task.kind == "ask":
-                    return self._ask(task, shared)
-                if task.kind == "evaluate":
-                    return self._evaluate(task, shared)
-                with self.training(task, shared) as (session, epochs):
-                    train(session, epochs, self.graphs.take_step if self.graphs else take_step)
-                    return self.trained(task, session, epochs)
-            except Exception as error:
-                return self.failed(task, error)
+        # Neighbours should have like steps. Clients with and without a previous model do not.
+        order = sorted(range(len(tasks)), key=lambda number: tasks[number].version is None)
+        outcomes = self.runner.run(self._trainings([tasks[number] for number in order], shared))
+        by_number = dict(zip(order, outcomes, strict=True))
+        return [by_number[number] for number in range(len(tasks))]
 
-    def steps(self, task: ClientTask, shared: SharedPayload | None) -> Generator[PlannedStep, None, Outcome]:
-        """Work on a task as :meth:`handle` does, but yield the steps, as ``planned`` does: the caller takes them."""
-        if task.kind in ("ask", "evaluate") or self.others:
-            return self.handle(task, shared)
+    def _trainings(self, tasks: Iterable[ClientTask], shared: SharedPayload | None) -> Iterator[Training]:
+        """Yield the trainings of tasks, each with a working model that no unfinished one has."""
+        busy: set[int] = set()
+
+        def training(slot: int, task: ClientTask) -> Training:
+            try:
+                return (yield from self._slots[slot].of(task.client).training(task, shared))
+            finally:
+                busy.discard(slot)
+
+        for task in tasks:
+            slot = self._slot_of(task, busy)
+            busy.add(slot)
+            yield training(slot, task)
+
+    def _slot_of(self, task: ClientTask, busy: Collection[int]) -> int:
+        """Return where a task's training has its model: where it paused, else the first place that is free."""
+        session = self._sessions.get(task.session or "")
+        for slot, runtime in enumerate(self._slots):
+            if session is not None and runtime.working is session.working:
+                return slot
+        free = next(slot for slot in range(len(self._slots) + 1) if slot not in busy)
+        if free == len(self._slots):
+            self._slots.append(self._beside())
+        return free
+
+    def training(self, task: ClientTask, shared: SharedPayload | None) -> Training:
+        """Work on one task, in the form of a training. Only trainings have steps."""
         try:
-            with self.training(task, shared) as (session, epochs):
-                yield from planned(session, epochs)
-                return self.trained(task, session, epochs)
+            if task.kind == "ask":
+                return self._ask(task, shared)
+            if task.kind == "evaluate":
+                return self._evaluate(task, shared)
+            session = self._begun(task, shared) if task.kind == "fit_begin" else self._paused(task)
+            session.start_clock()
+            start = int(task.meta["epoch"]) if session.is_paused else 0
+            try:
+                if session.is_paused:
+                    session.resume(task.tensors)
+                else:
+                    begin_local(session)
+                    session.prepare_training()
+                stop = next((epoch for epoch in self.setup.breaks if epoch > start), session.work.epochs)
+                yield from epochs_of(session, range(start, stop))
+                return self.trained(task, session, stop)
+            finally:
+                if not session.is_paused:
+                    session.close()
         except Exception as error:
             return self.failed(task, error)
 
-    @contextmanager
-    def training(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[tuple[LocalSession, range]]:
-        """Begin a client's training or go on with it; yield its session and its local epochs up to the next pause.
-
-        The session ends with the block unless it pauses, also if the block raises.
-        """
-        session = self._begun(task, shared) if task.kind == "fit_begin" else self._paused(task)
-        session.start_clock()
-        start = int(task.meta["epoch"]) if session.is_paused else 0
-        try:
-            if session.is_paused:
-                session.resume(task.tensors)
-                if self.graphs:
-                    self.graphs.forget(session)
-            else:
-                begin_local(session)
-                session.prepare_training()
-            stop = next((epoch for epoch in self.setup.breaks if epoch > start), session.work.epochs)
-            yield session, range(start, stop)
-        finally:
-            if not session.is_paused:
-                self._end(session)
-
-    def trained(self, task: ClientTask, session: LocalSession, epochs: range) -> ClientUpdate | Pause:
-        """Return the outcome after these epochs: a pause, or the update if they were the last."""
-        if epochs.stop < session.work.epochs:
+    def trained(self, task: ClientTask, session: LocalSession, stop: int) -> ClientUpdate | Pause:
+        """Return the outcome at the start of the epoch ``stop``: a pause, or the update after the last epoch."""
+        if stop < session.work.epochs:
             _require_steps(session)
             assert task.session is not None
             self._sessions[task.session] = session
-            weights, plugins = session.pause(), self.setup.breaks[epochs.stop]
+            weights, plugins = session.pause(), self.setup.breaks[stop]
             names = {n for name in plugins for n in self.setup.claimed(self.setup.plugins[name], "exchanges")}
             session.stop_clock()
-            return Pause(epochs.stop, on_cpu({name: weights[name] for name in sorted(names)}))
+            return Pause(stop, on_cpu({name: weights[name] for name in sorted(names)}))
         self._sessions.pop(task.session or "", None)
         return self._finish(session)
 
@@ -166,25 +178,20 @@ class ClientRuntime:
         """
         if isinstance(error, FedcoreError) and not isinstance(error, PluginCallError):
             raise error
-        self._end(self._sessions.pop(task.session or "", None))
+        if (session := self._sessions.pop(task.session or "", None)) is not None:
+            session.close()
         if isinstance(error, Failed):
             return ClientFailure(error.kind, str(error))
         print_traceback()
         message = str(error) if isinstance(error, PluginCallError) else f"{type(error).__name__}: {error}"
         return ClientFailure("raised", message)
 
-    def beside(self) -> ClientRuntime:
+    def _beside(self) -> ClientRuntime:
         """Return a runtime for another client at the same time: with a working model of its own, it shares the rest."""
+        assert self._initial is not None
         other = copy.copy(self)
-        self.working.load({})  # buffers that are not saved get their first values
-        own = replace(self.setup, model=copy.deepcopy(self.setup.model))
-        other.working = WorkingModel(own, captured=False)
-        other.working.first_personal = self.working.first_personal  # the copied model may have been trained by now
+        other.working = WorkingModel(replace(self.setup, model=copied(self._initial)), self.runner.memory())
         return other
-
-    def recording(self) -> AbstractContextManager[None]:
-        """Run a block in which steps can be captured. All work on tasks needs this."""
-        return self.graphs.recorder.running() if self.graphs else nullcontext()
 
     def own_model(self, task: ClientTask, shared: SharedPayload | None) -> nn.Module:
         """Return a copy of the client's own model, as an evaluation by this task would use it; it is on the device."""
@@ -194,15 +201,13 @@ class ClientRuntime:
     def close(self) -> None:
         """End the trainings that still pause when the run is over."""
         while self._sessions:
-            self._end(self._sessions.popitem()[1])
+            self._sessions.popitem()[1].close()
         for other in self.others.values():
             other.close()
 
     def _begun(self, task: ClientTask, shared: SharedPayload | None) -> LocalSession:
         for key in [key for key, session in self._sessions.items() if session.round < task.round]:
-            self._end(self._sessions.pop(key))  # it paused in an earlier round, and the server gave it up
-        if self.graphs and shared is not None:
-            self.graphs.begin_round(task.round, shared.lr)
+            self._sessions.pop(key).close()  # it paused in an earlier round, and the server gave it up
         return self._session(task, shared)
 
     def _paused(self, task: ClientTask) -> LocalSession:
@@ -264,12 +269,6 @@ class ClientRuntime:
             changed = self.setup.plugins.call(plugin.name, "local_samples", client=client, samples=session.data)
             session.data = session.data if changed is None else changed
         return session
-
-    def _end(self, session: LocalSession | None) -> None:
-        if session is not None:
-            if self.graphs:
-                self.graphs.forget(session)
-            session.close()
 
     def _finish(self, session: LocalSession) -> ClientUpdate:
         losses, payload, kept = self._end_local(session, self.working.personal)
@@ -365,7 +364,7 @@ class ClientRuntime:
         with closing(self._session(task, replace(shared, lr=config.lr), config=config)) as session:
             begin_local(session)
             session.prepare_training()
-            train(session, range(session.work.epochs), take_step)
+            drain(epochs_of(session, range(session.work.epochs)), take_step)
             own = self.working.personal if self.setup.has_own_models else self.working.snapshot
             _, _, kept = self._end_local(session, own)
             return {**session.states.snapshot(), **kept}

@@ -62,13 +62,13 @@ class LocalWork:
 class LossTotals:
     """Sums of losses by name, on the device. They are read once, after the last epoch.
 
-    :param sums: tensors for the sums, which are set to 0. Captured steps need them at fixed addresses.
+    :param sums: tensors for the sums, which are set to 0.
     """
 
     def __init__(self, sums: dict[str, Tensor]) -> None:
         self.sums = sums
         self.counts = Counter[str]()
-        """The number of batches with each loss, by its name. A captured step adds the values, and its caller counts."""
+        """The number of batches with each loss, by its name."""
         for total in sums.values():
             total.zero_()
 
@@ -160,12 +160,6 @@ class LocalSession:
         """Drop the contexts. They refer back to the session, which would outlive its use."""
         self.contexts.clear()
 
-    @property
-    def own_tensors(self) -> bool:
-        """Whether the session needs tensors that no other session writes to. Its captured steps then serve it alone."""
-        pauses, changes_samples = self.working.setup.breaks, self.plugins.implements("local_samples")
-        return bool(pauses or changes_samples or self.requests.groups)
-
     def broken(self, plugin: str | None, found: str, **more: Any) -> PluginContractError:
         """Return the error that a plugin breaks its contract at this client."""
         return PluginContractError.of(plugin, found, round=self.round, client=self.client, **more)
@@ -223,7 +217,8 @@ class LocalSession:
 
     def prepare_training(self) -> None:
         """Set up the losses, and the optimizer for the parameters that some epoch trains, after ``begin_local``."""
-        self.memory = Memory() if self.own_tensors else self.working.memory
+        # Others train while it pauses, and added parameters are its own.
+        self.memory = Memory() if self.working.setup.breaks or self.requests.groups else self.working.memory
         self.losses = LossTotals(self.memory.losses())
         epochs = self.work.epochs
         self._throughout = frozenset.intersection(*(self.requests.excluded(e, epochs) for e in range(epochs or 1)))

@@ -102,40 +102,28 @@ class FrozenModel:
 
 
 class Memory:
-    """Tensors that clients use in turn. Captured steps read and write them at fixed addresses.
+    """Tensors that the clients of a working model use in turn."""
 
-    :param fixed: whether sums of losses and references need fixed addresses, too.
-    """
-
-    def __init__(self, *, fixed: bool = False) -> None:
+    def __init__(self) -> None:
         self.optimizer: dict[int, dict[str, Tensor]] = {}
         """The optimizer's state by a parameter's id; it is zeroed for each client."""
-        self._fixed = fixed
-        self._losses: dict[str, Tensor] = {}
-        self._reference: dict[str, Tensor] = {}
 
     def losses(self) -> dict[str, Tensor]:
         """Return the sums of losses so far, by name. New sums may be added."""
-        return self._losses if self._fixed else {}
+        return {}
 
     def reference(self, values: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the values of parameters at the start of a round, which steps read."""
-        if not self._fixed:
-            return list(values.values())
-        for name, value in values.items():
-            if name not in self._reference:
-                self._reference[name] = torch.empty_like(value)
-            self._reference[name].copy_(value)
-        return [self._reference[name] for name in values]
+        return list(values.values())
 
 
 class WorkingModel:
     """One model on the device, reused from client to client, so that its memory and hooks are set up once.
 
-    :param captured: whether training steps are captured. Captured steps need tensors at fixed addresses.
+    :param memory: tensors for the training of each client, unless it needs its own.
     """
 
-    def __init__(self, setup: Setup, *, captured: bool) -> None:
+    def __init__(self, setup: Setup, memory: Memory | None = None) -> None:
         self.setup, self.layout, self.device = setup, setup.layout, setup.placement.device
         self.module = setup.placement.model(setup.model)
         self._parts = list(self.module.modules())
@@ -144,8 +132,7 @@ class WorkingModel:
         """All tensors of the model by name (views, not copies)."""
         self.parameters = dict(self.module.named_parameters())
         """The parameters by name."""
-        self.memory = Memory(fixed=captured)
-        """Tensors for the training of each client, unless it needs its own."""
+        self.memory = memory or Memory()
         self.trained: dict[str, nn.Parameter] = {}
         """The parameters that are trained now, by name."""
         self.shared: dict[str, nn.Parameter] = {}

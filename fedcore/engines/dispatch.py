@@ -21,10 +21,11 @@ from fedcore.client.messages import (
 
 @dataclass(frozen=True)
 class Bundle(ClientTask):
-    """Short tasks that go to a worker in one message, or a stack. Its outcome is the list of their outcomes.
+    """Tasks that go to a worker in one message. Its outcome is the list of their outcomes.
 
     They belong to no session and carry no tensors. A switch between processes costs as much as a client of one step.
-    How many short tasks are bundled is a question of time: results depend only on who is in a stack (``--stack``).
+    How many short tasks are bundled is a question of time. If the runner takes trainings together, results depend on
+    who is in a bundle.
     """
 
     tasks: tuple[ClientTask, ...] = ()
@@ -38,7 +39,7 @@ class Bundle(ClientTask):
         return cls(f"bundle-{first.id}", first.kind, first.client, first.round, shared=first.shared, tasks=tuple(tasks))
 
 
-def stacked(tasks: Iterable[ClientTask], most: int) -> Iterator[ClientTask]:
+def grouped(tasks: Iterable[ClientTask], most: int) -> Iterator[ClientTask]:
     """Join trainings of neighbours, up to ``most``. Who is joined depends on nothing else, as bits depend on it."""
     for (kind, *_), run in itertools.groupby(tasks, alike):
         size = most if kind == "fit_begin" else 1

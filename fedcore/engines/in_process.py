@@ -1,4 +1,4 @@
-"""The engine of this process: one client or stack after the other."""
+"""The engine of this process: it hands the runner as many clients as come together."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from torch import nn
 
 from fedcore.client.messages import ClientSite, ClientTask, Pair, SharedPayload
 from fedcore.client.runtime import ClientRuntime
-from fedcore.client.stack_runner import handler
-from fedcore.engines.dispatch import Bundle, stacked
+from fedcore.engines.dispatch import Bundle, grouped
 
 
 class InProcessEngine:
-    """Runs every task or stack in this process, one by one. Updates stay on the device if no plugin reads them."""
+    """Runs tasks in this process. Updates stay on the device if no plugin reads them."""
 
     workers = 1
 
     def __init__(self, site: ClientSite) -> None:
         self._runtime = ClientRuntime(site)
-        self._runtimes = [self._runtime]
-        self._handle, self._stack = handler(self._runtime), site.config.stack_size
         self._shared: dict[str, SharedPayload] = {}
 
     def share(self, key: str, payload: SharedPayload) -> None:
@@ -32,10 +29,11 @@ class InProcessEngine:
         self._shared.pop(key, None)
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
-        """Run tasks one by one, or stack by stack."""
-        for task in stacked(tasks, self._stack):
+        """Run tasks, as many at a time as the runner takes together."""
+        for task in grouped(tasks, self._runtime.runner.together):
             together = task.tasks if isinstance(task, Bundle) else (task,)
-            outcomes = self._handle([each.complete() for each in together], self._shared.get(task.shared or ""))
+            shared = self._shared.get(task.shared or "")
+            outcomes = self._runtime.handle_together([each.complete() for each in together], shared)
             yield from zip(together, outcomes, strict=True)
 
     def own_model(self, task: ClientTask) -> nn.Module:
@@ -45,5 +43,4 @@ class InProcessEngine:
     def close(self) -> None:
         """Drop the shared payloads and the paused clients."""
         self._shared.clear()
-        for runtime in self._runtimes:
-            runtime.close()
+        self._runtime.close()

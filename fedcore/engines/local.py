@@ -22,7 +22,6 @@ from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.process import ALLOCATOR, CORES, command, cores, environment
 from fedcore.base.tensors import unflatten
 from fedcore.base.types import Tensors
-from fedcore.client.captured_steps import captures
 from fedcore.client.messages import (
     SITE,
     ClientFailure,
@@ -35,7 +34,8 @@ from fedcore.client.messages import (
     pack_task,
     unpack_outcome,
 )
-from fedcore.engines.dispatch import Bundle, Dispatcher, alike, stacked
+from fedcore.client.runner import runner_of
+from fedcore.engines.dispatch import Bundle, Dispatcher, alike, grouped
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.engines.transport import Channel, put_frame
 from fedcore.models.placement import resolve_device
@@ -51,16 +51,12 @@ STOPS_WITHIN = 3.0
 
 
 def LocalEngine(site: ClientSite) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class
-    """Return the engine for the run's device and number of workers and lanes."""
+    """Return the engine for the run's device and number of workers."""
     config, device = site.config, resolve_device(site.config.device)
-    workers, lanes = config.workers, min(config.lanes, config.clients)
+    workers = config.workers
     if workers == 0 or (device.type == "cuda" and workers is None):
         if config.client_timeout is not None:
             raise ConfigError("--client-timeout needs worker processes, which can be killed: --workers 1 or more")
-        if lanes > 1 and captures(config, device, site.dataset):
-            from fedcore.engines.lanes import LanesEngine
-
-            return LanesEngine(site, lanes)
         return InProcessEngine(site)
     return WorkerEngine(site, min(workers or cores(), config.clients))  # further workers would never have a task
 
@@ -122,7 +118,7 @@ class WorkerEngine:
         self.workers = workers
         self._lost_early = 0
         self._seconds: dict[str, float] = {}  # of the workers' processors for a task, by kind
-        self._timeout, self._stack = site.config.client_timeout, site.config.stack_size
+        self._timeout, self._together = site.config.client_timeout, runner_of(site.config, site.dataset).together
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         self._shared = {SITE: put_frame(pack_site(site), None)}
         try:
@@ -145,12 +141,12 @@ class WorkerEngine:
         """Run tasks side by side and yield each as it finishes. A paused client's task waits for its worker.
 
         If a worker dies during a bundle, each task of the bundle runs again alone. Then only the task that ends its
-        worker fails. The tasks of a stack fail together: alone they would give other bits.
+        worker fails. Tasks that the runner takes together fail together: alone they could give other bits.
         """
         tasks = list(tasks)
-        stacks = self._stack > 1 and all(task.kind == "fit_begin" for task in tasks)
-        if stacks:
-            tasks = list(stacked(tasks, self._stack))
+        together = self._together > 1 and all(task.kind == "fit_begin" for task in tasks)
+        if together:
+            tasks = list(grouped(tasks, self._together))
         elif window is None and self._timeout is None:  # both limits concern single tasks
             tasks = list(bundled(tasks, self.workers, self._seconds))
         again: list[ClientTask] = []
@@ -159,7 +155,7 @@ class WorkerEngine:
                 yield task, outcome
             elif not isinstance(outcome, ClientFailure):
                 yield from zip(task.tasks, outcome, strict=True)
-            elif stacks:
+            elif together:
                 yield from zip(task.tasks, itertools.repeat(outcome))
             else:
                 again += task.tasks

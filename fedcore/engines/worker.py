@@ -19,7 +19,6 @@ from fedcore.base.process import end_without_collecting, one_thread
 from fedcore.base.tensors import flatten
 from fedcore.client.messages import SharedPayload, pack_error, pack_outcome, unpack_shared, unpack_site, unpack_task
 from fedcore.client.runtime import ClientRuntime
-from fedcore.client.stack_runner import handler
 from fedcore.engines.transport import Channel, get_frame
 
 PR_SET_PDEATHSIG = 1
@@ -50,7 +49,6 @@ def serve(channel: Channel) -> None:
     assert descriptor is not None
     try:
         runtime = ClientRuntime(unpack_site(get_frame(descriptor)[0]))
-        handle = handler(runtime)
     except FedcoreError as error:
         channel.send({}, ["broken", pack_error(error)])
         return
@@ -63,7 +61,7 @@ def serve(channel: Channel) -> None:
             shared = unpack_shared(*get_frame(descriptor)).copy_to(runtime.placement)
         began = time.process_time()
         try:
-            outcomes = handle([unpack_task(tensors, meta) for meta in tasks], shared)
+            outcomes = runtime.handle_together([unpack_task(tensors, meta) for meta in tasks], shared)
             packed = [pack_outcome(outcome) for outcome in outcomes]
         except FedcoreError as error:
             channel.send({}, ["broken", pack_error(error)])

@@ -5,8 +5,8 @@ import warnings
 import pytest
 import torch
 
-from fedcore.client.captured_steps import CaptureWarning
-from fedcore.client.recorder import CudaRecorder
+from fedcore_accelerate.captured_steps import CaptureWarning
+from fedcore_accelerate.recorder import CudaRecorder
 from tests import support
 from tests.client import test_captured_steps
 

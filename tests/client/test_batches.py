@@ -13,9 +13,9 @@ from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.cli.app import app
 from fedcore.client.messages import ClientSite, pack_site, unpack_site
-from fedcore.client.runtime import captures
 from fedcore.data import Dataset, SequenceSamples
 from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore_accelerate.graphs import captures
 from tests import support
 
 WORDS = {"dataset": "module:tests.client.test_batches.words", "model": "auto", "clients": 3, "lr": 0.5}

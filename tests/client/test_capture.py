@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedcore import Loss, Plugin, hookimpl
-from fedcore.client.captured_steps import take_watched_step
+from fedcore_accelerate.captured_steps import take_watched_step
 from fedcore_testing import HostSync, forbid_host_sync, steps_without_host_sync
 from fedcore_testing.problems import few_digits
 from tests.support import brief
@@ -59,7 +59,7 @@ def test_what_a_hook_looks_at_is_noted(go, monkeypatch, read, found):
     def watching(*arguments):
         seen.append(take_watched_step(*arguments))
 
-    monkeypatch.setattr("fedcore.client.runtime.take_step", watching)
+    monkeypatch.setattr("fedcore.client.runner.take_step", watching)
     go(Looks)
     assert seen[0] == found
 

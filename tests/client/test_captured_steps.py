@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fedcore import Loss, Plugin, hookimpl
-from fedcore.client.captured_steps import CaptureWarning
 from fedcore.models import SplitModel
+from fedcore_accelerate.captured_steps import CaptureWarning
 from tests import support
 from tests.recorder import CpuRecorder, captured_on_cpu
 

@@ -56,7 +56,7 @@ def test_a_copy_of_a_frozen_working_model_trains_batch_norm_again(tmp_path):
     config = small_config(tmp_path, model="module:fedcore_testing.problems.with_batch_norm")
     setup = Setup.build(config, load_dataset("digits"))
     setup.model.requires_grad_(False)
-    assert WorkingModel(setup, captured=False).smallest_batch == 2
+    assert WorkingModel(setup).smallest_batch == 2
 
 
 def test_parameters_of_no_epoch_are_frozen_in_the_update(tmp_path):

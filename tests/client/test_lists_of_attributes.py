@@ -12,9 +12,9 @@ from typing import Protocol
 import pytest
 from typing_extensions import get_protocol_members
 
-from fedcore.client import captured_steps, stacked_step
-from fedcore.client.stacked_step import NotStackable, StackedClient, StackedStep
 from fedcore.hooks.contexts import ClientContext, Step
+from fedcore_accelerate import captured_steps, stacked_step
+from fedcore_accelerate.stacked_step import NotStackable, StackedClient, StackedStep
 
 BEGIN_LOCAL = {"add_parameters", "freeze"}  # which work nowhere else
 

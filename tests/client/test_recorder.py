@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedcore.client import recorder as module
-from fedcore.client.recorder import CudaRecorder
+from fedcore_accelerate import recorder as module
+from fedcore_accelerate.recorder import CudaRecorder
 
 
 class Calls(list):

@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 from fedcore import ConfigError, Interrupted, Loss, Plugin, RunConfig, SplitModel, hookimpl, load_run, resume, run
 from fedcore.base import registry
-from fedcore.client import stack_runner
 from fedcore.client.setup import Setup
-from fedcore.client.stack_runner import StackWarning
-from fedcore.client.stacks import Group
 from fedcore.data import load_dataset
 from fedcore.hooks.checks import create_plugin
 from fedcore.runs.cautions import option_cautions
 from fedcore.runs.resolve import usual_stack
+from fedcore_accelerate import StackWarning
+from fedcore_accelerate import stack as stack_runner
+from fedcore_accelerate.stacks import Group
 from fedcore_testing import Cohorts
 from fedcore_testing.compare import require_close_states, require_same
 from tests import support

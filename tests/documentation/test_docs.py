@@ -113,7 +113,13 @@ def test_modules_that_a_page_names_exist(page):
 ENTRY_POINT_GROUPS = {
     f"fedcore.{kind}" for kind in ("plugins", "datasets", "models", "partitioners", "engines", "commands", "presets")
 }
-ENTRY_POINT_GROUPS |= {"fedcore.augmentations", "fedcore.trackers", "fedcore.metrics", "fedcore.metric_prefixes"}
+ENTRY_POINT_GROUPS |= {
+    "fedcore.augmentations",
+    "fedcore.runners",
+    "fedcore.trackers",
+    "fedcore.metrics",
+    "fedcore.metric_prefixes",
+}
 ENTRY_POINT_GROUPS |= {"fedcore.run_dir"}  # a tag in MLflow
 
 

@@ -12,7 +12,7 @@ import torch
 from fedcore import Plugin, hookimpl
 from fedcore.client.messages import ClientTask
 from fedcore.engines import local
-from fedcore.engines.dispatch import stacked
+from fedcore.engines.dispatch import grouped as together
 from fedcore.engines.local import BUNDLE_SECONDS, Bundle, bundled
 from tests import support
 
@@ -117,8 +117,8 @@ def test_a_worker_that_dies_at_a_stack_costs_the_whole_stack(go):
 def test_stacks_are_neighbours_whatever_the_workers_take():
     fits = PLAIN[:7]
     asked = [replace(task, id=f"evaluate-{task.client}", kind="evaluate") for task in PLAIN[7:9]]
-    joined = [each.tasks if isinstance(each, Bundle) else (each,) for each in stacked([*fits, *asked], 3)]
+    joined = [each.tasks if isinstance(each, Bundle) else (each,) for each in together([*fits, *asked], 3)]
     assert [[task.client for task in tasks] for tasks in joined] == [[0, 1, 2], [3, 4, 5], [6], [7], [8]]
     own = [fits[0], replace(fits[1], tensors={"of its own": torch.ones(1)}), fits[2]]
-    assert list(stacked(own, 3)) == own
-    assert list(stacked(fits, 1)) == fits
+    assert list(together(own, 3)) == own
+    assert list(together(fits, 1)) == fits

@@ -7,11 +7,9 @@ import torch
 from torch import nn
 
 from fedcore import Loss, Plugin, PluginContractError, hookimpl
-from fedcore.client.captured_steps import CaptureWarning
-from fedcore.engines import local
-from fedcore.engines.in_process import InProcessEngine
-from fedcore.engines.lanes import LanesEngine
-from fedcore.engines.local import LocalEngine
+from fedcore.client.runner import OneByOne, runner_of
+from fedcore_accelerate import Graphs, Lanes
+from fedcore_accelerate.captured_steps import CaptureWarning
 from tests import support
 from tests.client import test_captured_steps as captured
 from tests.engines.test_local import spec
@@ -124,15 +122,13 @@ def test_a_window_and_more_lanes_than_clients(both):
 
 
 def test_lanes_are_for_steps_that_are_captured(tmp_path, monkeypatch):
-    found = spec(tmp_path, lanes=4, clients=3)
-    assert type(LocalEngine(found)) is InProcessEngine  # no graphs on a CPU
-    monkeypatch.setattr(local, "captures", lambda *given: True)
+    found, alone = spec(tmp_path, lanes=4, clients=3), spec(tmp_path, clients=3)
+    assert type(runner_of(found.config, found.dataset)) is OneByOne  # no graphs on a CPU
     with captured_on_cpu(monkeypatch, CpuRecorder()):
-        engine = LocalEngine(found)
-    assert isinstance(engine, LanesEngine)
-    assert engine.workers == 3  # no more than there are clients
-    alone = spec(tmp_path, clients=3)
-    assert type(LocalEngine(alone)) is InProcessEngine
+        runner = runner_of(found.config, found.dataset)
+        assert isinstance(runner, Lanes)
+        assert runner.lanes == 3  # no more than there are clients
+        assert type(runner_of(alone.config, alone.dataset)) is Graphs
 
 
 def test_branches_that_share_memory_are_found():

@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 
-from fedcore.client.captured_steps import CaptureWarning
-from fedcore.engines import lanes as module
+from fedcore_accelerate import lanes as module
+from fedcore_accelerate.captured_steps import CaptureWarning
 from fedcore_testing import partition_of
 from tests.client.test_captured_steps import RUN, assert_same
 from tests.recorder import CpuRecorder, side_by_side

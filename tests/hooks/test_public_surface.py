@@ -26,12 +26,17 @@ SURFACE = {
     "fedcore.cli": "the command line, and a package's command",
     "fedcore_zoo": "data sets and networks of the papers, their layers, a fixed split, torchvision",
     "fedcore_study": "studies of many runs: sweep, compare, report",
+    "fedcore_accelerate": "runners, and the values that a step's hooks read",
     "fedcore_testing": "tests of all these",
     "fedcore_trackers": "a tracker: its base class, and a round's values as scalars",
 }
 """Module: what it is for. What it offers is its ``__all__``."""
 
 EXTENDS = {
+    "fedcore-accelerate": (
+        {"fedcore.base", "fedcore.client", "fedcore.hooks"},
+        "its runners take the steps of trainings themselves",
+    ),
     "fedcore-testing": (
         {
             "fedcore.base",
@@ -121,7 +126,7 @@ def test_only_public_names_are_imported(folder: Path) -> None:
     assert not wrong, "not public, see docs/reference/python.md:\n" + "\n".join(wrong)
 
 
-SHARED = ("fedcore_functional", "fedcore_testing", "fedcore_zoo")
+SHARED = ("fedcore_accelerate", "fedcore_functional", "fedcore_testing", "fedcore_zoo")
 """Packages whose public names other packages may import."""
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcore.client.captured_steps import take_watched_step
+from fedcore_accelerate import take_watched_step
 
 _SYNCING = {
     "aten::_local_scalar_dense": "reads a tensor's value (.item(), float(), int(), bool(), or a branch on it)",
@@ -116,5 +116,5 @@ def steps_without_host_sync() -> Iterator[list[set[str]]]:
         with forbid_host_sync():
             looked.append(take_watched_step(*arguments))
 
-    with mock.patch("fedcore.client.runtime.take_step", watched):
+    with mock.patch("fedcore.client.runner.take_step", watched):
         yield looked

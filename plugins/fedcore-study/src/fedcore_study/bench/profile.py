@@ -36,7 +36,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         f"{_CLIENT}.session.LocalSession.prepare_training",
     ],
     "epochs and batches": [f"{_CLIENT}.runtime.train"],
-    "steps": [f"{_CLIENT}.runtime.take_step"],
+    "steps": [f"{_CLIENT}.runner.take_step"],
     "hooks": ["fedcore.hooks.plugins.PluginSet._invoke"],
     "weights out": [f"{_CLIENT}.runtime.ClientRuntime._finish"],
     "state": [

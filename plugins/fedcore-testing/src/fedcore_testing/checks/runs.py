@@ -15,10 +15,10 @@ from torch import Tensor
 from fedcore import PluginContractError
 from fedcore.base import registry
 from fedcore.client.messages import ClientSite
-from fedcore.client.stack_runner import StackWarning
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import BUILTIN
 from fedcore.hooks.plugins import match
+from fedcore_accelerate import StackWarning
 from fedcore_testing.checks.base import NotApplicable, check, trial_of
 from fedcore_testing.companions import Bystander
 from fedcore_testing.compare import ABSOLUTE, RELATIVE, require_close_states, require_same, require_same_states

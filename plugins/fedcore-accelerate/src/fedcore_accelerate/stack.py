@@ -1,23 +1,18 @@
-"""Work on the tasks of several clients at once: their trainings proceed side by side, and take like steps as one."""
+"""The runner of stacks: trainings of several clients proceed side by side, and take like steps as one."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
-from fedcore.base.types import ClientUpdate
-from fedcore.client.loop import PlannedStep, take_step
-from fedcore.client.messages import ClientTask, Outcome, SharedPayload
-from fedcore.client.runtime import ClientRuntime
-from fedcore.client.session import LocalSession
-from fedcore.client.stacks import Group, Stack
-
-Handle = Callable[[Sequence[ClientTask], SharedPayload | None], list[Outcome]]
-"""Works on tasks that came together; returns their outcomes in the same order."""
-
+from fedcore.client.loop import take_step
+from fedcore.client.messages import Outcome
+from fedcore.client.runner import Training
+from fedcore.client.working_model import Memory, WorkingModel
+from fedcore_accelerate.stacks import Group, Stack
+from fedcore_accelerate.steps import Steps, with_share_of_time
 
 Errors = Sequence[Exception | None]
 """The exceptions that clients' steps raised."""
@@ -29,27 +24,11 @@ class StackWarning(UserWarning):
     """Clients train one by one although the run asks for stacks: slower, with the same result up to rounding."""
 
 
-def handler(runtime: ClientRuntime) -> Handle:
-    """Return the function by which a runtime works on tasks, with ``--stack`` in stacks."""
-    if runtime.config.stack_size > 1 and not runtime.others:
-        return StackRunner(runtime).handle
-    return lambda tasks, shared: [runtime.handle(task, shared) for task in tasks]
-
-
-@dataclass
-class _Place:
+class _Place(Steps):
     """A client in a stack, with its next step."""
 
-    slot: int
+    slot = 0
     """Its slice of the stack."""
-    asked: int
-    """The position of its task among the tasks that came together."""
-    step: PlannedStep
-    steps: Generator[PlannedStep, None, Outcome]
-
-    @property
-    def session(self) -> LocalSession:
-        return self.step.batch.session
 
     @property
     def turn(self) -> tuple[int, int]:
@@ -71,42 +50,40 @@ class _Place:
         )
 
 
-class StackRunner:
-    """Trains clients in stacks: all clients whose tasks come together, which the engine decides."""
+class Stacks:
+    """Trains all clients whose trainings come together in a stack.
 
-    def __init__(self, runtime: ClientRuntime) -> None:
-        self._runtimes = [runtime]
+    :param together: the number of clients in a stack.
+    """
+
+    def __init__(self, together: int) -> None:
+        self.together = together
+        self._workings: list[WorkingModel] = []
         self._stack = Stack([])
         self._warned = False
 
-    def handle(self, tasks: Sequence[ClientTask], shared: SharedPayload | None) -> list[Outcome]:
-        """Work on tasks; see :data:`Handle`.
+    def memory(self) -> Memory:
+        """Return the memory of a further working model."""
+        return Memory()
 
-        :raises FedcoreError: as :meth:`fedcore.client.runtime.ClientRuntime.handle`.
-        """
-        first = self._runtimes[0]
-        if len(tasks) == 1 or tasks[0].kind != "fit_begin":
-            return [first.handle(task, shared) for task in tasks]
-        if len(tasks) > len(self._runtimes):
-            self._runtimes += [first.beside() for _ in range(len(tasks) - len(self._runtimes))]
-            self._stack = Stack([runtime.working for runtime in self._runtimes])
+    def run(self, trainings: Iterable[Training]) -> list[Outcome]:
+        """Take all steps; see :class:`fedcore.client.runner.Runner`."""
         outcomes: dict[int, Outcome] = {}
         places: list[_Place] = []
-        # Neighbours should have like steps. Clients with and without a previous model do not.
-        for asked in sorted(range(len(tasks)), key=lambda asked: tasks[asked].version is None):
-            slot = len(places)
-            steps = self._runtimes[slot].steps(tasks[asked], shared)
-            try:
-                places.append(_Place(slot, asked, next(steps), steps))
-            except StopIteration as ended:
-                outcomes[asked] = ended.value
+        for asked, training in enumerate(trainings):
+            place = _Place(training, asked)
+            if place.advance():
+                place.slot = len(places)
+                places.append(place)
+            else:
+                outcomes[asked] = place.outcome
         if places:
             self._train(places, outcomes)
-        return [_with_share_of_time(outcomes[asked], len(places)) for asked in range(len(tasks))]
+        return [with_share_of_time(outcomes[asked], max(1, len(places))) for asked in sorted(outcomes)]
 
     def _train(self, places: list[_Place], outcomes: dict[int, Outcome]) -> None:
-        """Take all steps of all clients; add the outcomes by the position of the task."""
-        stack = self._try(lambda: self._stack.begin([place.session for place in places]))
+        """Take all steps of all clients; add the outcomes by the number of the training."""
+        stack = self._try(lambda: self._begin(places)) if len(places) > 1 else None
         groups: dict[Hashable, Group | None] = {}
         while places:
             turn = min(place.turn for place in places)
@@ -116,11 +93,16 @@ class StackRunner:
                 together = [place for _, place in run]
                 errors = self._together(together, groups) if stack and len(together) > 1 else None
                 for place, error in zip(together, errors or map(_alone, together), strict=True):
-                    try:
-                        place.step = next(place.steps) if error is None else place.steps.throw(error)
-                    except StopIteration as ended:
-                        outcomes[place.asked] = ended.value
+                    if not place.advance(error):
+                        outcomes[place.asked] = place.outcome
             places = [place for place in places if place.asked not in outcomes]
+
+    def _begin(self, places: Sequence[_Place]) -> Stack:
+        """Return the stack with the clients' weights and optimizer state. Their working models are its first ones."""
+        workings = [place.session.working for place in places]
+        if any(mine is not own for mine, own in zip(self._workings, workings)) or len(workings) > len(self._workings):
+            self._workings, self._stack = workings, Stack(workings)
+        return self._stack.begin([place.session for place in places])
 
     def _together(self, places: Sequence[_Place], groups: dict[Hashable, Group | None]) -> Errors | None:
         """Take a step of each client as one; return their exceptions. None: it was not possible, and nothing changed.
@@ -162,11 +144,3 @@ def _alone(place: _Place) -> Exception | None:
     except Exception as error:
         return error
     return None
-
-
-def _with_share_of_time(outcome: Outcome, clients: int) -> Outcome:
-    """Return an update with the client's share of the seconds, in which all clients of its stack have trained."""
-    if not isinstance(outcome, ClientUpdate):
-        return outcome
-    spent = {name: seconds / clients for name, seconds in outcome.plugin_seconds.items()}
-    return replace(outcome, seconds=outcome.seconds / clients, plugin_seconds=spent)

@@ -20,16 +20,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fedcore.base.config import RunConfig
 from fedcore.base.errors import PluginCallError
 from fedcore.client.context import Batch, BatchStep, SessionContext
 from fedcore.client.loop import take_step
-from fedcore.client.recorder import CudaRecorder, Launch
 from fedcore.client.session import LocalSession
-from fedcore.data import Dataset
 from fedcore.data.client_data import Picked
 from fedcore.hooks.contexts import ClientContext
 from fedcore.models import Outputs
+from fedcore_accelerate.recorder import CudaRecorder, Launch
 
 OF_STEP = {
     "client": "client",
@@ -141,14 +139,6 @@ class Key(NamedTuple):
         return self.kind.lr == lr and self.round in (None, round)
 
 
-def captures(config: RunConfig, device: torch.device, dataset: Dataset) -> bool:
-    """Return whether training steps are captured: on CUDA, if all batches of one size have the same shapes.
-
-    With ``--stack`` no step is captured: stacks move the parameters and the momentum, which a graph has by address.
-    """
-    return device.type == "cuda" and config.capture and config.stack_size == 1 and dataset.train.fixed_shape
-
-
 @dataclass
 class Captured:
     """A recorded step, with the tensors from which it reads its batch, and the losses that it adds."""
@@ -166,7 +156,7 @@ class CaptureWarning(UserWarning):
 
 
 class StepGraphs:
-    """The captured steps of one client runtime."""
+    """The captured steps of one working model."""
 
     def __init__(self, recorder: CudaRecorder) -> None:
         self.recorder = recorder
@@ -200,7 +190,7 @@ class StepGraphs:
             take_step(batch)
         else:
             before = held(session)
-            reads = take_watched_step(batch) | ({"client"} if session.own_tensors else set())
+            reads = take_watched_step(batch) | ({"client"} if has_own_tensors(session) else set())
             if "batch" in reads or same(before, held(session)):
                 self._steps.setdefault(key.kind, {})[Key.of(batch, reads)] = REFUSED if "batch" in reads else SEEN
 
@@ -232,6 +222,11 @@ class StepGraphs:
             session.scratch["fedcore"]["step"] = launch  # kept: its memory pool holds tensors that hooks refer to
             return REFUSED
         return Captured(launch, own, tuple(session.losses.counts - counts))
+
+
+def has_own_tensors(session: LocalSession) -> bool:
+    """Return whether a session uses tensors that the next one does not: its captured steps then serve it alone."""
+    return session.memory is not session.working.memory or session.plugins.implements("local_samples")
 
 
 def held(session: LocalSession) -> dict[tuple[str, str], Any]:

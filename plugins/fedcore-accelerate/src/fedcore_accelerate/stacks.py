@@ -6,7 +6,7 @@ forward pass and one call of each hook of the loss under :func:`torch.func.vmap`
 clients' objectives, and one step of the optimizer.
 
 A Python branch on a tensor, random numbers, an operation that ``vmap`` does not know and what
-:mod:`fedcore.client.stacked_step` refuses cannot be stacked. Such steps are taken one by one.
+:mod:`fedcore_accelerate.stacked_step` refuses cannot be stacked. Such steps are taken one by one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fedcore.client.context import Batch, BatchStep
 from fedcore.client.objective import objective, require_gradient
 from fedcore.client.optimizer import Optimizer
 from fedcore.client.session import LocalSession, LossTotals
-from fedcore.client.stacked_step import NotStackable, Path, Reads, StackedStep, Unread
 from fedcore.client.working_model import WorkingModel
 from fedcore.data.client_data import Picked
 from fedcore.models import Outputs, SplitModel
+from fedcore_accelerate.stacked_step import NotStackable, Path, Reads, StackedStep, Unread
 
 
 class Stack:

@@ -1,0 +1,98 @@
+"""How the optimizer steps of clients' trainings are taken: one by one, or by a runner of a package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Protocol, TypeAlias, TypeVar
+
+from fedcore.base import registry
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError
+from fedcore.base.seeding import random_stream
+from fedcore.client.context import Batch
+from fedcore.client.loop import take_step
+from fedcore.client.messages import Outcome
+from fedcore.client.working_model import Memory
+from fedcore.data import Dataset
+
+Training: TypeAlias = Generator[Batch, None, Outcome]
+"""A client's training. It yields each batch, whose step is to be taken before the training goes on."""
+
+TakeStep = Callable[[Batch], None]
+
+T = TypeVar("T")
+
+
+class Runner(Protocol):
+    """Takes the steps of trainings that came together.
+
+    What a step does is the core's business; how many are taken at once, and by what machinery, is not.
+    """
+
+    together: int
+    """The number of trainings that an engine hands over at a time."""
+
+    def memory(self) -> Memory:
+        """Return the memory of a further working model, which its clients use in turn."""
+
+    def run(self, trainings: Iterable[Training]) -> list[Outcome]:
+        """Take all steps of all trainings; return their outcomes in the same order.
+
+        An exception of a step is thrown into its training, which makes a failure of it. A training is asked for when
+        its first step can be taken: those that are under way have a model each.
+
+        :raises FedcoreError: a contract or the run directory is broken.
+        """
+
+
+class OneByOne:
+    """Takes the steps of one training after the other."""
+
+    together = 1
+    memory = Memory
+
+    def run(self, trainings: Iterable[Training]) -> list[Outcome]:
+        """Take all steps; see :class:`Runner`."""
+        return [drain(training, take_step) for training in trainings]
+
+
+def drain(training: Generator[Batch, None, T], take: TakeStep) -> T:
+    """Take all steps of a training; return its result.
+
+    :param take: takes one step.
+    """
+    try:
+        batch = next(training)
+        while True:
+            error = _take_epoch(training, batch, take)
+            batch = next(training) if error is None else training.throw(error)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+
+
+def _take_epoch(training: Iterator[Batch], batch: Batch, take: TakeStep) -> Exception | None:
+    """Take the steps of a local epoch from its first batch on; return the exception of a step that raised."""
+    with random_stream(batch.epoch_seed, batch.session.working.device):
+        while True:
+            try:
+                take(batch)
+            except Exception as error:  # hooks can raise anything
+                return error
+            if batch.last:
+                return None
+            batch = next(training)
+
+
+def runner_of(config: RunConfig, dataset: Dataset) -> Runner:
+    """Return the runner for a configuration: the first that an installed package offers for it, else one by one.
+
+    :raises ConfigError: the configuration asks for a runner whose package is not installed.
+    """
+    for name in registry.available("runner"):
+        runner: Runner | None = registry.resolve("runner", name)(config, dataset)
+        if runner is not None:
+            return runner
+    if config.stack_size > 1:
+        raise ConfigError(f"--stack is in a package: {registry.how_to_install('fedcore-accelerate')}")
+    return OneByOne()
