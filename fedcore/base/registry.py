@@ -100,7 +100,7 @@ def resolve(kind: str, name: str) -> Any:
         raise UnknownNameError(kind, name, (), f"{name!r} is in the package {package}: {how_to_install(package)}")
     if meant := _meant(kind, name, points):
         raise UnknownNameError(kind, name, (), meant)
-    others = ", ".join([*(["npz:FILE"] if kind == "dataset" else []), *(f"{each}:NAME" for each in prefixes)])
+    others = ", ".join(f"{each}:NAME" for each in prefixes)
     raise UnknownNameError(kind, name, points, f"Or {others}" if others else "")
 
 

@@ -25,9 +25,6 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     """List the data sets, the partitions, the models and the presets."""
     found = {kind: {name: _first_line(kind, name) for name in registry.available(kind)} for kind in KINDS}
     found["preset"] = {name: _setting(name) for name in registry.available("preset")}
-    from fedcore.data.loading import npz
-
-    found["dataset"]["npz:FILE"] = output.first_line(npz)
     for kind in KINDS:
         for prefix in registry.available(f"{kind} prefix"):
             found[kind][f"{prefix}:NAME"] = _first_line(f"{kind} prefix", prefix)

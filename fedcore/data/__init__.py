@@ -4,7 +4,15 @@ from fedcore.data.assign import Partitioner, make_partition, with_public
 from fedcore.data.client_data import ClientData
 from fedcore.data.dataset import Dataset, Domains, PublicSamples
 from fedcore.data.images import ResidentSamples, Split, assemble
-from fedcore.data.loading import as_dataset, default_data_dir, find_data, load_dataset, numbered_as, read_npz
+from fedcore.data.loading import (
+    as_dataset,
+    check_classes,
+    default_data_dir,
+    find_data,
+    image_split,
+    load_dataset,
+    numbered_as,
+)
 from fedcore.data.partition import DECLARED, IndexLists, Partition, load_partition
 from fedcore.data.partitioners import (
     MIN_SIZE,
@@ -16,6 +24,7 @@ from fedcore.data.partitioners import (
     checked_labels,
     dirichlet,
     even_sizes,
+    fill_up,
     iid,
     parts_by_owner,
 )
@@ -27,6 +36,7 @@ from fedcore.data.samples import (
     TensorSamples,
     check_labels,
     check_offsets,
+    first_ten,
     gather_runs,
 )
 
@@ -54,20 +64,23 @@ __all__ = [
     "assign_by_counts",
     "capped_counts",
     "check_alpha",
+    "check_classes",
     "check_labels",
     "check_offsets",
     "checked_labels",
     "default_data_dir",
     "dirichlet",
     "even_sizes",
+    "fill_up",
     "find_data",
+    "first_ten",
     "gather_runs",
     "iid",
+    "image_split",
     "load_dataset",
     "load_partition",
     "make_partition",
     "numbered_as",
     "parts_by_owner",
-    "read_npz",
     "with_public",
 ]

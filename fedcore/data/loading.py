@@ -1,9 +1,9 @@
-"""Data sets by name, from an ``.npz`` file, and from arrays, tensors or torch's data sets of a program."""
+"""Data sets by name, and from arrays, tensors or torch's data sets of a program."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ RENUMBER = (
 
 
 def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
-    """Return the data set ``spec``: a name, ``npz:FILE``, or the name behind a package's prefix.
+    """Return the data set ``spec``: a name, or the name behind a package's prefix.
 
     A loader is an entry point of the group ``fedcore.datasets``. It takes the directory of the data sets' files, None
     for the default, and returns a :class:`~fedcore.data.Dataset` or what :func:`as_dataset` makes one of. What it draws
@@ -43,11 +43,6 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
     :raises UnknownNameError: no installed package provides the name.
     :raises DataError: files are missing or damaged, or the loader returned something that is not usable.
     """
-    if spec.startswith("npz:"):
-        path = find_data(spec.removeprefix("npz:"), data_dir)
-        if not path.exists():
-            raise DataError(f"{path.absolute()} does not exist; if it has moved, --data-dir names its folder")
-        return npz(path)
     loader: Callable[[Path | None], Any] = resolve("dataset", spec)
     with random_stream(derive_seed(0, "dataset")):  # runs of all seeds have the same samples
         found = call("dataset", spec, loader, data_dir)
@@ -72,34 +67,12 @@ def find_data(path: str, data_dir: Path | None) -> Path:
     return next((each for each in (place, *moved) if each.exists()), place)
 
 
-def npz(path: Path) -> Dataset:
-    """Return the user's own images: x_train, y_train, x_test, y_test in one ``.npz`` file.
-
-    x is (n, H, W), (n, H, W, C) or (n, C, H, W) with up to 4 channels (the last axis is tried first), uint8
-    (then divided by 255) or floating point; y is (n,) integers, 0..C-1 for C classes. Normalised by the
-    training images' mean and standard deviation.
-
-    :raises DataError: the file is missing, damaged or of another kind.
-    """
-    train, test, others = _read_npz(path)
-    return _of_images(f"npz:{path.name}", train, test, str(path), _unused(f"{path}: arrays", others))
-
-
-def read_npz(path: Path) -> tuple[Split, Split]:
-    """Return the training and the test part of an ``.npz`` file; never unpickles.
-
-    :raises DataError: the file is missing, damaged or of another kind.
-    """
-    train, test, _ = _read_npz(path)
-    return train, test
-
-
 def as_dataset(given: Any, name: str = "arrays") -> Dataset:
     """Return arrays, tensors or torch's data sets as a data set.
 
-    - Arrays or tensors ``(x_train, y_train, x_test, y_test)``, or a mapping with these keys. Images are read as from
-      an ``npz:`` file and normalised by the training images' statistics; x (n, H, W) of uint8 or floating point is
-      always taken for images. x of other shapes, such as rows (n, d) of a table, is not normalised: floating-point
+    - Arrays or tensors ``(x_train, y_train, x_test, y_test)``, or a mapping with these keys. Images are read by
+      :func:`image_split` and normalised by the training images' statistics; x (n, H, W) of uint8 or floating point
+      is always taken for images. x of other shapes, such as rows (n, d) of a table, is not normalised: floating-point
       numbers become float32, whole numbers int64. The columns of DataFrames are matched by name.
     - A pair ``(train, test)`` of torch's map-style data sets of (x, y). Every sample is read once, with the set's own
       transforms, which must not be random, and is not normalised further. Images (C, H, W) or (H, W) of uint8 are
@@ -115,8 +88,9 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
         if missing:
             raise DataError(f"dataset has no {missing[0]!r}; expected the keys {', '.join(KEYS)}")
         dataset = _of_arrays([given[key] for key in KEYS], name)
-        unused = _unused("dataset: keys", (key for key in given if key not in KEYS))
-        return replace(dataset, notes=(*dataset.notes, *unused))
+        unused = sorted(repr(key) for key in given if key not in KEYS)
+        note = f"dataset: keys not used: {first_ten(unused)}"
+        return replace(dataset, notes=(*dataset.notes, *([note] if unused else [])))
     if isinstance(given, Sequence) and len(given) == len(KEYS):
         return _of_arrays(given, name)
     if isinstance(given, Sequence) and len(given) == 2 and all(hasattr(part, "__getitem__") for part in given):
@@ -132,28 +106,6 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
         f"dataset is a {type(given).__name__}; expected a fedcore.data.Dataset, arrays or tensors ({', '.join(KEYS)}), "
         "a mapping with these keys, or a pair (train, test) of torch's data sets"
     )
-
-
-def _read_npz(path: Path) -> tuple[Split, Split, list[str]]:
-    """Return the training and the test part, and the names of the other arrays."""
-    if not path.exists():
-        raise DataError(f"{path} does not exist")
-    try:
-        content = np.load(path, allow_pickle=False)
-        if not isinstance(content, np.lib.npyio.NpzFile):
-            raise ValueError("a single array, not an archive made by numpy.savez")
-        with content:
-            absent = [key for key in KEYS if key not in content]
-            if absent:
-                raise ValueError(f"without {', '.join(absent)} (it has {', '.join(content) or 'nothing'})")
-            x_train, y_train, x_test, y_test = (content[key] for key in KEYS)
-            others = [key for key in content if key not in KEYS]
-    except Exception as error:  # zip, zlib, header parser, memory: a file from elsewhere may raise anything
-        raise DataError(
-            f"{path} is not a usable .npz file: {error or type(error).__name__}. It must hold "
-            f"{', '.join(KEYS)} as plain arrays (no Python objects), as numpy.savez writes them."
-        ) from error
-    return _images(x_train, y_train, "train", f"{path}: "), _images(x_test, y_test, "test", f"{path}: "), others
 
 
 def _of_arrays(given: Sequence[Any], name: str) -> Dataset:
@@ -184,10 +136,11 @@ def _of_arrays(given: Sequence[Any], name: str) -> Dataset:
         )
     pixels = x_train.dtype == np.uint8 or x_train.dtype.kind == "f"
     if pixels and (x_train.ndim == 3 or (x_train.ndim == 4 and min(x_train.shape[1], x_train.shape[3]) <= 4)):
-        train, test = _images(x_train, y_train, "train"), _images(x_test, y_test, "test")
+        train, test = image_split(x_train, y_train, "train"), image_split(x_test, y_test, "test")
+        check_classes(train.labels, test.labels, "dataset")
         series = x_train.ndim == 3 and x_train.dtype != np.uint8 and x_train.shape[1] != x_train.shape[2]
         note = f"x_train {x_train.shape} is read as grey images; a pair of torch's data sets leaves it as it is"
-        return _of_images(name, train, test, "dataset", (note,) if series else ())
+        return assemble(name, train, test, notes=(note,) if series else ())
     return _of_tensors(name, _rows(x_train, y_train, "train"), _rows(x_test, y_test, "test"), columns=columns)
 
 
@@ -284,13 +237,6 @@ def numbered_as(labels: Tensor, names: Sequence[str], known: Sequence[str], wher
     return renumbered
 
 
-def _of_images(name: str, train: Split, test: Split, where: str, notes: tuple[str, ...] = ()) -> Dataset:
-    if train.images.dtype != test.images.dtype:
-        raise DataError(f"{where}: x_train and x_test must have the same type, both uint8 or both floating point")
-    _check_classes(train.labels, test.labels, where)
-    return assemble(name, train, test, notes=notes)
-
-
 def _of_tensors(
     name: str,
     train: tuple[Tensor, Tensor],
@@ -299,7 +245,7 @@ def _of_tensors(
     columns: tuple[str, ...] = (),
 ) -> Dataset:
     """Return a data set of inputs that are not normalised."""
-    _check_classes(train[1], test[1], "dataset")
+    check_classes(train[1], test[1], "dataset")
     shape = tuple(train[0].shape[1:])
     parts = [
         ResidentSamples.from_pixels(*part, [0.0] * shape[0], [1.0] * shape[0])
@@ -315,8 +261,16 @@ def _of_tensors(
     return Dataset(name, parts[0], parts[1], classes, shape, class_names=class_names, model=model, notes=notes)
 
 
-def _images(x: Array, y: Array, part: str, where: str = "") -> Split:
-    """Return arrays of images and labels as :func:`npz` describes them."""
+def image_split(x: Array, y: Array, part: str, where: str = "") -> Split:
+    """Return arrays of images and labels as a part of a data set.
+
+    :param x: (n, H, W), (n, H, W, C) or (n, C, H, W) with up to 4 channels (the last axis is tried first), uint8 or
+        floating point.
+    :param y: whole numbers (n,) or (n, 1).
+    :param part: ``train`` or ``test``, for the message.
+    :param where: what the message begins with, such as ``FILE: ``.
+    :raises DataError: they have another shape or type, or hold no pixels or numbers that are not finite.
+    """
     name = f"{where}x_{part}"
     if x.ndim == 3:
         x = x[:, None]
@@ -431,7 +385,7 @@ def _check_numbers(what: str, known: str, train: Tensor, test: Tensor, count: in
             )
 
 
-def _check_classes(train: Tensor, test: Tensor, where: str) -> None:
+def check_classes(train: Tensor, test: Tensor, where: str) -> None:
     """Refuse labels (n,) int64 that are not 0..C-1 with every class in the training part.
 
     :raises DataError: names the labels, the classes that are missing, and how to renumber labels.
@@ -452,9 +406,3 @@ def _check_classes(train: Tensor, test: Tensor, where: str) -> None:
             f"({len(found)} distinct) in y_train. {without}enumber both parts together: "
             f"{RENUMBER}{_doubt(train.numpy())}"
         )
-
-
-def _unused(what: str, names: Iterable[object]) -> tuple[str, ...]:
-    """Return a note on things that were found and not used; an empty tuple without names."""
-    found = sorted(map(repr, names))
-    return (f"{what} not used: {first_ten(found)}",) if found else ()

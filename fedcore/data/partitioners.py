@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from fedcore.base.errors import ConfigError
 from fedcore.base.seeding import numpy_generator
-from fedcore.data.dataset import Dataset
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -52,122 +51,17 @@ def dirichlet(
 
     :raises ConfigError: no clients, more clients than samples, alpha not positive.
     """
-    return _dirichlet("dirichlet", checked_labels(labels, num_clients), num_clients, alpha, seed, min_size)
-
-
-def shards(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
-    """Sort by label, cut into equal shards, assign ``classes_per_client`` shards to each client.
-
-    Source: McMahan et al., AISTATS 2017 (two shards each). A shard may span several classes.
-    """
     labels = checked_labels(labels, num_clients)
-    most = len(labels) // num_clients
-    if classes_per_client > most:
-        report(f"shards: {classes_per_client} shards per client lowered to {most}, one sample each")
-    each = min(classes_per_client, most)
-    rng = numpy_generator(seed, "partition")
-    shuffled = rng.permutation(len(labels))
-    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    shard_owner = rng.permutation(num_clients * each) // each
-    owner = np.empty(len(labels), dtype=np.int64)
-    owner[by_label] = np.repeat(shard_owner, even_sizes(len(labels), num_clients * each))
-    return parts_by_owner(owner, num_clients, rng)
-
-
-def classes(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
-    """Give each client ``classes_per_client`` classes; the owners of a class share its samples evenly.
-
-    As NIID-Bench's "#label": client j owns class j mod C and others at random. In addition, classes are reassigned so
-    that every class has an owner if there are enough places; otherwise samples of classes without an owner stay
-    unused, which is reported.
-
-    :raises ConfigError: more classes per client than there are classes.
-    """
-    labels = checked_labels(labels, num_clients)
-    names, class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    if classes_per_client > len(names):
-        raise ConfigError(
-            f"classes_per_client is {classes_per_client}, but the data have {len(names)} classes: lower it"
-        )
-    rng = numpy_generator(seed, "partition")
-    owns = _draw_ownership(num_clients, len(names), classes_per_client, rng)
-    counts = np.zeros((len(names), num_clients), dtype=np.int64)
-    for k, size in enumerate(class_sizes):
-        # Owners in random order: otherwise the first ones would get all remainders.
-        owners = rng.permutation(np.flatnonzero(owns[:, k]))
-        if len(owners):
-            counts[k, owners] = even_sizes(int(size), len(owners))
-    unowned = np.flatnonzero(~owns.any(axis=0))
-    owner = np.full(len(labels), -1, dtype=np.int64)
-    used = ~np.isin(class_of, unowned)
-    owner[used] = assign_by_counts(counts, class_of[used], rng)
-    if len(unowned):
-        report(
-            f"classes: no client owns the classes {', '.join(str(c) for c in names[unowned])}; "
-            f"{int((~used).sum())} samples stay unused"
-        )
-    moved = fill_up(owner, num_clients, 1, rng)
-    if moved:
-        report(f"classes: {moved} clients without samples got one sample of another class from the largest clients")
-    return parts_by_owner(owner, num_clients, rng)
-
-
-def quantity(
-    labels: IntArray, num_clients: int, *, alpha: float, seed: int, min_size: int = MIN_SIZE, **_: Any
-) -> list[IntArray]:
-    """Split at random into parts of Dirichlet(alpha) sizes, redrawn until every part has ``min_size`` samples.
-
-    Source: NIID-Bench's "quantity skew"; redraws and corrections as in :func:`dirichlet`.
-    """
-    one_class = np.zeros_like(checked_labels(labels, num_clients))
-    return _dirichlet("quantity", one_class, num_clients, alpha, seed, min_size)
-
-
-def natural(
-    labels: IntArray, num_clients: int, *, seed: int, dataset: Dataset, rows: IntArray, **_: Any
-) -> list[IntArray]:
-    """Give each source's samples to one client; a source (``Dataset.sources``) is a writer or a hospital, for example.
-
-    With as many clients as sources, client k is source k. Fewer clients hold several whole sources each: these are
-    assigned in random order, one to each client in turn, so that clients hold as many sources to within one.
-
-    :raises ConfigError: the data set has no sources, or fewer than clients.
-    """
-    if dataset.sources is None:
-        raise ConfigError(
-            "--partition natural: this data set does not say where its samples come from (Dataset.sources); name "
-            "another partition"
-        )
-    found, source = np.unique(dataset.sources.cpu().numpy()[rows], return_inverse=True)
-    if num_clients > len(found):
-        raise ConfigError(
-            f"--clients is {num_clients}, but the samples come from {len(found)} sources; write --clients "
-            f"{len(found)}, or fewer"
-        )
-    owner = np.arange(len(found))
-    if num_clients < len(found):
-        owner[numpy_generator(seed, "partition").permutation(len(found))] = np.arange(len(found)) % num_clients
-    client = owner[source]
-    order = np.argsort(client, kind="stable")
-    return np.split(order, np.searchsorted(client[order], np.arange(1, num_clients)))
-
-
-def _dirichlet(
-    scheme: str, labels: IntArray, num_clients: int, alpha: float, seed: int, min_size: int
-) -> list[IntArray]:
-    """Draw counts until every client has ``min_size`` samples or the budget is spent; then assign samples.
-
-    :param scheme: name for reports.
-    """
     check_alpha(alpha)
     rng = numpy_generator(seed, "partition")
-    _, class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    what = f"{scheme} with alpha {alpha:g}"
+    class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)[1:]
     possible = len(labels) // num_clients
     if min_size > possible:
-        report(
-            f"{what}: {num_clients} clients with at least {min_size} samples each need more than "
-            f"{len(labels)} samples; the minimum was lowered to {possible}"
+        warnings.warn(
+            f"Dirichlet({alpha:g}): {num_clients} clients with at least {min_size} samples each need more than "
+            f"{len(labels)} samples; the minimum was lowered to {possible}",
+            PartitionWarning,
+            stacklevel=2,
         )
     least = max(1, min(min_size, possible))
     concentration = np.full(num_clients, alpha)
@@ -179,16 +73,18 @@ def _dirichlet(
 
     draws = max(_FEWEST_REDRAWS, min(MAX_REDRAWS, _REDRAW_BUDGET // (len(class_sizes) * num_clients)))
     lacking, counts = draw()
-    for _ in range(draws - 1):
+    for _redraw in range(draws - 1):
         if not lacking:
             break
         lacking, counts = min((lacking, counts), draw(), key=lambda drawn: drawn[0])
     owner = assign_by_counts(counts, class_of, rng)
     moved = fill_up(owner, num_clients, least, rng)
     if moved:
-        report(
-            f"{what}: none of {draws} draws gave all {num_clients} clients {least} samples; "
-            f"{moved} samples of the largest clients were moved to the smallest"
+        warnings.warn(
+            f"Dirichlet({alpha:g}): none of {draws} draws gave all {num_clients} clients {least} samples; "
+            f"{moved} samples of the largest clients were moved to the smallest",
+            PartitionWarning,
+            stacklevel=2,
         )
     return parts_by_owner(owner, num_clients, rng)
 
@@ -216,25 +112,6 @@ def capped_counts(class_sizes: IntArray, draws: npt.NDArray[np.float64]) -> IntA
         counts[k] = np.diff(cuts, prepend=0, append=size)
         held += counts[k]
     return counts
-
-
-def _draw_ownership(num_clients: int, num_classes: int, each: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Return the mask of owned classes, (N, C), ``each`` per client."""
-    rank = rng.random((num_clients, num_classes), dtype=np.float32)
-    rows = np.arange(num_clients)
-    rank[rows, rows % num_classes] = -1
-    owns = np.zeros(rank.shape, dtype=np.bool_)
-    np.put_along_axis(owns, np.argpartition(rank, each - 1, axis=1)[:, :each], True, axis=1)
-    owners = owns.sum(axis=0)
-    for orphan in np.flatnonzero(owners == 0):
-        common = int(np.argmax(owners))
-        if owners[common] < 2:
-            break
-        client = rng.choice(np.flatnonzero(owns[:, common]))
-        owns[client, common], owns[client, orphan] = False, True
-        owners[common] -= 1
-        owners[orphan] += 1
-    return owns
 
 
 def assign_by_counts(counts: IntArray, class_of: IntArray, rng: np.random.Generator) -> IntArray:
@@ -307,8 +184,3 @@ def check_alpha(alpha: float) -> None:
     # Far above any useful value; the gamma variates of the Dirichlet draw overflow near the end of the float range.
     if not 0 < alpha <= 1e12:
         raise ConfigError(f"alpha must be positive (and at most 1e12), not {alpha}; for equal parts use iid")
-
-
-def report(message: str) -> None:
-    """Issue a :class:`PartitionWarning` for the calling partitioner."""
-    warnings.warn(message, PartitionWarning, stacklevel=3)

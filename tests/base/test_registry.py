@@ -69,6 +69,9 @@ def test_each_plugin_of_a_package_has_its_part_of_the_summary(tmp_path, monkeypa
     [
         ("dataset", "cifar10"),
         ("dataset", "imagefolder:images"),
+        ("dataset", "npz:images.npz"),
+        ("partitioner", "shards"),
+        ("partitioner", "natural"),
         ("partitioner", "niid-bench"),
         ("partitioner", "dirichlet-clients"),
         ("augmentation", "cifar10"),

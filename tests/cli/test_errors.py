@@ -58,7 +58,7 @@ BAD_INPUT = [
     ("train --dataset module:os.system", "dataset 'module:os.system' raised TypeError"),
     ("train --model simplecnn", "unknown model 'simplecnn'. Did you mean 'simple-cnn'?"),
     ("train --plugin fedopt", "The package fedcore-fedopt has: fedadagrad, fedadam, fedyogi"),
-    ("train --dataset shapes", "Or npz:FILE, domains:NAME"),
+    ("train --dataset shapes", "Or domains:NAME, hf:NAME, imagefolder:NAME, npz:NAME"),
     ("train --model resnet18", "Did you mean 'resnet50'? Or hf:NAME, timm:NAME, torchvision:NAME"),
     ("train --model embedding-bag", "--model simple-cnn"),
     ("train --model module:os.getcwd", "model 'module:os.getcwd' returned str, expected a SplitModel"),

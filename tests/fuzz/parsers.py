@@ -27,7 +27,7 @@ from fedcore.base.safe_yaml import parse_setting, read_config_file, read_mapping
 from fedcore.base.serial import dumps, loads, read_tensors, write_tensors
 from fedcore.cli.settings import build_config
 from fedcore.client.store import ClientStore
-from fedcore.data import Dataset, Partition, load_dataset, load_partition, read_npz
+from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data import partition as partition_module
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
@@ -42,6 +42,7 @@ from fedcore_study.runs.details import details, difference
 from fedcore_study.runs.overview import read_overview
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.spec import SweepSpec, override, parse_axis, parse_seeds, read_spec
+from fedcore_zoo import read_npz
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Target = Callable[[Draw, Path], None]

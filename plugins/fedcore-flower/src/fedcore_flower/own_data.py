@@ -19,11 +19,9 @@ from fedcore.data import (
     ResidentSamples,
     Samples,
     TensorSamples,
-    assemble,
     load_dataset,
     make_partition,
     numbered_as,
-    read_npz,
 )
 from fedcore.engines import ClientSite
 from fedcore_flower.agreement import Setup, check_data
@@ -52,8 +50,8 @@ class OwnData:
         :param seed: the seed of the draw.
         :raises FedcoreError: the data does not exist, is damaged, or has no training samples.
         """
-        kind, _, rest = spec.partition(":")
-        dataset = _npz(Path(rest).expanduser()) if kind == "npz" else load_dataset(spec, data_dir)
+        some_classes = "?part=yes" if spec.startswith("npz:") else ""  # in contrast to a run's data set
+        dataset = load_dataset(spec + some_classes, data_dir)
         if not len(dataset.train):
             raise DataError(f"--data {spec}: the data set has no training samples")
         if test_fraction is None:
@@ -104,15 +102,6 @@ class OwnData:
         train[setup.client], test[setup.client] = self.train.tolist(), self.test.tolist()
         info = Partition.declared([1], [0], self.dataset.name).info
         return ClientSite(config, dataset, Partition(train, test, info), state)
-
-
-def _npz(path: Path) -> Dataset:
-    """Return the images of an ``.npz`` file. In contrast to a run's data set, some classes may have no samples."""
-    train, test = read_npz(path)
-    if train.images.dtype != test.images.dtype:
-        raise DataError(f"{path}: x_train and x_test must have the same type, both uint8 or both floating point")
-    classes = int(max(split.labels.max() for split in (train, test) if len(split.labels))) + 1
-    return assemble(f"npz:{path.name}", train, test, num_classes=classes)
 
 
 def _public(name: str | None, setup: Setup, data_dir: Path | None) -> PublicSamples | None:

@@ -15,6 +15,8 @@ from fedcore_zoo.networks import (
     simple_cnn,
 )
 from fedcore_zoo.niid_bench import niid_bench
+from fedcore_zoo.npz import read_npz
+from fedcore_zoo.partitioners import classes, natural, quantity, shards
 from fedcore_zoo.vision import load_torchvision
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "breast_cancer",
     "cifar10",
     "cifar100",
+    "classes",
     "dirichlet_clients",
     "embedding_bag",
     "emnist",
@@ -36,7 +39,11 @@ __all__ = [
     "image_shape",
     "load_torchvision",
     "mnist",
+    "natural",
     "niid_bench",
+    "quantity",
+    "read_npz",
     "resnet50",
+    "shards",
     "simple_cnn",
 ]

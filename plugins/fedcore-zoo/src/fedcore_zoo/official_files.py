@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from fedcore import DataError
-from fedcore.data import Split, default_data_dir, read_npz
+from fedcore.data import Split, default_data_dir
+from fedcore_zoo.npz import read_npz
 from fedcore_zoo.vision import load_torchvision
 
 _DOWNLOAD_TIMEOUT = 15.0  # seconds without an answer; torchvision sets none and could hang behind a firewall

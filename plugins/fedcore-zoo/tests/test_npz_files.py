@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore.base.errors import DataError
-from fedcore.data import load_dataset, read_npz
-from fedcore.data.loading import RENUMBER
+from fedcore import DataError
+from fedcore.data import load_dataset
+from fedcore_zoo import read_npz
 
 RNG = np.random.default_rng(0)
 
@@ -79,12 +79,15 @@ def test_advice_on_labels_keeps_every_sample_in_its_class(tmp_path):
     """What the messages say to run is run: a class that y_train lacks must not become the next one."""
     y_train, y_test = np.array([0, 1, 3] * 10), np.arange(9) % 4
     write_npz(tmp_path / "a.npz", y_train=y_train, y_test=y_test)
-    with pytest.raises(DataError, match=r"2 of 9 test samples have classes without a training sample: 2\. .* leave"):
+    with pytest.raises(
+        DataError, match=r"2 of 9 test samples have classes without a training sample: 2\. .* leave"
+    ) as missing:
         load_dataset(f"npz:{tmp_path / 'a.npz'}")
+    advice = str(missing.value).partition("renumber both parts together: ")[2]
     names = np.array(["cat", "cow", "dog", "pig"])
     for y in ((y_train, y_test), (names[y_train], names[y_test])):
         found = {"numpy": np, "y_train": y[0], "y_test": y[1]}
-        first, *rest = RENUMBER.replace(", then", ";").replace(" and ", ";").split(";")
+        first, *rest = advice.replace(", then", ";").replace(" and ", ";").split(";")
         exec(first, found)  # noqa: S102 - the advice itself
         assert [eval(line, found).tolist() for line in rest] == [y_train.tolist(), y_test.tolist()]  # noqa: S307
     kept = y_test != 2
@@ -145,3 +148,14 @@ def test_what_is_there_and_not_used_is_named(tmp_path):
     (note,) = load_dataset(f"npz:{tmp_path / 'b.npz'}").notes
     assert note.startswith(f"{tmp_path / 'b.npz'}: arrays not used: 'x_val', 'z\\x1b00', ")
     assert note.endswith("'z\\x1b08' and 1 more")
+
+
+def test_one_clients_part_may_lack_classes_and_nothing_else(tmp_path):
+    write_npz(tmp_path / "a.npz", y_train=np.arange(30) % 2 * 3, y_test=np.arange(9) % 2 + 3)
+    with pytest.raises(DataError, match="4 of 9 test samples have classes without a training sample: 4"):
+        load_dataset(f"npz:{tmp_path / 'a.npz'}")
+    part = load_dataset(f"npz:{tmp_path / 'a.npz'}?part=yes")
+    assert (part.name, part.num_classes) == ("npz:a.npz", 5)
+    write_npz(tmp_path / "a.npz", y_train=np.arange(30) % 3 - 1)
+    with pytest.raises(DataError, match=r"training samples have classes outside of 0..2, such as -1"):
+        load_dataset(f"npz:{tmp_path / 'a.npz'}?part=yes")
