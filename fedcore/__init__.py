@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedcore.base.errors import RunDirectoryError as RunDirectoryError
     from fedcore.base.errors import UnknownNameError as UnknownNameError
     from fedcore.base.metrics import Metric as Metric
+    from fedcore.base.seeding import derive_seed as derive_seed
     from fedcore.base.seeding import generator as generator
     from fedcore.base.seeding import numpy_generator as numpy_generator
     from fedcore.base.tensors import check_changes as check_changes
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from fedcore.runs.result import RunResult as RunResult
     from fedcore.runs.training import CallbackError as CallbackError
     from fedcore.runs.training import Interrupted as Interrupted
+    from fedcore.server.system import SimulatedOutcome as SimulatedOutcome
+    from fedcore.server.system import System as System
 
 _HOMES = {
     "Answer": "base.types",
@@ -78,13 +81,16 @@ _HOMES = {
     "RunResult": "runs.result",
     "RunSetup": "hooks.contexts",
     "ServerContext": "hooks.contexts",
+    "SimulatedOutcome": "server.system",
     "SplitModel": "models.split",
     "Step": "hooks.contexts",
+    "System": "server.system",
     "Tensors": "base.types",
     "UnknownNameError": "base.errors",
     "check_changes": "base.tensors",
     "check_tensors": "base.tensors",
     "client_model": "runs.experiment",
+    "derive_seed": "base.seeding",
     "evaluate_run": "runs.experiment",
     "generator": "base.seeding",
     "hookimpl": "hooks.hookspecs",

@@ -27,12 +27,16 @@ from pydantic import (
 
 from fedcore.base.errors import ConfigError, UnknownNameError, describe
 from fedcore.base.protocols import EVALUATED
-from fedcore.base.system_options import SystemOptions, read_system
+from fedcore.base.registry import resolve
+from fedcore.base.safe_yaml import read_system
 
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
 
 _LABEL = re.compile(r"\w[\w.+=-]*")
 _MANY_TAGS, _LONG_LABEL = 50, 50
+
+SYSTEM = "simulated"
+"""The name of the system behind ``--system`` in the group ``fedcore.systems``."""
 
 Json = Any  # None, bool, int, float, str, list or dict of the same
 
@@ -40,6 +44,14 @@ Json = Any  # None, bool, int, float, str, list or dict of the same
 def _split(value: Any) -> Any:
     """Accept ``A,B,C`` as well as a list. None is empty: a line of a file that says ``client_models:``."""
     return value.split(",") if isinstance(value, str) else [] if value is None else value
+
+
+def _system_of(value: Any) -> Any:
+    """Return the options of a simulated system as an object of the package that brings it.
+
+    :raises UnknownNameError: that package is not installed.
+    """
+    return None if value is None else resolve("system", SYSTEM).model_validate(read_system(value))
 
 
 class RunConfig(BaseModel):
@@ -130,7 +142,7 @@ class RunConfig(BaseModel):
         le=_MANY,
         description="Local epochs after which the unseen clients are evaluated once more. 0: without adaptation.",
     )
-    system: Annotated[SystemOptions | None, BeforeValidator(read_system)] = Field(
+    system: Annotated[Any, BeforeValidator(_system_of)] = Field(
         default=None,
         description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1. Off by default.",
     )
@@ -360,11 +372,8 @@ class RunConfig(BaseModel):
         for name in self.trackers:
             if name in self.plugins:
                 raise ValueError(f"{name!r} is both a plugin and a tracker of this run; remove one of them")
-        unit, work = self.local_work
-        if self.system is not None and self.system.stragglers and work < 2:
-            raise ValueError(
-                f"system option stragglers needs --local-{unit} 2 or more: clients complete at least one {unit[:-1]}"
-            )
+        if self.system is not None:
+            self.system.check(self)
         unseen = self.clients - self.training_clients
         if self.unseen_clients and not 0 < unseen < self.clients:
             raise ValueError(
@@ -374,13 +383,6 @@ class RunConfig(BaseModel):
         if self.adapt_epochs and not unseen:
             raise ValueError(
                 "adapt_epochs is for clients that never train, but there are none; add --unseen-clients 0.2"
-            )
-        concurrency = None if self.system is None else self.system.concurrency
-        if concurrency is not None and self.training_clients < concurrency + self.cohort_size - 1:
-            raise ValueError(
-                f"system option concurrency: {concurrency} clients that train and up to {self.cohort_size - 1} whose "
-                f"updates wait for a cohort of {self.cohort_size} are more than the run's {self.training_clients}; "
-                "lower concurrency or participation"
             )
         alone = next((name for name in ("client_timeout", "max_waiting") if getattr(self, name) is not None), None)
         if self.stack_size > 1 and alone is not None:

@@ -40,6 +40,7 @@ GROUPS = {
     "metric prefix": "fedcore.metric_prefixes",
     "engine": "fedcore.engines",
     "runner": "fedcore.runners",
+    "system": "fedcore.systems",
     "tracker": "fedcore.trackers",
     "tracking": "fedcore.tracking",
     "preset": "fedcore.presets",

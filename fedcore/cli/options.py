@@ -18,10 +18,9 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from fedcore.base import registry
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import flag_of
+from fedcore.base.config import SYSTEM, RunConfig
+from fedcore.base.errors import FedcoreError, flag_of
 from fedcore.base.protocols import EVALUATED
-from fedcore.base.system_options import SystemOptions
 from fedcore.cli.guard import debug
 
 METHODS, RECORDS = "Methods", "Records"
@@ -127,6 +126,15 @@ _FAST = "Only try whether everything runs: two rounds of one client on two batch
 _FILE = "YAML file of options, such as a run's config.yaml. Flags override it."
 _CODE_OF_FILE = "Import code that the --config file names as module:...; inspect that code first."
 
+
+def _system_options() -> str:
+    """Return the names of the options of ``--system``, or whose they are."""
+    try:
+        return ", ".join(registry.resolve("system", SYSTEM).model_fields)
+    except FedcoreError:
+        return f"those of the package {registry.package_of('system', SYSTEM)}"
+
+
 _REPEATED = {
     "plugins": ("NAME", _METHOD),
     "trackers": ("NAME", "Show the run in tensorboard, mlflow, wandb, ... while it trains. Can be repeated."),
@@ -141,8 +149,7 @@ _REPEATED = {
     "tags": ("TAG", "A word by which fedcore runs list finds the run. Can be repeated."),
     "system": (
         "OPTION=VALUE",
-        f"{RunConfig.model_fields['system'].description} Options: {', '.join(SystemOptions.model_fields)}. Can be"
-        " repeated.",
+        f"{RunConfig.model_fields['system'].description} Options: {_system_options()}. Can be repeated.",
     ),
 }
 """Fields whose flags can be repeated: the form of a value, and the help text."""

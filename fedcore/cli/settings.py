@@ -15,8 +15,7 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig, read_choices
 from fedcore.base.errors import ConfigError, FedcoreError, suggestion
 from fedcore.base.identity import LABELS, full_name, preset_options
-from fedcore.base.safe_yaml import BESIDE_OPTIONS, parse_setting, read_mapping
-from fedcore.base.system_options import read_system
+from fedcore.base.safe_yaml import BESIDE_OPTIONS, parse_setting, read_mapping, read_system
 from fedcore.hooks.plugin import option_names
 from fedcore.runs.saved import check_code, code_in
 

@@ -95,7 +95,8 @@ class Setup:
         _check_claims(setup)
         for plugin in plugins:
             _check_needs(setup, plugin)
-        _check_concurrency(setup)
+        if config.system is not None:
+            config.system.check_setup(setup)
         seen: RunSetup = setup
         plugins.call_all("check_run", setup=seen)
         return setup
@@ -330,24 +331,6 @@ def _require_one_model(setup: Setup, plugin: Plugin) -> None:
         if other is not plugin and set(setup.claimed(other, "starts")) & set(setup.claimed(other, "owns")):
             reason = f"{plugin.name!r} works with one global model, but {other.name!r} trains several"
             raise PluginConflictError.of(plugin.name, other.name, reason)
-
-
-def _check_concurrency(setup: Setup) -> None:
-    """Refuse clients that do not wait for each other next to methods that assume that they do."""
-    if setup.config.system is None or setup.config.system.concurrency is None:
-        return
-    if not setup.plugins.reads("staleness"):
-        raise ConfigError(
-            "system option concurrency: clients train from older models, but no plugin of the run starts them there; "
-            "use --plugin fedbuff, or leave the option out"
-        )
-    breaking = [setup.plugins[name] for names in setup.breaks.values() for name in names]
-    for plugin in [*setup.plugins.implementers("select_clients"), *breaking]:
-        does = "exchanges layers in mid-epoch" if plugin in breaking else "selects clients"
-        raise ConfigError(
-            f"system option concurrency: clients do not wait for each other, but plugin {plugin.name!r} {does}; leave "
-            "one of the two out"
-        )
 
 
 def _kept(plugins: PluginSet, model: SplitModel) -> dict[str, set[str]]:

@@ -74,10 +74,10 @@ def _select(current: Round) -> None:
 
     With ``--system concurrency`` the cohort consists of the clients whose updates arrive.
     """
-    setup, arrivals = current.federation.setup, current.federation.simulator.arrivals
-    if arrivals is not None:
-        current.staleness = arrivals[current.number].staleness
-        current.select(dict.fromkeys(current.staleness))
+    setup, arriving = current.federation.setup, current.federation.system.arriving(current.number)
+    if arriving is not None:
+        current.staleness = dict(arriving)
+        current.select(dict.fromkeys(arriving))
         return
     if not current.available:
         return
@@ -140,12 +140,12 @@ def _checked_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[in
 
 def _next_state(current: Round, collector: Collector) -> ServerState:
     """Return the state to commit. Without an accepted update the model and the plugins' states do not change."""
-    committed, simulator = current.committed, current.federation.simulator
+    committed, system = current.committed, current.federation.system
     versions = {client: collector.versions[client] for client in current.accepted}
     return current.commit(
         round=current.number + 1,
         manifest={**committed.manifest, **versions},
-        virtual_time=committed.virtual_time + simulator.round_seconds(current.number, current.simulated.values()),
+        virtual_time=committed.virtual_time + system.round_seconds(current.number, current.simulated.values()),
         **({"outliers": current.outliers} if current.accepted else _unchanged(committed)),
     )
 
@@ -174,7 +174,7 @@ def _record(current: Round, collector: Collector, state: ServerState) -> dict[st
 
 def _participation(current: Round) -> dict[str, Any]:
     """Return the record of the simulated system: how many clients were available, who took part, with how much work."""
-    config, simulator = current.federation.config, current.federation.simulator
+    config, system = current.federation.config, current.federation.system
     _, everything = config.local_work
     took_part, staleness = sorted(current.accepted), current.staleness
     return {
@@ -185,7 +185,7 @@ def _participation(current: Round) -> dict[str, Any]:
             for client in took_part
             if current.simulated[client].completed < current.epochs.get(client, everything)
         },
-        "seconds": simulator.round_seconds(current.number, current.simulated.values()),
+        "seconds": system.round_seconds(current.number, current.simulated.values()),
         **({"staleness": {str(client): tau for client, tau in staleness.items()}} if staleness else {}),
     }
 

@@ -22,7 +22,7 @@ from fedcore.client.setup import Setup
 from fedcore.client.store import ClientStore
 from fedcore.data import Dataset, Partition
 from fedcore.server.state import Ledger, ServerState
-from fedcore.server.system import UNREACHED, SimulatedOutcome, Simulator
+from fedcore.server.system import UNREACHED, Everybody, SimulatedOutcome, System, SystemOptions
 from fedcore.server.validation import UpdateValidator
 
 MESSAGE_LENGTH = 1000
@@ -37,7 +37,7 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True)
 class Federation:
-    """Set-up, data and engine of a run, with the validator and the simulator made from them."""
+    """Set-up, data and engine of a run, with the validator and the system made from them."""
 
     setup: Setup
     dataset: Dataset
@@ -57,9 +57,12 @@ class Federation:
         return UpdateValidator(self.setup, self.partition, self.store)
 
     @cached_property
-    def simulator(self) -> Simulator:
-        """Draws which clients are available, lost, late and slow. Without ``--system`` all clients take part."""
-        return Simulator(self.config, self.partition.train.size, self.setup.breaks)
+    def system(self) -> System:
+        """Says which clients are available, lost, late and slow. Without ``--system`` all clients take part."""
+        options: SystemOptions | None = self.config.system
+        if options is None:
+            return Everybody(self.config)
+        return options.start(self.config, self.partition.train.size, self.setup.breaks)
 
 
 @dataclass
@@ -115,7 +118,7 @@ class ServerScope:
     @cached_property
     def available(self) -> Sequence[int]:
         """The clients that can be selected, in ascending order."""
-        return self.federation.simulator.available(self.number)
+        return self.federation.system.available(self.number)
 
     @property
     def lr(self) -> float:
@@ -238,7 +241,7 @@ class Round(ServerScope):
     def reachable(self, clients: Iterable[int]) -> Iterator[int]:
         """Yield the clients that a question reaches in this round, and record each other client."""
         for client in clients:
-            if self.federation.simulator.reachable(self.number, client):
+            if self.federation.system.reachable(self.number, client):
                 yield client
             elif self.phase == "select_clients":  # :meth:`select` records it, unless it is in the cohort
                 self._away.add(client)
@@ -252,8 +255,8 @@ class Round(ServerScope):
         """
         self.cohort += cohort
         self.epochs = {client: epochs for client, epochs in cohort.items() if epochs is not None}
-        simulator = self.federation.simulator
-        self.simulated = {client: simulator.simulated(self.number, client, epochs) for client, epochs in cohort.items()}
+        system = self.federation.system
+        self.simulated = {client: system.simulated(self.number, client, epochs) for client, epochs in cohort.items()}
         for client in sorted(self._away.difference(cohort)):
             self.fail(client, "unavailable", UNREACHED)
 

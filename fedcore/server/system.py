@@ -1,24 +1,18 @@
-"""The simulated system: availability, loss and delay of clients as pure functions of seed, round and client.
+"""What the server asks of the clients' devices and connections: who is there, who arrives, and when.
 
-No result depends on the engine or on the number of workers. Nothing waits, because time is virtual: when a client
-ends is known before it trains.
+Without ``--system`` everybody is there. A package brings a simulated system by the entry point ``simulated`` of the
+group ``fedcore.systems``: a frozen pydantic model with the methods of :class:`SystemOptions`.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol
 
 from fedcore.base.config import RunConfig
-from fedcore.base.seeding import derive_seed, numpy_generator
-from fedcore.base.system_options import SystemOptions
 from fedcore.client.messages import FailureKind
+from fedcore.client.setup import Setup
 
 UNREACHED = "could not be reached when the round began"
 """The message of the failure ``unavailable``."""
@@ -35,6 +29,11 @@ class SimulatedOutcome:
     failure: tuple[FailureKind, str] | None = None
     """Why there is no update, as a kind and a message; None if there is an update."""
 
+    @classmethod
+    def unreached(cls) -> SimulatedOutcome:
+        """Return the outcome of a client that could not be reached when the round began."""
+        return cls(0, 0.0, ("unavailable", UNREACHED))
+
     @property
     def reached(self) -> bool:
         """Whether the client could be reached when the round began."""
@@ -45,172 +44,76 @@ class SimulatedOutcome:
         return self.failure is not None and (epoch is None or self.completed < epoch)
 
 
-class Simulator:
-    """Draws which clients are available, and the outcomes of the selected clients."""
-
-    def __init__(self, config: RunConfig, samples: Callable[[int], int], breaks: Collection[int] = ()) -> None:
-        """Draw the values of the whole run: the slow clients, and with ``concurrency`` the arrivals.
-
-        :param samples: returns the number of a client's training samples.
-        :param breaks: the local epochs at whose start the cohort pauses for an exchange.
-        """
-        self.options = config.system or SystemOptions()
-        self._config, self._samples, self._last_break = config, samples, max(breaks, default=0)
-        clients = config.training_clients
-        slow = round(self.options.slow * clients)
-        self.arrivals: Arrivals | None = None
-        self._slow: NDArray[np.bool_] = np.zeros(clients, np.bool_)
-        if slow:
-            self._slow[self._stream("slow").permutation(clients)[:slow]] = True
-        self._presence = lru_cache(maxsize=1)(self._draw_presence)  # of the latest round
-        if self.options.concurrency is not None:
-            self.arrivals = Arrivals(
-                config, self.options.concurrency, lambda round, c: self.simulated(round, c).seconds
-            )
+class System(Protocol):
+    """A system in a run. Its answers are pure functions of their arguments, for a resumed run asks anew."""
 
     def available(self, round: int) -> Sequence[int]:
         """Return the clients that can be selected in a round, in ascending order."""
-        if self.options.availability == 1:
-            return range(self._config.training_clients)
-        found: list[int] = np.flatnonzero(self._presence(round)).tolist()
-        return found
 
     def reachable(self, round: int, client: int) -> bool:
         """Return whether a client is available in a round and answers the server."""
-        options = self.options
-        here = options.availability == 1 or bool(self._presence(round)[client])
-        return here and not self._happens(options.no_show, "no-show", round, client)
 
     def simulated(self, round: int, client: int, epochs: int | None = None) -> SimulatedOutcome:
         """Return the outcome of a selected client.
 
         :param epochs: its local epochs, if ``select_clients`` chose them.
         """
-        options = self.options
-        unit, everything = self._config.local_work
-        everything = everything if epochs is None else epochs
-        if not self.reachable(round, client):
-            return SimulatedOutcome(0, 0.0, ("unavailable", UNREACHED))
-        latency = -options.latency * math.log1p(-self._uniform("latency", round, client)) if options.latency else 0.0
-        completed, pace = everything, self._unit_seconds(client)
-        whole = latency + everything * pace
-        if self._happens(options.stragglers, "straggler", round, client):
-            completed = 1 + int(self._uniform("completed", round, client) * (everything - 1))
-            pace *= everything / completed
-        limit = math.inf if options.deadline is None else options.deadline
-        last = limit * (1 + 1e-9)  # 7 * 0.1 is more than 0.7
-        if latency + completed * pace > last:
-            completed = min(completed, max(0, math.floor((last - latency) / pace))) if pace else 0
-        if completed == 0:
-            return SimulatedOutcome(
-                0, limit, ("deadline", f"completed no local {unit[:-1]} within {limit:g} virtual seconds")
-            )
-        if self._happens(options.dropout, "dropout", round, client):
-            part = self._uniform("lost", round, client) * completed
-            why = f"was lost in the course of local {unit[:-1]} {int(part) + 1} of {everything}"
-            return SimulatedOutcome(int(part), latency + part * pace, ("dropped", why))
-        if completed < everything and options.partial == "drop":
-            why = f"completed {completed} of {everything} local {unit}; partial work is dropped"
-            return SimulatedOutcome(completed, min(limit, whole), ("deadline", why))
-        if completed < everything and completed <= self._last_break:
-            why = (
-                f"completed {completed} of {everything} local epochs, none after the exchange at epoch "
-                f"{self._last_break}"
-            )
-            return SimulatedOutcome(completed, latency + completed * pace, ("dropped", why))
-        return SimulatedOutcome(completed, latency + completed * pace)
+
+    def arriving(self, round: int) -> Mapping[int, int] | None:
+        """Return the clients whose updates arrive, ascending, with the server steps since each received its model.
+
+        None if clients wait for each other: then ``select_clients`` chooses the cohort.
+        """
 
     def round_seconds(self, round: int, simulated: Iterable[SimulatedOutcome]) -> float:
-        """Return the seconds of a round: until the last client answered or is known to be lost, at most the deadline.
+        """Return the virtual seconds of a round with these outcomes."""
 
-        A round without clients lasts until the deadline; without a deadline it takes no time. With ``concurrency`` a
-        round lasts from the server's last step to the arrival of the round's last update.
+
+class SystemOptions(Protocol):
+    """The options of a system, ``RunConfig.system``."""
+
+    @property
+    def arrival(self) -> float:
+        """Chance that a client is available in a round, can be reached and is not lost."""
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a configuration with a ValueError."""
+
+    def check_setup(self, setup: Setup) -> None:
+        """Refuse the methods of a run with a ConfigError."""
+
+    def trial(self) -> SystemOptions | None:
+        """Return the options of a trial with a single client, which has to answer; None for a trial without."""
+
+    def start(self, config: RunConfig, samples: Callable[[int], int], breaks: Collection[int]) -> System:
+        """Return the system of a run.
+
+        :param samples: returns the number of a client's training samples.
+        :param breaks: the local epochs at whose start the cohort pauses for an exchange.
         """
-        if self.arrivals is not None:
-            return self.arrivals[round].clock - (self.arrivals[round - 1].clock if round else 0.0)
-        return max((outcome.seconds for outcome in simulated), default=self.options.deadline or 0.0)
-
-    def _unit_seconds(self, client: int) -> float:
-        """Return the seconds of a client's local epoch; with ``--local-steps``, of an optimizer step."""
-        epoch = self._config.batches(self._samples(client))
-        batches = epoch if self._config.local_steps is None else 1
-        return batches * self.options.step_seconds * (self.options.slow_factor if self._slow[client] else 1.0)
-
-    def _draw_presence(self, round: int) -> NDArray[np.bool_]:
-        """Return for each client whether it is available."""
-        clients, options = self._config.training_clients, self.options
-        if options.day is None:
-            return self._stream("available", round).random(clients) < options.availability
-        hour: NDArray[np.float64] = (self._stream("hours").random(clients) + round / options.day) % 1.0
-        return hour < options.availability
-
-    def _stream(self, purpose: str, round: int | None = None) -> np.random.Generator:
-        return numpy_generator(self._config.seed, f"system/{purpose}", round=round)
-
-    def _uniform(self, purpose: str, round: int, client: int) -> float:
-        """Return a number in [0, 1) from a stream of this round and client."""
-        drawn = derive_seed(self._config.seed, f"system/{purpose}", round=round, client=client)
-        return (drawn >> 10) / (1 << 53)  # 63 bits would round up to 1
-
-    def _happens(self, chance: float, purpose: str, round: int, client: int) -> bool:
-        return chance > 0 and self._uniform(purpose, round, client) < chance
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """The updates of one server step."""
+class Everybody:
+    """All clients are there in every round and complete their work, in no time."""
 
-    staleness: dict[int, int]
-    """Client -> server steps since it received its model, in ascending order of client ids."""
-    clock: float
-    """Virtual seconds from the run's start to the arrival of the last update."""
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
 
+    def available(self, round: int) -> Sequence[int]:
+        """Return all clients that train."""
+        return range(self._config.training_clients)
 
-class Arrivals:
-    """The buffers of a run with ``--system concurrency``, by server step.
+    def reachable(self, round: int, client: int) -> bool:
+        """Return True."""
+        return True
 
-    ``concurrency`` clients train at any time. When an update arrives, another client receives the newest model. It is
-    drawn uniformly from the clients that neither train nor wait in the buffer. If the buffer then holds as many updates
-    as a cohort has clients, the server steps first.
+    def simulated(self, round: int, client: int, epochs: int | None = None) -> SimulatedOutcome:
+        """Return that a client completes its work."""
+        return SimulatedOutcome(self._config.local_work[1] if epochs is None else epochs, 0.0)
 
-    :source: Nguyen et al., AISTATS 2022, arXiv 2106.06639, Algorithm 1, with its concurrency.
-    """
+    def arriving(self, round: int) -> None:
+        """Return None: clients wait for each other."""
 
-    def __init__(self, config: RunConfig, concurrency: int, seconds: Callable[[int, int], float]) -> None:
-        """Begin with the first clients, which all receive w_0.
-
-        :param concurrency: the number of clients that train at any time.
-        :param seconds: (server step, client) -> the seconds that the client takes with the model of this step.
-        """
-        self._clients, self._size, self._seconds = config.training_clients, config.cohort_size, seconds
-        self._draws = numpy_generator(config.seed, "system/arrivals")
-        self._buffers: list[Buffer] = []
-        self._waiting: dict[int, int] = {}
-        self._training: list[tuple[float, int, int]] = []  # a heap of arrival, client, the step of the client's model
-        self._busy: set[int] = set()
-        for _ in range(concurrency):
-            self._start(0.0)
-
-    def __getitem__(self, step: int) -> Buffer:
-        """Return the buffer of a server step, from 0."""
-        while len(self._buffers) <= step:
-            self._take(*heapq.heappop(self._training))
-        return self._buffers[step]
-
-    def _take(self, clock: float, client: int, begun: int) -> None:
-        """Put an update into the buffer, step if the buffer is full, and start another client."""
-        step = len(self._buffers)
-        self._waiting[client] = step - begun
-        if len(self._waiting) == self._size:
-            self._buffers.append(Buffer(dict(sorted(self._waiting.items())), clock))
-            self._busy.difference_update(self._waiting)
-            self._waiting.clear()
-        self._start(clock)
-
-    def _start(self, clock: float) -> None:
-        client = int(self._draws.integers(self._clients))
-        while client in self._busy:
-            client = int(self._draws.integers(self._clients))
-        self._busy.add(client)
-        begun = len(self._buffers)
-        heapq.heappush(self._training, (clock + self._seconds(begun, client), client, begun))
+    def round_seconds(self, round: int, simulated: Iterable[SimulatedOutcome]) -> float:
+        """Return 0."""
+        return 0.0

@@ -10,7 +10,6 @@ import torch
 from fedcore import Exchange, Plugin, PluginOptions, RunConfig, hookimpl
 from fedcore.base.errors import ConfigError
 from fedcore.client.working_model import FrozenModel
-from fedcore.server.system import Simulator
 from fedcore_testing import committed, federate, interrupted, model_bytes, records, weights
 from fedcore_testing.problems import one_sample, with_batch_norm
 
@@ -170,7 +169,7 @@ def everything_cached(batch, name):
 
 def simulator(**system):
     config = RunConfig(clients=200, local_steps=10, batch_size=16, seed=3, system=system)
-    return Simulator(config, lambda client: client + 1)
+    return config.system.start(config, lambda client: client + 1)
 
 
 def test_stragglers_complete_fewer_steps_in_the_same_time():

@@ -24,7 +24,7 @@ SURFACE = {
     "fedcore.models": "models by name, and the device that they run on",
     "fedcore.engines": "an engine: its protocol, what travels, a worker's runtime",
     "fedcore.cli": "the command line, and a package's command",
-    "fedcore_zoo": "data sets and networks of the papers, their layers, a fixed split, torchvision",
+    "fedcore_zoo": "data sets, partitions and networks of the papers, their layers, a fixed split, torchvision",
     "fedcore_study": "studies of many runs: sweep, compare, report",
     "fedcore_accelerate": "runners, and the values that a step's hooks read",
     "fedcore_testing": "tests of all these",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from fedcore import Plugin, hookimpl
-from fedcore.runs.records import PARTS, Failures, RoundTimes, lost, per_round
+from fedcore.runs.records import PARTS, Failures, RoundTimes, in_words, lost, per_round, totals
 from fedcore_testing import federate
 
 
@@ -73,3 +75,9 @@ def test_bytes_per_round():
         "up": 3,
         "by_plugin": {"model": {"down": 10, "up": 2}, "moon": {"down": 0, "up": 1}},
     }
+
+
+def test_who_took_part_in_words():
+    assert in_words(8, 8, 0, {}) == "8 of 8 clients"
+    assert in_words(8, 5, 1, {"dropped": 2, "unavailable": 1}) == "5 of 8 clients (1 partial; 2 dropped, 1 unavailable)"
+    assert json.loads(json.dumps(totals([]))) == totals([])

@@ -13,7 +13,7 @@ import fedcore
 from fedcore import ConfigError, Plugin, PluginContractError, RunConfig, generator, hookimpl, question
 from fedcore.base.seeding import numpy_generator
 from fedcore.data import TensorSamples, load_dataset
-from fedcore.server.system import Simulator
+from fedcore.server.system import Everybody
 from fedcore_export import export_run
 from fedcore_testing import (
     client_state,
@@ -65,12 +65,10 @@ def test_a_partition_with_unseen_clients_is_used_as_it_is(go):
 @pytest.mark.parametrize("system", [None, {"availability": 0.7}, {"concurrency": 3}])
 def test_they_are_in_no_cohort(system):
     config = RunConfig(clients=10, unseen_clients=0.5, participation=0.4, system=system)
-    simulator = Simulator(config, lambda client: 16)
+    there = Everybody(config) if system is None else config.system.start(config, lambda client: 16)
     assert config.cohort_size == 2
-    if simulator.arrivals is None:
-        assert {client for t in range(20) for client in simulator.available(t)} == set(range(5))
-    else:
-        assert {client for t in range(20) for client in simulator.arrivals[t].staleness} == set(range(5))
+    cohorts = [there.available(t) if there.arriving(t) is None else there.arriving(t) for t in range(20)]
+    assert set().union(*cohorts) == set(range(5))
 
 
 class Counts(Plugin):

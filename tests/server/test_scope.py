@@ -73,7 +73,7 @@ def test_outside_of_a_round_every_client_is_asked_and_the_scope_frees_what_it_sh
 
 def test_a_round_asks_the_reachable_clients_and_records_the_others(federation, committed):
     with Round(federation, committed, 2, "begin_round") as current:
-        here = [client for client in range(4) if federation.simulator.reachable(2, client)]
+        here = [client for client in range(4) if federation.system.reachable(2, client)]
         assert 0 < len(here) < 4
         answers = [
             answer.client

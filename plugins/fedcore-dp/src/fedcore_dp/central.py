@@ -188,9 +188,8 @@ class CentralDP(Plugin[CentralDPOptions]):
             raise ConfigError(f"{why}, since no noise would be added; use --min-clients 1")
         if (system := config.system) is None:
             return
-        arrive = system.availability * (1 - system.no_show) * (1 - system.dropout)
-        updates = self._expected(config) * arrive
-        if arrive < 1 and config.rounds * math.exp(-updates) > 0.01:
+        updates = self._expected(config) * system.arrival
+        if system.arrival < 1 and config.rounds * math.exp(-updates) > 0.01:
             raise ConfigError(
                 f"{why}. With this --system {updates:.2g} updates arrive in a round on average, so one of the "
                 f"{config.rounds} rounds may well have none; use more --clients or --participation"

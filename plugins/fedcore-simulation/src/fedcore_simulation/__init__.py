@@ -1,0 +1,5 @@
+"""Simulated clients: unavailable, lost, late and slow ones, and clients that do not wait for each other. No torch."""
+
+from fedcore_simulation.options import SimulatedSystem
+
+__all__ = ["SimulatedSystem"]
