@@ -81,6 +81,10 @@ class RunSetup(Protocol):
         """The model's names, in ``layout.shared``, ``personal``, ``fixed``, ``trainable`` and ``buffers``."""
 
     @property
+    def breaks(self) -> Mapping[int, list[str]]:
+        """Epoch -> the plugins that exchange at its start, in user order."""
+
+    @property
     def public(self) -> PublicSamples | None:
         """The public samples of ``--public``; None without this option."""
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedcore import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
-    from fedcore import RunConfig, Setup, System
+    from fedcore import RunConfig, RunSetup, System
 
 
 class SimulatedSystem(BaseModel):
@@ -118,7 +118,7 @@ class SimulatedSystem(BaseModel):
                 f"{config.training_clients}; lower concurrency or participation"
             )
 
-    def check_setup(self, setup: Setup) -> None:
+    def check_setup(self, setup: RunSetup) -> None:
         """Refuse clients that do not wait for each other next to methods that assume that they do.
 
         :raises ConfigError: names the method.
