@@ -19,6 +19,8 @@ class PluginOptions(BaseModel):
     """Base of every plugin's options. Unknown names are refused; values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Options that this class had before -> a sentence that says where they are now, for users who name them."""
 
 
 PLACE: Any = {"place": True}
@@ -186,7 +188,7 @@ def parse_options(
     known = option_names(cls)
     for option in options:
         if option not in known:
-            raise UnknownNameError(f"{name} option", option, known)
+            raise UnknownNameError(f"{name} option", option, known, cls.Options.elsewhere.get(option, ""))
     try:
         return cls.Options.model_validate(dict(options))
     except ValidationError as error:

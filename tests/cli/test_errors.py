@@ -174,6 +174,7 @@ BAD_INPUT = [
     # plugins and bench
     ("train --plugin dp --plugin fedcd", "plugins 'dp' and 'fedcd' cannot be combined"),
     ("train --plugin dp --set dp.noise=1", "unknown dp option 'noise'"),
+    ("train --plugin fedcd --set fedcd.W=mean", "The plugin fedcd-variants has it"),
     ("plugins show fedprx", "unknown plugin 'fedprx'. Did you mean 'fedprox'?"),
     ("plugins show module:os.getcwd", "getcwd"),
     ("plugins new Bad_Name", "Write 'bad-name'"),

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedcore import ClientUpdate
-from fedcore_fedcd import FedCD, FedCDOptions, FineClassifier
-from fedcore_fedcd.equations import matched_order
+from fedcore_fedcd import FedCD, FedCDOptions, FedCDVariants, FedCDVariantsOptions
+from fedcore_fedcd.equations import FineClassifier
+from fedcore_fedcd.variants import MeanClassifier, ProbabilityClassifier, matched_order
 
 C, M, D = 3, 2, 5
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
@@ -39,12 +40,19 @@ class State(dict):
         self[name] = self[name] + tensor if name in self else tensor
 
 
+def made(**options):
+    """Return FedCD, or its variants where an option is theirs."""
+    if options.keys() <= FedCDOptions.model_fields.keys():
+        return FedCD(FedCDOptions(**options))
+    return FedCDVariants(FedCDVariantsOptions(**options))
+
+
 def commit(updates, state=None, **options):
     """Take one round's updates; returns the partial state and the server's state."""
     classes, per_class, width = updates[0].payload["prototypes"].shape
     sizes = torch.full((1 + max(one.client for one in updates),), 1000)
     server = SimpleNamespace(state=State(state or {}), num_classes=classes, feature_dim=width, client_sizes=sizes)
-    plugin = FedCD(FedCDOptions(**{"fine_classes": per_class, **options}))
+    plugin = made(fine_classes=per_class, **options)
     for one in updates:
         plugin.accumulate(server, one)
     owned = plugin.aggregate(server, updates) if plugin.owns else None  # as the core calls it
@@ -153,12 +161,11 @@ def test_aggregation_by_counts_takes_each_fine_class_from_its_holders():
 
 def test_without_adaptive_aggregation_nothing_is_owned_but_prototypes_are_still_averaged():
     options = {"aggregation": "fedavg"}
-    plugin = FedCD(FedCDOptions(**options))
-    assert plugin.owns == ()
+    assert made(**options).owns == ()
     part, state = commit(first(), **options)
     assert part is None
     assert state["counts"].sum() == 19
-    assert FedCD(FedCDOptions()).owns == ("classifier.*",)
+    assert made().owns == made(aggregation="count").owns == ("classifier.*",)
 
 
 def test_one_client_gives_its_own_classifier():
@@ -222,12 +229,12 @@ def test_a_lone_centre_joins_a_known_one_and_no_free_place():
     assert order.tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_w_reduces_the_m_consecutive_outputs_of_each_class(reduction):
+@pytest.mark.parametrize("kind", [FineClassifier, MeanClassifier])
+def test_w_reduces_the_m_consecutive_outputs_of_each_class(kind):
     torch.manual_seed(0)
-    classifier = FineClassifier(D, C, M, reduction)
+    classifier = kind(D, C, M)
     z = torch.randn(4, D)
-    w = np.kron(np.eye(C), np.ones((M, 1))) / (M if reduction == "mean" else 1)  # (CM, C)
+    w = np.kron(np.eye(C), np.ones((M, 1))) / (M if kind is MeanClassifier else 1)  # (CM, C)
     expected = classifier.fine(z).detach().numpy() @ w
     np.testing.assert_allclose(classifier(z).detach(), expected, rtol=1e-5, atol=1e-6)
     assert [name for name, _ in classifier.named_parameters()] == ["fine.weight", "fine.bias"], "W is not trained"
@@ -235,17 +242,19 @@ def test_w_reduces_the_m_consecutive_outputs_of_each_class(reduction):
 
 def test_w_on_probabilities_adds_those_of_a_classes_fine_classes():
     torch.manual_seed(0)
-    classifier, z = FineClassifier(D, C, M, "probabilities").double(), torch.randn(4, D, dtype=torch.float64)
+    classifier, z = ProbabilityClassifier(D, C, M).double(), torch.randn(4, D, dtype=torch.float64)
     fine = np.exp(classifier.fine(z).detach().numpy())
     expected = fine / fine.sum(axis=1, keepdims=True) @ np.kron(np.eye(C), np.ones((M, 1)))
     np.testing.assert_allclose(classifier(z).softmax(dim=1).detach(), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("reduction", "alike"), [("sum", True), ("mean", True), ("probabilities", False)])
-def test_the_outputs_of_a_class_get_different_gradients_from_w_on_probabilities_alone(reduction, alike):
+@pytest.mark.parametrize(
+    ("kind", "alike"), [(FineClassifier, True), (MeanClassifier, True), (ProbabilityClassifier, False)]
+)
+def test_the_outputs_of_a_class_get_different_gradients_from_w_on_probabilities_alone(kind, alike):
     """Logits that are added up leave the M outputs of a class one gradient, and no fine classifier to learn."""
     torch.manual_seed(0)
-    classifier = FineClassifier(D, C, M, reduction)
+    classifier = kind(D, C, M)
     torch.nn.functional.cross_entropy(classifier(torch.randn(4, D)), torch.tensor([0, 1, 2, 0])).backward()
     own = classifier.fine.weight.grad.view(C, M, D)
     assert torch.equal(own[:, 0], own[:, 1]) == alike

@@ -9,17 +9,19 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore_fedcd import (
-    Points,
+from fedcore_fedcd.equations import (
     Rebalanced,
     assign_fine_classes,
     batch_prototype_loss,
     class_vector_weights,
+    cluster_class,
     decoupled_distillation,
+    fine_counts,
     hierarchical_contrast,
     hierarchical_weights,
+    no_points,
 )
-from fedcore_fedcd.equations import cluster_class, distillation, fine_counts, fine_means
+from fedcore_fedcd.variants import distillation, fine_means
 
 B, C, M, D, K = 12, 4, 3, 6, 5
 DTYPES = [torch.float64, torch.float32]
@@ -136,9 +138,8 @@ def check(value, expected, dtype):
 
 
 def mean(losses, importance=None):
-    nothing = Points(torch.empty(0, D), *[torch.empty(0)] * 4)
     importance = torch.ones(len(losses)) if importance is None else importance
-    return Rebalanced(nothing, torch.empty(0), importance).mean(losses)
+    return Rebalanced(no_points(D, losses.device), torch.empty(0), importance).mean(losses)
 
 
 def hpc_loss(z, labels, fine, prototypes, *, alpha=0.1, temperature=1.0, importance=None, known=None):

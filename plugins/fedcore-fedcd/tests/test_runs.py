@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcore import FedcoreError, Loss, Plugin, PluginConflictError, hookimpl
+from fedcore import FedcoreError, Loss, Plugin, PluginConflictError, UnknownNameError, hookimpl
 from fedcore.data import load_dataset
-from fedcore_fedcd import FedCD, FedCDOptions, assign_fine_classes
+from fedcore_fedcd import FedCD, FedCDOptions, FedCDVariants, FedCDVariantsOptions
+from fedcore_fedcd.equations import assign_fine_classes
 from fedcore_testing import Cohorts, OwnTaskLoss, StepsOnServer, model_bytes, records
 
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
@@ -24,8 +27,8 @@ def _fresh_log():
 # --- plugins and partitions of these tests ---------------------------------------------------------------------
 
 
-class Watched(FedCD):
-    """FedCD that notes what it is given and what it makes of it."""
+class Watching:
+    """Notes what a plugin is given and what it makes of it."""
 
     @hookimpl
     def local_loss(self, step):
@@ -73,7 +76,7 @@ class Watched(FedCD):
         LOG.append({"kind": "state", "round": server.round, "state": state})
 
 
-class Probed(Watched):
+class Probing(Watching):
     """Also notes where every loss's gradient goes."""
 
     @hookimpl
@@ -89,6 +92,22 @@ class Probed(Watched):
             if loss.value.requires_grad:
                 note_gradients(step, loss.name, loss.value)
         return losses
+
+
+class Watched(Watching, FedCD):
+    pass
+
+
+class WatchedVariants(Watching, FedCDVariants):
+    pass
+
+
+class Probed(Probing, FedCD):
+    pass
+
+
+class ProbedVariants(Probing, FedCDVariants):
+    pass
 
 
 def note_gradients(step, name, value):
@@ -164,8 +183,15 @@ def kept(kind, log=None, **filters):
 SKEWED = {"clients": 2, "rounds": 2, "local_epochs": 2, "partition": skewed, "batch_size": 32}
 
 
-def hand_run(go, cohorts, options=None, plugin=Watched, **config):
-    plugins = {plugin: options or {}, Cohorts: {"rounds": cohorts}}
+OPTIONS, OF_VARIANTS = (
+    {field.alias or name for name, field in cls.model_fields.items()} for cls in (FedCDOptions, FedCDVariantsOptions)
+)
+
+
+def hand_run(go, cohorts, options=None, plugins=(Watched, WatchedVariants), **config):
+    """Run FedCD, or its variants where an option is theirs."""
+    options = options or {}
+    plugins = {plugins[not options.keys() <= OPTIONS]: options, Cohorts: {"rounds": cohorts}}
     config = {"partition": analytic_federation, "rounds": len(cohorts), "batch_size": 16, **config}
     return go(plugins, **config)
 
@@ -411,7 +437,7 @@ def test_the_weights_with_t_from_1_as_in_algorithm_2(go):
 
 @pytest.mark.parametrize("rebalance", ["averaged", "appended", "mixed", "none"])
 def test_which_part_of_the_local_problem_each_loss_reaches(go, rebalance):
-    hand_run(go, [[0], [0]], {"rebalance": rebalance}, plugin=Probed, local_epochs=2)
+    hand_run(go, [[0], [0]], {"rebalance": rebalance}, plugins=(Probed, ProbedVariants), local_epochs=2)
     expected = {
         "dcl": {"encoder", "classifier", "features"},
         "hpc": {"encoder", "prototypes", "features"},
@@ -424,7 +450,7 @@ def test_which_part_of_the_local_problem_each_loss_reaches(go, rebalance):
 
 
 def test_gid_is_zero_before_the_first_step_of_a_round_and_positive_after_it(go):
-    hand_run(go, [[0], [0]], plugin=Probed, local_epochs=2)
+    hand_run(go, [[0], [0]], plugins=(Probed, ProbedVariants), local_epochs=2)
     entries = kept("gradients", loss="gid")
     assert sum(e["same_as_global"] for e in entries) == 2, "the first batch of each round"
     for e in entries:
@@ -432,7 +458,7 @@ def test_gid_is_zero_before_the_first_step_of_a_round_and_positive_after_it(go):
 
 
 def test_z_reaches_gid_through_the_student_only(go):
-    hand_run(go, [[0], [0]], {"rebalance": "none"}, plugin=Probed, local_epochs=2)
+    hand_run(go, [[0], [0]], {"rebalance": "none"}, plugins=(Probed, ProbedVariants), local_epochs=2)
     entries = [e for e in kept("gradients", loss="gid") if e["epoch"] == 1]
     assert entries
     for e in entries:
@@ -441,15 +467,15 @@ def test_z_reaches_gid_through_the_student_only(go):
 
 def test_global_prototypes_train_the_classifier_and_not_the_encoder(go):
     """With appended prototypes z's gradient of L_dcl is the batch's own; averaged and mixed ones share its divisor."""
-    hand_run(go, [[0], [0]], {"rebalance": "appended"}, plugin=Probed)
+    hand_run(go, [[0], [0]], {"rebalance": "appended"}, plugins=(Probed, ProbedVariants))
     for e in kept("gradients", loss="dcl"):
         torch.testing.assert_close(e["z"], e["z_expected"])
     LOG.clear()
-    hand_run(go, [[0], [0]], {"rebalance": "averaged", "prototype_weight": 3.0}, plugin=Probed)
+    hand_run(go, [[0], [0]], {"rebalance": "averaged", "prototype_weight": 3.0}, plugins=(Probed, ProbedVariants))
     for e in kept("gradients", loss="dcl"):
         torch.testing.assert_close(e["z"], e["z_expected"] / (1 if e["round"] == 0 else 4))
     LOG.clear()
-    hand_run(go, [[0], [0]], {"rebalance": "mixed"}, plugin=Probed)
+    hand_run(go, [[0], [0]], {"rebalance": "mixed"}, plugins=(Probed, ProbedVariants))
     shares = [float(e["z"].norm() / e["z_expected"].norm()) for e in kept("gradients", loss="dcl", round=1)]
     assert min(shares) < 0.5
     assert max(shares) <= 1 + 1e-5
@@ -467,7 +493,7 @@ def test_a_client_with_one_sample_trains_from_the_first_round_on(go, rebalance):
 
 
 def test_mixed_puts_every_known_prototype_into_exactly_one_batch_of_an_epoch(go):
-    hand_run(go, [[0, 1], [0]], {"rebalance": "mixed"}, plugin=Probed, local_epochs=1)
+    hand_run(go, [[0, 1], [0]], {"rebalance": "mixed"}, plugins=(Probed, ProbedVariants), local_epochs=1)
     n, known = 75, kept("state", round=0)[0]["state"]["counts"]
     entries = kept("gradients", loss="dcl", round=1)
     # The batch's share of z's gradient is |batch| / (|batch| + N_of_its_prototypes); put together: all counts.
@@ -508,8 +534,6 @@ CHANGES = [
     {"normalize": True},
     {"match": "hungarian"},
     {"hpc": False},
-    {"bpr": False},
-    {"gid": False},
     {"distillation": "kl"},
     {"aggregation": "count"},
     {"aggregation": "fedavg"},
@@ -518,7 +542,7 @@ CHANGES = [
 
 def test_features_and_the_first_prototypes_are_of_unit_length_where_they_are_normalized(go):
     """K-means centres are means of unit vectors, and those of one cluster are close to each other."""
-    result = go({Watched: {"normalize": True}}, **{**SKEWED, "rounds": 1})
+    result = go({WatchedVariants: {"normalize": True}}, **{**SKEWED, "rounds": 1})
     x = load_dataset("digits").test.gather(torch.arange(50))
     z = result.model.eval()(x).features
     torch.testing.assert_close(z.norm(dim=1), torch.ones(50))
@@ -536,7 +560,7 @@ def final(go):
     def weights(options):
         key = str(sorted(options.items()))
         if key not in done:
-            result = go({"fedcd": options}, **SKEWED)
+            result = go({"fedcd" if options.keys() <= OPTIONS else "fedcd-variants": options}, **SKEWED)
             assert [line["accepted"] for line in records(result)] == [2, 2]
             done[key] = model_bytes(result)
         return done[key]
@@ -551,17 +575,28 @@ def test_every_option_changes_the_trajectory(final, options):
 
 
 def test_every_option_is_among_those_that_were_changed():
-    names = {field.alias or name for name, field in FedCDOptions.model_fields.items()}
-    assert {name for options in CHANGES for name in options} == names - {"feature_norm", "bound_moves"}, (
-        "which refuse clients only"
-    )
+    refuse_clients_only = {"feature_norm", "bound_moves"}
+    assert {name for options in CHANGES for name in options} == OF_VARIANTS - refuse_clients_only
+
+
+def test_the_variants_with_fedcds_options_are_fedcd(go):
+    """The same bits and the same records but for the name, in rounds with and without global prototypes."""
+    options = {"fine_classes": 2, "lambda": 0.3}
+    runs = [go({name: options}, **SKEWED) for name in ("fedcd", "fedcd-variants")]
+    assert model_bytes(runs[0]) == model_bytes(runs[1])
+    one, two = ([(line["losses"], line["metrics"], line["bytes"]) for line in records(run)] for run in runs)
+    assert json.dumps(one) == json.dumps(two).replace("fedcd-variants", "fedcd")
+
+
+def test_an_option_of_the_variants_is_refused_with_the_place_where_it_is(go):
+    for option, place in (("W", "fedcd-variants"), ("bpr", "gamma=0"), ("gid", "lambda=0")):
+        with pytest.raises(UnknownNameError, match=place):
+            go({"fedcd": {option: "mean"}})
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"gamma": 0.0}, {"bpr": False}),
-        ({"lambda": 0.0}, {"gid": False}),
         ({"prototype_weight": 0.0}, {"rebalance": "none"}),
         ({"fine_classes": 1, "W": "mean"}, {"fine_classes": 1}),
         ({"fine_classes": 1, "W": "probabilities"}, {"fine_classes": 1}),
@@ -574,7 +609,7 @@ def test_options_that_mean_the_same_give_the_same_bits(final, one, other):
 
 def test_a_first_round_without_any_term_is_refused(go):
     with pytest.raises(FedcoreError, match="first_t"):
-        go({"fedcd": {"first_t": 1, "hpc": False, "gid": False, "gamma": 0.0}})
+        go({"fedcd-variants": {"first_t": 1, "hpc": False, "lambda": 0.0, "gamma": 0.0}})
 
 
 @pytest.mark.slow
@@ -633,4 +668,4 @@ def test_what_cannot_be_combined_is_refused_with_both_names(go, other, order):
 
 
 def test_without_adaptive_aggregation_a_server_optimizer_is_welcome(go):
-    assert go({"fedcd": {"aggregation": "fedavg"}, StepsOnServer: {}}, **SKEWED).metrics["global"]
+    assert go({"fedcd-variants": {"aggregation": "fedavg"}, StepsOnServer: {}}, **SKEWED).metrics["global"]

@@ -10,7 +10,9 @@ from torch.func import functional_call, hessian
 from torch.nn.functional import cross_entropy
 
 from fedcore import hookimpl
-from fedcore_fedcd import FedCD, FineClassifier, hierarchical_contrast, hierarchical_weights, largest_move
+from fedcore_fedcd import FedCDVariants
+from fedcore_fedcd.equations import FineClassifier, hierarchical_contrast, hierarchical_weights
+from fedcore_functional import largest_move
 from fedcore_testing import records
 
 B, C, M, D = 24, 4, 3, 6
@@ -99,7 +101,7 @@ def curvature(loss_of, classifier):
 @pytest.mark.parametrize("per_class", [1, 3])
 def test_one_mean_over_the_rebalanced_set_halves_the_curvature_of_two(per_class):
     """At most M |z|^2 / 2 for a mean, whatever its importances; two means add up."""
-    classifier = FineClassifier(D, C, per_class, "sum").double()
+    classifier = FineClassifier(D, C, per_class).double()
     z, points = draw(3, B, D), draw(4, C * per_class, D)
     of_points = torch.arange(C * per_class) // per_class
     importance = torch.arange(1.0, C * per_class + 1)
@@ -122,7 +124,7 @@ def test_the_bound_is_reached_by_two_classes_in_doubt():
     """M = 3 columns that move together take three times the step of one."""
     z, label = torch.tensor([[3.0, 4.0]], dtype=torch.float64), torch.tensor([0])
     for per_class in (1, 3):
-        classifier = FineClassifier(2, 2, per_class, "sum").double()
+        classifier = FineClassifier(2, 2, per_class).double()
         torch.nn.init.zeros_(classifier.fine.weight)
         torch.nn.init.zeros_(classifier.fine.bias)
         found = curvature(lambda logits: cross_entropy(logits(z), label), classifier)
@@ -132,7 +134,7 @@ def test_the_bound_is_reached_by_two_classes_in_doubt():
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-class Lengths(FedCD):
+class Lengths(FedCDVariants):
     """FedCD that notes how long the prototypes and the features become."""
 
     seen: list[tuple[float, float, float]] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from fedcore_functional import (
     UnitLength,
     check_covariance,
     check_means,
+    check_moves,
     feature_range,
 )
 
@@ -98,3 +101,18 @@ def test_covariances_of_no_features(covariance, within, words):
     check_covariance(3, torch.ones(2), torch.tensor([[2.0, 0.5], [0.5, 0.9]]), within)
     with pytest.raises(ValueError, match=words):
         check_covariance(3, torch.ones(2), torch.tensor(covariance), within)
+
+
+@pytest.mark.parametrize(
+    ("moved", "optimizer", "refused"),
+    [(0.0, "sgd", False), (0.59, "sgd", False), (0.63, "sgd", True), (9.0, "sgd", True), (9.0, "adam", False)],
+)
+def test_a_prototype_moves_no_further_than_its_steps(moved, optimizer, refused):
+    """By hand: 3 steps of rate 0.1 with momentum 0.5, weight 2, tau 0.5 and length 4 move at most 0.6."""
+    config = SimpleNamespace(optimizer=optimizer, momentum=0.5)
+    server = SimpleNamespace(config=config, lr=0.1)
+    start = torch.tensor([[4.0, 0.0], [0.0, 4.0]])
+    sent = start + torch.tensor([[0.0, 0.0], [moved, 0.0]])
+    words = f"'centres' moved {moved:.3g} .* but 3 steps of SGD move at most 0.6"
+    with pytest.raises(ValueError, match=words) if refused else nullcontext():
+        check_moves("centres", sent, start, server, steps=3, weight=2.0, temperature=0.5)

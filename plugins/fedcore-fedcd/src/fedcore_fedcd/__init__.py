@@ -1,30 +1,9 @@
-"""FedCD as a fedcore plugin: fine-grained prototypes and adaptive class-level classifier aggregation."""
+"""FedCD as a fedcore plugin: fine-grained prototypes and adaptive class-level classifier aggregation.
 
-from fedcore_fedcd.equations import (
-    FineClassifier,
-    Points,
-    Rebalanced,
-    assign_fine_classes,
-    batch_prototype_loss,
-    class_vector_weights,
-    decoupled_distillation,
-    hierarchical_contrast,
-    hierarchical_weights,
-    largest_move,
-)
+``fedcore_fedcd.equations`` has the paper's equations, ``fedcore_fedcd.variants`` its ablations and other readings.
+"""
+
 from fedcore_fedcd.plugin import FedCD, FedCDOptions
+from fedcore_fedcd.variants import FedCDVariants, FedCDVariantsOptions
 
-__all__ = [
-    "FedCD",
-    "FedCDOptions",
-    "FineClassifier",
-    "Points",
-    "Rebalanced",
-    "assign_fine_classes",
-    "batch_prototype_loss",
-    "class_vector_weights",
-    "decoupled_distillation",
-    "hierarchical_contrast",
-    "hierarchical_weights",
-    "largest_move",
-]
+__all__ = ["FedCD", "FedCDOptions", "FedCDVariants", "FedCDVariantsOptions"]

@@ -9,7 +9,6 @@ The functions of the training step never sync with the host.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -33,8 +32,6 @@ class Points(NamedTuple):
     """m, (P,)."""
     importance: Tensor
     """I_{c,m}, (P,); 0 where the prototype is not known."""
-    partners: Tensor
-    """Positions of samples, (P,). A mixed prototype takes part in the batch that holds its partner."""
 
 
 class Rebalanced(NamedTuple):
@@ -70,13 +67,29 @@ class Rebalanced(NamedTuple):
         return mean * total if self.summed else mean
 
 
-def points_of(prototypes: Tensor, importance: Tensor, partners: Tensor) -> Points:
-    """Return the prototypes (C, M, d) as samples; ``importance`` and ``partners`` are (C, M)."""
+def points_of(prototypes: Tensor, importance: Tensor) -> Points:
+    """Return the prototypes (C, M, d) with their importance (C, M) as samples."""
     index = torch.arange(importance.numel(), device=importance.device)
     per_class = importance.shape[1]
-    return Points(
-        prototypes.flatten(0, 1), index // per_class, index % per_class, importance.flatten(), partners.flatten()
-    )
+    return Points(prototypes.flatten(0, 1), index // per_class, index % per_class, importance.flatten())
+
+
+def no_points(width: int, device: torch.device) -> Points:
+    """Return no prototypes of a width, for a round without P^g."""
+    return points_of(torch.zeros(0, 1, width, device=device), torch.zeros(0, 1, device=device))
+
+
+def appended(labels: Tensor, points: Points) -> Rebalanced:
+    """Return D^k+ with one mean over the samples and one over the prototypes, which are added up.
+
+    :param labels: of the samples, (B,); each has the importance 1 / B.
+    :param points: their importances add up to 1. Without any it is D^k, the samples alone.
+    """
+    if not len(points.labels):
+        return Rebalanced(points, labels, points.importance.new_ones(labels.shape))
+    of_samples = points.importance.new_full(labels.shape, 1.0 / len(labels))
+    importance = torch.cat([of_samples, points.importance])
+    return Rebalanced(points, torch.cat([labels, points.labels]), importance, summed=True)
 
 
 # --- prototypes on a client --------------------------------------------------------------------------------------
@@ -99,14 +112,6 @@ def fine_counts(labels: Tensor, fine: Tensor, known: Tensor) -> Tensor:
     classes, per_class = known.shape
     counts = torch.bincount(labels * per_class + fine, minlength=classes * per_class).view(classes, per_class)
     return counts * known
-
-
-def fine_means(features: Tensor, labels: Tensor, fine: Tensor, prototypes: Tensor) -> Tensor:
-    """Return each fine class's mean feature, or its given prototype if it has no sample: (C, M, d)."""
-    classes, per_class, width = prototypes.shape
-    means, counts = class_means(features.double(), labels * per_class + fine, classes * per_class)
-    held = (counts > 0).view(classes, per_class, 1)  # (C, M, 1)
-    return torch.where(held, means.view(classes, per_class, width).to(prototypes.dtype), prototypes)
 
 
 def cluster_class(features: Tensor, per_class: int, seed: int) -> Tensor:
@@ -141,9 +146,9 @@ def hierarchical_weights(known: Tensor, alpha: float) -> Tensor:
     index, held = torch.arange(classes * per_class, device=known.device), known.flatten()
     of_class = index // per_class
     same = of_class == of_class.unsqueeze(1)  # (CM, CM)
-    weights = torch.full(same.shape, _log(1 - alpha), dtype=torch.float64, device=known.device)
-    weights = weights.masked_fill(same, _log(alpha)).masked_fill(index == index.unsqueeze(1), 0.0)
-    return weights.masked_fill(~held & held.unsqueeze(1), -torch.inf)
+    weights = torch.full(same.shape, 1 - alpha, dtype=torch.float64, device=known.device)
+    weights = weights.masked_fill(same, alpha).masked_fill(index == index.unsqueeze(1), 1.0)
+    return weights.masked_fill(~held & held.unsqueeze(1), 0.0).log()
 
 
 def hierarchical_contrast(
@@ -174,23 +179,20 @@ def hierarchical_contrast(
 
 
 class FineClassifier(nn.Module):
-    """D and W of Eq. 6: C * M fine logits, index j = c * M + m, which the fixed W reduces to C class logits.
+    """D and W of Eq. 6: C * M fine logits, index j = c * M + m, which the fixed W reduces to C class logits."""
 
-    :param reduction: ``"sum"`` or ``"mean"`` of a class's fine logits; or ``"probabilities"``: softmax(class logits) =
-        softmax(fine logits) W.
-    """
-
-    def __init__(self, width: int, num_classes: int, per_class: int, reduction: str) -> None:
+    def __init__(self, width: int, num_classes: int, per_class: int) -> None:
         super().__init__()
         self.fine = nn.Linear(width, num_classes * per_class)
-        self.shape, self.reduction = (num_classes, per_class), reduction
+        self.shape = (num_classes, per_class)
 
     def forward(self, features: Tensor) -> Tensor:
         """Map features (B, d) to class logits (B, C)."""
-        fine: Tensor = self.fine(features).unflatten(1, self.shape)  # (B, C, M)
-        if self.reduction == "probabilities":
-            return fine.logsumexp(dim=2)
-        return fine.sum(dim=2) if self.reduction == "sum" else fine.mean(dim=2)
+        return self.reduce(self.fine(features).unflatten(1, self.shape))
+
+    def reduce(self, fine: Tensor) -> Tensor:
+        """Multiply fine logits (B, C, M) by W: the class logits (B, C)."""
+        return fine.sum(dim=2)
 
 
 def batch_prototype_loss(features: Tensor, labels: Tensor, classifier: nn.Module, num_classes: int) -> Tensor:
@@ -228,12 +230,6 @@ def decoupled_distillation(teacher_logits: Tensor, student_logits: Tensor, label
     return tckd + xi * nckd
 
 
-def distillation(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
-    """Return plain KL(teacher || student) of each sample, (N,): FedCD/kd of Table 4."""
-    teacher, student = teacher_logits.detach().log_softmax(dim=1), student_logits.log_softmax(dim=1)
-    return (teacher.exp() * (teacher - student)).sum(dim=1)
-
-
 # --- the server --------------------------------------------------------------------------------------------------
 
 
@@ -246,35 +242,6 @@ def global_prototypes(sums: Tensor, totals: Tensor, prototypes: Tensor, counts: 
     held = totals > 0
     means = (sums / totals.clamp(min=1).unsqueeze(2)).float()
     return torch.where(held.unsqueeze(2), means, prototypes), torch.where(held, totals, counts)
-
-
-def largest_move(start: Tensor, *, weight: float, temperature: float, lr: float, momentum: float, steps: int) -> Tensor:
-    """Return how far SGD on ``weight`` * L_hpc can move each prototype, (P,): ours, not the paper's.
-
-    L_hpc sees a prototype through cosines, and depends on cos / temperature with a slope of at most 1. The gradient of
-    cos(z, P) is orthogonal to P and at most 1 / |P| long, so |P| never falls. A velocity is at most the largest
-    gradient divided by 1 - momentum.
-
-    :param start: the prototypes before the first step, (P, d).
-    """
-    lengths: Tensor = start.norm(dim=1).clamp(min=1e-8)  # (P,)
-    return steps * lr / (1 - momentum) * weight / (temperature * lengths)
-
-
-def matched_order(centres: Tensor, known: Tensor, others: Tensor, others_known: Tensor) -> Tensor:
-    """Return the order of centres that brings each nearest to its counterpart: ours, not the paper's.
-
-    As many known centres as possible get a known counterpart, with the least sum of squared distances.
-
-    :param centres: (M, d), ``known`` (M,) bool; ``others`` and ``others_known`` the same of the counterparts.
-    :returns: (M,) int64: ``centres[order][m]`` belongs to ``others[m]``.
-    """
-    from scipy.optimize import linear_sum_assignment  # slow to import, as above
-
-    distances = (others.double().unsqueeze(1) - centres.double()).square().sum(dim=2)  # (M others, M centres)
-    apart = 1 + distances.sum()  # dearer than any pairs of known ones
-    cost = torch.where(others_known.unsqueeze(1) & known, distances, apart)
-    return torch.as_tensor(linear_sum_assignment(cost.numpy())[1])
 
 
 def class_vector_weights(weights: Tensor, biases: Tensor, prototypes: Tensor) -> Tensor:
@@ -297,7 +264,3 @@ def aggregate_class_vectors(shares: Tensor, vectors: Tensor) -> Tensor:
     :returns: (CM, ...).
     """
     return torch.einsum("jk,kj...->j...", shares, vectors)
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf

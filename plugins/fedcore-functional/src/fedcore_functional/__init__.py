@@ -15,7 +15,9 @@ from fedcore_functional.bounds import (
     FeatureRange,
     check_covariance,
     check_means,
+    check_moves,
     feature_range,
+    largest_move,
 )
 from fedcore_functional.calibration import CalibrationOptions, ClassifierCalibration
 from fedcore_functional.classes import (
@@ -83,6 +85,7 @@ __all__ = [
     "check_covariance",
     "check_layers",
     "check_means",
+    "check_moves",
     "check_prototypes",
     "check_statistics",
     "class_means",
@@ -97,6 +100,7 @@ __all__ = [
     "feature_range",
     "feature_statistics",
     "first_prototypes",
+    "largest_move",
     "linear_term",
     "log_prior",
     "may_draw",

@@ -1,7 +1,8 @@
-"""What a client's mean features and covariances cannot be, whatever its samples are.
+"""What a client's mean features, covariances and trained prototypes cannot be, whatever its samples are.
 
-A server cannot see whether a client's statistics are true, but some are statistics of no samples at all. The functions
-here refuse these; an honest client of any data passes. A client within the bounds can still lie.
+A server cannot see whether what a client sends is true. Some statistics, though, are of no samples at all, and some
+prototypes are where no training moves them. The functions here refuse these; an honest client of any data passes. A
+client within the bounds can still lie.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedcore import PluginOptions
+from fedcore import PluginOptions, ServerContext
 from fedcore_functional.contrast import UnitLength
 
 SLACK = 1.01
@@ -73,6 +74,44 @@ def check_means(name: str, means: Tensor, within: FeatureRange) -> None:
         raise ValueError(f"{name!r} holds a mean of length {longest:.3g}; no feature is longer than {within.longest:g}")
     if within.nonnegative and least < 0:
         raise ValueError(f"{name!r} holds {least:.3g}; features after a ReLU are not negative")
+
+
+def check_moves(
+    name: str, sent: Tensor, start: Tensor, server: ServerContext, *, steps: int, weight: float, temperature: float
+) -> None:
+    """Refuse prototypes (n, d) that ``steps`` steps of the run's SGD cannot have moved there from ``start`` (n, d).
+
+    Other optimizers have no such bound. ``weight`` and ``temperature`` are those of :func:`largest_move`.
+
+    :param name: the tensor's, for the message.
+    :raises ValueError: names the tensor, the finding and the bound.
+    """
+    if server.config.optimizer != "sgd":
+        return
+    start = start.double()
+    most = largest_move(
+        start, weight=weight, temperature=temperature, lr=server.lr, momentum=server.config.momentum, steps=steps
+    )
+    moved = (sent.double() - start).norm(dim=1)  # (n,)
+    over = moved > SLACK * most + 1e-3 * start.norm(dim=1)  # single precision rounds in every step
+    if over.any():
+        raise ValueError(
+            f"{name!r} moved {float(moved[over][0]):.3g} from what the server sent, but {steps} steps of SGD move at "
+            f"most {float(most[over][0]):.3g}"
+        )
+
+
+def largest_move(start: Tensor, *, weight: float, temperature: float, lr: float, momentum: float, steps: int) -> Tensor:
+    """Return how far SGD can move each prototype that is trained by a contrast, (n,).
+
+    The loss is at most ``weight`` times a mean of contrasts. A contrast sees a prototype through cosines, and depends
+    on cos / temperature with a slope of at most 1. The gradient of cos(z, P) is orthogonal to P and at most 1 / |P|
+    long, so |P| never falls. A velocity is at most the largest gradient divided by 1 - momentum.
+
+    :param start: the prototypes before the first step, (n, d).
+    """
+    lengths: Tensor = start.norm(dim=1).clamp(min=1e-8)  # (n,)
+    return steps * lr / (1 - momentum) * weight / (temperature * lengths)
 
 
 def check_covariance(samples: int, mean: Tensor, covariance: Tensor, within: FeatureRange) -> None:
