@@ -153,9 +153,8 @@ def _side_by_side(
         for inputs, labels in batches:
             yield labels, function(model, inputs, labels)
         return
-    tensors = [*model.parameters(), *model.buffers()]
     networks = SimpleQueue[nn.Module]()
-    for network in (model, *(copied(model, tensors) for _ in range(threads - 1))):
+    for network in (model, *(copied(model, share=True) for _ in range(threads - 1))):
         networks.put(network)
 
     def by_one(inputs: Any, labels: Tensor) -> Counted:

@@ -65,7 +65,10 @@ def drain(training: Generator[Batch, None, T], take: TakeStep) -> T:
         batch = next(training)
         while True:
             error = _take_epoch(training, batch, take)
-            batch = next(training) if error is None else training.throw(error)
+            try:
+                batch = next(training) if error is None else training.throw(error)
+            finally:
+                del error  # its traceback leads to this frame
     except StopIteration as ended:
         result: T = ended.value
         return result
@@ -93,6 +96,6 @@ def runner_of(config: RunConfig, dataset: Dataset) -> Runner:
         runner: Runner | None = registry.resolve("runner", name)(config, dataset)
         if runner is not None:
             return runner
-    if config.stack_size > 1:
+    if config.stack_size > 1 and "stack" not in registry.available("runner"):
         raise ConfigError(f"--stack is in a package: {registry.how_to_install('fedcore-accelerate')}")
     return OneByOne()

@@ -78,8 +78,8 @@ class ClientRuntime:
         self.working = WorkingModel(self.setup, self.runner.memory())
         self.store = ClientStore(site.state_dir)
         self._sessions: dict[str, LocalSession] = {}
-        self._slots = [self]
-        """A runtime for each client that trains at the same time."""
+        self._further: list[ClientRuntime] = []
+        """A runtime for each further client that trains at the same time."""
         site = replace(site, dataset=self.dataset)
         self.others = {
             name: ClientRuntime(replace(site, config=with_model(self.config, name)))
@@ -113,7 +113,7 @@ class ClientRuntime:
 
         def training(slot: int, task: ClientTask) -> Training:
             try:
-                return (yield from self._slots[slot].of(task.client).training(task, shared))
+                return (yield from self._at(slot).of(task.client).training(task, shared))
             finally:
                 busy.discard(slot)
 
@@ -125,13 +125,16 @@ class ClientRuntime:
     def _slot_of(self, task: ClientTask, busy: Collection[int]) -> int:
         """Return where a task's training has its model: where it paused, else the first place that is free."""
         session = self._sessions.get(task.session or "")
-        for slot, runtime in enumerate(self._slots):
-            if session is not None and runtime.working is session.working:
+        for slot in range(len(self._further) + 1):
+            if session is not None and self._at(slot).working is session.working:
                 return slot
-        free = next(slot for slot in range(len(self._slots) + 1) if slot not in busy)
-        if free == len(self._slots):
-            self._slots.append(self._beside())
+        free = next(slot for slot in range(len(self._further) + 2) if slot not in busy)
+        if free > len(self._further):
+            self._further.append(self._beside())
         return free
+
+    def _at(self, slot: int) -> ClientRuntime:
+        return self._further[slot - 1] if slot else self
 
     def training(self, task: ClientTask, shared: SharedPayload | None) -> Training:
         """Work on one task, in the form of a training. Only trainings have steps."""
@@ -190,6 +193,7 @@ class ClientRuntime:
         """Return a runtime for another client at the same time: with a working model of its own, it shares the rest."""
         assert self._initial is not None
         other = copy.copy(self)
+        other._further = []
         other.working = WorkingModel(replace(self.setup, model=copied(self._initial)), self.runner.memory())
         return other
 

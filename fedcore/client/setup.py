@@ -25,7 +25,7 @@ from fedcore.models import ModelTask, SplitModel, build_model, require_takes, sm
 from fedcore.models.build import dtype_hint
 from fedcore.models.layout import FlatLayout, Layout
 from fedcore.models.placement import Placement, problem_in_channels_last
-from fedcore.models.split import training_copy
+from fedcore.models.split import training_copy, tried
 
 READ_UPDATES = ("all_updates", "pre_aggregate", "weight", "accumulate", "aggregate")
 """The hooks of the server that see the tensors of updates."""
@@ -229,7 +229,7 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, sample
     by = f", as configured by plugin {', '.join(map(repr, configured))}," if configured else ""
     model.eval()
     try:
-        with torch.no_grad(), task.random("lazy"):  # lazy modules draw their weights
+        with tried(model), task.random("lazy"):  # lazy modules draw their weights
             features, logits = model(sample)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise ConfigError(

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.registry import available, call, resolve
-from fedcore.models.split import ModelTask, SplitModel, evaluating
+from fedcore.models.split import ModelTask, SplitModel, tried
 
 _DIGEST = re.compile(r"#([0-9a-f]{16})$")
 _BASE, _HEAD = "encoder.base.", "classifier."
@@ -259,7 +259,7 @@ def _last(
 
     handles = [layer.register_forward_hook(keep) for layer in layers]
     try:
-        with torch.no_grad(), evaluating(network):
+        with tried(network):
             found: Tensor | Any = network(sample)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         hint = dtype_hint(network, sample)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -202,16 +202,18 @@ def training_copy(model: Model) -> Model:
     return tried
 
 
-def copied(model: Model, shared: Iterable[Tensor] = ()) -> Model:
+def copied(model: Model, *, share: bool = False) -> Model:
     """Return a copy of a model, also of one that holds tensors of a graph.
 
     Layers that compute their weights, such as pruned ones, hold such tensors, which deepcopy refuses.
 
-    :param shared: tensors of the model that the copy uses, too.
+    :param share: let the copy have the model's own parameters and buffers.
     """
     held = (value for part in model.modules() for value in vars(part).values() if isinstance(value, Tensor))
     instead = {id(value): value.detach() for value in held if not value.is_leaf}
-    return copy.deepcopy(model, instead | {id(tensor): tensor for tensor in shared})
+    if share:
+        instead |= {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, instead)
 
 
 def copied_for_calls(model: Model) -> Model | None:
@@ -225,6 +227,22 @@ def copied_for_calls(model: Model) -> Model | None:
         return copied(model)
     except Exception:  # third-party code can hold what cannot be copied
         return None
+
+
+@contextmanager
+def tried(model: nn.Module) -> Iterator[None]:
+    """Try a model in eval mode in a block; afterwards its modules have the attributes that they had.
+
+    A network may keep values from call to call, and a trial is no call of the run. Lazy modules become real ones.
+    """
+    before = [(part, dict(vars(part))) for part in model.modules() if not any(map(is_lazy, part.parameters()))]
+    try:
+        with torch.no_grad(), evaluating(model):
+            yield
+    finally:
+        for part, attributes in before:
+            vars(part).clear()
+            vars(part).update(attributes)
 
 
 @contextmanager

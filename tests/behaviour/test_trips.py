@@ -148,7 +148,7 @@ def test_a_batch_enters_five_files_from_the_samples_to_the_step(travel):
     }, files  # fmt: skip
 
 
-def test_an_update_enters_nine_files_from_the_step_to_the_checkpoint(travel):
+def test_an_update_enters_ten_files_from_the_step_to_the_checkpoint(travel):
     trip = Trip(lambda value: False)
 
     def at_step(step: int, parameters: list[Tensor]) -> None:
@@ -158,7 +158,7 @@ def test_an_update_enters_nine_files_from_the_step_to_the_checkpoint(travel):
     assert set(travel(trip, at_step)) == {
         "client/optimizer.py", "models/layout.py", "client/runtime.py", "server/validation.py",
         "server/aggregation.py", "runs/checkpoint.py", "base/serial.py", "base/tensors.py",
-        "base/files.py",
+        "base/files.py", "models/split.py",
     }, trip.files  # fmt: skip
 
 

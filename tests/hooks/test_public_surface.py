@@ -34,7 +34,7 @@ SURFACE = {
 
 EXTENDS = {
     "fedcore-accelerate": (
-        {"fedcore.base", "fedcore.client", "fedcore.hooks"},
+        {"fedcore.base", "fedcore.client", "fedcore.data", "fedcore.hooks"},
         "its runners take the steps of trainings themselves",
     ),
     "fedcore-testing": (

@@ -166,14 +166,17 @@ def test_after_a_kill_the_best_model_is_of_a_round_that_the_checkpoint_has(
         patch.setattr(CheckpointStore, "save", copying)
         fedcore.run(**BEST_IS_EARLY | {"rounds": 3}, keep="best", checkpoint_every=every, out=out)
     best = (out / "model-best.safetensors").read_bytes()
-    ended = [fedcore.resume(copies[when], changes={"rounds": 1 + (when == "after")}) for when in ("before", "after")]
+    ended = [
+        fedcore.resume(copies[when], allow_code=True, changes={"rounds": 1 + (when == "after")})
+        for when in ("before", "after")
+    ]
     assert [result.summary["metrics"]["best_by_validation"]["round"] for result in ended] == [1, 2]
     for result in ended:  # a run of so many rounds ends with the model of the best one
         kept = result.best_model.state_dict()
         assert all(torch.equal(kept[name], tensor) for name, tensor in result.model.state_dict().items())
         assert not (result.directory / "model-best-next.safetensors").exists()
     assert (copies["after"] / "model-best.safetensors").read_bytes() == best
-    more = fedcore.resume(copies["before"], changes={"rounds": 3})
+    more = fedcore.resume(copies["before"], allow_code=True, changes={"rounds": 3})
     assert (more.directory / "model-best.safetensors").read_bytes() == best
 
 
@@ -188,7 +191,7 @@ def test_an_older_checkpoint_has_no_better_model_than_it_knows_of(tmp_path, seco
     line = len((out / "metrics.jsonl").read_bytes().splitlines(keepends=True)[0])
     meta |= {"round": 1, "phase": "train", "metrics_bytes": line, "best": {**meta["best"], "round": 0}}
     write_tensors(newest.with_name("000001-0-train.safetensors"), tensors, meta)
-    result = fedcore.resume(out, changes={"rounds": 1})
+    result = fedcore.resume(out, allow_code=True, changes={"rounds": 1})
     assert not (out / "model-best.safetensors").exists()
     with pytest.raises(fedcore.RunDirectoryError, match=r"model-best.safetensors is missing"):
         _ = result.best_model

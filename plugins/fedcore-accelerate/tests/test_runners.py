@@ -19,7 +19,7 @@ def test_they_are_found_by_their_names() -> None:
     assert {"graphs", "lanes", "stack"} <= {*available("runner")}
 
 
-@pytest.mark.parametrize("options", [{}, {"lanes": 4}, {"stack": 3, "client_models": ["mlp"], "model": "mlp"}])
+@pytest.mark.parametrize("options", [{}, {"lanes": 4}, {"stack": 3, "client_models": ["mlp", "simple-cnn"]}])
 def test_none_applies_on_a_cpu_without_a_stack(options: dict[str, object]) -> None:
     config, dataset = RunConfig.create({"device": "cpu", **options}), load_dataset("digits")
     assert offer_graphs(config, dataset) is None

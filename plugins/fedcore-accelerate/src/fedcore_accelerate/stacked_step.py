@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fedcore import SplitModel
 from fedcore.base.errors import FedcoreError
 from fedcore.client.context import Batch, BatchStep, context_of
 from fedcore.client.session import LocalSession
 from fedcore.hooks.contexts import ClientContext
-from fedcore.models import Outputs, SplitModel
+from fedcore.models import Outputs
 
 OF_RUN = ("config", "round", "rounds", "num_classes", "device", "model", "lr", "momentum")
 """Attributes of a client that are the same for all clients of a stack. ``model`` has the stacked weights in a step."""

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedcore import SplitModel
 from fedcore.client.context import Batch, BatchStep
 from fedcore.client.objective import objective, require_gradient
 from fedcore.client.optimizer import Optimizer
 from fedcore.client.session import LocalSession, LossTotals
 from fedcore.client.working_model import WorkingModel
 from fedcore.data.client_data import Picked
-from fedcore.models import Outputs, SplitModel
+from fedcore.models import Outputs
 from fedcore_accelerate.stacked_step import NotStackable, Path, Reads, StackedStep, Unread
 
 

@@ -29,13 +29,13 @@ from fedcore_study.bench.workloads import Workload
 _CLIENT, _SERVER, _RUNS = "fedcore.client", "fedcore.server", "fedcore.runs"
 
 PARTS: Mapping[str, Sequence[str]] = {
-    "task and session": [f"{_CLIENT}.runtime.ClientRuntime.handle"],
+    "task and session": [f"{_CLIENT}.runtime.ClientRuntime.handle_together"],
     "weights in": [
         f"{_CLIENT}.working_model.WorkingModel.load",
         f"{_CLIENT}.working_model.WorkingModel.load_frozen",
         f"{_CLIENT}.session.LocalSession.prepare_training",
     ],
-    "epochs and batches": [f"{_CLIENT}.runtime.train"],
+    "epochs and batches": [f"{_CLIENT}.runner.drain"],
     "steps": [f"{_CLIENT}.runner.take_step"],
     "hooks": ["fedcore.hooks.plugins.PluginSet._invoke"],
     "weights out": [f"{_CLIENT}.runtime.ClientRuntime._finish"],
