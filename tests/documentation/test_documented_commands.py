@@ -246,7 +246,7 @@ def shortened(words, folder):
         few = {"W3": ["--plugin", "fedprox"], "scale": ["--plugin", "fedavg", "--clients", "100"]}
         return [*words, *few.get(words[-1], []), *few.get(words[2], []), "--blocks", "1", "--rounds", "1"]
     if words[0] == "reproduce":
-        return [*words, *data, *(["--dry-run"] if "--table" in words else [])]
+        return [*words, *data, *(["--dry-run"] if {"--table", "--figure"} & {*words} else [])]
     if words[:2] in (["runs", "rm"], ["runs", "clean"]):
         return [*words, *(["--yes"] if "--dry-run" not in words else [])]
     if words[:2] == ["results", "page"]:

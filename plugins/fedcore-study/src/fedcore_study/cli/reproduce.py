@@ -1,4 +1,4 @@
-"""``reproduce``: a paper's table, run again and printed next to the paper's figures."""
+"""``reproduce``: a paper's table or figure, run again and printed next to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fedcore_study.cli import shared
 from fedcore_study.words import counted
 
 if TYPE_CHECKING:
+    from fedcore_study.reproduce.recipe import Kind
     from fedcore_study.reproduce.run import Plan, Reproduction
 
 TABLE = "Table"
@@ -32,6 +33,10 @@ def reproduce(
     table: Annotated[
         str | None,
         options.option("--table", "The paper's table; none lists the method's recipes.", TABLE, metavar="N"),
+    ] = None,
+    figure: Annotated[
+        str | None,
+        options.option("--figure", "The paper's figure, in place of a table.", TABLE, metavar="N"),
     ] = None,
     scale: Annotated[
         str,
@@ -59,7 +64,9 @@ def reproduce(
     ] = None,
     out: Annotated[
         Path | None,
-        options.option("--out", "The sweep's folder; default reproduce/<method>-table-<N>-<scale>.", shared.GRID),
+        options.option(
+            "--out", "The sweep's folder; default reproduce/<method>-table-<N>-<scale>, or figure.", shared.GRID
+        ),
     ] = None,
     evidence: Annotated[
         Path | None,
@@ -77,27 +84,32 @@ def reproduce(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Run a table of a method's paper again, and print the paper's figures, ours and the difference.
+    """Run a table or figure of a method's paper again, and print the paper's numbers, ours and the difference.
 
     The runs are a sweep: after Ctrl-C, or with other rows, columns or seeds, the command goes on in the same folder.
     What cannot be run here is shown with the reason. Exit code 3: some runs failed.
     """
     from fedcore_study.reproduce.find import find_recipe
-    from fedcore_study.reproduce.recipe import SCALES, folder_name
+    from fedcore_study.reproduce.recipe import SCALES
 
     if scale not in SCALES:
         raise UnknownNameError("scale", scale, SCALES)
     if form not in shared.FORMATS:
         raise UnknownNameError("format", form, shared.FORMATS)
-    if table is None:
+    if table is not None and figure is not None:
+        raise ConfigError("--table and --figure: a recipe is of one of them")
+    number = table if figure is None else figure
+    if number is None:
         for flag, names in (("--row", rows), ("--column", columns)):
             if names:
                 raise ConfigError(f"{flag} {names[0]}: of which table? Add --table N")
         _list(method)
         return
+    kind: Kind = "table" if figure is None else "figure"
     if method is None:
-        raise ConfigError(f"--table {table}: of which method? Write fedcore reproduce METHOD --table {table}")
-    recipe = find_recipe(output.note, method, table)
+        flag = f"--{kind} {number}"
+        raise ConfigError(f"{flag}: of which method? Write fedcore reproduce METHOD {flag}")
+    recipe = find_recipe(output.note, method, number, kind)
 
     from fedcore_study.reproduce import run
 
@@ -116,7 +128,7 @@ def reproduce(
 
     from fedcore_study.cli.sweep_display import SweepDisplay
 
-    folder = out or Path("reproduce") / folder_name(recipe.method, recipe.table, scale)
+    folder = out or Path("reproduce") / recipe.folder(scale)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
     if scale == "quick" and not quiet:
         _estimate(planned, folder, parallel)
@@ -175,15 +187,15 @@ def _list(method: str | None) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("method", "table", "cells", "quick runs", "title"):
+    for heading in ("method", "recipe", "cells", "quick runs", "title"):
         table.add_column(heading, justify="right" if heading in ("cells", "quick runs") else "left")
     for recipe in recipes:
         cells = list(recipe.cells("quick"))
         runs = sum(cell.choice is not None for cell in cells)
-        row = (recipe.method, recipe.numeral or recipe.table, len(cells), runs, recipe.title)
+        row = (recipe.method, recipe.label, len(cells), runs, recipe.title)
         table.add_row(*map(output.text, row))
     console.print(table)
-    console.print(f"Run one: fedcore reproduce {recipes[0].method} --table {recipes[0].table}", style="dim")
+    console.print(f"Run one: {recipes[0].command}", style="dim")
 
 
 def _show_plan(planned: Plan) -> None:

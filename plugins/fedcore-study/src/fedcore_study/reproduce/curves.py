@@ -37,6 +37,41 @@ def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
     return Curves(name=column, title=column, x_title="round", y_title="accuracy on the test set, %", lines=lines)
 
 
+def across(recipe: Recipe, panel: str, found: Sequence[Evidence]) -> Curves:
+    """Return the final accuracy of a figure's rows over its x axis: a line per row, the mean if it has several seeds.
+
+    :param panel: the part of the figure; its columns alone are drawn.
+    """
+    columns = {column.name: (place, column.x) for place, column in enumerate(recipe.columns) if column.panel == panel}
+    lines = []
+    for number, row in enumerate(recipe.rows):
+        seeds: dict[int, dict[int, tuple[float, float]]] = {}
+        for run in found:
+            if not run.place or run.place.row != row.name or run.place.column not in columns or not run.is_finished:
+                continue
+            place, x = columns[run.place.column]
+            accuracy = final(recipe, run)
+            if x is not None and accuracy is not None:
+                seeds.setdefault(run.seed, {})[place] = (x, 100 * accuracy)
+        if seeds:
+            lines.append(mean_line(row.name, number, list(seeds.values())))
+    xs = [x for _, x in columns.values() if x is not None]
+    return Curves(
+        name=panel or recipe.label,
+        title=panel or recipe.label,
+        x_title=recipe.axis,
+        y_title="accuracy on the test set, %",
+        lines=lines,
+        rounds=all(x == round(x) for x in xs),
+    )
+
+
+def final(recipe: Recipe, run: Evidence) -> float | None:
+    """Return a run's accuracy under the first protocol of the recipe that it has a figure for."""
+    protocols = (name for names in recipe.protocols.values() for name in names)
+    return next((value for name in protocols if (value := run.accuracy(name)) is not None), None)
+
+
 def draw(drawn: Curves, file: Path) -> None:
     """Draw curves into an SVG file. Its bits depend on the data and on matplotlib alone."""
     from fedcore_study.reports import static

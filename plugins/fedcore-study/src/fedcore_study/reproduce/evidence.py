@@ -22,7 +22,7 @@ from fedcore.base.identity import digest, method, settings
 from fedcore.runs.records import seconds
 from fedcore_study.comparisons.records import RunRecord, Warn
 from fedcore_study.lenient import mapping_in, number
-from fedcore_study.reproduce.recipe import Part, Scale, folder_name
+from fedcore_study.reproduce.recipe import Kind, Part, Scale, folder_name
 
 DIGITS = 6
 """Decimals that accuracies and losses are kept with."""
@@ -33,18 +33,26 @@ _ABSOLUTE = re.compile(r"(?:[a-z]+:)?(?:/|~|[A-Za-z]:[\\/])")
 
 
 class Place(Part):
-    """The cell of a paper's table that a run belongs to."""
+    """The cell of a paper's table or figure that a run belongs to."""
 
     method: str = Field(min_length=1, description="The plugin whose paper it is.")
-    table: int = Field(ge=1)
+    table: int | None = Field(default=None, ge=1, description="Null for a figure.")
+    figure: int | None = Field(default=None, ge=1, description="Null for a table.")
     scale: Scale
     row: str = Field(min_length=1)
     column: str = Field(min_length=1)
 
     @property
     def folder(self) -> str:
-        """The table's folder: ``fedproc-table-2-paper``."""
-        return folder_name(self.method, self.table, self.scale)
+        """The table's or figure's folder: ``fedproc-table-2-paper``."""
+        kind: Kind = "table" if self.figure is None else "figure"
+        return folder_name(self.method, kind, self.table or self.figure or 0, self.scale)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.table is None) == (self.figure is None):
+            raise ValueError("a run's place is in a table or in a figure")
+        return self
 
 
 class Curve(Part):

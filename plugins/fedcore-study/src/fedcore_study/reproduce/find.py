@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedcore import ConfigError, UnknownNameError
 from fedcore.base import registry
-from fedcore_study.reproduce.recipe import Recipe, read_recipe
+from fedcore_study.reproduce.recipe import Kind, Recipe, read_recipe
 
 FOLDER = "recipes"
 
@@ -21,22 +21,22 @@ def recipe_files() -> list[Path]:
 
 
 def find_recipes(warn: Callable[[str], object], method: str | None = None) -> list[Recipe]:
-    """Read all installed recipes, or the recipes of a method, in the order of methods and tables.
+    """Read all installed recipes, or the recipes of a method, in the order of methods, tables and figures.
 
     :param warn: is told what is wrong with a file that cannot be read. It hides no other recipe.
     :raises ConfigError: the method is unknown or has no recipes. The message names the methods that have some.
     """
-    tables: dict[tuple[str, int], Recipe] = {}
+    known: dict[tuple[str, bool, int], Recipe] = {}
     for file in recipe_files():
         try:
             recipe = read_recipe(file)
         except ConfigError as error:
             warn(str(error))
             continue
-        other = tables.setdefault((recipe.method, recipe.table), recipe)
+        other = known.setdefault((recipe.method, recipe.kind == "figure", recipe.number), recipe)
         if other is not recipe:
-            warn(f"{file} is about table {recipe.table} of {recipe.method}, as is {other.file}")
-    recipes = [tables[name] for name in sorted(tables)]
+            warn(f"{file} is about {recipe.kind} {recipe.number} of {recipe.method}, as is {other.file}")
+    recipes = [known[name] for name in sorted(known)]
     found = [recipe for recipe in recipes if method in (None, recipe.method)]
     if found or method is None:
         return found
@@ -48,16 +48,16 @@ def find_recipes(warn: Callable[[str], object], method: str | None = None) -> li
     raise UnknownNameError("method with recipes", method, methods, hint)
 
 
-def find_recipe(warn: Callable[[str], object], method: str, table: str) -> Recipe:
-    """Return the recipe of a method's table, named by its number (``2``) or as printed (``II``).
+def find_recipe(warn: Callable[[str], object], method: str, number: str, kind: Kind = "table") -> Recipe:
+    """Return the recipe of a method's table or figure, named by its number (``2``) or as printed (``II``).
 
     :raises ConfigError: there is none; says which there are.
     """
-    recipes = find_recipes(warn, method)
+    recipes = [recipe for recipe in find_recipes(warn, method) if recipe.kind == kind]
     for recipe in recipes:
-        if table.strip().upper() in (str(recipe.table), recipe.numeral.upper() or str(recipe.table)):
+        if number.strip().upper() in (str(recipe.number), recipe.numeral.upper() or str(recipe.number)):
             return recipe
-    raise UnknownNameError(f"table of {method}", table, [str(recipe.table) for recipe in recipes])
+    raise UnknownNameError(f"{kind} of {method}", number, [str(recipe.number) for recipe in recipes])
 
 
 def _folders(point: EntryPoint) -> Iterator[Path]:

@@ -16,6 +16,7 @@ from fedcore_study.comparisons.formats import (
     markdown_text,
     spread,
 )
+from fedcore_study.reproduce.claims import sentences
 from fedcore_study.reproduce.run import Reproduction, ResultCell
 from fedcore_study.words import counted
 
@@ -85,7 +86,12 @@ def caption(reproduction: Reproduction) -> list[str]:
     chosen = _selection(reproduction)
     if chosen:
         lines.append(chosen)
-    return [*lines, *recipe.notes]
+    return [*lines, *_claims(reproduction), *recipe.notes]
+
+
+def _claims(reproduction: Reproduction) -> list[str]:
+    values = {(cell.row, cell.column): cell.values for cell in reproduction.cells}
+    return sentences(reproduction.recipe, values)
 
 
 def _selection(reproduction: Reproduction) -> str:
@@ -132,11 +138,12 @@ def as_json(reproduction: Reproduction) -> str:
     recipe = reproduction.recipe
     content = {
         "method": recipe.method,
-        "table": recipe.table,
+        recipe.kind: recipe.number,
         "title": recipe.title,
         "source": recipe.source,
         "scale": reproduction.scale,
         "scaled": recipe.quick.says if reproduction.scale == "quick" else None,
+        "claims": _claims(reproduction),
         "notes": recipe.notes,
         "sweep_dir": str(reproduction.directory),
         "cells": [

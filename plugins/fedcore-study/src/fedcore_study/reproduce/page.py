@@ -1,4 +1,4 @@
-"""Tables of a Markdown page that are made from a folder of evidence, between markers that name the paper's table.
+"""Tables of a Markdown page that are made from a folder of evidence, between markers that name a table or figure.
 
 <!-- results: fedproc-table-2-paper -->
 ... replaced by the command ...
@@ -16,11 +16,12 @@ from fedcore import ConfigError, UnknownNameError
 from fedcore_study.comparisons.figures import FEW, Difference, Figure, paired_difference
 from fedcore_study.comparisons.formats import markdown_table, spread
 from fedcore_study.reports.charts import Curves
+from fedcore_study.reproduce.claims import sentences
 from fedcore_study.reproduce.collect import changed_since
-from fedcore_study.reproduce.curves import chart
+from fedcore_study.reproduce.curves import across, chart, final
 from fedcore_study.reproduce.evidence import Evidence, slug
 from fedcore_study.reproduce.places import Cells
-from fedcore_study.reproduce.recipe import SCALES, Printed, Recipe, Row, folder_name
+from fedcore_study.reproduce.recipe import SCALES, Printed, Recipe, Row
 from fedcore_study.words import counted
 
 BASELINE = "FedAvg"
@@ -40,8 +41,8 @@ def marker(name: str) -> str:
 
 
 def _tables(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
-    """Return the tables by the names of their folders of evidence. The markers on the page use the same names."""
-    return {folder_name(recipe.method, recipe.table, scale): recipe for recipe in recipes for scale in SCALES}
+    """Return tables and figures by the names of their folders of evidence, which the markers on the page have."""
+    return {recipe.folder(scale): recipe for recipe in recipes for scale in SCALES}
 
 
 def filled(page: str, found: Sequence[Evidence], recipes: Sequence[Recipe], among: Cells) -> str:
@@ -78,9 +79,12 @@ def block(recipe: Recipe, name: str, found: Sequence[Evidence], among: Cells) ->
     scale = name.rpartition("-")[2]
     flag = "" if scale == "quick" else f" --scale {scale}"
     lines = [f"{recipe.label} of {recipe.source}: {recipe.title}.", ""]
-    lines += [f"    fedcore reproduce {recipe.method} --table {recipe.table}{flag}", ""]
+    lines += [f"    {recipe.command}{flag}", ""]
     if not found:
         return "\n".join([*lines, "No run of it has been recorded yet."])
+    if recipe.axis:
+        lines += _panels(recipe, name, found)
+        columns = {}
     for column, evidence in columns.items():
         lines += [column_table(recipe, column, evidence), ""]
         missing = [row.name for row in recipe.rows if not _runs_of(row, evidence)]
@@ -88,11 +92,46 @@ def block(recipe: Recipe, name: str, found: Sequence[Evidence], among: Cells) ->
             lines += [f"Rows without runs so far: {', '.join(missing)}.", ""]
         alt = f"{recipe.label} of {recipe.method}'s paper, {column}: test accuracy over rounds"
         lines += [f"![{alt}]({picture_name(name, column)})", ""]
-    if empty := len(recipe.columns) - len(columns):
+    if empty := sum(column not in by_column(recipe, found) for column in (part.name for part in recipe.columns)):
         lines += [f"Columns without runs so far: {empty} of {len(recipe.columns)}.", ""]
-    notes = [f"{curve.name}: {curve.source}." for curve in recipe.curves if curve.column in columns]
+    notes = sentences(recipe, values_of(recipe, found))
+    notes += [f"{curve.name}: {curve.source}." for curve in recipe.curves if curve.column in columns]
     notes += [*_changed(found, among), *_corrected(columns), _origin(name, found)]
     return "\n".join([*lines, *(f"- {note}" for note in notes)])
+
+
+def _panels(recipe: Recipe, name: str, found: Sequence[Evidence]) -> list[str]:
+    """Return a figure with an x axis: for each panel that has runs, a table of our figures and the picture."""
+    lines = []
+    values = values_of(recipe, found)
+    for panel, columns in panels(recipe, found).items():
+        rows = [
+            [row.name, *(spread(Figure.of(values.get((row.name, column), {}).values()), 100) for column in columns)]
+            for row in recipe.rows
+            if any((row.name, column) in values for column in columns)
+        ]
+        lines += [markdown_table(panel or recipe.label, [recipe.axis, *columns], rows), ""]
+        alt = f"{recipe.label} of {recipe.method}'s paper{panel and f', {panel}'}: test accuracy over {recipe.axis}"
+        lines += [f"![{alt}]({picture_name(name, panel or recipe.axis)})", ""]
+    return lines
+
+
+def panels(recipe: Recipe, found: Iterable[Evidence]) -> dict[str, list[str]]:
+    """Return the columns of each panel that has finished runs."""
+    done = {run.place.column for run in found if run.place and run.is_finished}
+    made: dict[str, list[str]] = {}
+    for column in recipe.columns:
+        made.setdefault(column.panel, []).append(column.name)
+    return {panel: columns for panel, columns in made.items() if done & set(columns)}
+
+
+def values_of(recipe: Recipe, found: Iterable[Evidence]) -> dict[tuple[str, str], dict[int, float]]:
+    """Return the accuracy of finished runs: (row, column) -> seed -> accuracy."""
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for run in found:
+        if run.place and run.is_finished and (accuracy := final(recipe, run)) is not None:
+            values.setdefault((run.place.row, run.place.column), {})[run.seed] = accuracy
+    return values
 
 
 def _check_places(recipe: Recipe, found: Iterable[Evidence]) -> None:
@@ -283,9 +322,12 @@ def _origin(name: str, found: Sequence[Evidence]) -> str:
 def pictures(found: Sequence[Evidence], recipes: Sequence[Recipe], page: Path) -> dict[Path, Curves]:
     """Return the pictures that a page shows, by file."""
     named = {match[1] for match in _MARKER.finditer(page.read_text(encoding="utf-8"))}
-    return {
-        page.parent / picture_name(name, column): chart(recipe, column, runs)
-        for name, recipe in _tables(recipes).items()
-        if name in named
-        for column, runs in by_column(recipe, [run for run in found if run.folder == name]).items()
-    }
+    drawn: dict[Path, Curves] = {}
+    for name, recipe in _tables(recipes).items():
+        runs = [run for run in found if run.folder == name] if name in named else []
+        if recipe.axis:
+            charts = {panel or recipe.axis: across(recipe, panel, runs) for panel in panels(recipe, runs)}
+        else:
+            charts = {column: chart(recipe, column, own) for column, own in by_column(recipe, runs).items()}
+        drawn |= {page.parent / picture_name(name, part): curves for part, curves in charts.items()}
+    return drawn

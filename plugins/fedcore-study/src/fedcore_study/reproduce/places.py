@@ -39,7 +39,14 @@ def cells(recipes: Iterable[Recipe]) -> Cells:
             for cell in recipe.cells(scale):
                 if cell.choice is None:
                     continue
-                place = Place(method=recipe.method, table=recipe.table, scale=scale, row=cell.row, column=cell.column)
+                place = Place(
+                    method=recipe.method,
+                    table=recipe.table,
+                    figure=recipe.figure,
+                    scale=scale,
+                    row=cell.row,
+                    column=cell.column,
+                )
                 try:
                     found[place] = comparable(resolved(spec.run(cell.choice, 0)))
                 except FedcoreError:

@@ -1,4 +1,4 @@
-"""A recipe: one table of a paper as runs, with the figures that it prints. Imports no torch.
+"""A recipe: one table or figure of a paper as runs, with the numbers that it prints. Imports no torch.
 
 It is a YAML file in the package of the table's method. Columns and rows are as in the paper (or turned, where that is
 shorter); where they cross there is a cell: its runs, and its figure.
@@ -23,6 +23,7 @@ from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.safe_yaml import read_config_file
 from fedcore_study.sweeps.spec import SweepSpec, axis_name
 
+Kind = Literal["table", "figure"]
 Scale = Literal["quick", "paper"]
 SCALES: tuple[Scale, ...] = ("quick", "paper")
 
@@ -60,9 +61,11 @@ def _read_figure(value: Any) -> Any:
 
 
 class Column(Part):
-    """A column of the table."""
+    """A column of the table, or a place on the x axis of a figure."""
 
     name: str = Field(min_length=1)
+    x: float | None = Field(default=None, description="Where the column is on the x axis of a figure.")
+    panel: str = Field(default="", description="The part of the figure that the column belongs to.")
     options: Options = Field(default_factory=dict, description="Options of the column's runs; PLUGIN.OPTION too.")
     not_run: str = Field(default="", description="Why its runs cannot be made, where they cannot.")
 
@@ -73,7 +76,9 @@ class Row(Part):
     name: str = Field(min_length=1)
     plugins: Json = Field(description="As in a config file of train: moon, [moon, uscc], or {moon: {mu: 5}}.")
     options: Options = Field(default_factory=dict, description="Further options of the row's runs.")
-    paper: list[Annotated[Printed, BeforeValidator(_read_figure)]] = Field(description="A figure for each column.")
+    paper: list[Annotated[Printed, BeforeValidator(_read_figure)]] = Field(
+        default_factory=list, description="A number for each column; none in a figure that prints none."
+    )
     not_run: str | dict[str, str] = Field(default="", description="Why its runs cannot be made; or column -> why.")
 
 
@@ -91,6 +96,15 @@ class PublishedCurve(Part):
         if len(self.round) != len(self.accuracy):
             raise ConfigError(f"curve {self.name!r} has {len(self.round)} rounds and {len(self.accuracy)} accuracies")
         return self
+
+
+class Claim(Part):
+    """What the paper reads from a figure: one row above others, or one column."""
+
+    says: str = Field(min_length=1, description="The claim in a sentence.")
+    better: str = Field(description="The row or column that is above the others.")
+    worse: list[str] = Field(min_length=1, description="The others, of the same kind.")
+    among: list[str] = Field(default_factory=list, description="Columns (or rows) of the claim; default all.")
 
 
 class Quick(Part):
@@ -118,10 +132,11 @@ class Cell:
 
 
 class Recipe(Part):
-    """One table of a paper."""
+    """One table or figure of a paper."""
 
     method: str = Field(description="The plugin whose paper this is.")
-    table: int = Field(ge=1, description="The table's number.")
+    table: int | None = Field(default=None, ge=1, description="The table's number.")
+    figure: int | None = Field(default=None, ge=1, description="The figure's number, in place of a table's.")
     numeral: str = Field(default="", description="The number as the paper prints it, where it is Roman.")
     title: str = Field(min_length=1, description="What the table shows.")
     source: str = Field(min_length=1, description="Authors, title, where it appeared.")
@@ -139,13 +154,64 @@ class Recipe(Part):
     columns: list[Column] = Field(min_length=1)
     rows: list[Row] = Field(min_length=1)
     curves: list[PublishedCurve] = Field(default_factory=list, description="Curves that others published.")
+    axis: str = Field(default="", description="Title of the x axis of a figure; without one it shows rounds.")
+    claims: list[Claim] = Field(default_factory=list, description="What the paper reads from a figure.")
     quick: Quick
     file: Path = Field(default=Path(), exclude=True)
 
     @property
+    def kind(self) -> Kind:
+        """Whether it is a table or a figure."""
+        return "table" if self.figure is None else "figure"
+
+    @property
+    def number(self) -> int:
+        """The table's or figure's number."""
+        return self.table or self.figure or 0
+
+    @property
     def label(self) -> str:
-        """The table's name, as the paper has it."""
-        return f"Table {self.numeral or self.table}"
+        """The table's or figure's name, as the paper has it."""
+        return f"{self.kind.capitalize()} {self.numeral or self.number}"
+
+    @property
+    def command(self) -> str:
+        """The command that runs it at scale quick."""
+        return f"fedcore reproduce {self.method} --{self.kind} {self.number}"
+
+    def folder(self, scale: str) -> str:
+        """Return the name of its folder, of evidence or of runs: ``fedproc-table-2-paper``."""
+        return folder_name(self.method, self.kind, self.number, scale)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_numbers(cls, values: Any) -> Any:
+        """A figure's row without numbers has none in each column."""
+        if not isinstance(values, dict) or values.get("figure") is None:
+            return values
+        rows, columns = values.get("rows"), values.get("columns")
+        if not isinstance(rows, list) or not isinstance(columns, list):
+            return values
+        none = {"paper": [None] * len(columns)}
+        return {**values, "rows": [{**none, **row} if isinstance(row, dict) else row for row in rows]}
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if (self.table is None) == (self.figure is None):
+            raise ConfigError("a recipe is of a table or of a figure; write table: N or figure: N")
+        if self.figure is None and (self.axis or self.claims):
+            raise ConfigError(f"{'axis' if self.axis else 'claims'} is of a figure; this recipe is of a table")
+        places = [column.name for column in self.columns if (column.x is None) == bool(self.axis)]
+        if places:
+            needed = "write x, its place on the axis" if self.axis else "x needs the key axis, the axis's title"
+            raise ConfigError(f"column {places[0]!r}: {needed}")
+        rows, columns = ([part.name for part in parts] for parts in (self.rows, self.columns))
+        for claim in self.claims:
+            _all_known([claim.better], [*rows, *columns], "row or column in claims")
+            own, crossing = (rows, columns) if claim.better in rows else (columns, rows)
+            _all_known(claim.worse, own, f"{'row' if own is rows else 'column'} in claims")
+            _all_known(claim.among, crossing, f"{'column' if own is rows else 'row'} in claims")
+        return self
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -245,9 +311,9 @@ class Recipe(Part):
         return ""
 
 
-def folder_name(method: str, table: int, scale: str) -> str:
-    """Return the name of a table's folder, of evidence or of runs: ``fedproc-table-2-paper``."""
-    return f"{method}-table-{table}-{scale}"
+def folder_name(method: str, kind: Kind, number: int, scale: str) -> str:
+    """Return the name of the folder of a table or figure: ``fedproc-table-2-paper``."""
+    return f"{method}-{kind}-{number}-{scale}"
 
 
 def read_recipe(file: Path) -> Recipe:

@@ -40,6 +40,7 @@ class ResultCell:
     """A cell with the results of its runs.
 
     :param ours: by heading; empty if nothing was run. ``reason`` says why.
+    :param values: each seed's accuracy under the first heading.
     :param seeds: the number of seeds with figures, of ``planned`` seeds.
     """
 
@@ -47,6 +48,7 @@ class ResultCell:
     column: str
     paper: Printed
     ours: dict[str, Ours] = field(default_factory=dict)
+    values: dict[int, float] = field(default_factory=dict)
     seeds: int = 0
     planned: int = 0
     reason: str = ""
@@ -191,8 +193,15 @@ def _table(planned: Plan, out: Path, records: Mapping[str, RunRecord], reasons: 
         reason = next((reasons[identity] for identity in identities if identity in reasons), reason)
         headings = planned.recipe.protocols if there else {}
         ours = {heading: _ours(there, protocols, cell.paper) for heading, protocols in headings.items()}
-        cells.append(ResultCell(cell.row, cell.column, cell.paper, ours, len(there), len(identities), reason))
+        values = _values(there, next((each.protocol for each in ours.values()), None))
+        cells.append(ResultCell(cell.row, cell.column, cell.paper, ours, values, len(there), len(identities), reason))
     return Reproduction(planned.recipe, planned.scale, out, cells)
+
+
+def _values(runs: Sequence[RunRecord], protocol: str | None) -> dict[int, float]:
+    """Return the accuracy under a protocol by seed."""
+    found = {run.config.seed: run.final(protocol) for run in runs} if protocol else {}
+    return {seed: evaluation.accuracy for seed, evaluation in found.items() if evaluation}
 
 
 def _ours(runs: Sequence[RunRecord], protocols: Sequence[str], paper: Printed) -> Ours:
