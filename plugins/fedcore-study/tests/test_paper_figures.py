@@ -11,7 +11,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from fedcore import ConfigError, RunConfig, UnknownNameError
+from fedcore import ConfigError, UnknownNameError
 from fedcore.base.identity import digest, settings
 from fedcore_study.reproduce import claims
 from fedcore_study.reproduce.evidence import Evidence, Place, write_evidence
@@ -202,11 +202,15 @@ def test_mistakes_on_the_command_line(cli, recipe: Recipe) -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_cell_of_an_installed_figure_is_a_run_or_has_a_reason(scale) -> None:
     figures = [recipe for recipe in find_recipes(print) if recipe.kind == "figure"]
-    assert {(recipe.method, recipe.figure) for recipe in figures} >= {("fedcd", 4), ("fedcd", 5), ("fedcd", 6)}
+    numbers = {"fedcd": (4, 5, 6), "fedproc": (4, 5, 6), "fdcl": (7, 8), "fedcme": (3, 4, 5)}
+    expected = {(method, number) for method, several in numbers.items() for number in several}
+    assert {(recipe.method, recipe.figure) for recipe in figures} >= expected
     for recipe in figures:
         assert recipe.claims, recipe.file
         spec = recipe.spec(scale)
         assert len(spec.seeds) == 3
         runs = [resolved(spec.run(cell.choice, 0)) for cell in recipe.cells(scale) if cell.choice is not None]
         assert runs
-        assert all(isinstance(run, RunConfig) for run in runs)
+        if scale == "quick":
+            assert all(f"{run.samples:,}" in recipe.quick.says for run in runs), recipe.file
+            assert f"{recipe.quick.says} ".count("three seeds") == 1, recipe.file
