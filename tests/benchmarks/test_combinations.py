@@ -4,11 +4,14 @@ import csv
 import itertools
 import runpy
 from pathlib import Path
+from subprocess import CompletedProcess
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from scipy import stats
+
+from fedcore_study.sweeps.spec import read_spec
 
 ROOT = Path(__file__).parents[2]
 GAINS = np.array([[1.0, 3.0, 2.5], [4.0, 4.5, 6.0], [-2.0, 0.5, -1.0], [0.2, 0.1, 0.9]])
@@ -136,6 +139,23 @@ def test_every_cell_has_a_guess_or_is_refused(study):
         for line in csv.DictReader(file):
             addition = None if line["addition"] == "none" else line["addition"]
             assert (study["plugins"](line["base"], addition) is None) == (line["gain"] == "refused"), line
+
+
+@pytest.mark.parametrize("data", ["digits", "fashion-mnist"])
+def test_each_cell_is_trained_once_on_one_network(study, data, monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(
+        "subprocess.run", lambda command, **kwargs: started.append(command) or CompletedProcess(command, 0)
+    )
+    assert study["run"](data, "files", tmp_path) == 0
+    trained = [name for command in started for name in command[command.index("--grid") + 1][7:].split(",")]
+    cells = {name for base in study["BASES"] for name in study["row"](base)}
+    assert len(trained) == len(cells)
+    assert set(trained) == cells
+    spec = read_spec(Path(started[0][4]))
+    assert tuple(spec.seeds) == study["SEEDS"]
+    runs = [spec.run({"plugins": name}, 0) for name in trained]
+    assert {(run.projection, run.alpha, run.clients, run.rounds) for run in runs} == {(True, 0.1, 20, 30)}
 
 
 def test_the_page_is_what_the_evidence_gives(study):
