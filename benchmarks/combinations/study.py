@@ -176,17 +176,21 @@ def corrected(effects: Mapping[str, Effect]) -> dict[str, float]:
     return holm({name: found.p for name, found in effects.items()})
 
 
-class Study:
-    """One data set's finished cells and what follows from them.
+def finished(cells: Cells, base: str) -> bool:
+    """Return whether all cells of a base method have all seeds."""
+    return all(set(SEEDS) <= set(cells.get(name, {})) for name in row(base))
 
-    :param cells: accuracies of the runs.
+
+class Study:
+    """One data set's finished base methods and what follows from them.
+
+    :param cells: accuracies of the runs; those of FedAvg are finished.
     :param guess: (base, addition) -> guessed gain; the addition "none" is the base minus FedAvg.
     """
 
     def __init__(self, cells: Cells, guess: Mapping[tuple[str, str], float]) -> None:
-        self.cells = {name: runs for name, runs in cells.items() if set(SEEDS) <= set(runs)}
-        self.guess = guess
-        self.bases = [base for base in BASES if all(name in self.cells for name in row(base))]
+        self.cells, self.guess = cells, guess
+        self.bases = [base for base in BASES if finished(cells, base)]
         self.open = [base for base in BASES if base not in self.bases]
         self.gain: dict[str, Effect] = {}
         """BASE + ADDITION -> gain over the base."""
@@ -464,7 +468,7 @@ def pages() -> dict[Path, str]:
     """Return the page and its pictures as the evidence gives them."""
     evidence, guess = read_evidence(EVIDENCE), read_guess(GUESS)
     made, files = {}, {}
-    for data in evidence:
+    for data in (data for data in evidence if finished(evidence[data], "FedAvg")):
         study, title = Study(evidence[data], guess[data]), DATA[data]
         captions = {
             "gains": f"{title}: gain of an addition over its base method, points",
