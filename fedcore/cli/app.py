@@ -13,7 +13,7 @@ from typer.main import get_command
 from fedcore import __version__
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, FedcoreError, suggestion
-from fedcore.cli import data, options, plugins, training
+from fedcore.cli import options, plugins, training
 from fedcore.cli.guard import guarded
 from fedcore.cli.init import init
 
@@ -122,4 +122,3 @@ app.command("resume")(training.resume)
 app.command("evaluate")(training.evaluate)
 app.command("init")(init)
 app.add_typer(plugins.app, name="plugins", cls=Commands)
-app.add_typer(data.app, name="data", cls=Commands)

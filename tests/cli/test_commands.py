@@ -131,40 +131,6 @@ def test_plugins_show_is_taken_from_the_code(cli) -> None:
     assert "another plugin that implements task_loss" in fedcd["excludes"]
 
 
-def test_data_list(cli) -> None:
-    found = json.loads(cli("data", "list", "--json").stdout)
-    assert found["dataset"]["digits"].startswith("The bundled digits")
-    assert {"dirichlet", "iid"} <= set(found["partitioner"])
-    assert all(line and "`" not in line for lines in found.values() for line in lines.values())
-    assert "imagefolder:NAME" in cli("data", "list").stdout
-
-
-def test_data_split_writes_nothing_unasked(cli, tmp_path: Path) -> None:
-    result = cli("data", "split", "--clients", 2)
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert "written" not in result.stdout
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_data_split_writes_what_train_reads(cli, tmp_path: Path) -> None:
-    split, out = ("data", "split", "--clients", 2), ("--out", "partition.json")
-    result = cli(*split, "--alpha", 0.3, "--seed", 3, *out)
-    assert result.exit_code == 0
-    assert "written: partition.json" in result.stdout
-    digest = json.loads((tmp_path / "partition.json").read_text())["sha256"]
-    assert digest in result.stdout
-
-    refused = cli(*split, *out)
-    assert refused.exit_code == 2
-    assert "--force" in refused.stderr
-    assert json.loads((tmp_path / "partition.json").read_text())["sha256"] == digest
-    cli("train", *SMALL, "--partition", "partition.json", "--quiet", "--out", "run")
-    assert json.loads((tmp_path / "run" / "partition.json").read_text())["sha256"] == digest
-
-    assert cli(*split, *out, "--force").exit_code == 0
-    assert json.loads((tmp_path / "partition.json").read_text())["sha256"] != digest
-
-
 def test_every_command_reads_a_tilde_that_the_shell_leaves(cli, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     cli("data", "split", "--clients", 2, "--out=~/part.json")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, UnknownNameError, describe, flag_of
-from fedcore.cli import data, options, training
+from fedcore.cli import options, training
 from fedcore.cli.settings import build_config, set_options
 
 OWN = {"settings", "preset", "config_file", "as_json", "quiet", "profile", "debug", "allow_code"}
@@ -18,11 +18,6 @@ OWN |= {"fast_dev_run", "help_all"}
 
 def test_train_has_a_flag_for_every_field() -> None:
     assert set(inspect.signature(training.train).parameters) == set(RunConfig.model_fields) - set(options.BY_SET) | OWN
-
-
-def test_split_takes_its_flags_from_the_same_fields() -> None:
-    assert set(data.SPLIT_FIELDS) <= set(RunConfig.model_fields)
-    assert set(inspect.signature(data.split).parameters) == {*data.SPLIT_FIELDS, "out", "force", "debug"}
 
 
 def test_every_panel_begins_at_a_field() -> None:

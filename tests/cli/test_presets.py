@@ -74,12 +74,6 @@ def test_train_and_python_take_the_same_preset(cli, tmp_path: Path) -> None:
     assert in_python.config.alpha == 0.1
 
 
-def test_data_list_names_the_presets(cli) -> None:
-    text = " ".join(cli("data", "list").output.split())
-    assert "known settings (--preset)" in text
-    assert "cifar10-moon cifar10, simple-cnn, dirichlet, alpha 0.5, 10 of 10 clients, 100 rounds, 10 local" in text
-
-
 def test_init_writes_every_option_with_its_default_in_a_comment(cli, tmp_path: Path) -> None:
     result = cli("init")
     assert result.exit_code == 0, result.stderr

@@ -25,6 +25,7 @@ SURFACE = {
     "fedcore.engines": "an engine: its protocol, what travels, a worker's runtime",
     "fedcore.cli": "the command line, and a package's command",
     "fedcore_zoo": "data sets, partitions and networks of the papers, their layers, a fixed split, torchvision",
+    "fedcore_console": "what commands about partitions share",
     "fedcore_study": "studies of many runs: sweep, compare, report",
     "fedcore_accelerate": "runners, and the values that a step's hooks read",
     "fedcore_testing": "tests of all these",
@@ -52,6 +53,10 @@ EXTENDS = {
     "fedcore-trackers": (
         {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs"},
         "its processes follow a run directory",
+    ),
+    "fedcore-console": (
+        {"fedcore.base", "fedcore.cli", "fedcore.runs"},
+        "its commands show what can be named, and make partitions",
     ),
     "fedcore-export": (
         {"fedcore.base", "fedcore.cli", "fedcore.runs"},
@@ -126,7 +131,7 @@ def test_only_public_names_are_imported(folder: Path) -> None:
     assert not wrong, "not public, see docs/reference/python.md:\n" + "\n".join(wrong)
 
 
-SHARED = ("fedcore_accelerate", "fedcore_functional", "fedcore_testing", "fedcore_zoo")
+SHARED = ("fedcore_accelerate", "fedcore_console", "fedcore_functional", "fedcore_testing", "fedcore_zoo")
 """Packages whose public names other packages may import."""
 
 
@@ -172,7 +177,7 @@ def test_every_name_is_there(module: str) -> None:
     assert not [name for name in offered.__all__ if not hasattr(offered, name)]
 
 
-@pytest.mark.parametrize("module", ["fedcore", "fedcore_testing"])
+@pytest.mark.parametrize("module", ["fedcore", "fedcore_console", "fedcore_testing"])
 def test_completion_offers_names_that_are_imported_on_first_use(module: str) -> None:
     offered = run_code(f"import {module}; print(*dir({module}))").stdout.split()
     assert offered == sorted(importlib.import_module(module).__all__)

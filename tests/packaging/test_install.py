@@ -68,7 +68,7 @@ def test_wheels_in_an_empty_environment(index, tmp_path):
         environment.run("fedcore", command, "--help")
     assert "fedcore reproduce fedcd --table 1" in environment.run("fedcore", "reproduce", "fedcd")
 
-    environment.pip("uninstall", "--quiet", "--yes", "fedcore-fedcd", "fedcore-study")
+    environment.pip("uninstall", "--quiet", "--yes", "fedcore-fedcd", "fedcore-study", "fedcore-console")
     assert environment.plugins() == {"fedavg": "fedcore-fl", "local": "fedcore-fl"}
     refused = environment.run("fedcore", "train", "--plugin", "fedcd", code=2)
     assert "pip install fedcore-fedcd" in refused
@@ -79,6 +79,8 @@ def test_wheels_in_an_empty_environment(index, tmp_path):
     assert json.loads((environment.empty / "alone" / "summary.json").read_text())["rounds"] == 3
     evaluated = json.loads(environment.run("fedcore", "evaluate", "alone", "--json"))
     assert evaluated["global"]["samples"] > 0
+    assert "pip install fedcore-console" in environment.run("fedcore", "data", "list", code=2)
+    environment.install(index, "fedcore-console")
     assert "digits" in environment.run("fedcore", "data", "list")
 
 

@@ -11,13 +11,14 @@ from fedcore import ConfigError, RunConfig
 from fedcore.base import output
 from fedcore.base.files import storing
 from fedcore.base.safe_yaml import read_mapping
-from fedcore.cli import data, options
+from fedcore.cli import options
 from fedcore.cli.settings import typed_code
 from fedcore.runs.saved import check_code, code_in
+from fedcore_console import SPLIT_FIELDS, check_out
 from fedcore_study.figures import require_matplotlib
 
 
-@options.config_flags(only=data.SPLIT_FIELDS)
+@options.config_flags(only=SPLIT_FIELDS)
 def plot(
     given: dict[str, Any],
     *,
@@ -37,7 +38,7 @@ def plot(
     preview its result.
     """
     if out is not None:
-        data.check_out(out, [".png", ".pdf"], force=force)
+        check_out(out, [".png", ".pdf"], force=force)
         require_matplotlib()
     if file is not None and given.get("partition") is not None:
         raise ConfigError(f"name either {file} or --partition {given['partition']}")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.text import Text
 from torch import Tensor
 
-from fedcore.cli.partition_table import grouped, span
 from fedcore.data import Partition
+from fedcore_console import grouped, span
 from fedcore_study.words import spaced
 
 MAX_ROWS = 40

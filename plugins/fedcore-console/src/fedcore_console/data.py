@@ -8,13 +8,20 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.base import output, registry
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.identity import PARTITION_OPTIONS, preset_options
 from fedcore.cli import options
+from fedcore.cli.app import Commands
 
-app = typer.Typer(help="Data sets, and their partitions among clients.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Commands,
+    help="Data sets, and their partitions among clients.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
 
 KINDS = {"dataset": "data sets (--dataset)", "partitioner": "partitions (--partition)", "model": "models (--model)"}
 SPLIT_FIELDS = (*PARTITION_OPTIONS, "data_dir", "seed")
@@ -66,10 +73,10 @@ def split(
     if out is not None:
         check_out(out, [".json"], force=force)
 
-    from fedcore.cli.partition_table import draw_table
     from fedcore.data import load_dataset
     from fedcore.runs.cautions import data_cautions
     from fedcore.runs.resolve import resolve_partition
+    from fedcore_console.partition_table import draw_table
 
     dataset = load_dataset(config.dataset, config.data_dir)
     partition = resolve_partition(config, dataset)

@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from fedcore.cli.partition_table import draw_table
 from fedcore.data import Partition, load_partition
+from fedcore_console.partition_table import draw_table
 from tests.data.labelled import DATASET, make_dataset, partitioned
 
 
