@@ -18,7 +18,7 @@ def command(function: Callable[..., Any]) -> typer.Typer:
     """Return a function as a package's command, for its entry point of the group ``fedcore.commands``."""
     import typer
 
-    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     app.command()(function)
     return app
 

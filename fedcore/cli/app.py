@@ -15,7 +15,6 @@ from fedcore.base import registry
 from fedcore.base.errors import ConfigError, FedcoreError, suggestion
 from fedcore.cli import options, plugins, training
 from fedcore.cli.guard import guarded
-from fedcore.cli.init import init
 
 
 class Commands(TyperGroup):
@@ -120,5 +119,4 @@ def _root(
 app.command("train", cls=options.BriefHelp)(training.train)
 app.command("resume")(training.resume)
 app.command("evaluate")(training.evaluate)
-app.command("init")(init)
 app.add_typer(plugins.app, name="plugins", cls=Commands)

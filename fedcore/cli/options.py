@@ -115,7 +115,6 @@ def option(name: str, text: str, in_panel: str | None = None, **more: Any) -> An
     return typer.Option(name, help=text, rich_help_panel=in_panel, **more)
 
 
-_METHOD = "A method; can be repeated, hooks are called in this order. Default: FedAvg."
 _OUTSIDE = "Allow trackers to write, and the engine to connect, outside the run directory."
 _SET = "Set an option, such as moon.mu=5. It belongs to a plugin, a tracker or the engine. Can be repeated."
 _PRESET = (
@@ -136,7 +135,7 @@ def _system_options() -> str:
 
 
 _REPEATED = {
-    "plugins": ("NAME", _METHOD),
+    "plugins": ("NAME", "A method; can be repeated, hooks are called in this order. Default: FedAvg."),
     "trackers": ("NAME", "Show the run in tensorboard, mlflow, wandb, ... while it trains. Can be repeated."),
     "metrics": (
         "NAME",
@@ -167,9 +166,6 @@ AllowOutside = Annotated[bool, option("--allow-outside", _OUTSIDE)]
 RunSettings = Annotated[list[str] | None, option("--set", _SET, METHODS, metavar="NAME.OPTION=VALUE")]
 RunPreset = Annotated[
     str | None, option("--preset", _PRESET, METHODS, metavar="NAME", autocompletion=_completer("preset"))
-]
-InitPlugins = Annotated[
-    list[str] | None, option("--plugin", _METHOD, metavar="NAME", autocompletion=_completer("plugin"))
 ]
 RunFastDevRun = Annotated[bool, option("--fast-dev-run", _FAST, RECORDS)]
 RunConfigFile = Annotated[Path | None, option("--config", _FILE, METHODS, metavar="FILE")]

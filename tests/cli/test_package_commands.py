@@ -70,6 +70,12 @@ def test_a_packages_command_is_there(installed):
     assert "Greets." in invoke("--help").output
 
 
+@pytest.mark.parametrize("words", [["sweep"], ["results"], ["runs"], ["data"], ["data", "plot"], ["init"]])
+def test_completion_is_an_option_of_fedcore_alone(words):
+    assert "--install-completion" in invoke("--help").output
+    assert "--install-completion" not in invoke(*words, "--help").output
+
+
 def test_errors_of_a_packages_command_are_messages(installed):
     outcome = invoke("greet", "goodbye")
     assert outcome.exit_code == 2

@@ -1,11 +1,10 @@
-"""Presets: ``train --preset``, ``fedcore.run(preset=...)`` and ``init``."""
+"""Presets: ``train --preset`` and ``fedcore.run(preset=...)``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import yaml
 
 import fedcore
 from fedcore.base import registry
@@ -72,63 +71,3 @@ def test_train_and_python_take_the_same_preset(cli, tmp_path: Path) -> None:
     assert {**trained, "out": None} == {**again, "out": None}
     assert (trained["local_epochs"], trained["client_test_fraction"]) == (2, 0.2)
     assert in_python.config.alpha == 0.1
-
-
-def test_init_writes_every_option_with_its_default_in_a_comment(cli, tmp_path: Path) -> None:
-    result = cli("init")
-    assert result.exit_code == 0, result.stderr
-    assert "fedcore train --config fedcore.yaml" in result.stdout
-    text = (tmp_path / "fedcore.yaml").read_text(encoding="utf-8")
-    assert yaml.safe_load(text) is None
-    assert build_config({}, tmp_path / "fedcore.yaml", []) == RunConfig()
-    assert "# Fraction of the clients sampled in each round. [0 < x <= 1]\n# participation: 1.0\n" in text
-    assert "- Data and model -" in text
-    assert max(map(len, text.splitlines())) <= 100
-
-
-def test_the_comments_of_init_are_the_defaults(cli, tmp_path: Path) -> None:
-    cli("init")
-    lines = (tmp_path / "fedcore.yaml").read_text(encoding="utf-8").splitlines()
-    options = [line.removeprefix("# ") for line in lines if line[2:].partition(":")[0] in RunConfig.model_fields]
-    values = yaml.safe_load("\n".join(options))
-    assert values == RunConfig().model_dump(mode="json")
-
-
-def test_init_with_a_preset_and_plugins(cli, tmp_path: Path) -> None:
-    result = cli("init", "own.yaml", "--preset", "digits-quick", "--plugin", "moon", "--plugin", "fedprox")
-    assert result.exit_code == 0, result.stderr
-    config = build_config({}, tmp_path / "own.yaml", [])
-    assert config == RunConfig(**preset_options("digits-quick"), plugins={"moon": {}, "fedprox": {}})
-    text = (tmp_path / "own.yaml").read_text(encoding="utf-8")
-    assert "    # Temperature tau of the contrast (Eq. 3). [> 0]\n    # temperature: 0.5\n" in text
-    trained = cli("train", "--config", "own.yaml", "--fast-dev-run")
-    assert trained.exit_code == 0, trained.stderr
-
-
-def test_init_keeps_the_options_of_a_presets_plugin(cli, tmp_path: Path) -> None:
-    assert cli("init", "own.yaml", "--preset", f"{HERE}.LABORATORY").exit_code == 0
-    assert build_config({}, tmp_path / "own.yaml", []).plugins == {"moon": {"mu": 5}}
-
-
-def test_init_overwrites_nothing(cli, tmp_path: Path) -> None:
-    (tmp_path / "fedcore.yaml").write_text("rounds: 3\n", encoding="utf-8")
-    result = cli("init")
-    assert result.exit_code == 2
-    assert "fedcore.yaml exists already; name another file: fedcore init FILE" in result.stderr
-    assert (tmp_path / "fedcore.yaml").read_text(encoding="utf-8") == "rounds: 3\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--plugin", "mooon"), "unknown plugin 'mooon'. Did you mean 'moon'?"),
-        (("--preset", "nope"), "unknown preset 'nope'."),
-        (("--plugin", "moon", "--plugin", "moon"), "plugin 'moon' is listed 2 times"),
-        (("absent/own.yaml",), "absent/own.yaml: No such file or directory"),
-    ],
-)
-def test_init_refuses_and_writes_nothing(cli, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
-    result = cli("init", *arguments)
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert not list(tmp_path.iterdir())

@@ -55,8 +55,8 @@ EXTENDS = {
         "its processes follow a run directory",
     ),
     "fedcore-console": (
-        {"fedcore.base", "fedcore.cli", "fedcore.runs"},
-        "its commands show what can be named, and make partitions",
+        {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs"},
+        "its commands show what can be named, make partitions, and write config files",
     ),
     "fedcore-export": (
         {"fedcore.base", "fedcore.cli", "fedcore.runs"},

@@ -6,12 +6,7 @@ import inspect
 import json
 from pathlib import Path
 
-import pytest
-from typer.testing import CliRunner
-
 from fedcore import RunConfig
-from fedcore.base import registry
-from fedcore.cli.app import app
 from fedcore_console import data
 
 COMMANDS = ["list", "split", "plot"]
@@ -63,21 +58,10 @@ def test_split_takes_its_flags_from_the_same_fields() -> None:
     assert set(inspect.signature(data.split).parameters) == {*data.SPLIT_FIELDS, "out", "force", "debug"}
 
 
-@pytest.mark.parametrize("words", [["data"], ["data", "list"], ["data", "split", "--clients", "2"], ["data", "plot"]])
-def test_without_the_package_the_command_is_answered_with_it(monkeypatch, words: list[str]) -> None:
-    installed = registry._scan
-    monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "command" else installed(kind, path))
-    outcome = CliRunner().invoke(app, words)
-    assert outcome.exit_code == 2
-    remedy = registry.how_to_install("fedcore-console")
-    assert outcome.output == f"error: 'data' needs the package fedcore-console: {remedy}\n"
-
-
 def test_the_help_lists_the_commands_of_both_packages(cli) -> None:
     text = cli("data", "--help").output
     assert "Data sets, and their partitions among clients." in text
     assert [word for line in text.splitlines() if (word := line.strip("│ ").partition(" ")[0]) in COMMANDS] == COMMANDS
-    assert "completion" not in text
 
 
 def test_a_command_that_is_not_there_gets_a_suggestion(cli) -> None:

@@ -1,4 +1,4 @@
-"""Commands around a run: ``fedcore data``.
+"""Commands around a run: ``fedcore data`` and ``fedcore init``.
 
 What other packages of commands use is imported on first use: the commands answer ``--help`` without torch.
 """

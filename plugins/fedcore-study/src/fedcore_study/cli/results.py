@@ -14,7 +14,9 @@ from fedcore.cli import options
 from fedcore_study.cli import shared
 
 app = typer.Typer(
-    help="Evidence of runs, kept as small JSON files, and a page of tables from it.", no_args_is_help=True
+    help="Evidence of runs, kept as small JSON files, and a page of tables from it.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 RESULTS = Path("results")

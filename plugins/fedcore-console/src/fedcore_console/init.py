@@ -8,25 +8,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
 
+from fedcore import ConfigError, RunConfig
 from fedcore.base import output, registry
-from fedcore.base.config import RunConfig, read_choices
-from fedcore.base.errors import ConfigError
+from fedcore.base.config import read_choices
 from fedcore.base.identity import preset_options
 from fedcore.base.process import importing
 from fedcore.base.safe_yaml import write_yaml
-from fedcore.cli import options
+from fedcore.cli import command, options
 from fedcore.hooks.plugin import option_names, parse_options
 
 _WIDTH = 100
 _INDENT = "  "
 
 
+@options.config_flags(only=("plugins",))
 def init(
+    given: dict[str, Any],
+    *,
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("fedcore.yaml"),
-    plugins: options.InitPlugins = None,
     preset: options.RunPreset = None,
     debug: options.Debug = False,
 ) -> None:
@@ -36,7 +38,8 @@ def init(
     """
     chosen: dict[str, Any] = {} if preset is None else preset_options(preset)
     known = read_choices(chosen.get("plugins", {}), "plugin")
-    chosen["plugins"] = {name: known.get(name, {}) for name in read_choices(plugins or list(known), "plugin")}
+    named = read_choices(given.get("plugins", list(known)), "plugin")
+    chosen["plugins"] = {name: known.get(name, {}) for name in named}
     with importing():
         text = commented(chosen, file, preset)
     try:
@@ -45,6 +48,9 @@ def init(
     except FileExistsError:
         raise ConfigError(f"{file} exists already; name another file: fedcore init FILE") from None
     output.line(f"written: {file} (use it with fedcore train --config {file})")
+
+
+app = command(init)
 
 
 def commented(chosen: Mapping[str, Any], file: Path, preset: str | None = None) -> str:
@@ -86,7 +92,8 @@ def _entry(name: str, field: FieldInfo, chosen: Mapping[str, Any]) -> Iterator[s
     limits = options.bounds(field) or ", ".join(options.choices(field.annotation))
     yield from _comment(f"{field.description or ''} [{limits}]" if limits else field.description or "")
     default = None if field.is_required() else field.get_default(call_default_factory=True)
-    value = write_yaml({name: to_jsonable_python(chosen.get(name, default))})
+    plain = TypeAdapter(Any).dump_python(chosen.get(name, default), mode="json")
+    value = write_yaml({name: plain})
     yield from (line if name in chosen else f"# {line}" for line in value.splitlines())
 
 
