@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from environments import Environment, foreign, lend
+from tests.packaging.environments import Environment, foreign, lend
 
 ROOT = Path(__file__).parents[2]
 ENTRANCES = {  # with their exit codes

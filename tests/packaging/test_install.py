@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from environments import Environment, foreign, lend
+from tests.packaging.environments import Environment, foreign, lend
 
 pytestmark = pytest.mark.slow
 
