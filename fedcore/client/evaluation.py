@@ -33,7 +33,7 @@ from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore.client.context import context_of
 from fedcore.client.messages import Evaluation
 from fedcore.client.session import LocalSession
-from fedcore.data import Dataset, Samples
+from fedcore.data import Dataset, ResidentSamples, Samples, SequenceSamples, TensorSamples
 from fedcore.models.placement import forward_chunk
 from fedcore.models.split import copied, copied_for_calls
 
@@ -79,27 +79,31 @@ def evaluate(
     chunks = positions.to(samples.labels.device).split(forward_chunk(device))
     classes = torch.arange(num_classes, device=device)
 
-    def counts_of(network: nn.Module, inputs: Any, labels: Tensor) -> tuple[list[Tensor], Tensor]:
+    def read(chunk: Tensor) -> Any:
         with torch.inference_mode():
-            logits = _logits(network(inputs), len(labels), num_classes)
+            return samples.gather(chunk).to(device)
+
+    def counts_of(network: nn.Module, chunk: Tensor, inputs: Any) -> Counted:
+        with torch.inference_mode():
+            labels = samples.labels[chunk].to(device)
+            logits = _logits(network(read(chunk) if inputs is None else inputs), len(chunk), num_classes)
             members = labels.unsqueeze(1) == classes  # (B, C)
             largest, predicted = logits.max(dim=1)
             defined = largest.isfinite()
             hits = (defined & (predicted == labels)).unsqueeze(1)
             loss = F.cross_entropy(logits.double(), labels, reduction="sum")
             matrix = [confusion_counts(labels[defined], predicted[defined], num_classes)] if confusion else []
-            return [(members & hits).sum(dim=0), members.sum(dim=0), loss, (~defined).sum(), *matrix], logits
+            return [(members & hits).sum(dim=0), members.sum(dim=0), loss, (~defined).sum(), *matrix], logits, labels
 
-    def batches() -> Iterator[tuple[Any, Tensor]]:
-        for chunk in chunks:
-            with torch.inference_mode():
-                yield samples.gather(chunk).to(device), samples.labels[chunk].to(device)
-
+    # Samples of other classes may read an open file: one thread gathers them.
+    own = (ResidentSamples.gather, SequenceSamples.gather, TensorSamples.gather)
+    by_any_thread = type(samples).gather in own
+    batches = ((chunk, None if by_any_thread else read(chunk)) for chunk in chunks)
     counts: list[list[Tensor]] = []
     with one_torch_thread() if device.type == "cpu" else nullcontext():
-        for labels, (counted, logits) in _side_by_side(counts_of, model, batches(), min(threads, len(chunks))):
+        for counted, *given in _side_by_side(counts_of, model, batches, min(threads, len(chunks))):
             with torch.inference_mode():
-                counts.append([*counted, *(count_metric(*each, logits, labels).flatten() for each in metrics.items())])
+                counts.append([*counted, *(count_metric(*each, *given).flatten() for each in metrics.items())])
     names = ["correct", "total", "loss", "undefined", *(["confusion"] if confusion else []), *metrics]
     sums = [reduce(torch.add, parts).tolist() for parts in zip(*counts, strict=True)]
     return dict(zip(names, sums, strict=True))
@@ -139,41 +143,39 @@ def _logits(output: Any, batch: int, num_classes: int) -> Tensor:
     return logits
 
 
-Counted = tuple[list[Tensor], Tensor]
+Counted = tuple[list[Tensor], Tensor, Tensor]
+"""The counts of a chunk, its logits and its labels."""
 
 
 def _side_by_side(
-    function: Callable[[nn.Module, Any, Tensor], Counted],
+    function: Callable[[nn.Module, Tensor, Any], Counted],
     model: nn.Module,
-    batches: Iterable[tuple[Any, Tensor]],
+    batches: Iterable[tuple[Tensor, Any]],
     threads: int,
-) -> Iterator[tuple[Tensor, Counted]]:
-    """Yield each batch's labels with the function's result on it, in order; a few batches are under way at a time."""
+) -> Iterator[Counted]:
+    """Yield the function's result on each chunk and its inputs, in order; a few are under way at a time."""
     if threads < 2:
-        for inputs, labels in batches:
-            yield labels, function(model, inputs, labels)
+        yield from (function(model, *batch) for batch in batches)
         return
     networks = SimpleQueue[nn.Module]()
     for network in (model, *(copied(model, share=True) for _ in range(threads - 1))):
         networks.put(network)
 
-    def by_one(inputs: Any, labels: Tensor) -> Counted:
+    def by_one(*batch: Any) -> Counted:
         network = networks.get()
         try:
-            return function(network, inputs, labels)
+            return function(network, *batch)
         finally:
             networks.put(network)
 
-    under_way: deque[tuple[Tensor, Future[Counted]]] = deque()
+    under_way: deque[Future[Counted]] = deque()
     # OpenMP's number of threads is a setting of each thread, so every thread of the pool sets its own.
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for inputs, labels in batches:
-            under_way.append((labels, pool.submit(by_one, inputs, labels)))
-            if len(under_way) > 2 * threads:
-                labels, done = under_way.popleft()
-                yield labels, done.result()
-        for labels, done in under_way:
-            yield labels, done.result()
+        for batch in batches:
+            under_way.append(pool.submit(by_one, *batch))
+            if len(under_way) > 4 * threads:
+                yield under_way.popleft().result()
+        yield from (done.result() for done in under_way)
 
 
 def confusion_counts(labels: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
