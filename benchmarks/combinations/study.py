@@ -303,7 +303,9 @@ def tables(study: Study) -> str:
         lines.append(f"| {label(addition)} | {found} | {p(study.main_p[addition])} | {guess:+.1f} |")
     lines += ["", *(f"- {sentence(study, addition)}" for addition in ADDITIONS), ""]
     left = (
-        [f"Without a figure, for not all their runs are finished: {', '.join(study.open)}.", ""] if study.open else []
+        [f"Without a figure, for runs of theirs are missing or diverged: {', '.join(study.open)}.", ""]
+        if study.open
+        else []
     )
     return "\n".join([*lines, *left, *pair_lines(study), "", *guess_lines(study)])
 
@@ -408,7 +410,7 @@ def _cell(study: Study, base: str, addition: str | None, *, beyond: bool) -> tup
     if not plugins(base, addition):
         return "-", False, "#fff"
     if base in study.open:
-        return "not run", False, "#fff"
+        return "no figure", False, "#fff"
     if addition is None:
         return f"{study.accuracy(base).mean():.1f}", False, "#fff"
     if beyond:

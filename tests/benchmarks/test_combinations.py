@@ -124,9 +124,9 @@ def test_a_base_without_all_its_runs_has_no_figure(study, guess):
     assert found.open == ["FedCD"]
     assert not any("FedCD" in name for name in found.gain)
     text = study["tables"](found)
-    assert "Without a figure, for not all their runs are finished: FedCD." in text
+    assert "Without a figure, for runs of theirs are missing or diverged: FedCD." in text
     assert text.count("FedCD") == 1
-    assert study["heat_map"](found, "Made up").count("not run") == 5  # alone, and with four additions
+    assert study["heat_map"](found, "Made up").count("no figure") == 5  # alone, and with four additions
 
 
 def test_a_guess_is_judged_by_its_sign(study):
