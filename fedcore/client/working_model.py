@@ -6,6 +6,7 @@ Each pass takes the samples in fixed chunks of the given order, so that the bits
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -117,6 +118,53 @@ class Memory:
         return list(values.values())
 
 
+_OF_TORCH = vars(nn.Module()).keys()
+"""The attributes that every module has."""
+
+
+class PlainAttributes:
+    """The attributes of a network's own modules that are neither parameters nor buffers.
+
+    What a forward pass keeps in them, such as a hidden state, would go on to the next client of the process.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        parts = [part for part in model.modules() if not type(part).__module__.startswith("torch.")]
+        self._first = [(part, {name: (value, _content(value)) for name, value in _plain(part)}) for part in parts]
+
+    def restore(self) -> None:
+        """Give the modules the values that they had at first: the same objects, with the same content."""
+        for part, first in self._first:
+            for name in [name for name, _ in _plain(part) if name not in first]:
+                del vars(part)[name]
+            for name, (value, content) in first.items():
+                vars(part)[name] = value
+                if content is not None:
+                    _restore(value, content)
+
+
+def _plain(part: nn.Module) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in vars(part).items() if name not in _OF_TORCH]
+
+
+def _content(value: Any) -> Any:
+    """Return a copy of what code may edit in place in a value; None for other types."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return copy.copy(value) if isinstance(value, (list, dict, set, deque)) else None
+
+
+def _restore(value: Any, content: Any) -> None:
+    if isinstance(value, Tensor):
+        value.detach().copy_(content)
+        return
+    value.clear()
+    if isinstance(value, (dict, set)):
+        value.update(content)
+    else:
+        value.extend(content)
+
+
 class WorkingModel:
     """One model on the device, reused from client to client, so that its memory and hooks are set up once.
 
@@ -155,6 +203,7 @@ class WorkingModel:
                     self.unsaved.append((part, name, own, own.clone()))
                 else:
                     self._saved.append((part, name, buffer))
+        self._plain = PlainAttributes(self.module)
         self.set_trainable(())  # a copy of another working model has its client's frozen parameters
         self.smallest_batch = setup.smallest_batch
 
@@ -171,6 +220,7 @@ class WorkingModel:
         """
         copy_into(self.state, self._fixed_buffers)
         copy_into(self.state, tensors)
+        self._plain.restore()
         for part, name, buffer, first in self.unsaved:
             held = getattr(part, name)
             if held is None or held.shape == first.shape:  # else a cache, which the model made longer

@@ -111,6 +111,27 @@ def test_a_network_that_keeps_values_is_evaluated_as_by_one_thread(go, monkeypat
     assert evaluate_run(result.directory, model=network)["global"] == result.metrics["global"]
 
 
+class Counts(KeepsASkip):
+    """Grows a list in place, fills a tensor in place, and sets an attribute that it did not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.total = [], torch.zeros(())
+
+    def forward(self, x):
+        self.seen.append(len(x))
+        self.total += 1
+        self.calls = getattr(self, "calls", 0) + 1
+        return self.head(self.flatten(x) + 0.01 * (len(self.seen) + self.calls + self.total))
+
+
+@pytest.mark.parametrize("network", [KeepsASkip, KeepsAState, Hooked, Counts])
+def test_what_a_network_keeps_does_not_go_from_client_to_client(go, network):
+    runs = [go(model=network, rounds=2, participation=1.0, workers=workers) for workers in (0, 1, 2)]
+    assert len({model_bytes(run) for run in runs}) == 1
+    assert [run.metrics["global"] for run in runs] == [runs[0].metrics["global"]] * 3
+
+
 @pytest.mark.parametrize("network", [RandomFeatures, DropsLayers, DropsAlways])
 def test_draws_from_numpy_and_python_are_those_of_the_seed(go, network):
     outside = random.getstate(), np.random.get_state()
