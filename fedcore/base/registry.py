@@ -46,6 +46,7 @@ GROUPS = {
     "preset": "fedcore.presets",
     "command": "fedcore.commands",
     "figure": "fedcore.figures",
+    "display": "fedcore.displays",
 }
 
 NAMED = ("plugin", "dataset", "model", "partitioner", "engine", "tracker", "metric")

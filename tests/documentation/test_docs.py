@@ -116,6 +116,7 @@ ENTRY_POINT_GROUPS = {
 }
 ENTRY_POINT_GROUPS |= {
     "fedcore.augmentations",
+    "fedcore.displays",
     "fedcore.runners",
     "fedcore.trackers",
     "fedcore.metrics",

@@ -25,7 +25,7 @@ SURFACE = {
     "fedcore.engines": "an engine: its protocol, what travels, a worker's runtime",
     "fedcore.cli": "the command line, and a package's command",
     "fedcore_zoo": "data sets, partitions and networks of the papers, their layers, a fixed split, torchvision",
-    "fedcore_console": "what commands about partitions share",
+    "fedcore_console": "what commands and displays share",
     "fedcore_study": "studies of many runs: sweep, compare, report",
     "fedcore_accelerate": "runners, and the values that a step's hooks read",
     "fedcore_testing": "tests of all these",
@@ -56,7 +56,7 @@ EXTENDS = {
     ),
     "fedcore-console": (
         {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs"},
-        "its commands show what can be named, make partitions, and write config files",
+        "its commands show what can be named, make partitions and config files; its displays follow runs",
     ),
     "fedcore-export": (
         {"fedcore.base", "fedcore.cli", "fedcore.runs"},

@@ -11,7 +11,6 @@ import torch
 import fedcore
 from fedcore import Plugin, RunConfig, RunDirectoryError, hookimpl
 from fedcore.base import registry
-from fedcore.runs import progress
 from fedcore.runs.records import history_rows
 from fedcore.runs.result import headline
 
@@ -133,31 +132,3 @@ def test_damaged_rounds_are_told(finished, tmp_path):
     with pytest.warns(RuntimeWarning, match=r"metrics.jsonl: damaged in line 2, which is left out"):
         again = fedcore.load_run(copy)
     assert len(again.records) == len(finished.records) - 1
-
-
-def test_a_notebook_shows_every_round(finished):
-    drawn = []
-    now = iter(range(1000))
-    display = progress.NotebookDisplay(drawn.append, clock=lambda: float(next(now)))
-    options = finished.config.model_copy(update={"out": finished.directory.with_name("second"), "rounds": 3})
-    fedcore.run(options, notify=display)
-    assert "fedprox on digits" in drawn[0]
-    assert any("round 2: 2/3 clients" in page for page in drawn)
-    assert not any("left" in page and "1/3 rounds" in page for page in drawn)  # the workers have started in it, too
-    assert any("left" in page and "2/3 rounds" in page for page in drawn)
-    assert "3/3 rounds, done" in drawn[-1]
-    assert any("<polyline" in page for page in drawn)
-    assert "<polyline" not in drawn[-1]  # the result shows the curve below
-
-
-def test_a_notebook_does_not_count_clients_that_the_simulated_system_lost(finished):
-    drawn = []
-    options = {"out": finished.directory.with_name("lossy"), "system": {"dropout": 0.7}, "min_clients": 0, "rounds": 4}
-    config = fedcore.RunConfig.create({**finished.config.model_dump(exclude={"out"}), **options})
-    result = fedcore.run(config, notify=progress.NotebookDisplay(drawn.append))
-    assert any(record["failures"] for record in result.records)
-    assert "clients failed" not in drawn[-1]
-
-
-def test_a_script_has_no_notebook():
-    assert progress.notebook_output() is None

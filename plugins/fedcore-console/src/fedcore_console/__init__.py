@@ -1,4 +1,4 @@
-"""Commands around a run: ``fedcore data`` and ``fedcore init``.
+"""Around a run: ``fedcore data``, ``fedcore init``, and its progress in a terminal or notebook.
 
 What other packages of commands use is imported on first use: the commands answer ``--help`` without torch.
 """
@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedcore_console.data import SPLIT_FIELDS as SPLIT_FIELDS
     from fedcore_console.data import check_out as check_out
+    from fedcore_console.notebook import notebook_output as notebook_output
     from fedcore_console.partition_table import grouped as grouped
     from fedcore_console.partition_table import span as span
 
-_HOMES = {"SPLIT_FIELDS": "data", "check_out": "data", "grouped": "partition_table", "span": "partition_table"}
+_HOMES = {
+    "SPLIT_FIELDS": "data",
+    "check_out": "data",
+    "grouped": "partition_table",
+    "notebook_output": "notebook",
+    "span": "partition_table",
+}
 
-__all__ = ["SPLIT_FIELDS", "check_out", "grouped", "span"]
+__all__ = ["SPLIT_FIELDS", "check_out", "grouped", "notebook_output", "span"]
 
 
 def __getattr__(name: str) -> Any:

@@ -231,7 +231,7 @@ def _row(name: str, done: int, most: int, words: str) -> str:
 
 def script_display(*, quiet: bool) -> SweepDisplay:
     """Return the display of a sweep that a program starts: that of a notebook, of a terminal, or a line a minute."""
-    from fedcore.runs.progress import notebook_output  # here: it imports torch
+    from fedcore_console import notebook_output  # here: it imports torch
 
     draw = None if quiet else notebook_output()
     return SweepDisplay(stderr(), quiet=quiet) if draw is None else NotebookSweepDisplay(draw)

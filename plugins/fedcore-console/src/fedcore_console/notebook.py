@@ -1,0 +1,98 @@
+"""Progress of a run in a notebook: one output that is redrawn with IPython's own display."""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from rich.console import Console
+
+from fedcore.runs.progress import Progress
+from fedcore.runs.records import errors, lost
+from fedcore.runs.result import headline, learning_curve
+
+REDRAWN = 0.25
+"""The least seconds between two drawings within a round."""
+
+
+def show(console: Console) -> NotebookDisplay | None:
+    """Return the display of a notebook's kernel; None elsewhere."""
+    draw = notebook_output()
+    return NotebookDisplay(draw) if draw is not None else None
+
+
+class NotebookDisplay(Progress):
+    """Redraws an output after every event.
+
+    :param draw: replaces the output by a piece of HTML.
+    """
+
+    def __init__(self, draw: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock=clock)
+        self.draw, self.drawn = draw, self.began
+        self.title = ""
+        self.records: list[Mapping[str, Any]] = []
+        self.notes: list[str] = []
+
+    def started(self, details: Mapping[str, Any]) -> None:
+        """Draw the run's name and notes."""
+        self.title = headline(details["config"])
+        self.notes += details["notes"]
+        self._redraw()
+
+    def client_done(self) -> None:
+        """Draw the number of clients, unless the last drawing is fresh."""
+        if self.clock() - self.drawn >= REDRAWN:
+            self._redraw()
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        """Draw the learning curve with the round."""
+        self.records.append(record)
+        self._redraw()
+
+    def noted(self, message: str) -> None:
+        """Draw the note."""
+        self.notes.append(message)
+        self._redraw()
+
+    def ended(self) -> None:
+        """Draw how the run ended."""
+        self._redraw()
+
+    def _redraw(self) -> None:
+        self.drawn = self.clock()
+        self.draw(self.page())
+
+    def page(self) -> str:
+        """Return the present state as HTML."""
+        times = f"{self.clock() - self.began:.0f} s"
+        if self.left is not None and self.ending != "done":
+            times += f", about {self.left:.0f} s left"
+        if failed := self.failed + sum(errors(lost(record)) for record in self.records):
+            times += f"; {failed} clients failed"
+        notes = "".join(f"<p>note: {html.escape(note)}</p>" for note in self.notes)
+        curve = learning_curve(self.records, self.rounds)
+        return (
+            f"<div><b>{html.escape(self.title)}</b> "
+            f"<progress value='{self.completed:.2f}' max='{self.rounds}'></progress> "
+            f"{min(self.done, self.rounds)}/{self.rounds} rounds, {self.doing}, {times}{notes}"
+            f"{curve if self.ending != 'done' else ''}</div>"
+        )
+
+
+def notebook_output() -> Callable[[str], None] | None:
+    """Return what draws HTML below the cell, in place of the HTML before, if this process is a notebook's kernel.
+
+    In a terminal or a script it returns None.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    if getattr(shell, "kernel", None) is None:
+        return None
+    shown = import_module("IPython.display")
+    handle = shown.display(shown.HTML(""), display_id=True)
+    return lambda page: handle.update(shown.HTML(page))

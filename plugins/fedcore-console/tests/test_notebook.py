@@ -1,0 +1,36 @@
+"""The progress of a run in a notebook."""
+
+from rich.console import Console
+
+import fedcore
+from fedcore import RunConfig
+from fedcore_console import notebook
+
+CONFIG = RunConfig(plugins=["fedprox"], clients=3, rounds=3, eval_every=2, local_epochs=1, samples=200, workers=0)
+
+
+def test_a_notebook_shows_every_round(tmp_path):
+    drawn = []
+    now = iter(range(1000))
+    display = notebook.NotebookDisplay(drawn.append, clock=lambda: float(next(now)))
+    fedcore.run(CONFIG, notify=display, out=tmp_path / "run")
+    assert "fedprox on digits" in drawn[0]
+    assert any("round 2: 2/3 clients" in page for page in drawn)
+    assert not any("left" in page and "1/3 rounds" in page for page in drawn)  # the workers have started in it, too
+    assert any("left" in page and "2/3 rounds" in page for page in drawn)
+    assert "3/3 rounds, done" in drawn[-1]
+    assert any("<polyline" in page for page in drawn)
+    assert "<polyline" not in drawn[-1]  # the result shows the curve below
+
+
+def test_a_notebook_does_not_count_clients_that_the_simulated_system_lost(tmp_path):
+    drawn = []
+    display = notebook.NotebookDisplay(drawn.append)
+    result = fedcore.run(CONFIG, notify=display, system={"dropout": 0.7}, min_clients=0, out=tmp_path / "run")
+    assert any(record["failures"] for record in result.records)
+    assert "clients failed" not in drawn[-1]
+
+
+def test_a_script_has_no_notebook():
+    assert notebook.notebook_output() is None
+    assert notebook.show(Console()) is None
