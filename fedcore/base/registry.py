@@ -47,6 +47,7 @@ GROUPS = {
     "command": "fedcore.commands",
     "figure": "fedcore.figures",
     "display": "fedcore.displays",
+    "table": "fedcore.tables",
 }
 
 NAMED = ("plugin", "dataset", "model", "partitioner", "engine", "tracker", "metric")

@@ -126,6 +126,13 @@ _FILE = "YAML file of options, such as a run's config.yaml. Flags override it."
 _CODE_OF_FILE = "Import code that the --config file names as module:...; inspect that code first."
 
 
+def _draws_a_table(wanted: bool) -> bool:
+    """Refuse ``--profile`` before the run if the package that draws its table is not installed."""
+    if wanted:
+        registry.resolve("table", "profile")
+    return wanted
+
+
 def _system_options() -> str:
     """Return the names of the options of ``--system``, or whose they are."""
     try:
@@ -170,7 +177,7 @@ RunPreset = Annotated[
 RunFastDevRun = Annotated[bool, option("--fast-dev-run", _FAST, RECORDS)]
 RunConfigFile = Annotated[Path | None, option("--config", _FILE, METHODS, metavar="FILE")]
 RunAllowCode = Annotated[bool, option("--allow-code", _CODE_OF_FILE, METHODS)]
-RunProfile = Annotated[bool, option("--profile", "Print the time split of a round.", RECORDS)]
+RunProfile = Annotated[bool, option("--profile", "Print the time split of a round.", RECORDS, callback=_draws_a_table)]
 
 
 def config_flags(

@@ -1,4 +1,8 @@
-"""``train``, ``resume`` and ``evaluate``."""
+"""``train``, ``resume`` and ``evaluate``.
+
+Figures are one line. A package draws them as tables: functions behind the entry points ``summary``, ``metrics`` and
+``profile`` of the group ``fedcore.tables``, which return what rich prints.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcore.base import output
+from fedcore.base import output, registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import DivergedError, FedcoreError
 from fedcore.base.identity import CHANGEABLE, method
@@ -107,7 +111,7 @@ def evaluate(
 
     Metrics given here replace the run's own.
     """
-    from fedcore.cli.summary import metrics_tables
+    from fedcore.runs.records import not_evaluated, undefined
     from fedcore.runs.terminal import make_display
 
     with importing():
@@ -117,9 +121,13 @@ def evaluate(
     metrics = evaluate_run(run_dir, notify=display, allow_code=allow_code, metrics=given.get("metrics"))
     if as_json:
         output.print_json(metrics)
-    else:
+    elif "metrics" in registry.available("table"):
         console = output.stdout()
-        console.print(metrics_tables(metrics, console.width))
+        console.print(registry.resolve("table", "metrics")(metrics, console.width))
+    else:
+        output.line(", ".join(_accuracies(metrics)) or metrics["global_reason"])
+        for problem in filter(None, (not_evaluated(metrics), undefined(metrics))):
+            output.note(problem)
 
 
 def _how_to_resume(directory: Path) -> str:
@@ -165,19 +173,22 @@ def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume)
 
 def show_summary(summary: Mapping[str, Any], *, as_json: bool, quiet: bool, profile: bool = False) -> None:
     """Print a finished run's figures as JSON on stdout, as tables, or with ``quiet`` in one line."""
-    from fedcore.cli.summary import profile_table, summary_tables
-    from fedcore.runs.terminal import accuracies
-
     console = output.stderr() if as_json else output.stdout()
     if as_json:
         output.print_json(summary)
         if quiet:
             return
     where = f"run directory: {summary['run_dir']}"
-    if quiet:
-        where = ", ".join([*(f"{name} {value} %" for name, value in accuracies(summary).items()), where])
+    if quiet or "summary" not in registry.available("table"):
+        where = ", ".join([*_accuracies(summary["metrics"]), where])
     else:
-        console.print(summary_tables(summary, console.width))
+        console.print(registry.resolve("table", "summary")(summary, console.width))
     if profile:
-        console.print(profile_table(summary["time"]), "")
+        console.print(registry.resolve("table", "profile")(summary["time"]), "")
     console.print(output.text(where), soft_wrap=True)
+
+
+def _accuracies(metrics: Mapping[str, Any]) -> list[str]:
+    from fedcore.runs.terminal import accuracies
+
+    return [f"{name} {value} %" for name, value in accuracies({"metrics": metrics}).items()]

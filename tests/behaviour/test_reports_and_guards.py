@@ -13,12 +13,12 @@ import torch
 import fedcore
 from fedcore import Plugin, hookimpl, question
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
-from fedcore.cli.summary import report_line
 from fedcore.data import load_dataset
 from fedcore.hooks.checks import HOOKS
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import resume
 from fedcore.runs.training import Interrupted
+from fedcore_console.summary import report_line
 from fedcore_trackers.scalars import round_scalars
 from tests import support
 from tests.support import lines, model_bytes, weights

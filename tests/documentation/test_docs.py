@@ -118,6 +118,7 @@ ENTRY_POINT_GROUPS |= {
     "fedcore.augmentations",
     "fedcore.displays",
     "fedcore.runners",
+    "fedcore.tables",
     "fedcore.trackers",
     "fedcore.metrics",
     "fedcore.metric_prefixes",

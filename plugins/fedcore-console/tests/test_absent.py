@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -10,7 +11,10 @@ from typer.testing import CliRunner
 from fedcore.base import registry
 from fedcore.base.output import stderr
 from fedcore.cli.app import app
+from fedcore.runs import experiment
 from fedcore.runs.terminal import MinuteDisplay, PlainDisplay, make_display, script_display
+
+FIGURES = r"global \d+\.\d\d %, global_local \d+\.\d\d %"
 
 
 @pytest.mark.parametrize(
@@ -31,3 +35,29 @@ def test_without_the_package_a_terminal_has_the_lines_of_a_file(monkeypatch) -> 
     monkeypatch.setattr(registry, "_scan", lambda kind, path: {})
     assert type(make_display(stderr())) is PlainDisplay
     assert type(script_display()) is MinuteDisplay
+
+
+def test_without_the_package_the_figures_are_one_line(cli, tmp_path, monkeypatch) -> None:
+    installed = registry._scan
+    monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "table" else installed(kind, path))
+    small = ("--workers", 0, "--clients", 2, "--local-epochs", 1, "--client-test-fraction", 0.2)
+    refused = cli("train", *small, "--profile", "--out", "run")
+    assert refused.exit_code == 2
+    assert f"in the package fedcore-console: {registry.how_to_install('fedcore-console')}" in refused.stderr
+    assert not (tmp_path / "run").exists(), "it is refused before the run"
+
+    trained = cli("train", *small, "--rounds", 1, "--out", "run")
+    assert trained.exit_code == 0
+    assert re.fullmatch(rf"{FIGURES}, run directory: {tmp_path / 'run'}\n", trained.stdout)
+    assert re.fullmatch(rf"{FIGURES}\n", cli("evaluate", "run").stdout)
+
+
+def test_without_the_package_evaluate_says_what_was_not_measured(cli, monkeypatch) -> None:
+    installed = registry._scan
+    monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "table" else installed(kind, path))
+    failures = [{"client": client, "kind": "raised", "message": f"no {client}"} for client in range(3)]
+    metrics = {"global": None, "global_reason": "parameters stay", "failed": 3, "failures": failures}
+    monkeypatch.setattr(experiment, "evaluate_run", lambda *_, **__: metrics)
+    told = cli("evaluate", "run")
+    assert told.stdout.startswith("parameters stay\n")
+    assert "client 0 and 2 more could not be evaluated" in " ".join(told.output.split())
