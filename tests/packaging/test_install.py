@@ -49,6 +49,7 @@ def test_wheels_in_an_empty_environment(index, tmp_path):
     assert environment.plugins() == {
         "fedavg": "fedcore-fl",
         "fedcd": "fedcore-fedcd",
+        "fedcd-variants": "fedcore-fedcd",
         "local": "fedcore-fl",
     }
     summary = environment.train("with", "--plugin", "fedcd")
