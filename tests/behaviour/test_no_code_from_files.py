@@ -19,6 +19,7 @@ CALLS = {
 }
 IMPORTS_BY_NAME = {
     "fedcore/__init__.py",
+    "plugins/fedcore-console/src/fedcore_console/__init__.py",
     "plugins/fedcore-testing/src/fedcore_testing/__init__.py",
     "plugins/fedcore-testing/src/fedcore_testing/fork_server.py",
     "plugins/fedcore-flower/src/fedcore_flower/child.py",
