@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from functools import reduce
 from queue import SimpleQueue
@@ -77,7 +77,6 @@ def evaluate(
     model.eval()
     positions = torch.arange(len(samples)) if indices is None else indices
     chunks = positions.to(samples.labels.device).split(forward_chunk(device))
-    classes = torch.arange(num_classes, device=device)
 
     def read(chunk: Tensor) -> Any:
         with torch.inference_mode():
@@ -87,13 +86,14 @@ def evaluate(
         with torch.inference_mode():
             labels = samples.labels[chunk].to(device)
             logits = _logits(network(read(chunk) if inputs is None else inputs), len(chunk), num_classes)
-            members = labels.unsqueeze(1) == classes  # (B, C)
             largest, predicted = logits.max(dim=1)
             defined = largest.isfinite()
-            hits = (defined & (predicted == labels)).unsqueeze(1)
+            correct, total = (
+                _by_class(each, num_classes) for each in (labels[defined & (predicted == labels)], labels)
+            )
             loss = F.cross_entropy(logits.double(), labels, reduction="sum")
             matrix = [confusion_counts(labels[defined], predicted[defined], num_classes)] if confusion else []
-            return [(members & hits).sum(dim=0), members.sum(dim=0), loss, (~defined).sum(), *matrix], logits, labels
+            return [correct, total, loss, (~defined).sum(), *matrix], logits, labels
 
     # Samples of other classes may read an open file: one thread gathers them.
     own = (ResidentSamples.gather, SequenceSamples.gather, TensorSamples.gather)
@@ -143,6 +143,10 @@ def _logits(output: Any, batch: int, num_classes: int) -> Tensor:
     return logits
 
 
+def _by_class(labels: Tensor, num_classes: int) -> Tensor:
+    return torch.bincount(labels, minlength=num_classes)
+
+
 Counted = tuple[list[Tensor], Tensor, Tensor]
 """The counts of a chunk, its logits and its labels."""
 
@@ -153,7 +157,7 @@ def _side_by_side(
     batches: Iterable[tuple[Tensor, Any]],
     threads: int,
 ) -> Iterator[Counted]:
-    """Yield the function's result on each chunk and its inputs, in order; a few are under way at a time."""
+    """Yield the function's result on each chunk and its inputs, in order."""
     if threads < 2:
         yield from (function(model, *batch) for batch in batches)
         return
@@ -173,8 +177,9 @@ def _side_by_side(
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for batch in batches:
             under_way.append(pool.submit(by_one, *batch))
-            if len(under_way) > 4 * threads:
+            if batch[1] is not None and len(under_way) > 4 * threads:  # inputs take memory
                 yield under_way.popleft().result()
+        wait(under_way)  # this thread would take turns with the others for every result
         yield from (done.result() for done in under_way)
 
 
