@@ -88,9 +88,8 @@ def evaluate(
             logits = _logits(network(read(chunk) if inputs is None else inputs), len(chunk), num_classes)
             largest, predicted = logits.max(dim=1)
             defined = largest.isfinite()
-            correct, total = (
-                _by_class(each, num_classes) for each in (labels[defined & (predicted == labels)], labels)
-            )
+            correct = labels[defined & (predicted == labels)].bincount(minlength=num_classes)
+            total = labels.bincount(minlength=num_classes)
             loss = F.cross_entropy(logits.double(), labels, reduction="sum")
             matrix = [confusion_counts(labels[defined], predicted[defined], num_classes)] if confusion else []
             return [correct, total, loss, (~defined).sum(), *matrix], logits, labels
@@ -141,10 +140,6 @@ def _logits(output: Any, batch: int, num_classes: int) -> Tensor:
     if logits.shape != (batch, num_classes):
         raise ValueError(f"its logits have the shape {tuple(logits.shape)}, expected {(batch, num_classes)}")
     return logits
-
-
-def _by_class(labels: Tensor, num_classes: int) -> Tensor:
-    return torch.bincount(labels, minlength=num_classes)
 
 
 Counted = tuple[list[Tensor], Tensor, Tensor]
