@@ -28,11 +28,13 @@ EXTRAS = [
 
 
 @pytest.fixture(scope="session")
-def index(dist):
-    """Return the folder of all wheels, with another project's fedcore of a higher version than ours."""
-    foreign(dist, "9.9")
-    yield dist
-    next(dist.glob("fedcore-9.9-*")).unlink()
+def index(dist, tmp_path_factory):
+    """Return a folder of all wheels, with another project's fedcore of a higher version than ours."""
+    folder = tmp_path_factory.mktemp("index")
+    for wheel in dist.glob("*.whl"):
+        (folder / wheel.name).hardlink_to(wheel)
+    foreign(folder, "9.9")
+    return folder
 
 
 def test_wheels_in_an_empty_environment(index, tmp_path):
