@@ -70,7 +70,8 @@ def evaluate(
     on the number of threads.
 
     :param threads: more than 1 only if the model :func:`repeats` its outputs. Each thread then has a copy of it.
-        Samples are gathered and metrics are counted by the caller's thread, since they may have state, too.
+        Metrics are counted, and samples of classes that are not fedcore's own gathered, by the caller's thread: they
+        may have state, too.
     :param confusion: count ``confusion``, too: a row per class with its samples by predicted class.
     :param metrics: count what these metrics need, too, in one list by the metric's name.
     """
@@ -114,16 +115,16 @@ def repeats(model: nn.Module, samples: Samples, num_classes: int, device: torch.
     A network that keeps a hidden state from call to call does not, nor does one that draws random numbers. A model that
     cannot be copied counts as one that does not: threads would share what its calls write to.
     """
-    tried = copied_for_calls(model)
-    if tried is None:
+    trial = copied_for_calls(model)
+    if trial is None:
         return False
 
     def logits_of(rows: Tensor) -> Tensor:
         inputs = samples.gather(rows.to(samples.labels.device)).to(device)
-        return _logits(tried(inputs), len(rows), num_classes)
+        return _logits(trial(inputs), len(rows), num_classes)
 
     first, *others = torch.arange(min(len(samples), 2 * forward_chunk(device))).split(forward_chunk(device))
-    tried.eval()
+    trial.eval()
     with one_torch_thread(), torch.inference_mode():
         before, _, after = logits_of(first), [*map(logits_of, others)], logits_of(first)
     return torch.allclose(before, after, rtol=0, atol=0, equal_nan=True)

@@ -191,6 +191,8 @@ class WorkingModel:
         """The initial values of the parameters and buffers that stay on the clients."""
         fixed_buffers = self.layout.fixed & self.layout.buffers
         self._fixed_buffers = clone({name: self.state[name] for name in fixed_buffers})
+        every = dict(self.module.named_parameters(remove_duplicate=False))  # frozen ones may be tied
+        self._fixed_parameters = {name: every[name] for name in sorted(self.layout.fixed - self.layout.buffers)}
         self._fixed_sums = self._sums_of_fixed()
         self._saved: list[tuple[nn.Module, str, Tensor]] = []
         """The buffers in ``state``."""
@@ -264,8 +266,7 @@ class WorkingModel:
 
     def _sums_of_fixed(self) -> dict[str, float]:
         # Edits through .data, which such code uses, leave torch's count of edits as it is.
-        fixed = (name for name in self.layout.shapes if name in self.layout.fixed - self.layout.buffers)
-        return numbers({name: self.parameters[name].detach().sum(dtype=torch.float64) for name in fixed})
+        return numbers({name: own.detach().sum(dtype=torch.float64) for name, own in self._fixed_parameters.items()})
 
     def snapshot(self) -> Tensors:
         """Return a copy of all parameters and buffers, without the fixed ones."""

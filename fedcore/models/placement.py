@@ -14,7 +14,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.base.seeding import random_stream
 from fedcore.data import Dataset
-from fedcore.models.split import copied
+from fedcore.models.split import training_copy
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -92,9 +92,9 @@ def problem_in_channels_last(model: nn.Module, sample: Any) -> str:
     images = sample.expand(2, *sample.shape[1:]).contiguous(memory_format=torch.channels_last)
     try:
         with torch.no_grad(), random_stream(0):
-            tried = copied(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            tried.eval()(images)
-            tried.train()(images)
+            trial = training_copy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            trial(images)
+            trial.eval()(images)
     except RuntimeError as error:
         return str(error)
     except Exception:  # it fails in every format, and the first round says so

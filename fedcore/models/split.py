@@ -186,9 +186,9 @@ def smallest_batch(model: nn.Module, sample: Any) -> int:
     if not has_batch_norm(model):
         return 1
     try:
-        tried = training_copy(model)
+        trial = training_copy(model)
         with torch.no_grad(), random_stream(0):
-            tried(sample)
+            trial(sample)
     except Exception:  # torch raises ValueError; third-party code can raise anything
         return 2
     return 1
@@ -196,10 +196,10 @@ def smallest_batch(model: nn.Module, sample: Any) -> int:
 
 def training_copy(model: Model) -> Model:
     """Return a copy in the mode in which clients train the model: frozen modules stay in eval mode."""
-    tried = copied(model).train()
-    for module in frozen_modules(tried):
+    own = copied(model).train()
+    for module in frozen_modules(own):
         module.eval()
-    return tried
+    return own
 
 
 def copied(model: Model, *, share: bool = False) -> Model:

@@ -234,3 +234,17 @@ def test_a_parameter_without_gradients_that_forward_changes_is_refused(go, netwo
 def test_a_momentum_encoder_in_a_buffer_does_not_depend_on_the_workers(go):
     runs = [go(model=AsBuffer, rounds=2, workers=workers) for workers in (0, 1, 2)]
     assert len({model_bytes(run) for run in runs}) == 1
+
+
+class TiedFrozen(KeepsASkip):
+    """Has one frozen tensor under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.twin = nn.Linear(64, 64)
+        self.twin.weight = self.hidden.weight
+        self.hidden.weight.requires_grad_(False)
+
+
+def test_frozen_weights_may_be_tied(go):
+    assert go(model=TiedFrozen).metrics["global"]["accuracy"] > 0
