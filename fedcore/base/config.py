@@ -1,6 +1,7 @@
-"""RunConfig: everything that determines a run. Each field has bounds and a description.
+"""RunConfig: everything that determines a run, in sections. Each field has bounds and a description.
 
 The command line is generated from this class. A field's name is its flag, and its description is the help text.
+Functions take the section that they read, and callers pass the whole configuration, which is each of its sections.
 Imports no torch, so that ``fedcore --help`` is quick.
 """
 
@@ -10,11 +11,13 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterable
+from enum import Enum
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -54,25 +57,125 @@ def _system_of(value: Any) -> Any:
     return None if value is None else resolve("system", SYSTEM).model_validate(read_system(value))
 
 
-class RunConfig(BaseModel):
-    """One federated run. Flags override a config file, and the file overrides these defaults.
+def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:
+    """Return ``[moon, {uscc: {epochs: 5}}]`` as ``{moon: {}, uscc: {epochs: 5}}``. None is empty.
 
-    The help shows the fields in this order, in the panels of :data:`fedcore.cli.options.PANELS`.
+    :param kind: ``plugin``, ``tracker`` or ``engine``, for messages.
+    :raises ConfigError: a name is not a text or is listed twice, or options are not a mapping.
     """
+    listed = [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+    pairs: list[tuple[Any, Any]] = []
+    for item in listed:
+        pairs += item.items() if isinstance(item, dict) else [(item, None)]
+    names = [name for name, _ in pairs]
+    for name, options in pairs:
+        _refuse_objects([name], f"{kind}s")
+        if not isinstance(name, str) or not isinstance(options, (dict, NoneType)):
+            raise ConfigError(f"{kind}s: write names, such as [moon, uscc], or a mapping of names to options")
+        if names.count(name) > 1:
+            raise ConfigError(f"{kind} {name!r} is listed {names.count(name)} times; list it once")
+    return {name: dict(options or {}) for name, options in pairs}
+
+
+def _refuse_objects(values: Iterable[Any], field: str) -> None:
+    """Refuse classes and functions: a file has to be able to hold a configuration."""
+    if any(callable(value) for value in values):
+        raise ConfigError(f"a configuration holds names; give objects to fedcore.run(config, {field}=...)")
+
+
+def _choices(value: Any, info: ValidationInfo) -> Any:
+    return read_choices(value, str(info.field_name).removesuffix("s"))
+
+
+def _names_only(value: Any, info: ValidationInfo) -> Any:
+    _refuse_objects(value if isinstance(value, (list, tuple)) else [value], str(info.field_name))
+    return value
+
+
+def _at_home(path: Path | None) -> Path | None:
+    """Read ``~`` as the home: a shell leaves it in ``--out=~/run``, and a file or a program has no shell."""
+    return path and Path(os.path.expanduser(path))
+
+
+def _from_anywhere(path: Path | None) -> Path | None:
+    """Make a path absolute: the run may be resumed from another folder."""
+    return path and path.absolute()
+
+
+Choices = Annotated[dict[str, dict[str, Json]], BeforeValidator(_choices)]
+Name = Annotated[str, BeforeValidator(_names_only)]
+UserPath = Annotated[Path | None, AfterValidator(_at_home)]
+
+
+class Trait(Enum):
+    """What holds for an option. A field's annotation has its traits."""
+
+    NO_EFFECT = "says where and how a run is executed; does not change the bits of the results"
+    LABEL = "describes a run to people"
+    CHANGEABLE = "may change when a run is resumed"
+    PARTITION = "determines, together with the seed, which client holds which samples"
+    EVERYDAY = "belongs to the brief help"
+
+
+NO_EFFECT, LABEL, CHANGEABLE, PARTITION, EVERYDAY = Trait
+
+
+class Section(BaseModel):
+    """Some options of a run, which the help of the command line shows in one panel."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
-    plugins: dict[str, dict[str, Json]] = Field(
+    panel: ClassVar[str]
+
+    if TYPE_CHECKING:
+        seed: int = 0
+        """Functions that read a section may draw. The field is in :class:`TrainingOptions`, where the help has it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_options(cls, values: Any, info: ValidationInfo) -> Any:
+        """Refuse an unknown option and suggest a similar one, as the command line does."""
+        for name in values if isinstance(values, dict) else ():
+            if name not in cls.model_fields:
+                hint = f"(in {info.context})" if info.context else ""
+                hint = "Several seeds are a sweep: fedcore_study.sweep(seeds=3)" if name == "seeds" else hint
+                raise UnknownNameError("option", str(name), cls.model_fields, hint)
+        return values
+
+
+class MethodOptions(Section):
+    """The methods of a run."""
+
+    panel = "Methods"
+
+    plugins: Annotated[Choices, EVERYDAY] = Field(
         default_factory=dict,
         description="Methods with their options, in the order in which their hooks are called. Empty: FedAvg.",
     )
 
-    dataset: str = Field(default="digits", description="Data set: a name, npz:FILE or imagefolder:DIR.")
-    data_dir: Path | None = Field(default=None, description="Folder that holds the data sets' files.")
+
+class DataOptions(Section):
+    """The data set of a run."""
+
+    panel = "Data and model"
+
+    dataset: Annotated[Name, PARTITION, EVERYDAY] = Field(
+        default="digits", description="Data set: a name, npz:FILE or imagefolder:DIR."
+    )
+    data_dir: Annotated[UserPath, AfterValidator(_from_anywhere), NO_EFFECT, CHANGEABLE] = Field(
+        default=None, description="Folder that holds the data sets' files."
+    )
     augment: bool = Field(
         default=False, description="Change training samples at random by the data set's augmentation, for CIFAR MOON's."
     )
-    model: str = Field(
+
+
+class ModelOptions(Section):
+    """The network of a run, or the networks of its clients."""
+
+    panel = "Data and model"
+
+    model: Annotated[Name, EVERYDAY] = Field(
         default="auto",
         description="Model: a name, torchvision:NAME or timm:NAME. auto is the data set's usual model.",
     )
@@ -87,17 +190,32 @@ class RunConfig(BaseModel):
     )
     projection: bool = Field(default=False, description="Put a 2-layer projection head (256 wide) on the encoder.")
 
-    partition: str = Field(
-        default="dirichlet",
-        description="Partitioner that assigns samples to clients, or a partition.json.",
+    def model_of(self, client: int) -> str:
+        """Return the name of a client's model."""
+        return self.client_models[client % len(self.client_models)] if self.client_models else self.model
+
+
+class FederationOptions(Section):
+    """The clients of a run: the samples that they hold, who takes part, and in which system."""
+
+    panel = "Clients"
+
+    partition: Annotated[str, PARTITION, EVERYDAY] = Field(
+        default="dirichlet", description="Partitioner that assigns samples to clients, or a partition.json."
     )
-    alpha: float = Field(default=0.5, gt=0, description="Dirichlet concentration. Smaller is more heterogeneous.")
-    classes_per_client: int = Field(
+    alpha: Annotated[float, PARTITION, EVERYDAY] = Field(
+        default=0.5, gt=0, description="Dirichlet concentration. Smaller is more heterogeneous."
+    )
+    classes_per_client: Annotated[int, PARTITION] = Field(
         default=2, ge=1, le=_MANY, description="Classes (or shards) per client, for the partitions classes and shards."
     )
-    clients: int = Field(default=10, ge=1, le=100_000_000, description="Number of registered clients.")
-    participation: float = Field(default=1.0, gt=0, le=1, description="Fraction of the clients sampled in each round.")
-    client_test_fraction: float = Field(
+    clients: Annotated[int, PARTITION, EVERYDAY] = Field(
+        default=10, ge=1, le=100_000_000, description="Number of registered clients."
+    )
+    participation: Annotated[float, EVERYDAY] = Field(
+        default=1.0, gt=0, le=1, description="Fraction of the clients sampled in each round."
+    )
+    client_test_fraction: Annotated[float, PARTITION] = Field(
         default=0.0, ge=0, lt=1, description="Fraction of each client's samples held out for evaluation on the client."
     )
     validation_share: float = Field(
@@ -107,12 +225,12 @@ class RunConfig(BaseModel):
         description="Share of each client's held-out samples that chooses the best round. The reported figures leave"
         " it out. 0: the reported samples choose.",
     )
-    samples: int | None = Field(
+    samples: Annotated[int | None, PARTITION] = Field(
         default=None,
         ge=1,
         description="Number of training samples to assign, drawn in proportion to the classes. Default: all.",
     )
-    imbalance: float = Field(
+    imbalance: Annotated[float, PARTITION] = Field(
         default=1.0,
         ge=1,
         le=_MANY,
@@ -120,17 +238,17 @@ class RunConfig(BaseModel):
         " as it is.",
     )
 
-    public: str | None = Field(
+    public: Annotated[str | None, PARTITION] = Field(
         default=None,
         description="Public samples, which belong to no client, for methods that use them. Give a share of the training"
         " set, such as 0.1, or the name of another data set.",
     )
-    unseen_domain: str | None = Field(
+    unseen_domain: Annotated[str | None, PARTITION] = Field(
         default=None,
         description="Domain that no client holds, of a data set with domains. The global model is evaluated"
         " on it separately.",
     )
-    unseen_clients: float = Field(
+    unseen_clients: Annotated[float, PARTITION] = Field(
         default=0.0,
         ge=0,
         lt=1,
@@ -147,8 +265,49 @@ class RunConfig(BaseModel):
         description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1. Off by default.",
     )
 
-    rounds: int = Field(default=20, ge=1, le=_MANY, description="Communication rounds T.")
-    local_epochs: int = Field(default=5, ge=1, le=_MANY, description="Local epochs E per round.")
+    @field_validator("public", mode="before")
+    @classmethod
+    def _read_public(cls, value: Any) -> Any:
+        value = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+        share = public_share(value) if isinstance(value, str) else None
+        if share is not None and not 0 < share < 1:
+            raise ValueError("a share of the training set is above 0 and below 1")
+        return value
+
+    @model_validator(mode="after")
+    def _check_unseen(self) -> Self:
+        unseen = self.clients - self.training_clients
+        if self.unseen_clients and not 0 < unseen < self.clients:
+            raise ValueError(
+                f"unseen_clients is {self.unseen_clients:g}, so {unseen} of {self.clients} clients would never train; "
+                "at least one has to be unseen, and at least one has to train"
+            )
+        if self.adapt_epochs and not unseen:
+            raise ValueError(
+                "adapt_epochs is for clients that never train, but there are none; add --unseen-clients 0.2"
+            )
+        return self
+
+    @property
+    def training_clients(self) -> int:
+        """Number of clients that can take part, without the unseen clients. They have the first ids."""
+        return self.clients - round(self.unseen_clients * self.clients)
+
+    @property
+    def cohort_size(self) -> int:
+        """Number of clients sampled per round: participation * training_clients, rounded, at least one."""
+        return max(1, round(self.participation * self.training_clients))
+
+
+class TrainingOptions(Section):
+    """What clients do in a round, and for how many rounds."""
+
+    panel = "Training"
+
+    rounds: Annotated[int, CHANGEABLE, EVERYDAY] = Field(
+        default=20, ge=1, le=_MANY, description="Communication rounds T."
+    )
+    local_epochs: Annotated[int, EVERYDAY] = Field(default=5, ge=1, le=_MANY, description="Local epochs E per round.")
     local_steps: int | None = Field(
         default=None,
         ge=1,
@@ -162,7 +321,9 @@ class RunConfig(BaseModel):
         default=False,
         description="Leave out a local epoch's last mini-batch if it is smaller than the others and not the only one.",
     )
-    lr: float = Field(default=0.02, gt=0, description="Local learning rate, before decay, schedule and warm-up.")
+    lr: Annotated[float, EVERYDAY] = Field(
+        default=0.02, gt=0, description="Local learning rate, before decay, schedule and warm-up."
+    )
     lr_decay: float = Field(default=1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
     lr_schedule: Literal["constant", "cosine", "step"] = Field(
         default="constant",
@@ -195,228 +356,21 @@ class RunConfig(BaseModel):
         default="global",
         description="BatchNorm statistics and other buffers: averaged by samples, or kept on each client.",
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all random streams of the run.")
-    patience: int | None = Field(
+    seed: Annotated[int, EVERYDAY] = Field(
+        default=0, ge=0, lt=2**63, description="Seed of all random streams of the run."
+    )
+    patience: Annotated[int | None, CHANGEABLE] = Field(
         default=None,
         ge=1,
         le=_MANY,
         description="Stop after so many rounds that are not better on the clients' held-out parts. Default: off.",
     )
 
-    engine: str = Field(
-        default="local", description="Engine that runs the clients: local, or the name of an installed engine."
-    )
-    engine_options: dict[str, Json] = Field(
-        default_factory=dict, description="Options of the engine. On the command line: --set ENGINE.OPTION=VALUE."
-    )
-    workers: int | None = Field(
-        default=None,
-        ge=0,
-        le=1024,
-        description="Number of worker processes, one thread each. 0 trains in this process. Default: one per core, on"
-        " CUDA 0.",
-    )
-    device: str = Field(default="auto", description="Device of training and evaluation: auto, cpu, cuda or cuda:N.")
-    precision: Literal["float32", "tf32", "bf16"] = Field(
-        default="float32", description="Arithmetic of forward and backward passes. Weights and state stay float32."
-    )
-    memory_format: Literal["auto", "contiguous", "channels_last"] = Field(
-        default="auto",
-        description="Layout of images and convolutions in memory. auto is a fixed rule per device and model.",
-    )
-    autotune: bool = Field(
-        default=False,
-        description="At the start, measure which memory format is faster on this machine, and record the choice.",
-    )
-    capture: bool = Field(default=True, description="On CUDA, record training steps as graphs and replay them.")
-    lanes: int = Field(
-        default=1,
-        ge=1,
-        le=64,
-        description="Number of clients that train side by side on CUDA without worker processes. Their steps are"
-        " branches of one captured graph.",
-    )
-    stack: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
-        default=1,
-        description="Number of clients that train as one computation, for small models. Results differ by rounding."
-        " auto chooses it at the start.",
-    )
-    min_clients: int = Field(
-        default=1,
-        ge=0,
-        description="Minimum number of accepted updates per round. With fewer, the run stops. 0 allows empty rounds.",
-    )
-    max_waiting: int | None = Field(
-        default=None, ge=1, description="Maximum number of updates that wait for an earlier one before dispatch pauses."
-    )
-    max_payload: int | None = Field(
-        default=None,
-        ge=1,
-        le=1 << 20,
-        description="Maximum upload per plugin and client, in MiB. Default: 16 times the model, at least 64.",
-    )
-    client_timeout: float | None = Field(
-        default=None,
-        gt=0,
-        le=1e6,  # a longer wait is refused by the kernel
-        description="Seconds after which a client without an answer counts as failed and its worker is replaced. Not"
-        " with --workers 0. Off by default.",
-    )
-
-    eval_every: int = Field(
-        default=1, ge=1, description="Rounds between evaluations. The last round is always evaluated."
-    )
-    metrics: list[str] = Field(
-        default_factory=list,
-        description="Metrics of an evaluation next to accuracy and loss.",
-    )
-    protocols: list[str] = Field(
-        default_factory=list,
-        description="Protocols that the run measures, of those that apply. Default: all.",
-    )
-    keep: Literal["last", "best"] = Field(
-        default="last",
-        description="best: also keep the global model of the best round on the clients' held-out parts.",
-    )
-    best_by: str = Field(
-        default="accuracy",
-        description="Figure by which --patience, --keep best and searches choose: accuracy, loss, mean or worst10 of"
-        " the clients, or a --metric.",
-    )
-    checkpoint_every: int = Field(default=1, ge=1, description="Rounds between checkpoints.")
-    out: Path | None = Field(
-        default=None, description="Run directory. Default: runs/<time>-<plugins>, with a name runs/<time>-<name>."
-    )
-    name: str | None = Field(default=None, description="Name of the run: letters, digits and . _ + = -")
-    tags: list[str] = Field(
-        default_factory=list, max_length=_MANY_TAGS, description="Words by which fedcore runs list finds the run."
-    )
-    note: str | None = Field(default=None, max_length=2000, description="A remark about the run.")
-    trackers: dict[str, dict[str, Json]] = Field(
-        default_factory=dict, description="Trackers that show the run while it trains, each with its options."
-    )
-
-    @field_validator("plugins", "trackers", mode="before")
-    @classmethod
-    def _read_choices(cls, value: Any, info: ValidationInfo) -> Any:
-        return read_choices(value, str(info.field_name).removesuffix("s"))
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_options(cls, values: Any, info: ValidationInfo) -> Any:
-        """Refuse an unknown option and suggest a similar one, as the command line does."""
-        for name in values if isinstance(values, dict) else ():
-            if name not in cls.model_fields:
-                hint = f"(in {info.context})" if info.context else ""
-                hint = "Several seeds are a sweep: fedcore_study.sweep(seeds=3)" if name == "seeds" else hint
-                raise UnknownNameError("option", str(name), cls.model_fields, hint)
-        return values
-
-    @field_validator("dataset", "model", "metrics", mode="before")
-    @classmethod
-    def _names_only(cls, value: Any, info: ValidationInfo) -> Any:
-        _refuse_objects(value if isinstance(value, (list, tuple)) else [value], str(info.field_name))
-        return value
-
-    @field_validator("tags", "metrics", "protocols", mode="before")
-    @classmethod
-    def _read_list(cls, value: Any) -> Any:
-        """Accept one name as well as a list, and None as no name. A name that is given twice counts once."""
-        value = [value] if isinstance(value, str) else [] if value is None else value
-        is_list = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
-        return list(dict.fromkeys(value)) if is_list else value
-
-    @field_validator("protocols")
-    @classmethod
-    def _known_protocols(cls, value: list[str]) -> list[str]:
-        for name in value:
-            if name not in EVALUATED:
-                raise UnknownNameError("protocol", name, EVALUATED)
-        return value
-
-    @field_validator("data_dir", "out")
-    @classmethod
-    def _expand_home(cls, value: Path | None) -> Path | None:
-        """Read ``~`` as the home: a shell leaves it in ``--out=~/run``, and a file or a program has no shell."""
-        return None if value is None else Path(os.path.expanduser(value))
-
-    @field_validator("data_dir")
-    @classmethod
-    def _from_anywhere(cls, value: Path | None) -> Path | None:
-        """Make the path absolute: the run may be resumed from another folder."""
-        return None if value is None else value.absolute()
-
-    @field_validator("public", mode="before")
-    @classmethod
-    def _read_public(cls, value: Any) -> Any:
-        value = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
-        share = public_share(value) if isinstance(value, str) else None
-        if share is not None and not 0 < share < 1:
-            raise ValueError("a share of the training set is above 0 and below 1")
-        return value
-
-    @field_validator("name", "tags")
-    @classmethod
-    def _check_labels(cls, value: str | list[str] | None, info: ValidationInfo) -> Any:
-        """Refuse what is no word. Names and tags stand in tables, on the command line and in a folder's name."""
-        for text in [value] if isinstance(value, str) else value or ():
-            if not _LABEL.fullmatch(text) or len(text) > _LONG_LABEL:
-                raise ValueError(
-                    f"a {str(info.field_name).removesuffix('s')} has 1 to {_LONG_LABEL} letters, digits and . _ + = -, "
-                    f"and begins with a letter or digit; {text!r:.80} is none. Sentences go into a note"
-                )
-        return value
-
     @model_validator(mode="after")
-    def _check_together(self) -> RunConfig:
-        for name in self.trackers:
-            if name in self.plugins:
-                raise ValueError(f"{name!r} is both a plugin and a tracker of this run; remove one of them")
-        if self.system is not None:
-            self.system.check(self)
-        unseen = self.clients - self.training_clients
-        if self.unseen_clients and not 0 < unseen < self.clients:
-            raise ValueError(
-                f"unseen_clients is {self.unseen_clients:g}, so {unseen} of {self.clients} clients would never train; "
-                "at least one has to be unseen, and at least one has to train"
-            )
-        if self.adapt_epochs and not unseen:
-            raise ValueError(
-                "adapt_epochs is for clients that never train, but there are none; add --unseen-clients 0.2"
-            )
-        alone = next((name for name in ("client_timeout", "max_waiting") if getattr(self, name) is not None), None)
-        if self.stack_size > 1 and alone is not None:
-            raise ValueError(f"stack trains clients together, but {alone} is about single clients; leave one out")
-        if self.stack_size > 1 and self.lanes > 1:
-            raise ValueError("stack and lanes are two ways to train clients side by side; leave one out")
-        if self.warmup_rounds and self.warmup_rounds >= self.rounds:
+    def _check_warmup(self) -> Self:
+        if self.warmup_rounds >= self.rounds:
             raise ValueError(f"warmup_rounds is {self.warmup_rounds}, but the run has {self.rounds} rounds")
-        if self.min_clients > self.cohort_size:
-            raise ValueError(
-                f"min_clients is {self.min_clients}, but a round samples only {self.cohort_size} of "
-                f"{self.training_clients} clients (participation {self.participation}); lower min_clients or "
-                "raise participation"
-            )
         return self
-
-    def model_of(self, client: int) -> str:
-        """Return the name of a client's model."""
-        return self.client_models[client % len(self.client_models)] if self.client_models else self.model
-
-    @property
-    def training_clients(self) -> int:
-        """Number of clients that can take part, without the unseen clients. They have the first ids."""
-        return self.clients - round(self.unseen_clients * self.clients)
-
-    @property
-    def cohort_size(self) -> int:
-        """Number of clients sampled per round: participation * training_clients, rounded, at least one."""
-        return max(1, round(self.participation * self.training_clients))
-
-    @property
-    def stack_size(self) -> int:
-        """Number of clients that train as one computation; 1 while ``auto`` is not replaced."""
-        return 1 if self.stack == "auto" else self.stack
 
     @property
     def local_work(self) -> tuple[Literal["epochs", "steps"], int]:
@@ -452,8 +406,181 @@ class RunConfig(BaseModel):
             rate *= self.lr_step_factor ** (number // self.lr_step_rounds)
         return rate * (number + 1) / (warmup + 1) if number < warmup else rate
 
+
+class ExecutionOptions(Section):
+    """How and where a run is executed."""
+
+    panel = "Execution"
+
+    engine: str = Field(
+        default="local", description="Engine that runs the clients: local, or the name of an installed engine."
+    )
+    engine_options: Annotated[dict[str, Json], NO_EFFECT] = Field(
+        default_factory=dict, description="Options of the engine. On the command line: --set ENGINE.OPTION=VALUE."
+    )
+    workers: Annotated[int | None, NO_EFFECT, CHANGEABLE] = Field(
+        default=None,
+        ge=0,
+        le=1024,
+        description="Number of worker processes, one thread each. 0 trains in this process. Default: one per core, on"
+        " CUDA 0.",
+    )
+    device: Annotated[str, CHANGEABLE] = Field(
+        default="auto", description="Device of training and evaluation: auto, cpu, cuda or cuda:N."
+    )
+    precision: Literal["float32", "tf32", "bf16"] = Field(
+        default="float32", description="Arithmetic of forward and backward passes. Weights and state stay float32."
+    )
+    memory_format: Literal["auto", "contiguous", "channels_last"] = Field(
+        default="auto",
+        description="Layout of images and convolutions in memory. auto is a fixed rule per device and model.",
+    )
+    autotune: bool = Field(
+        default=False,
+        description="At the start, measure which memory format is faster on this machine, and record the choice.",
+    )
+    capture: bool = Field(default=True, description="On CUDA, record training steps as graphs and replay them.")
+    lanes: Annotated[int, NO_EFFECT, CHANGEABLE] = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Number of clients that train side by side on CUDA without worker processes. Their steps are"
+        " branches of one captured graph.",
+    )
+    stack: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
+        default=1,
+        description="Number of clients that train as one computation, for small models. Results differ by rounding."
+        " auto chooses it at the start.",
+    )
+    min_clients: int = Field(
+        default=1,
+        ge=0,
+        description="Minimum number of accepted updates per round. With fewer, the run stops. 0 allows empty rounds.",
+    )
+    max_waiting: Annotated[int | None, NO_EFFECT] = Field(
+        default=None, ge=1, description="Maximum number of updates that wait for an earlier one before dispatch pauses."
+    )
+    max_payload: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description="Maximum upload per plugin and client, in MiB. Default: 16 times the model, at least 64.",
+    )
+    client_timeout: Annotated[float | None, NO_EFFECT, CHANGEABLE] = Field(
+        default=None,
+        gt=0,
+        le=1e6,  # a longer wait is refused by the kernel
+        description="Seconds after which a client without an answer counts as failed and its worker is replaced. Not"
+        " with --workers 0. Off by default.",
+    )
+
+    @model_validator(mode="after")
+    def _check_side_by_side(self) -> Self:
+        alone = next((name for name in ("client_timeout", "max_waiting") if getattr(self, name) is not None), None)
+        if self.stack_size > 1 and alone is not None:
+            raise ValueError(f"stack trains clients together, but {alone} is about single clients; leave one out")
+        if self.stack_size > 1 and self.lanes > 1:
+            raise ValueError("stack and lanes are two ways to train clients side by side; leave one out")
+        return self
+
+    @property
+    def stack_size(self) -> int:
+        """Number of clients that train as one computation; 1 while ``auto`` is not replaced."""
+        return 1 if self.stack == "auto" else self.stack
+
+
+class RecordOptions(Section):
+    """What is measured, kept and shown of a run."""
+
+    panel = "Records"
+
+    eval_every: int = Field(
+        default=1, ge=1, description="Rounds between evaluations. The last round is always evaluated."
+    )
+    metrics: Annotated[list[str], BeforeValidator(_names_only), NO_EFFECT, CHANGEABLE] = Field(
+        default_factory=list, description="Metrics of an evaluation next to accuracy and loss."
+    )
+    protocols: Annotated[list[str], NO_EFFECT] = Field(
+        default_factory=list, description="Protocols that the run measures, of those that apply. Default: all."
+    )
+    keep: Annotated[Literal["last", "best"], NO_EFFECT] = Field(
+        default="last",
+        description="best: also keep the global model of the best round on the clients' held-out parts.",
+    )
+    best_by: str = Field(
+        default="accuracy",
+        description="Figure by which --patience, --keep best and searches choose: accuracy, loss, mean or worst10 of"
+        " the clients, or a --metric.",
+    )
+    checkpoint_every: Annotated[int, NO_EFFECT] = Field(default=1, ge=1, description="Rounds between checkpoints.")
+    out: Annotated[UserPath, NO_EFFECT, EVERYDAY] = Field(
+        default=None, description="Run directory. Default: runs/<time>-<plugins>, with a name runs/<time>-<name>."
+    )
+    name: Annotated[str | None, LABEL] = Field(
+        default=None, description="Name of the run: letters, digits and . _ + = -"
+    )
+    tags: Annotated[list[str], LABEL] = Field(
+        default_factory=list, max_length=_MANY_TAGS, description="Words by which fedcore runs list finds the run."
+    )
+    note: Annotated[str | None, LABEL] = Field(default=None, max_length=2000, description="A remark about the run.")
+    trackers: Annotated[Choices, NO_EFFECT] = Field(
+        default_factory=dict, description="Trackers that show the run while it trains, each with its options."
+    )
+
+    @field_validator("tags", "metrics", "protocols", mode="before")
     @classmethod
-    def create(cls, values: dict[str, Any], *, source: str = "", typed: Collection[str] = ()) -> RunConfig:
+    def _read_list(cls, value: Any) -> Any:
+        """Accept one name as well as a list, and None as no name. A name that is given twice counts once."""
+        value = [value] if isinstance(value, str) else [] if value is None else value
+        is_list = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+        return list(dict.fromkeys(value)) if is_list else value
+
+    @field_validator("protocols")
+    @classmethod
+    def _known_protocols(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name not in EVALUATED:
+                raise UnknownNameError("protocol", name, EVALUATED)
+        return value
+
+    @field_validator("name", "tags")
+    @classmethod
+    def _check_labels(cls, value: str | list[str] | None, info: ValidationInfo) -> Any:
+        """Refuse what is no word. Names and tags stand in tables, on the command line and in a folder's name."""
+        for text in [value] if isinstance(value, str) else value or ():
+            if not _LABEL.fullmatch(text) or len(text) > _LONG_LABEL:
+                raise ValueError(
+                    f"a {str(info.field_name).removesuffix('s')} has 1 to {_LONG_LABEL} letters, digits and . _ + = -, "
+                    f"and begins with a letter or digit; {text!r:.80} is none. Sentences go into a note"
+                )
+        return value
+
+
+class RunConfig(
+    RecordOptions, ExecutionOptions, TrainingOptions, FederationOptions, ModelOptions, DataOptions, MethodOptions
+):
+    """One federated run. Flags override a config file, and the file overrides these defaults.
+
+    The help and config.yaml show the sections from the last base class to the first, as Python collects fields.
+    """
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        for name in self.trackers:
+            if name in self.plugins:
+                raise ValueError(f"{name!r} is both a plugin and a tracker of this run; remove one of them")
+        if self.system is not None:
+            self.system.check(self)
+        if self.min_clients > self.cohort_size:
+            raise ValueError(
+                f"min_clients is {self.min_clients}, but a round samples only {self.cohort_size} of "
+                f"{self.training_clients} clients (participation {self.participation}); lower min_clients or "
+                "raise participation"
+            )
+        return self
+
+    @classmethod
+    def create(cls, values: dict[str, Any], *, source: str = "", typed: Collection[str] = ()) -> Self:
         """Return the configuration of a mapping. One message reports all problems.
 
         :param source: the file of the values, for messages.
@@ -466,30 +593,9 @@ class RunConfig(BaseModel):
             raise ConfigError(describe(error, f"{source}: " if source else "", typed=typed)) from None
 
 
-def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:
-    """Return ``[moon, {uscc: {epochs: 5}}]`` as ``{moon: {}, uscc: {epochs: 5}}``. None is empty.
-
-    :param kind: ``plugin``, ``tracker`` or ``engine``, for messages.
-    :raises ConfigError: a name is not a text or is listed twice, or options are not a mapping.
-    """
-    listed = [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
-    pairs: list[tuple[Any, Any]] = []
-    for item in listed:
-        pairs += item.items() if isinstance(item, dict) else [(item, None)]
-    names = [name for name, _ in pairs]
-    for name, options in pairs:
-        _refuse_objects([name], f"{kind}s")
-        if not isinstance(name, str) or not isinstance(options, (dict, NoneType)):
-            raise ConfigError(f"{kind}s: write names, such as [moon, uscc], or a mapping of names to options")
-        if names.count(name) > 1:
-            raise ConfigError(f"{kind} {name!r} is listed {names.count(name)} times; list it once")
-    return {name: dict(options or {}) for name, options in pairs}
-
-
-def _refuse_objects(values: Iterable[Any], field: str) -> None:
-    """Refuse classes and functions: a file has to be able to hold a configuration."""
-    if any(callable(value) for value in values):
-        raise ConfigError(f"a configuration holds names; give objects to fedcore.run(config, {field}=...)")
+def options_with(*traits: Trait) -> tuple[str, ...]:
+    """Return the options of a run that have one of some traits."""
+    return tuple(name for name, field in RunConfig.model_fields.items() if {*traits} & {*field.metadata})
 
 
 def public_share(public: str | None) -> float | None:

@@ -11,50 +11,24 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fedcore.base import registry
-from fedcore.base.config import RunConfig
+from fedcore.base.config import RunConfig, Trait, options_with
 from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError
 from fedcore.base.objects import CODE, OBJECT
 from fedcore.base.protocols import SIGNS
 
-LABELS = ("name", "tags", "note")
+LABELS = options_with(Trait.LABEL)
 """Options that describe a run to people."""
 
-WITHOUT_EFFECT = (
-    "out",
-    "data_dir",
-    "engine_options",
-    "workers",
-    "lanes",
-    "keep",
-    "checkpoint_every",
-    "max_waiting",
-    "trackers",
-    "client_timeout",
-    "metrics",
-    "protocols",
-    *LABELS,
-)
+WITHOUT_EFFECT = options_with(Trait.NO_EFFECT, Trait.LABEL)
 """Options that say where and how a run is executed, and its labels. They do not change the bits of the results.
 
 Except for one: next to ``patience``, ``keep`` says by which figure a run of clients' own models ends."""
 
-CHANGEABLE = frozenset({"rounds", "patience", "workers", "lanes", "data_dir", "device", "client_timeout", "metrics"})
+CHANGEABLE = frozenset(options_with(Trait.CHANGEABLE))
 """Options that may change when a run is resumed. Only rounds, patience and device can change its bits;
 metrics add figures to its records."""
 
-PARTITION_OPTIONS = (
-    "dataset",
-    "partition",
-    "alpha",
-    "classes_per_client",
-    "clients",
-    "client_test_fraction",
-    "samples",
-    "imbalance",
-    "public",
-    "unseen_domain",
-    "unseen_clients",
-)
+PARTITION_OPTIONS = options_with(Trait.PARTITION)
 """Options that determine, together with the seed, which client holds which samples."""
 
 

@@ -18,40 +18,14 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from fedcore.base import registry
-from fedcore.base.config import SYSTEM, RunConfig
+from fedcore.base.config import SYSTEM, MethodOptions, RecordOptions, RunConfig, Trait, options_with
 from fedcore.base.errors import FedcoreError, flag_of
 from fedcore.base.protocols import EVALUATED
 from fedcore.cli.guard import debug
 
-METHODS, RECORDS = "Methods", "Records"
-PANELS = {
-    "plugins": METHODS,
-    "dataset": "Data and model",
-    "partition": "Clients",
-    "rounds": "Training",
-    "engine": "Execution",
-    "eval_every": RECORDS,
-}
-"""The panels of the help: the first field of RunConfig in a panel -> its title."""
+METHODS, RECORDS = MethodOptions.panel, RecordOptions.panel
 
-EVERYDAY = (
-    "plugins",
-    "settings",
-    "preset",
-    "config_file",
-    "dataset",
-    "model",
-    "partition",
-    "alpha",
-    "clients",
-    "participation",
-    "rounds",
-    "local_epochs",
-    "lr",
-    "seed",
-    "out",
-    "help_all",
-)
+EVERYDAY = (*options_with(Trait.EVERYDAY), "settings", "preset", "config_file", "help_all")
 """The options that the help of a :class:`BriefHelp` command shows, by parameter."""
 
 BY_SET = ("engine_options",)
@@ -257,9 +231,10 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
 
 
 def panel(name: str) -> str:
-    """Return the help panel of a field."""
-    fields = list(RunConfig.model_fields)
-    return next(PANELS[field] for field in reversed(fields[: fields.index(name) + 1]) if field in PANELS)
+    """Return the help panel of a field, which is its section's."""
+    sections: Any = RunConfig.__bases__
+    panels = (section.panel for section in sections if name in section.model_fields)
+    return str(next(panels))
 
 
 def base_type(annotation: Any) -> Any:

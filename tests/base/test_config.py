@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.optim import lr_scheduler as torchs
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
+from fedcore.base.config import DataOptions, FederationOptions, RecordOptions, Section, TrainingOptions
 
 
 def rates(**options):
@@ -81,3 +84,23 @@ def test_the_folder_of_data_is_the_same_from_another_folder(tmp_path, monkeypatc
     config = RunConfig(data_dir="data")
     monkeypatch.chdir("/")
     assert RunConfig(**config.model_dump(mode="json")).data_dir == tmp_path / "data"
+
+
+def test_each_option_is_in_one_section() -> None:
+    sections = RunConfig.__bases__
+    names = [name for section in reversed(sections) for name in section.model_fields]
+    assert names == list(RunConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "words"),
+    [
+        (TrainingOptions, {"rounds": 2, "warmup_rounds": 2}, "warmup_rounds is 2, but the run has 2 rounds"),
+        (FederationOptions, {"adapt_epochs": 1}, "adapt_epochs is for clients that never train"),
+        (RecordOptions, {"name": "a b"}, "a name has 1 to 50 letters"),
+        (DataOptions, {"rounds": 2}, "unknown option 'rounds'"),
+    ],
+)
+def test_a_section_has_its_own_rules(section: type[Section], values: dict[str, Any], words: str) -> None:
+    with pytest.raises((ValueError, ConfigError), match=words):
+        section.model_validate(values)

@@ -20,10 +20,6 @@ def test_train_has_a_flag_for_every_field() -> None:
     assert set(inspect.signature(training.train).parameters) == set(RunConfig.model_fields) - set(options.BY_SET) | OWN
 
 
-def test_every_panel_begins_at_a_field() -> None:
-    assert set(options.PANELS) <= set(RunConfig.model_fields)
-
-
 def test_help_says_bounds_and_defaults(cli, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     text = cli("train", "--help-all").output
