@@ -5,8 +5,9 @@ The public names below are imported on first use, so that listing plugins needs 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from fedcore.base.lazy import lazy
 
 __version__ = "0.1.0"
 
@@ -55,59 +56,13 @@ if TYPE_CHECKING:
     from fedcore.server.system import SimulatedOutcome as SimulatedOutcome
     from fedcore.server.system import System as System
 
-_HOMES = {
-    "Answer": "base.types",
-    "CallbackError": "runs.training",
-    "ClientContext": "hooks.contexts",
-    "ClientUpdate": "base.types",
-    "ConfigError": "base.errors",
-    "DataError": "base.errors",
-    "DivergedError": "base.errors",
-    "Exchange": "hooks.plugin",
-    "FedcoreError": "base.errors",
-    "Interrupted": "runs.training",
-    "Loss": "base.types",
-    "Metric": "base.metrics",
-    "ModelTask": "models.split",
-    "PLACE": "hooks.plugin",
-    "Plugin": "hooks.plugin",
-    "PluginConflictError": "base.errors",
-    "PluginContractError": "base.errors",
-    "PluginOptions": "hooks.plugin",
-    "RejectUpdate": "base.errors",
-    "RoundFailedError": "base.errors",
-    "RunConfig": "base.config",
-    "RunDirectoryError": "base.errors",
-    "RunResult": "runs.result",
-    "RunSetup": "hooks.contexts",
-    "ServerContext": "hooks.contexts",
-    "SimulatedOutcome": "server.system",
-    "SplitModel": "models.split",
-    "Step": "hooks.contexts",
-    "System": "server.system",
-    "Tensors": "base.types",
-    "UnknownNameError": "base.errors",
-    "check_changes": "base.tensors",
-    "check_tensors": "base.tensors",
-    "client_model": "runs.experiment",
-    "derive_seed": "base.seeding",
-    "evaluate_run": "runs.experiment",
-    "generator": "base.seeding",
-    "hookimpl": "hooks.hookspecs",
-    "load_run": "runs.experiment",
-    "numpy_generator": "base.seeding",
-    "question": "hooks.plugin",
-    "resume": "runs.experiment",
-    "run": "runs.experiment",
-}
+_attribute, _NAMES = lazy(__name__, __file__)
 
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"fedcore.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'fedcore' has no attribute {name!r}")
+    return _attribute(name)
 
 
 def __dir__() -> list[str]:

@@ -79,7 +79,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def command(module: str, *arguments: str) -> list[str]:
+def python_command(module: str, *arguments: str) -> list[str]:
     """Return the command line that runs a module, without the working directory on the import path.
 
     The working directory may be a run directory of unknown origin; a ``torch.py`` in it must not be run.

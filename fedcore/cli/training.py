@@ -111,7 +111,7 @@ def evaluate(
 
     Metrics given here replace the run's own.
     """
-    from fedcore.runs.records import not_evaluated, undefined
+    from fedcore.runs.rounds import not_evaluated, undefined
     from fedcore.runs.terminal import make_display
 
     with importing():

@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from fedcore.base.errors import ConfigError, FedcoreError
-from fedcore.base.process import ALLOCATOR, CORES, command, cores, environment
+from fedcore.base.process import ALLOCATOR, CORES, cores, environment, python_command
 from fedcore.base.tensors import unflatten
 from fedcore.base.types import Tensors
 from fedcore.client.messages import (
@@ -64,7 +64,7 @@ def LocalEngine(site: ClientSite) -> InProcessEngine | WorkerEngine:  # noqa: N8
 def start_worker(connection: socket.socket) -> subprocess.Popen[bytes]:
     """Start a worker process with its end of a channel. Tests replace this function by a fork."""
     return subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
-        command("fedcore.engines.worker", str(connection.fileno()), str(os.getpid())),
+        python_command("fedcore.engines.worker", str(connection.fileno()), str(os.getpid())),
         pass_fds=[connection.fileno()],
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is the engine's own business

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import glob
 import json
 import os
 import re
@@ -18,14 +17,10 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import FedcoreError, RunDirectoryError
+from fedcore.base.errors import RunDirectoryError
 from fedcore.base.files import (
     TEMPORARY,
-    RecordFile,
     make_folders,
-    parse_record,
-    refuse_links,
     storing,
     sync_names,
     sync_path,
@@ -36,15 +31,15 @@ from fedcore.base.tensors import copy_into
 from fedcore.client.store import ClientStore, RemoteClientStore
 from fedcore.data.inputs import Inputs
 from fedcore.models import SplitModel
-from fedcore.runs.checkpoint import CheckpointStore, Note
-from fedcore.runs.saved import SavedConfig, how_to_resume
+from fedcore.runs.checkpoint import CheckpointStore
+from fedcore.runs.saved import RunFiles, SavedConfig
 from fedcore.server.state import ServerState
 
 BEST, NEXT_BEST = "model-best.safetensors", "model-best-next.safetensors"
 """The best round's model, and a newer one that no checkpoint names yet."""
 
 
-class RunDirectory:
+class RunDirectory(RunFiles):
     """Paths and files of one run.
 
     They are ``config.yaml`` (itself a valid ``--config``), ``partition.json``, ``metrics.jsonl`` (a line per round, and
@@ -56,10 +51,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, *, with_clients: bool = True) -> None:
-        self.path = path
+        super().__init__(path)
         self._locked = False
-        self.metrics = RecordFile(path / "metrics.jsonl")
-        self.sessions = RecordFile(path / "sessions.jsonl")
         self.clients = (ClientStore if with_clients else RemoteClientStore)(path / "clients")
         self.checkpoints = CheckpointStore(path / "checkpoint", self.clients)
 
@@ -94,43 +87,13 @@ class RunDirectory:
                             each.rmdir()
                 raise
 
-    @classmethod
-    def open(cls, path: Path) -> RunDirectory:
-        """Open the directory of an earlier run.
-
-        :raises RunDirectoryError: the directory holds no run, or it holds a link.
-        """
-        if not os.path.lexists(path / "config.yaml"):
-            raise RunDirectoryError(
-                f"{path} is not a run directory: it has no config.yaml. "
-                f"{_meant(path) or 'Name the folder that train printed.'}"
-            )
-        refuse_links(path)
-        return cls(path.resolve())
-
-    @property
-    def how_to_resume(self) -> str:
-        """The command that goes on with this run, with the flags that its configuration needs."""
-        with contextlib.suppress(FedcoreError):
-            return how_to_resume(self.path, self.read_config())
-        return how_to_resume(self.path, None)
-
-    @property
-    def partition_file(self) -> Path:
-        """The partition: which client holds which samples."""
-        return self.path / "partition.json"
-
     def write_config(self, saved: SavedConfig) -> None:
         """Write config.yaml, and bind the checkpoints to it."""
         saved.write(self.path / "config.yaml")
         self.checkpoints.binding = saved.binding
 
-    def read_config(self) -> RunConfig:
-        """Read the run's configuration back; raises as :meth:`SavedConfig.read`."""
-        return self.read_saved().config(self.path)
-
     def read_saved(self) -> SavedConfig:
-        """Read config.yaml; raises as :meth:`SavedConfig.read`."""
+        """Read config.yaml; raises as :meth:`SavedConfig.read`. A checkpoint shows which option was changed."""
         return SavedConfig.read(self.path / "config.yaml", self.checkpoints.binding_found)
 
     @contextlib.contextmanager
@@ -241,21 +204,6 @@ class RunDirectory:
         copy_into(own, {name: tensors[names[name]] for name in own})
         return inputs
 
-    def read_summary(self, note: Note | None = None) -> dict[str, Any] | None:
-        """Return summary.json, or None if it is missing or damaged.
-
-        :param note: called with a message if it is damaged.
-        """
-        file = self.path / "summary.json"
-        try:
-            return parse_record(file.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            if note is not None:
-                note(f"{file} is damaged: {error}. It is written again when the run is finished")
-            return None
-
     def reopen_finished(self) -> None:
         """Delete summary and model of a finished run, before it is resumed for more rounds."""
         with storing(self.path):
@@ -268,15 +216,6 @@ class RunDirectory:
         # A row of numbers takes one line: a confusion matrix of 100 classes has 10,000 numbers.
         rows = re.sub(r"\[\n[\s\d.,eE+-]+\]", lambda row: "[" + " ".join(row[0][1:-1].split()) + "]", text)
         write_text(self.path / "summary.json", rows + "\n")
-
-
-def _meant(path: Path) -> str:
-    """Return a hint on the run that is listed under a name, below ``runs`` or ``sweeps``; empty if there is none."""
-    parent, name = glob.escape(str(path.parent)), glob.escape(path.name)
-    for folder in (f"{parent}/runs/{name}", f"runs/{parent}/{name}", f"runs/*-{name}", f"sweeps/*/runs/{name}"):
-        if found := sorted(glob.glob(f"{folder}/config.yaml")):
-            return f"Did you mean {os.path.normpath(os.path.dirname(found[-1]))}?"
-    return ""
 
 
 def _default_folder(names: Iterable[str]) -> list[Path]:

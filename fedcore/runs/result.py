@@ -29,7 +29,7 @@ from fedcore.data.samples import as_array
 from fedcore.models import SplitModel, forward_chunk
 from fedcore.models.split import evaluating
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.records import accuracies, evaluated, history_rows
+from fedcore.runs.rounds import accuracies, evaluated, history_rows
 
 
 @dataclass(frozen=True, repr=False)

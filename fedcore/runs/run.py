@@ -38,9 +38,9 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.progress import noting, only_notes
 from fedcore.runs.provenance import session, versions
-from fedcore.runs.records import may_be_unsaved
 from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking, tuned, usual_stack
 from fedcore.runs.result import RunResult
+from fedcore.runs.rounds import may_be_unsaved
 from fedcore.runs.saved import (
     SavedConfig,
     check_code,

@@ -1,4 +1,4 @@
-"""A run's config.yaml: its options, the binding of the run's files, and the permissions that the user has to give.
+"""A run's files without torch: config.yaml with its options, their binding, and the permissions that users give.
 
 The binding consists of the options that can change the bits, the partition, and the content of the data set.
 ``config.yaml`` holds it as digests, and every checkpoint holds it, too. A resume refuses to break it: with an edited
@@ -7,18 +7,21 @@ configuration or other data it would continue another run than the one that was 
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import json
+import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, FedcoreError, RunDirectoryError, flag_of
-from fedcore.base.files import write_text
+from fedcore.base.files import RecordFile, parse_record, refuse_links, write_text
 from fedcore.base.identity import CHANGEABLE, WITHOUT_EFFECT
 from fedcore.base.objects import OBJECT
 from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping, write_yaml
@@ -205,6 +208,76 @@ def how_to_resume(directory: Path, config: RunConfig | None) -> str:
             words = [repr(str(directory)), *given, *(f"allow_{each}=True" for each in allowed)]
             return f"in Python, fedcore.resume({', '.join(words)})"
     return " ".join([f"fedcore resume {shlex.quote(str(directory))}", *(f"--allow-{each}" for each in allowed)])
+
+
+class RunFiles:
+    """The files of a run directory that can be read without torch: configuration, records, summary.
+
+    ``metrics`` has a record per round, and ``sessions`` one per process that trained the run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = RecordFile(path / "metrics.jsonl")
+        self.sessions = RecordFile(path / "sessions.jsonl")
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open the directory of an earlier run.
+
+        :raises RunDirectoryError: the directory holds no run, or it holds a link.
+        """
+        if not os.path.lexists(path / "config.yaml"):
+            raise RunDirectoryError(
+                f"{path} is not a run directory: it has no config.yaml. "
+                f"{_meant(path) or 'Name the folder that train printed.'}"
+            )
+        refuse_links(path)
+        return cls(path.resolve())
+
+    @property
+    def how_to_resume(self) -> str:
+        """The command that goes on with this run, with the flags that its configuration needs."""
+        with contextlib.suppress(FedcoreError):
+            return how_to_resume(self.path, self.read_config())
+        return how_to_resume(self.path, None)
+
+    @property
+    def partition_file(self) -> Path:
+        """The partition: which client holds which samples."""
+        return self.path / "partition.json"
+
+    def read_config(self) -> RunConfig:
+        """Read the run's configuration back; raises as :meth:`SavedConfig.read`."""
+        return self.read_saved().config(self.path)
+
+    def read_saved(self) -> SavedConfig:
+        """Read config.yaml; raises as :meth:`SavedConfig.read`."""
+        return SavedConfig.read(self.path / "config.yaml")
+
+    def read_summary(self, note: Callable[[str], None] | None = None) -> dict[str, Any] | None:
+        """Return summary.json, or None if it is missing or damaged.
+
+        :param note: called with a message if it is damaged.
+        """
+        file = self.path / "summary.json"
+        try:
+            return parse_record(file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            if note is not None:
+                note(f"{file} is damaged: {error}. It is written again when the run is finished")
+            return None
+
+
+def _meant(path: Path) -> str:
+    """Return a hint on the run that is listed under a name, below ``runs`` or ``sweeps``; empty if there is none."""
+    parent, name = glob.escape(str(path.parent)), glob.escape(path.name)
+    for folder in (f"{parent}/runs/{name}", f"runs/{parent}/{name}", f"runs/*-{name}", f"sweeps/*/runs/{name}"):
+        if found := sorted(glob.glob(f"{folder}/config.yaml")):
+            return f"Did you mean {os.path.normpath(os.path.dirname(found[-1]))}?"
+    return ""
 
 
 def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collection[str] = ()) -> None:

@@ -17,9 +17,9 @@ from rich.text import Text
 from fedcore.base import registry
 from fedcore.base.output import clean, duration, note, number, percent, stderr, text
 from fedcore.base.protocols import EVALUATED
-from fedcore.runs import records
+from fedcore.runs import rounds
 from fedcore.runs.progress import Progress, only_notes
-from fedcore.runs.records import lost, seconds
+from fedcore.runs.rounds import lost, seconds
 
 MINUTE = 60.0
 
@@ -133,13 +133,13 @@ def ordered(losses: Mapping[str, float]) -> list[tuple[str, float]]:
 def took_part(record: Record) -> str:
     """Return the participation and duration of a simulated round: ``5 of 8 clients, 35 s virtual``."""
     system = record["system"]
-    words = records.in_words(len(record["cohort"]), record["accepted"], len(system["partial"]), lost(record))
+    words = rounds.in_words(len(record["cohort"]), record["accepted"], len(system["partial"]), lost(record))
     return f"{clean(words)}, {duration(system['seconds'])} virtual"
 
 
 def failures(record: Record) -> Iterator[str]:
     """Yield a line per kind of failure, with the number of clients and the first message, without simulated ones."""
-    kinds = Counter(failure["kind"] for failure in record["failures"] if failure["kind"] not in records.SIMULATED)
+    kinds = Counter(failure["kind"] for failure in record["failures"] if failure["kind"] not in rounds.SIMULATED)
     for kind, count in kinds.items():
         first = next(failure for failure in record["failures"] if failure["kind"] == kind)
         others = f" and {count - 1} more" if count > 1 else ""

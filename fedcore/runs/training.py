@@ -23,7 +23,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.progress import noting
 from fedcore.runs.provenance import now
-from fedcore.runs.records import Failures, RoundTimes, history_rows, not_evaluated, per_round, totals, undefined
+from fedcore.runs.rounds import Failures, RoundTimes, history_rows, not_evaluated, per_round, totals, undefined
 from fedcore.server.context import ScopeContext
 from fedcore.server.round import Notify, run_post_train, run_round
 from fedcore.server.scope import Federation, ServerScope

@@ -17,7 +17,7 @@ import torch
 from threadpoolctl import ThreadpoolController, threadpool_info
 
 from fedcore.base import process
-from fedcore.base.process import command, cores, environment, importing, one_thread, search_path
+from fedcore.base.process import cores, environment, importing, one_thread, python_command, search_path
 
 MEMORY = """
 import concurrent.futures
@@ -125,7 +125,7 @@ def test_modules_of_this_process_are_found_and_those_of_the_folder_are_not(tmp_p
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "json.py").write_text("raise SystemExit('a module of the working folder was imported')\n")
     monkeypatch.syspath_prepend(tmp_path / "ours")
-    line = command("beside_a_script", "x")
+    line = python_command("beside_a_script", "x")
     assert line[-3:] == ["-m", "beside_a_script", "x"]
     done = subprocess.run(line, cwd=tmp_path / "here", env=environment(MORE="1"), capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr

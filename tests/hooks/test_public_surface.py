@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import fedcore
+from fedcore.tools import digest
+from fedcore_testing import federate
 from tests.support import run_code
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +28,7 @@ SURFACE = {
     "fedcore.models": "models by name, and the device that they run on",
     "fedcore.engines": "an engine: its protocol, what travels, a worker's runtime",
     "fedcore.cli": "the command line, and a package's command",
+    "fedcore.tools": "tools: reading and comparing runs, commands, names, files",
     "fedcore_zoo": "data sets, partitions and networks of the papers, their layers, a fixed split, torchvision",
     "fedcore_console": "what commands and displays share",
     "fedcore_study": "studies of many runs: sweep, compare, report",
@@ -177,15 +182,40 @@ def test_every_name_is_there(module: str) -> None:
     assert not [name for name in offered.__all__ if not hasattr(offered, name)]
 
 
-@pytest.mark.parametrize("module", ["fedcore", "fedcore_console", "fedcore_testing"])
+@pytest.mark.parametrize("module", ["fedcore", "fedcore.tools", "fedcore_console", "fedcore_testing"])
 def test_completion_offers_names_that_are_imported_on_first_use(module: str) -> None:
     offered = run_code(f"import {module}; print(*dir({module}))").stdout.split()
     assert offered == sorted(importlib.import_module(module).__all__)
 
 
-def test_names_that_are_not_there_are_refused() -> None:
-    with pytest.raises(AttributeError, match="no_such_name"):
-        fedcore.no_such_name  # noqa: B018 - looked up on purpose
+@pytest.mark.parametrize("module", ["fedcore", "fedcore.tools"])
+def test_names_that_are_not_there_are_refused(module: str) -> None:
+    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'no_such_name'"):
+        importlib.import_module(module).no_such_name  # noqa: B018 - looked up on purpose
+
+
+def test_a_tool_that_reads_runs_imports_no_torch(tmp_path: Path) -> None:
+    result = federate(tmp_path, rounds=1)
+    read = f"""
+import sys
+from pathlib import Path
+import fedcore.tools
+assert [name for name in sys.modules if name.startswith("fedcore.") and name.count(".") > 1] == ["fedcore.base.lazy"]
+from fedcore.tools import PROTOCOLS, RunFiles, digest, method, options, output, rounds
+files = RunFiles.open(Path({str(result.directory)!r}))
+assert not files.how_to_resume.startswith("in Python")
+(record,), (session,) = files.metrics.read(), files.sessions.read()
+config, summary = files.read_config(), files.read_summary()
+print(digest(config), method(config.plugins), summary["metrics"]["global"]["accuracy"], PROTOCOLS["global"].heading)
+print(rounds.lost(record).total(), rounds.seconds(record) > 0, session["versions"]["fedcore"])
+assert "torch" not in sys.modules
+"""
+    accuracy = result.metrics["global"]["accuracy"]
+    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"{digest(result.config)} fedavg {accuracy} global model on the test set",
+        f"0 True {fedcore.__version__}",
+    ]
 
 
 def test_the_page_lists_the_surface() -> None:

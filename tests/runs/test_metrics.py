@@ -14,7 +14,7 @@ from fedcore.base.metrics import make_metrics
 from fedcore.base.process import cores
 from fedcore.client.evaluation import evaluate
 from fedcore.data import load_dataset
-from fedcore.runs.records import further
+from fedcore.runs.rounds import further
 from fedcore_testing import PersonalClassifier, model_bytes, small_config
 
 HERE = f"module:{__name__}"

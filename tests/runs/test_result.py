@@ -11,8 +11,8 @@ import torch
 import fedcore
 from fedcore import Plugin, RunConfig, RunDirectoryError, hookimpl
 from fedcore.base import registry
-from fedcore.runs.records import history_rows
 from fedcore.runs.result import headline
+from fedcore.runs.rounds import history_rows
 
 
 @pytest.fixture(scope="module")

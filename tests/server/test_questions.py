@@ -9,7 +9,7 @@ import torch
 from fedcore import Plugin, hookimpl, question
 from fedcore.base.errors import PluginCallError, PluginContractError, RoundFailedError
 from fedcore.hooks.plugins import PluginSet
-from fedcore.runs.records import lost
+from fedcore.runs.rounds import lost
 from fedcore_testing import committed, federate, name_of, records
 
 

@@ -12,7 +12,8 @@ import torch
 from fedcore import ConfigError, PluginContractError, RoundFailedError, UnknownNameError
 from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore_testing import RunDirectory, model_bytes, name_of, needs_of, records, runner, weights
+from fedcore.tools import RunDirectory
+from fedcore_testing import model_bytes, name_of, needs_of, records, runner, weights
 
 OURS = sorted(point.name for point in entry_points(group="fedcore.plugins") if point.dist.name.startswith("fedcore"))
 OURS.remove("dp-sgd")  # refuses gin's BatchNorm

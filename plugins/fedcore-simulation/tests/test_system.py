@@ -25,7 +25,8 @@ from fedcore import (
     resume,
 )
 from fedcore.engines import InProcessEngine
-from fedcore_testing import RunDirectory, committed, federate, model_bytes, needs_of, records, weights
+from fedcore.tools import RunDirectory
+from fedcore_testing import committed, federate, model_bytes, needs_of, records, weights
 
 EQUAL = {"partition": "iid", "clients": 3, "batch_size": 64}
 """Three clients of 479 samples: eight mini-batches an epoch."""

@@ -9,7 +9,8 @@ import yaml
 
 import fedcore
 from fedcore import Interrupted, resume
-from fedcore_testing import RunDirectory, federate, small_config
+from fedcore.tools import RunDirectory
+from fedcore_testing import federate, small_config
 from fedcore_trackers.testing import check_tracker
 
 

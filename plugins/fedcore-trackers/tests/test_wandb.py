@@ -8,7 +8,8 @@ import struct
 import pytest
 
 from fedcore import Interrupted, resume
-from fedcore_testing import RunDirectory, federate
+from fedcore.tools import RunDirectory
+from fedcore_testing import federate
 from fedcore_trackers.testing import check_tracker
 
 

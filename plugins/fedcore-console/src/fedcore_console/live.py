@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fedcore.base.output import clean, number, stopwatch, text
 from fedcore.base.protocols import EVALUATED
-from fedcore.runs.records import lost, seconds
+from fedcore.runs.rounds import lost, seconds
 from fedcore.runs.terminal import Display, Record, accuracies, failures, headline, ordered
 
 ROWS = 8

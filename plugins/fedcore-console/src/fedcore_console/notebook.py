@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from fedcore.runs.progress import Progress
-from fedcore.runs.records import errors, lost
 from fedcore.runs.result import headline, learning_curve
+from fedcore.runs.rounds import errors, lost
 
 REDRAWN = 0.25
 """The least seconds between two drawings within a round."""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedcore.base.output import clean, duration, number, percent, size, text
 from fedcore.base.protocols import FRACTIONS, PROTOCOLS
-from fedcore.runs import records
+from fedcore.runs import rounds
 
 TIMED = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation", "checkpoint")
 
@@ -40,8 +40,8 @@ def metrics_tables(metrics: Mapping[str, Any], width: int) -> Group:
 
 def _further_table(metrics: Mapping[str, Any]) -> list[RenderableType]:
     """Return the table of the metrics next to accuracy and loss; empty if the run has none."""
-    rows = records.evaluated(metrics)
-    names = list(dict.fromkeys(name for row in rows.values() for name in records.further(row)))
+    rows = rounds.evaluated(metrics)
+    names = list(dict.fromkeys(name for row in rows.values() for name in rounds.further(row)))
     table = _table("Metrics")
     table.add_column("protocol", no_wrap=True)
     for name in names:
@@ -61,7 +61,7 @@ def protocol_table(metrics: Mapping[str, Any], width: int) -> Table:
 
     With figures over clients it needs ``WIDE`` characters. With fewer it does not say what a protocol measures.
     """
-    rows = records.evaluated(metrics)
+    rows = rounds.evaluated(metrics)
     spread = any("std" in row for row in rows.values())
     wide = width >= WIDE or not spread
     table = _table("Evaluation")
@@ -101,7 +101,7 @@ def traffic_table(ledger: Mapping[str, Any], rounds: int) -> Table:
 
 def system_line(counts: Mapping[str, Any]) -> Text:
     """Return the participation over all rounds of a run with a simulated system."""
-    words = records.in_words(counts["selected"], counts["accepted"], counts["partial"], counts["lost"])
+    words = rounds.in_words(counts["selected"], counts["accepted"], counts["partial"], counts["lost"])
     return Text.assemble(
         ("took part: ", "bold"), f"{clean(words)}, in {duration(counts['virtual_time'])} of virtual time"
     )
@@ -181,6 +181,6 @@ def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:
         if "global_before_correction" in metrics:
             line += ", before the correction"
         yield Text.assemble(("best by validation: ", "bold"), line)
-    for problem in (records.not_evaluated(metrics), records.undefined(metrics)):
+    for problem in (rounds.not_evaluated(metrics), rounds.undefined(metrics)):
         if problem:
             yield Text(clean(problem), style="yellow")

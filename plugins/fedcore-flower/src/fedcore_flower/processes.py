@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedcore.base.process import command, environment
+from fedcore.base.process import environment, python_command
 
 PRIVATE = 0o700
 """The mode of a folder for its owner only."""
@@ -50,7 +50,7 @@ class Child:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._log = log
-        line = command("fedcore_flower.child", str(os.getpid()), str(int(at_parent_end)), target)
+        line = python_command("fedcore_flower.child", str(os.getpid()), str(int(at_parent_end)), target)
         if log is not None:
             log.touch(mode=0o600)
         with contextlib.nullcontext() if log is None else log.open("ab") as stream:

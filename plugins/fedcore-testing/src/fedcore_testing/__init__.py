@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedcore.client.evaluation import evaluate as evaluate
     from fedcore.hooks.checks import create_plugin as create_plugin
-    from fedcore.runs.directory import RunDirectory as RunDirectory
     from fedcore_testing.analytic import Quadratic as Quadratic
     from fedcore_testing.analytic import W as W
     from fedcore_testing.analytic import analytic_federation as analytic_federation
@@ -82,7 +81,6 @@ _HOMES = {
     for module, names in {
         "fedcore.client.evaluation": ("evaluate",),
         "fedcore.hooks.checks": ("create_plugin",),
-        "fedcore.runs.directory": ("RunDirectory",),
         "fedcore_testing.analytic": (
             "analytic_federation",
             "base_and_head",

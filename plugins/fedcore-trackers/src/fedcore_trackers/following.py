@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import RunConfig
-from fedcore.base.process import command, environment
+from fedcore.base.process import environment, python_command
 from fedcore_trackers.base import Status, TrackerOptions, resolve_trackers
 from fedcore_trackers.process import SWITCHED_OFF, Memory, memory_file
 
@@ -65,7 +65,7 @@ class TrackerProcess:
             self.log.parent.mkdir(exist_ok=True)
             with self.log.open("ab") as log:
                 self.process = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
-                    command("fedcore_trackers.process", name, str(directory)),
+                    python_command("fedcore_trackers.process", name, str(directory)),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,

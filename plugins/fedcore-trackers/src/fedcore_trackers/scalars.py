@@ -7,7 +7,7 @@ from typing import Any
 
 from fedcore import RunConfig
 from fedcore.base.identity import flat, settings
-from fedcore.runs.records import lost
+from fedcore.runs.rounds import lost
 
 
 def round_scalars(record: Mapping[str, Any]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedcore.base import output
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.runs.records import further
+from fedcore.runs.rounds import further
 from fedcore_study.lenient import mapping_in
 
 if TYPE_CHECKING:

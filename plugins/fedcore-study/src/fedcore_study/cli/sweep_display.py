@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fedcore.base.output import clean, duration, note, percent, stderr, text
-from fedcore.runs.records import errors
+from fedcore.runs.rounds import errors
 from fedcore_study.comparisons.cautions import in_a_round
 
 PERIOD = 60.0

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from fedcore.base.protocols import PROTOCOLS, UNSEEN
-from fedcore.runs.records import errors, first_reason, lost
+from fedcore.runs.rounds import errors, first_reason, lost
 from fedcore_study.comparisons.figures import FEW, Difference
 from fedcore_study.comparisons.records import ModelSize, RunRecord
 from fedcore_study.schedules import follows_rounds

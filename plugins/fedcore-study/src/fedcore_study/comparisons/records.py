@@ -15,7 +15,7 @@ from fedcore.base.files import RecordFile, parse_json, parse_record, refuse_link
 from fedcore.base.identity import digest
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.registry import is_code
-from fedcore.runs.records import further, lost, seconds
+from fedcore.runs.rounds import further, lost, seconds
 from fedcore.runs.saved import SOURCE, SavedConfig, partition_digest
 from fedcore_study.lenient import mapping_in, number
 from fedcore_study.sweeps.directory import STUDY, SweepDirectory

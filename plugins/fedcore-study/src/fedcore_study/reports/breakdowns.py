@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fedcore.base.protocols import HELD_OUT, PROTOCOLS, confusion_key
-from fedcore.runs.records import SIMULATED, errors, lost
+from fedcore.runs.rounds import SIMULATED, errors, lost
 from fedcore_study.comparisons.groups import Group
 from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.lenient import list_in, mapping_in, number

@@ -14,7 +14,7 @@ from fedcore.base.objects import is_lent
 from fedcore.base.protocols import EVALUATED
 from fedcore.base.registry import available
 from fedcore.base.safe_yaml import read_yaml
-from fedcore.runs.records import errors, lost
+from fedcore.runs.rounds import errors, lost
 from fedcore.runs.saved import check_code, code_in
 from fedcore_study.comparisons.comparison import BASELINE, Comparison, check_reported
 from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, option, uses_alpha

@@ -19,7 +19,7 @@ from fedcore.base.config import Json
 from fedcore.base.errors import describe
 from fedcore.base.files import parse_json, write_text
 from fedcore.base.identity import digest, method, settings
-from fedcore.runs.records import seconds
+from fedcore.runs.rounds import seconds
 from fedcore_study.comparisons.records import RunRecord, Warn
 from fedcore_study.lenient import mapping_in, number
 from fedcore_study.reproduce.recipe import Kind, Part, Scale, folder_name

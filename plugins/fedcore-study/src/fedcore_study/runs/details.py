@@ -11,7 +11,7 @@ from fedcore.base.files import RecordFile, parse_record
 from fedcore.base.identity import LABELS, WITHOUT_EFFECT, flat
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping
-from fedcore.runs.records import further, may_be_unsaved, seconds
+from fedcore.runs.rounds import further, may_be_unsaved, seconds
 from fedcore.runs.saved import SavedConfig, how_to_resume
 from fedcore_study.lenient import count, mapping_in, number
 from fedcore_study.runs.deletion import size

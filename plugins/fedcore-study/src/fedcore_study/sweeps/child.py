@@ -106,7 +106,7 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
     with importing():
         from fedcore.runs import experiment
     from fedcore.runs.directory import RunDirectory
-    from fedcore.runs.records import lost
+    from fedcore.runs.rounds import lost
     from fedcore.runs.saved import code_in, places_in
 
     def notify(event: str, details: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ class RunOnNode:
     """A run as a job. submitit pickles it, calls it on the node, and asks it for ``checkpoint`` at the time limit."""
 
     def __init__(self, arguments: Iterable[str]) -> None:
-        self.command = process.command(CHILD, *arguments, ALONE)
+        self.command = process.python_command(CHILD, *arguments, ALONE)
         self.path = process.search_path()
 
     def __call__(self) -> None:

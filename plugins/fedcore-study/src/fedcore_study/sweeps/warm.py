@@ -19,7 +19,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from fedcore.base.process import ALLOCATOR, command, end_without_collecting, environment, importing, keep_freed_memory
+from fedcore.base.process import (
+    ALLOCATOR,
+    end_without_collecting,
+    environment,
+    importing,
+    keep_freed_memory,
+    python_command,
+)
 
 CHILD = "fedcore_study.sweeps.child"
 """The module whose ``main`` a run's process calls."""
@@ -76,7 +83,7 @@ class Starter:
         """
         if self._server is None:
             return subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
-                command(CHILD, *arguments),
+                python_command(CHILD, *arguments),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -106,7 +113,7 @@ class Starter:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
-                command("fedcore_study.sweeps.warm", str(theirs.fileno())),
+                python_command("fedcore_study.sweeps.warm", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from fedcore import Plugin, hookimpl
-from fedcore.runs.records import PARTS, Failures, RoundTimes, in_words, lost, per_round, totals
+from fedcore.runs.rounds import PARTS, Failures, RoundTimes, in_words, lost, per_round, totals
 from fedcore_testing import federate
 
 
