@@ -22,7 +22,7 @@ NOISY = {
     "check_resumes_to_the_same_bits": NOISE,
     "check_a_second_pass_changes_nothing": NOISE,
     "check_order_of_clients_does_not_matter": NOISE,
-    "check_stacks": NOISE,
+    "check_the_same_as_one_by_one": NOISE,
     "check_worker_processes_give_the_same_bits": NOISE,
     "check_every_engine_gives_the_same_bits": NOISE,
 }

@@ -9,13 +9,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedcore
-from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.cli.app import app
 from fedcore.client.messages import ClientSite, pack_site, unpack_site
 from fedcore.data import Dataset, SequenceSamples
 from fedcore.runs.resolve import resolve, resolve_partition
-from fedcore_accelerate.graphs import captures
 from tests import support
 
 WORDS = {"dataset": "module:tests.client.test_batches.words", "model": "auto", "clients": 3, "lr": 0.5}
@@ -142,15 +140,3 @@ def test_a_kind_of_batch_that_no_model_takes_is_said_so(go):
     said = r"are curves; no installed model takes these\. .* attribute takes = \('curves',\)"
     with pytest.raises(ConfigError, match=said):
         go(dataset="module:tests.client.test_batches.strange", model="auto")
-
-
-def test_steps_are_recorded_only_where_all_batches_of_a_size_have_one_shape():
-    cuda = torch.device("cuda")
-    from fedcore.data import load_dataset
-
-    assert captures(RunConfig(), cuda, load_dataset("digits"))
-    assert captures(RunConfig(), cuda, load_dataset("breast-cancer"))
-    assert not captures(RunConfig(), cuda, words())
-    assert not captures(RunConfig(), torch.device("cpu"), load_dataset("digits"))
-    assert not captures(RunConfig(capture=False), cuda, load_dataset("digits"))
-    assert not captures(RunConfig(stack=2), cuda, load_dataset("digits"))

@@ -105,16 +105,7 @@ def test_a_worker_that_dies_at_a_bundle_costs_only_the_client_that_ends_it(go, m
     ]
 
 
-def test_a_worker_that_dies_at_a_stack_costs_the_whole_stack(go):
-    """Alone its clients would give other bits."""
-    found = go(EndsAWorker, workers=1, stack=4, rounds=3, clients=8, participation=1.0, local_epochs=1)
-    failures = [record["failures"] for record in support.lines(found)]
-    kinds = [{each["kind"] for each in failed} for failed in failures]
-    assert (kinds, len(failures[2])) == ([set(), set(), {"worker_lost"}], 4)
-    assert 3 in {each["client"] for each in failures[2]}
-
-
-def test_stacks_are_neighbours_whatever_the_workers_take():
+def test_trainings_that_a_runner_takes_together_are_neighbours_whatever_the_workers_take():
     fits = PLAIN[:7]
     asked = [replace(task, id=f"evaluate-{task.client}", kind="evaluate") for task in PLAIN[7:9]]
     joined = [each.tasks if isinstance(each, Bundle) else (each,) for each in together([*fits, *asked], 3)]

@@ -40,7 +40,7 @@ SURFACE = {
 
 EXTENDS = {
     "fedcore-accelerate": (
-        {"fedcore.base", "fedcore.client", "fedcore.data", "fedcore.hooks"},
+        {"fedcore.base", "fedcore.client", "fedcore.data", "fedcore.hooks", "fedcore.runs"},
         "its runners take the steps of trainings themselves",
     ),
     "fedcore-testing": (

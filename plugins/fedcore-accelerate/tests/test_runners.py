@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+from on_cpu import CpuRecorder, captured_on_cpu
 
 from fedcore import Loss, Plugin, RunConfig, hookimpl
 from fedcore.base.registry import available
-from fedcore.client.runner import OneByOne, runner_of
-from fedcore.data import load_dataset
-from fedcore_accelerate import Stacks, offer_graphs, offer_lanes
-from fedcore_testing import federate, records, weights
+from fedcore.client.loop import take_step
+from fedcore.client.runner import OneByOne, drain, runner_of
+from fedcore.data import Dataset, SequenceSamples, load_dataset
+from fedcore_accelerate import Stacks, offer_graphs, offer_lanes, offer_stack
+from fedcore_accelerate.graphs import captures
+from fedcore_testing import NotApplicable, federate, records, the_same_as_one_by_one
+from tests.support import brief
 
+UNSEEDED = ("dp", "dp-sgd", "local-dp")
+"""Methods that no run repeats: their noise is secret."""
+TAKEN = {"local_epochs": 4, "batch_size": 8}
+LANES = {**TAKEN, "lanes": 2}
 TOGETHER = {"clients": 8, "rounds": 2, "workers": 0, "partition": "iid", "model": "mlp"}
 
 
@@ -33,11 +41,48 @@ def test_a_stack_takes_as_many_trainings_as_it_is_asked_for() -> None:
     assert runner.together == 5
 
 
-@pytest.mark.parametrize("plugins", [(), ("fedprox",), ("scaffold",)], ids="+".join)
-def test_a_stack_trains_as_one_by_one(tmp_path, plugins) -> None:
-    plain, stacked = federate(tmp_path, *plugins, **TOGETHER), federate(tmp_path, *plugins, **TOGETHER, stack=4)
-    for name, tensor in weights(plain).items():
-        assert torch.allclose(weights(stacked)[name], tensor, rtol=1e-4, atol=1e-6), name
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize(("offer", "options"), [(offer_graphs, TAKEN), (offer_lanes, LANES)], ids=["graphs", "lanes"])
+@pytest.mark.parametrize("name", sorted({*available("plugin")} - {*UNSEEDED, "fedavg"}))
+def test_every_method_trains_as_one_by_one(monkeypatch, name, offer, options) -> None:
+    """The kit asks the same of stacks, with the other checks."""
+    recorder = CpuRecorder()
+    with captured_on_cpu(monkeypatch, recorder):
+        the_same_as_one_by_one(offer, brief(name), **options)
+    assert recorder.launched > recorder.recorded > 0
+
+
+def test_a_runner_that_errs_is_found() -> None:
+    class Skips(OneByOne):
+        """Leaves the last batch of each epoch out."""
+
+        def run(self, trainings):
+            return [drain(training, lambda batch: None if batch.last else take_step(batch)) for training in trainings]
+
+    with pytest.raises(AssertionError, match="the global model differs"):
+        the_same_as_one_by_one(lambda config, dataset: Skips(), "fedprox", **TAKEN)
+
+
+def test_a_runner_that_does_not_apply_says_so() -> None:
+    with pytest.raises(NotApplicable, match="does not apply"):
+        the_same_as_one_by_one(offer_lanes, "fedprox", **LANES)
+    with pytest.raises(NotApplicable, match="changes gradients"):
+        the_same_as_one_by_one(offer_stack, "fedsam", rounding=True, **TAKEN, stack=3)
+
+
+def test_lanes_take_models_of_their_own(monkeypatch) -> None:
+    with captured_on_cpu(monkeypatch, CpuRecorder()):
+        the_same_as_one_by_one(offer_lanes, "fedproto", **LANES, client_models=["mlp", "simple-cnn"], projection=True)
+
+
+def test_steps_are_recorded_only_where_all_batches_of_a_size_have_one_shape() -> None:
+    cuda, words = torch.device("cuda"), Dataset("words", *[SequenceSamples.of([[1], [2, 3]], [0, 1])] * 2, 2, (4,))
+    assert captures(RunConfig(), cuda, load_dataset("digits"))
+    assert captures(RunConfig(), cuda, load_dataset("breast-cancer"))
+    assert not captures(RunConfig(), cuda, words)
+    assert not captures(RunConfig(), torch.device("cpu"), load_dataset("digits"))
+    assert not captures(RunConfig(capture=False), cuda, load_dataset("digits"))
+    assert not captures(RunConfig(stack=2), cuda, load_dataset("digits"))
 
 
 class FailsOnTwo(Plugin):

@@ -14,7 +14,7 @@ BITS = [
     "check_resumes_to_the_same_bits",
     "check_a_second_pass_changes_nothing",
     "check_order_of_clients_does_not_matter",
-    "check_stacks",
+    "check_the_same_as_one_by_one",
     "check_worker_processes_give_the_same_bits",
     "check_every_engine_gives_the_same_bits",
 ]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedcore_testing.checks import CHECKS as CHECKS
     from fedcore_testing.checks import CheckFailed as CheckFailed
     from fedcore_testing.checks import NotApplicable as NotApplicable
+    from fedcore_testing.checks import the_same_as_one_by_one as the_same_as_one_by_one
     from fedcore_testing.engine_contract import check_engine as check_engine
     from fedcore_testing.federation import SMALL as SMALL
     from fedcore_testing.federation import client_state as client_state
@@ -89,7 +90,7 @@ _HOMES = {
             "steps_by_hand",
             "W",
         ),
-        "fedcore_testing.checks": ("CheckFailed", "CHECKS", "NotApplicable"),
+        "fedcore_testing.checks": ("CheckFailed", "CHECKS", "NotApplicable", "the_same_as_one_by_one"),
         "fedcore_testing.engine_contract": ("check_engine",),
         "fedcore_testing.federation": (
             "client_state",

@@ -75,11 +75,12 @@ def _differences(one: Any, other: Any) -> Iterator[str]:
                 yield f"[{key!r}]"
             else:
                 yield from (f"[{key!r}]{place}" for place in _differences(one[key], other[key]))
-    elif not _close(one, other):
+    elif not close(one, other):
         yield ""
 
 
-def _close(one: Any, other: Any) -> bool:
+def close(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, tensors and numbers up to rounding."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if one.shape != other.shape or one.dtype != other.dtype:
             return False

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import random
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedcore import PluginContractError
 from fedcore.base import registry
 from fedcore.client.messages import ClientSite
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import BUILTIN
-from fedcore.hooks.plugins import match
-from fedcore_accelerate import StackWarning
 from fedcore_testing.checks.base import NotApplicable, check, trial_of
+from fedcore_testing.checks.runners import require_close_models
 from fedcore_testing.companions import Bystander
 from fedcore_testing.compare import ABSOLUTE, RELATIVE, require_close_states, require_same, require_same_states
 from fedcore_testing.engines import Echoing, last_client_first
@@ -154,7 +151,7 @@ def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
             if expected[name].shape[:1] == (classes,):
                 still = torch.isclose(found[name][-1], old[name][-1], rtol=RELATIVE, atol=ABSOLUTE)
                 expected[name][-1] = torch.where(still, old[name][-1], expected[name][-1])
-        _require_close(trial, found, expected, "the clients sent the same model, but the global one differs in")
+        require_close_models(trial, found, expected, "the clients sent the same model, but the global one differs in")
 
 
 @check("take what you encode out of update.model, and send fewer bytes for it.")
@@ -176,32 +173,8 @@ def check_order_of_clients_does_not_matter(trial: Trial) -> None:
     straight, how = finished(trial.run(**options)), "with the clients in reverse order"
     with last_client_first():  # each keeps its id, so that values kept by client are the same
         reverse = finished(trial.run(**options))
-    _require_close(trial, weights(reverse), weights(straight), f"{how}, the model differs in")
+    require_close_models(trial, weights(reverse), weights(straight), f"{how}, the model differs in")
     require_close_states(reverse, straight, how)
-
-
-@check("let losses read what differs between clients from step and step.client only: attributes of self are shared.")
-def check_stacks(trial: Trial) -> None:
-    """Clients that train as one (``--stack``) get the same model and states up to rounding."""
-    options = {**EVEN, "rounds": 2, "lr": 0.02}  # at a higher rate FedCD makes much of rounding
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", StackWarning)
-        stacked = finished(trial.run(stack=3, **options))
-    plain, how = finished(trial.run(**options)), "where clients train as one"
-    _require_close(trial, weights(stacked), weights(plain), f"{how}, the model differs in")
-    require_close_states(stacked, plain, how)
-    for each in caught:
-        if each.category is StackWarning:
-            raise NotApplicable(str(each.message))
-
-
-def _require_close(trial: Trial, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], how: str) -> None:
-    plugin = trial.plugin
-    corrected = set(match(plugin.corrects, list(found), plugin, "corrects"))
-    for name in sorted(set(expected) - corrected):
-        close = torch.allclose(found[name].double(), expected[name].double(), rtol=RELATIVE, atol=ABSOLUTE)
-        distance = float((found[name].double() - expected[name].double()).abs().max()) if not close else 0.0
-        assert close, f"{how} {name!r}, by up to {distance:.3g}"
 
 
 @check("define the class in a module that can be imported, keep nothing outside the states.", slow=True)

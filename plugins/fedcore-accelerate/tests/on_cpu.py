@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import fedcore_accelerate
 from fedcore_accelerate import graphs
-from fedcore_testing import federate, forbid_host_sync
+from fedcore_testing import federate, forbid_host_sync, model_bytes, records
 
 
 class Recording(TorchDispatchMode):
@@ -117,3 +117,9 @@ def side_by_side(folder, monkeypatch, *plugins, lanes=3, recorder=None, **option
     with captured_on_cpu(monkeypatch, recorder):
         found = federate(folder, *plugins, **{**options, "lanes": lanes})
     return found, plain, recorder
+
+
+def assert_same(one, other):
+    """Compare models and records, bit by bit."""
+    assert model_bytes(one) == model_bytes(other)
+    assert records(one) == records(other)

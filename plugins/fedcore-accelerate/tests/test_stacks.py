@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import warnings
 from functools import partial
 
@@ -11,10 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedcore import ConfigError, Interrupted, Loss, Plugin, RunConfig, SplitModel, hookimpl, load_run, resume, run
-from fedcore.base import registry
 from fedcore.client.setup import Setup
 from fedcore.data import load_dataset
-from fedcore.hooks.checks import create_plugin
 from fedcore.runs.cautions import option_cautions
 from fedcore.runs.resolve import usual_stack
 from fedcore_accelerate import StackWarning
@@ -37,10 +37,6 @@ ALONE = {
     "per-fedavg": "gradients",
 }
 """Methods whose steps, or some of them, are taken one by one -> the reason."""
-UNSEEDED = ("dp", "dp-sgd", "local-dp", "fedbuff")
-"""Methods that no run repeats: secret noise, or no round with clients that come together."""
-ROUNDS = {"feddecorr": 1, "feddf": 1, "fpl": 1}
-"""Fewer rounds, where rounding grows: correlations of features that hardly vary, a server that trains or clusters."""
 
 
 @pytest.fixture
@@ -93,14 +89,6 @@ def test_clients_as_one_are_clients_one_by_one(both, steps, plugins):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*registry.available("plugin")} - {*ALONE, *UNSEEDED, "fedavg"}))
-def test_every_method_in_stacks(both, steps, name):
-    needs = {"public": "0.1"} if "public" in create_plugin(name, {}).reads else {}
-    assert_close(*both(support.brief(name), rounds=ROUNDS.get(name, 3), **needs))
-    assert steps["stacked"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ALONE))
 def test_methods_that_cannot_be_stacked_say_so(tmp_path, name):
     notes = []
@@ -145,6 +133,24 @@ def test_convolutions_in_a_stack_keep_their_memory_format(tmp_path):
         for workers in (0, 2)
     )
     require_same(none, two, "with two workers")
+
+
+class EndsAWorker(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        if client.round == 2 and client.id == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_at_a_stack_costs_the_whole_stack(tmp_path):
+    """Alone its clients would give other bits."""
+    found = support.run(
+        tmp_path, EndsAWorker, workers=1, stack=4, rounds=3, clients=8, participation=1.0, local_epochs=1
+    )
+    failures = [record["failures"] for record in support.lines(found)]
+    kinds = [{each["kind"] for each in failed} for failed in failures]
+    assert (kinds, len(failures[2])) == ([set(), set(), {"worker_lost"}], 4)
+    assert 3 in {each["client"] for each in failures[2]}
 
 
 def test_a_resumed_run_has_the_same_bits(tmp_path):

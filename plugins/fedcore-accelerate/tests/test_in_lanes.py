@@ -2,8 +2,10 @@
 
 import warnings
 
+import example_steps
 import pytest
 import torch
+from on_cpu import CpuRecorder, assert_same, captured_on_cpu, side_by_side, storages
 from torch import nn
 
 from fedcore import Loss, Plugin, PluginContractError, hookimpl
@@ -11,42 +13,15 @@ from fedcore.client.runner import OneByOne, runner_of
 from fedcore_accelerate import Graphs, Lanes
 from fedcore_accelerate.captured_steps import CaptureWarning
 from tests import support
-from tests.client import test_captured_steps as captured
 from tests.engines.test_local import spec
-from tests.recorder import CpuRecorder, captured_on_cpu, side_by_side, storages
 
-RUN = {**captured.RUN, "clients": 8}
-METHODS = [(), ("moon",), ("fedcme",)]
-SLOW = [
-    ("fedprox",),
-    ("scaffold",),
-    ("fedproc",),
-    ("fedeccr",),
-    ("fdcl",),
-    ("fedcd",),
-    ("ditto",),
-    ("fedsam",),
-    ("fedcp",),
-    ("per-fedavg",),
-]
+RUN = {**example_steps.RUN, "clients": 8}
 
 
 @pytest.fixture
 def both(tmp_path, monkeypatch):
     """Run in lanes and one client after the other; returns both results and the recorder."""
     return lambda *plugins, **options: side_by_side(tmp_path, monkeypatch, *plugins, **{**RUN, **options})
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    "plugins", [*METHODS, *(pytest.param(plugins, marks=pytest.mark.slow) for plugins in SLOW)], ids="+".join
-)
-def test_lanes_train_as_one_client_after_the_other(both, plugins):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CaptureWarning)
-        lanes, plain, recorder = both(*map(support.brief, plugins))
-    captured.assert_same(lanes, plain)
-    assert recorder.launched
 
 
 @pytest.mark.sampled(2)
@@ -65,30 +40,30 @@ def test_steps_that_read_their_client_are_no_branches(both, method):
 
 @pytest.mark.parametrize("model", ["with_dropout", "with_batch_norm"])
 def test_branches_draw_their_own_random_numbers(both, model):
-    lanes, plain, recorder = both(model=f"module:{captured.__name__}.{model}", batch_size=16, rounds=3)
-    captured.assert_same(lanes, plain)
+    lanes, plain, recorder = both(model=f"module:{example_steps.__name__}.{model}", batch_size=16, rounds=3)
+    assert_same(lanes, plain)
     assert recorder.branched
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
-    [{"local_steps": 30}, {"lr_decay": 0.5}, {"momentum": 0.0}, {"client_test_fraction": 0.2}, captured.ADAMW],
+    [{"local_steps": 30}, {"lr_decay": 0.5}, {"momentum": 0.0}, {"client_test_fraction": 0.2}, example_steps.ADAMW],
 )
 def test_options(both, options):
     lanes, plain, recorder = both("fedprox", **options)
-    captured.assert_same(lanes, plain)
+    assert_same(lanes, plain)
     assert recorder.branched
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["Waits", "Rebinds", "Noisy", "ByEpoch", "ByRound", "Adds", "Freezes", "Starts"])
 def test_hooks_that_keep_or_read_something(both, name):
-    cls = getattr(captured, name)
+    cls = getattr(example_steps, name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         lanes, plain, _ = both(cls)
-    captured.assert_same(lanes, plain)
+    assert_same(lanes, plain)
 
 
 class FailsOnOne(Plugin):
@@ -101,7 +76,7 @@ class FailsOnOne(Plugin):
 
 def test_a_client_that_fails_in_a_step_fails_alone(both):
     lanes, plain, _ = both(FailsOnOne, participation=1.0)
-    captured.assert_same(lanes, plain)
+    assert_same(lanes, plain)
     failures = support.lines(lanes)[0]["failures"]
     assert [(failure["client"], failure["kind"]) for failure in failures] == [(3, "raised")]
 
@@ -118,7 +93,7 @@ def test_a_broken_contract_ends_the_run(both):
 
 def test_a_window_and_more_lanes_than_clients(both):
     lanes, plain, _ = both("fedprox", lanes=12, max_waiting=1)
-    captured.assert_same(lanes, plain)
+    assert_same(lanes, plain)
 
 
 def test_lanes_are_for_steps_that_are_captured(tmp_path, monkeypatch):

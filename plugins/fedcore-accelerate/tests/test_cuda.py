@@ -2,17 +2,50 @@
 
 import warnings
 
+import example_steps
 import pytest
 import torch
 
 from fedcore_accelerate.captured_steps import CaptureWarning
 from fedcore_accelerate.recorder import CudaRecorder
 from tests import support
-from tests.client import test_captured_steps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-RUN = {**test_captured_steps.RUN, "device": "cuda"}
+RUN = {**example_steps.RUN, "device": "cuda"}
+METHODS = [
+    (),
+    ("fedprox",),
+    ("moon",),
+    ("moon", "uscc"),
+    ("fedproc",),
+    ("fedeccr",),
+    ("fdcl",),
+    ("fedcme",),
+    ("fedcd",),
+    ("fedcp",),
+    ("ccvr",),
+    ("ditto",),
+    ("fedrs",),
+    ("fedper",),
+    ("solo",),
+    ("fednova",),
+    ("scaffold",),
+    ("feddyn",),
+    ("feddc",),
+    ("fedprox", "moon"),
+    ("fedcme", "fedprox"),
+    ("fedsam",),
+    ("per-fedavg",),
+    ("fedrep",),
+    ("fedbabu",),
+    ("fedala",),
+    ("fedetf",),
+    ("fednh",),
+    ("fpl",),
+    ("fedtgp",),
+    ("fedpac",),
+]
 
 
 @pytest.fixture
@@ -40,7 +73,7 @@ def assert_close(one, other, **tolerances):
         torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}", **tolerances)
 
 
-@pytest.mark.parametrize("plugins", test_captured_steps.METHODS, ids="+".join)
+@pytest.mark.parametrize("plugins", METHODS, ids="+".join)
 def test_captured_steps_train_as_plain_ones_do(go, captures, plugins):
     with warnings.catch_warnings():
         warnings.simplefilter("error", CaptureWarning)
@@ -54,7 +87,7 @@ def test_captured_steps_train_as_plain_ones_do(go, captures, plugins):
 
 @pytest.mark.parametrize("model", ["with_dropout", "with_batch_norm"])
 def test_dropout_and_batch_norm_are_captured(go, captures, model):
-    options = {**RUN, "model": f"module:{test_captured_steps.__name__}.{model}", "batch_size": 16}
+    options = {**RUN, "model": f"module:{example_steps.__name__}.{model}", "batch_size": 16}
     captured, plain = go(**options), go(**options, capture=False)
     assert captures["replayed"]
     assert_close(captured, plain, rtol=1e-3, atol=1e-4)
@@ -62,7 +95,7 @@ def test_dropout_and_batch_norm_are_captured(go, captures, model):
 
 @pytest.mark.parametrize(
     "options",
-    [{"clip_norm": 1.0}, {"lr_decay": 0.5}, {"momentum": 0.0}, {"precision": "bf16"}, test_captured_steps.ADAMW],
+    [{"clip_norm": 1.0}, {"lr_decay": 0.5}, {"momentum": 0.0}, {"precision": "bf16"}, example_steps.ADAMW],
 )
 def test_options_of_the_optimizer_are_captured(go, captures, options):
     captured, plain = go("moon", **RUN, **options), go("moon", **RUN, **options, capture=False)
@@ -76,7 +109,7 @@ def test_the_gpu_trains_as_the_cpu_does(go, plugins):
     assert_close(gpu, cpu, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("plugins", test_captured_steps.METHODS, ids="+".join)
+@pytest.mark.parametrize("plugins", METHODS, ids="+".join)
 def test_clients_in_lanes_train_as_one_after_the_other(go, plugins):
     """Batches have one size, so that steps that read no client are branches of one graph."""
     options = {**RUN, "partition": "iid", "batch_size": 8}
@@ -87,7 +120,7 @@ def test_clients_in_lanes_train_as_one_after_the_other(go, plugins):
 
 
 def test_branches_draw_their_own_random_numbers(go):
-    model = f"module:{test_captured_steps.__name__}.with_dropout"
+    model = f"module:{example_steps.__name__}.with_dropout"
     options = {**RUN, "partition": "iid", "batch_size": 8, "model": model}
     assert_close(go(**options, lanes=4), go(**options), rtol=1e-3, atol=1e-4)
 
@@ -106,8 +139,8 @@ def test_worker_processes_share_the_gpu(go):
 
 def test_a_hook_that_waits_for_the_device_is_not_captured_and_said_so(go):
     with pytest.warns(CaptureWarning, match="waits.*local_loss"):
-        captured = go(test_captured_steps.Waits, **RUN)
-    assert_close(captured, go(test_captured_steps.Waits, **RUN, capture=False), rtol=1e-4, atol=1e-5)
+        captured = go(example_steps.Waits, **RUN)
+    assert_close(captured, go(example_steps.Waits, **RUN, capture=False), rtol=1e-4, atol=1e-5)
 
 
 OWN = [
@@ -128,5 +161,5 @@ OWN = [
 
 @pytest.mark.parametrize("name", OWN)
 def test_what_hooks_keep_or_look_at_is_right(go, name):
-    cls, options = getattr(test_captured_steps, name), {**RUN, "batch_size": 8}
+    cls, options = getattr(example_steps, name), {**RUN, "batch_size": 8}
     assert_close(go(cls, **options), go(cls, **options, capture=False), rtol=1e-4, atol=1e-5)

@@ -1,14 +1,14 @@
-"""Which steps become branches of one graph; that results are the same stands in test_in_process.py."""
+"""Which steps become branches of one graph; that results are the same stands in test_in_lanes.py."""
 
 import warnings
 
 import pytest
+from example_steps import RUN
+from on_cpu import CpuRecorder, assert_same, side_by_side
 
 from fedcore_accelerate import lanes as module
 from fedcore_accelerate.captured_steps import CaptureWarning
 from fedcore_testing import partition_of
-from tests.client.test_captured_steps import RUN, assert_same
-from tests.recorder import CpuRecorder, side_by_side
 
 ALIKE = {**RUN, "partition": "iid", "clients": 4, "participation": 1.0, "rounds": 3}
 

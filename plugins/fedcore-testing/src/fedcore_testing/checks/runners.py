@@ -1,0 +1,90 @@
+"""The contract of a runner: however the steps of trainings are taken, results are those of one after the other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from torch import Tensor
+
+from fedcore import RunConfig, RunResult
+from fedcore.client import runtime
+from fedcore.client.runner import OneByOne, Runner
+from fedcore.data import Dataset
+from fedcore.engines import local
+from fedcore.hooks.plugins import match
+from fedcore_accelerate import offer_stack
+from fedcore_testing.checks.base import NotApplicable, check, trial_of
+from fedcore_testing.compare import close, require_close_states, require_same
+from fedcore_testing.federation import weights
+from fedcore_testing.trial import Trial, finished
+
+Offer = Callable[[RunConfig, Dataset], Runner | None]
+"""What stands behind a name of the group ``fedcore.runners``."""
+
+RUN: dict[str, Any] = {"participation": 1.0, "client_test_fraction": 0.0, "lr": 0.02}
+"""All clients take part with the same number of samples. At a higher rate FedCD makes much of rounding."""
+
+
+def the_same_as_one_by_one(runner: Offer, plugin: Any, *, rounding: bool = False, **options: Any) -> RunResult:
+    """Check that a plugin trains with a runner as it does when its steps are taken one after the other.
+
+    Models, records and states are compared. Give each installed plugin in turn. A warning of the runner's own package
+    says that it does not take the plugin's steps: results have to be the same all the more.
+
+    :param runner: offers a runner for a configuration and a data set, as an entry point of ``fedcore.runners`` does.
+    :param plugin: its class or name, a :class:`Trial`, or a pair of a plugin and its options.
+    :param rounding: results may differ by rounding.
+    :param options: options of RunConfig.
+    :returns: the run with the runner.
+    :raises AssertionError: names the first difference.
+    :raises NotApplicable: the runner does not apply to the run, or warned; the message has its reason.
+    """
+    trial = trial_of(*plugin) if isinstance(plugin, tuple) else trial_of(plugin)
+    package = runner.__module__.partition(".")[0]
+    offered: list[Runner] = []
+
+    def offer(config: RunConfig, dataset: Dataset) -> Runner:
+        found = runner(config, dataset)
+        offered.extend([found] if found is not None else [])
+        return found or OneByOne()
+
+    with warnings.catch_warnings(record=True) as caught, steps_taken_by(offer):
+        warnings.simplefilter("always")
+        result = finished(trial.run(**{**RUN, **options}))
+    with steps_taken_by(lambda config, dataset: OneByOne()):
+        plain = finished(trial.run(**{**RUN, **options}))
+    how = f"with the runner {getattr(runner, '__name__', runner)}"
+    if rounding:
+        require_close_models(trial, weights(result), weights(plain), f"{how}, the model differs in")
+        require_close_states(result, plain, how)
+    else:
+        require_same(result, plain, how)
+    own = [str(each.message) for each in caught if each.category.__module__.partition(".")[0] == package]
+    if own or not offered:
+        raise NotApplicable(own[0] if own else "the runner does not apply to this run")
+    return result
+
+
+@contextmanager
+def steps_taken_by(offer: Callable[[RunConfig, Dataset], Runner]) -> Iterator[None]:
+    """Let every run of this process take its steps by the runner that a function returns."""
+    with mock.patch.object(runtime, "runner_of", offer), mock.patch.object(local, "runner_of", offer):
+        yield
+
+
+def require_close_models(trial: Trial, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], how: str) -> None:
+    """Compare two models up to rounding, but for the parameters that the plugin corrects after the training."""
+    corrected = set(match(trial.plugin.corrects, list(found), trial.plugin, "corrects"))
+    for name in sorted(set(expected) - corrected):
+        distance = 0.0 if close(found[name], expected[name]) else float((found[name] - expected[name]).abs().max())
+        assert close(found[name], expected[name]), f"{how} {name!r}, by up to {distance:.3g}"
+
+
+@check("let losses read what differs between clients from step and step.client only: attributes of self are shared.")
+def check_the_same_as_one_by_one(trial: Trial) -> None:
+    """Clients whose steps are taken together (``--stack``) get the same model and states up to rounding."""
+    the_same_as_one_by_one(offer_stack, trial, rounding=True, stack=3)
