@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcore.base.config import RunConfig, public_share
+from fedcore.base.config import FederationOptions, public_share
 from fedcore.base.errors import ConfigError, DataError, PluginContractError
 from fedcore.base.registry import call, resolve
 from fedcore.base.seeding import derive_seed, numpy_generator, random_stream
@@ -56,121 +57,200 @@ class Partitioner(Protocol):
         ...
 
 
-def make_partition(dataset: Dataset, config: RunConfig) -> Partition:
+def make_partition(dataset: Dataset, options: FederationOptions) -> Partition:
     """Split the training set of ``dataset`` among clients and separate each client's hold-out.
 
     The hold-out is ``client_test_fraction`` of the client's samples, drawn class by class. The last sample of a class
     stays in training, so every client keeps some.
 
-    :param config: its options for partitions and its seed count: ``RunConfig(partition="dirichlet", clients=20)``.
+    :param options: a run's configuration: ``RunConfig(partition="dirichlet", clients=20)``.
     :returns: The partition. Its ``info["notes"]`` has the warnings of the partitioner.
     :raises UnknownNameError: no installed package provides the partitioner.
     :raises ConfigError: the numbers contradict each other or the data.
     :raises PluginContractError: the partitioner raised, or returned something other than disjoint, non-empty parts.
     """
-    labels = dataset.train.labels.cpu().numpy()
-    public = public_rows(dataset.train.labels, config.public, config.seed)
-    rows = _rows(dataset, labels, public, config)
-    options: dict[str, JSON] = {
-        "alpha": config.alpha,
-        "classes_per_client": config.classes_per_client,
-        "seed": config.seed,
-    }
-    train, notes, shared = _divide(dataset, labels, rows, config, options)
-    test = IndexLists.empty(len(train))
-    if config.client_test_fraction and shared:
-        raise ConfigError(
-            f"client_test_fraction must be 0: {config.partition!r} may assign a held-out sample to another client too"
-        )
-    if config.client_test_fraction:
-        train, test = _hold_out(train, labels, config.client_test_fraction, config.seed)
-    info: dict[str, JSON] = {
-        "dataset": dataset.name,
-        "labels_sha256": labels_sha256(dataset),
-        "partitioner": config.partition,
-        **options,
-        "client_test_fraction": config.client_test_fraction,
-        "notes": [*notes],
-    }
-    if shared:
-        info["shares_samples"] = True
-    if config.samples is not None:
-        info["samples"] = len(rows)
-    if config.imbalance > 1:
-        info["imbalance"] = config.imbalance
-    if len(public):
-        info["public"] = len(public)
-    if config.unseen_domain is not None:
-        info["unseen_domain"] = config.unseen_domain
-    return with_unseen(Partition(train, test, info), config.unseen_clients, config.seed)
+    return Scenario(options, dataset).partition()
 
 
-def _rows(dataset: Dataset, labels: IntArray, public: Tensor, config: RunConfig) -> IntArray:
-    """Return the positions of the training samples to assign, ascending."""
-    rows = np.setdiff1d(np.arange(len(labels)), public.numpy())
-    if config.unseen_domain is not None:
-        rows = np.setdiff1d(rows, domain_rows(dataset, config.unseen_domain).numpy())
-    rows = rows[_long_tailed(labels[rows], dataset.num_classes, config.imbalance, config.seed)]
-    return rows[_drawn(labels[rows], config.samples, config.seed)]
+@dataclass(frozen=True)
+class Scenario:
+    """Which training samples of a data set are divided among clients, and which clients never train.
 
-
-def _divide(
-    dataset: Dataset, labels: IntArray, rows: IntArray, config: RunConfig, options: Mapping[str, Any]
-) -> tuple[IndexLists, list[str], bool]:
-    """Let the partitioner divide the samples at ``rows``.
-
-    :returns: Each client's positions in the training set, the partitioner's notes, and whether clients may share
-        samples.
+    The options for public samples, an unseen domain, a long tail, drawn samples and unseen clients are resolved here.
     """
-    partitioner = resolve("partitioner", config.partition)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", PartitionWarning)
-        how = {**options, "min_size": MIN_SIZE, "dataset": dataset, "rows": rows}
-        with random_stream(derive_seed(config.seed, "partitioner")):  # for one that draws from a global generator
-            parts = call("partitioner", config.partition, partitioner, labels[rows], config.clients, **how)
-    notes = []
-    for warning in caught:
-        if issubclass(warning.category, PartitionWarning):
-            notes.append(str(warning.message))
-        else:  # of NumPy, or of another thread
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    if isinstance(parts, Mapping) or not hasattr(parts, "__len__"):
-        found, expected = f"returned {type(parts).__name__}", "a list with one array of positions per client"
-        raise PluginContractError.of(config.partition, found, kind="partitioner", expected=expected)
-    shared = getattr(partitioner, "shares_samples", False) is True
-    try:
-        divided = IndexLists.of(parts)
-        problem = problem_with(divided, IndexLists.empty(len(parts)), len(rows), shared=shared)
-    except DataError as error:
-        problem = str(error)
-    if problem or len(parts) != config.clients:
-        problem = problem or f"{len(parts)} parts for {config.clients} clients"
-        raise PluginContractError.of(config.partition, f"returned an invalid partition: {problem}", kind="partitioner")
-    if len(rows) < len(labels):
-        positions = torch.from_numpy(rows).to(divided.positions.dtype)[divided.positions.long()]
-        divided = IndexLists(positions, divided.offsets)
-    return divided, notes, shared
 
+    options: FederationOptions
+    dataset: Dataset
 
-def with_unseen(partition: Partition, share: float, seed: int) -> Partition:
-    """Return a partition whose last clients are the unseen ones, drawn from the seed. The others keep their order.
+    @functools.cached_property
+    def labels(self) -> IntArray:
+        """Classes of the training samples, (n,) int64."""
+        return self.dataset.train.labels.cpu().numpy()
 
-    Methods number the clients that take part from 0, so the ids change and not the samples of a client.
+    @functools.cached_property
+    def public(self) -> Tensor:
+        """Positions of the training samples that are public, ascending (n,) int64."""
+        return public_rows(self.dataset.train.labels, self.options.public, self.options.seed)
 
-    :param share: the share of the clients that never train.
-    :raises ConfigError: the partition has another share of unseen clients, or its clients hold their own data.
-    """
-    made = partition.info.get("unseen_clients", 0)
-    if made == share:
-        return partition
-    if made or partition.is_declared:
-        why = f"the partition has {made!r} of its clients unseen" if made else "these clients hold their own data"
-        raise ConfigError(f"--unseen-clients is {share:g}, but {why}; write --unseen-clients {made!r}")
-    clients = partition.num_clients
-    unseen = numpy_generator(seed, "unseen").permutation(clients)[: round(share * clients)]
-    order = [*np.setdiff1d(np.arange(clients), unseen), *np.sort(unseen)]
-    train, test = ([part[k] for k in order] for part in (partition.train, partition.test))
-    return Partition(train, test, {**partition.info, "unseen_clients": share})
+    @functools.cached_property
+    def unseen(self) -> Tensor:
+        """Positions of the training samples of the unseen domain, ascending (n,) int64.
+
+        :raises ConfigError: or a subclass. There is no such domain, or nothing to evaluate it or the others on.
+        """
+        name, domains = self.options.unseen_domain, self.dataset.domains
+        if name is None:
+            return torch.empty(0, dtype=torch.int64)
+        option = f"--unseen-domain {name}"
+        if domains is None:
+            raise ConfigError(f"{option}: data set {self.dataset.name!r} has no domains; leave the option out")
+        number = domains.number(name)
+        hidden = domains.test == number
+        if not hidden.any():
+            raise ConfigError(f"{option}: no test sample is of this domain; add some")
+        if hidden.all():
+            raise ConfigError(
+                f"{option}: all test samples are of this domain; add test samples of another one. Or leave the option "
+                "out, and the domain's training samples, too: `global` then measures the unseen domain"
+            )
+        if public_share(self.options.public) is not None:
+            raise ConfigError(
+                f"--public {self.options.public}: a share of the training set has samples of the unseen domain "
+                f"{name!r}; name another data set, or leave one of the two out"
+            )
+        return (domains.train == number).nonzero().flatten()
+
+    @functools.cached_property
+    def rows(self) -> IntArray:
+        """Positions of the training samples to divide, ascending (n,) int64."""
+        labels, options = self.labels, self.options
+        rows = np.setdiff1d(np.arange(len(labels)), torch.cat([self.public, self.unseen]).numpy())
+        rows = rows[_long_tailed(labels[rows], self.dataset.num_classes, options.imbalance, options.seed)]
+        return rows[_drawn(labels[rows], options.samples, options.seed)]
+
+    def partition(self) -> Partition:
+        """Divide the samples by the configured partitioner, as :func:`make_partition` does."""
+        options = self.options
+        how = options.model_dump(include={"alpha", "classes_per_client", "seed"})
+        train, notes, shared = self._divide(how)
+        test = IndexLists.empty(len(train))
+        if fraction := options.client_test_fraction:
+            if shared:
+                held = f"{options.partition!r} may assign a held-out sample to another client too"
+                raise ConfigError(f"client_test_fraction must be 0: {held}")
+            train, test = _hold_out(train, self.labels, fraction, options.seed)
+        info: dict[str, JSON] = {
+            "dataset": self.dataset.name,
+            "labels_sha256": labels_sha256(self.dataset),
+            "partitioner": options.partition,
+            **how,
+            "client_test_fraction": fraction,
+            "notes": [*notes],
+        }
+        further: dict[str, JSON] = {
+            "shares_samples": shared,
+            "samples": options.samples,
+            "imbalance": options.imbalance > 1 and options.imbalance,
+            "public": len(self.public),
+            "unseen_domain": options.unseen_domain,
+        }
+        info |= {name: value for name, value in further.items() if value}
+        return self.with_unseen_clients(Partition(train, test, info))
+
+    def _divide(self, options: Mapping[str, Any]) -> tuple[IndexLists, list[str], bool]:
+        """Let the partitioner divide the samples.
+
+        :returns: Each client's positions in the training set, the partitioner's notes, and whether clients may share
+            samples.
+        """
+        name, clients, rows = self.options.partition, self.options.clients, self.rows
+        partitioner, labels = resolve("partitioner", name), self.labels
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", PartitionWarning)
+            how = {**options, "min_size": MIN_SIZE, "dataset": self.dataset, "rows": rows}
+            # A partitioner may draw from a global generator.
+            with random_stream(derive_seed(self.options.seed, "partitioner")):
+                parts = call("partitioner", name, partitioner, labels[rows], clients, **how)
+        notes = []
+        for warning in caught:
+            if issubclass(warning.category, PartitionWarning):
+                notes.append(str(warning.message))
+            else:  # of NumPy, or of another thread
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        if isinstance(parts, Mapping) or not hasattr(parts, "__len__"):
+            found, expected = f"returned {type(parts).__name__}", "a list with one array of positions per client"
+            raise PluginContractError.of(name, found, kind="partitioner", expected=expected)
+        shared = getattr(partitioner, "shares_samples", False) is True
+        try:
+            divided = IndexLists.of(parts)
+            problem = problem_with(divided, IndexLists.empty(len(parts)), len(rows), shared=shared)
+        except DataError as error:
+            problem = str(error)
+        if problem or len(parts) != clients:
+            problem = problem or f"{len(parts)} parts for {clients} clients"
+            raise PluginContractError.of(name, f"returned an invalid partition: {problem}", kind="partitioner")
+        if len(rows) < len(labels):
+            positions = torch.from_numpy(rows).to(divided.positions.dtype)[divided.positions.long()]
+            divided = IndexLists(positions, divided.offsets)
+        return divided, notes, shared
+
+    def check(self, partition: Partition, where: str) -> None:
+        """Refuse options that say otherwise than a partition which was made before the run.
+
+        :param where: the file or another word for the partition, for messages.
+        :raises ConfigError: with the option and the remedy.
+        """
+        options = self.options
+        if partition.num_clients != options.clients:
+            raise ConfigError(
+                f"--clients is {options.clients}, but {where} has {partition.num_clients} clients; write --clients "
+                f"{partition.num_clients}"
+            )
+        if partition.is_declared:
+            if public_share(options.public) is not None:
+                raise ConfigError(
+                    f"--public {options.public} is a share of the training set that simulated clients split, but these "
+                    "clients hold their own data; name a data set that the server and every client have"
+                )
+            return
+        again = "make the partition again (fedcore data split, or fedcore.data.make_partition) with"
+        for option, is_given in (("--samples", options.samples is not None), ("--imbalance", options.imbalance > 1)):
+            if is_given:
+                raise ConfigError(f"{option}: {where} already says which samples are used; leave it out")
+        if options.client_test_fraction not in (0, partition.info["client_test_fraction"]):
+            raise ConfigError(
+                f"--client-test-fraction is {options.client_test_fraction}, but {where} was made with "
+                f"{partition.info['client_test_fraction']}; leave it out, or {again} --client-test-fraction "
+                f"{options.client_test_fraction}"
+            )
+        held = torch.cat([partition.train.positions, partition.test.positions])
+        for rows, option, same in (
+            (self.unseen, f"--unseen-domain {options.unseen_domain}", "--unseen-domain"),
+            (self.public, f"--public {options.public}", "--public and --seed, or name another data set"),
+        ):
+            if both := int(torch.isin(held, rows).sum()):
+                raise ConfigError(
+                    f"{option}: {where} gives {both} of these samples to clients; {again} the same {same}"
+                )
+
+    def with_unseen_clients(self, partition: Partition) -> Partition:
+        """Return a partition whose last clients are the unseen ones, drawn from the seed. The others keep their order.
+
+        Methods number the clients that take part from 0, so the ids change and not the samples of a client.
+
+        :raises ConfigError: the partition has another share of unseen clients, or its clients hold their own data.
+        """
+        made, share = partition.info.get("unseen_clients", 0), self.options.unseen_clients
+        if made == share:
+            return partition
+        if made or partition.is_declared:
+            why = f"the partition has {made!r} of its clients unseen" if made else "these clients hold their own data"
+            raise ConfigError(f"--unseen-clients is {share:g}, but {why}; write --unseen-clients {made!r}")
+        clients = partition.num_clients
+        unseen = numpy_generator(self.options.seed, "unseen").permutation(clients)[: round(share * clients)]
+        order = [*np.setdiff1d(np.arange(clients), unseen), *np.sort(unseen)]
+        train, test = ([part[k] for k in order] for part in (partition.train, partition.test))
+        return Partition(train, test, {**partition.info, "unseen_clients": share})
 
 
 def _long_tailed(labels: IntArray, num_classes: int, imbalance: float, seed: int) -> IntArray:
@@ -272,17 +352,6 @@ def with_public(dataset: Dataset, public: str | None, seed: int, data_dir: Path 
     if isinstance(samples, TensorSamples) and isinstance(train, TensorSamples):
         samples = samples.with_columns(train.columns, f"--public {public}")
     return replace(dataset, public=PublicSamples(samples, torch.arange(len(samples))))
-
-
-def domain_rows(dataset: Dataset, name: str) -> Tensor:
-    """Return the positions of a domain's training samples, ascending (n,) int64.
-
-    :raises ConfigError: the data set has no domains.
-    :raises UnknownNameError: it has no domain of this name.
-    """
-    if dataset.domains is None:
-        raise ConfigError(f"--unseen-domain {name}: data set {dataset.name!r} has no domains; leave the option out")
-    return (dataset.domains.train == dataset.domains.number(name)).nonzero().flatten()
 
 
 def public_rows(labels: Tensor, public: str | None, seed: int) -> Tensor:

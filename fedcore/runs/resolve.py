@@ -17,12 +17,12 @@ import torch
 from torch.nn import functional as F
 
 from fedcore.base import registry
-from fedcore.base.config import RunConfig, public_share
+from fedcore.base.config import FederationOptions, RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.base.process import cores
 from fedcore.client.setup import Setup, first_sample
-from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset, load_partition, make_partition
-from fedcore.data.assign import domain_rows, public_rows, with_public, with_unseen
+from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset, load_partition
+from fedcore.data.assign import Scenario, with_public
 from fedcore.data.dataset import data_digest
 from fedcore.data.partition import check_partition, labels_sha256, plain_info
 from fedcore.hooks.plugin import BUILTIN, parse_options
@@ -60,23 +60,7 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfi
         dataset = with_public(dataset, config.public, config.seed, config.data_dir)
     if not len(dataset.test):
         raise ConfigError(f"data set {config.dataset!r} has no test samples, but every run is evaluated on some")
-    if config.unseen_domain is not None:
-        domain_rows(dataset, config.unseen_domain)
-        assert dataset.domains is not None  # domain_rows refuses a data set without
-        hidden = dataset.domains.test == dataset.domains.number(config.unseen_domain)
-        if not hidden.any():
-            raise ConfigError(f"--unseen-domain {config.unseen_domain}: no test sample is of this domain; add some")
-        if hidden.all():
-            raise ConfigError(
-                f"--unseen-domain {config.unseen_domain}: all test samples are of this domain; add test samples of "
-                "another one. Or leave the option out, and the domain's training samples, too: `global` then measures "
-                "the unseen domain"
-            )
-        if public_share(config.public) is not None:
-            raise ConfigError(
-                f"--public {config.public}: a share of the training set has samples of the unseen domain "
-                f"{config.unseen_domain!r}; name another data set, or leave one of the two out"
-            )
+    _ = Scenario(config, dataset).unseen  # a wrong domain is refused before any long work
     if config.augment and dataset.augmentation is None:
         raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
     if config.augment:
@@ -132,64 +116,23 @@ def usual_model(dataset: Dataset) -> str:
     return "fdcl-cnn" if channels == 1 else "simple-cnn"
 
 
-def resolve_partition(config: RunConfig, dataset: Dataset, given: Partition | None = None) -> Partition:
+def resolve_partition(options: FederationOptions, dataset: Dataset, made: Partition | None = None) -> Partition:
     """Split the samples among the clients, or take the partition of a file or of the program.
 
-    :param given: the program's partition instead of the configured one.
+    :param made: the program's partition instead of the configured one.
     """
-    if given is not None:
-        where, found = "the partition", given
-        if not given.info:
-            found = Partition(given.train, given.test, plain_info(dataset.name, labels_sha256(dataset), "python"))
-        check_partition(found, dataset, where)
-    elif config.partition.endswith(".json"):
-        where, found = config.partition, load_partition(Path(os.path.expanduser(config.partition)), dataset)
+    scenario = Scenario(options, dataset)
+    if made is None and not options.partition.endswith(".json"):
+        return scenario.partition()
+    if made is None:
+        where, made = options.partition, load_partition(Path(os.path.expanduser(options.partition)), dataset)
     else:
-        return make_partition(dataset, config)
-    _require_fits(found, config, dataset, where)
-    return with_unseen(found, config.unseen_clients, config.seed)
-
-
-def _require_fits(partition: Partition, config: RunConfig, dataset: Dataset, where: str) -> None:
-    """Refuse options that say otherwise than a partition which was made before the run."""
-    if partition.num_clients != config.clients:
-        raise ConfigError(
-            f"--clients is {config.clients}, but {where} has {partition.num_clients} clients; write --clients "
-            f"{partition.num_clients}"
-        )
-    share = public_share(config.public)
-    if partition.is_declared:
-        if share is not None:
-            raise ConfigError(
-                f"--public {config.public} is a share of the training set that simulated clients split, but these "
-                "clients hold their own data; name a data set that the server and every client have"
-            )
-        return
-    again = "make the partition again (fedcore data split, or fedcore.data.make_partition) with"
-    for option, is_given in (("--samples", config.samples is not None), ("--imbalance", config.imbalance > 1)):
-        if is_given:
-            raise ConfigError(f"{option}: {where} already says which samples are used; leave it out")
-    if config.client_test_fraction not in (0, partition.info["client_test_fraction"]):
-        raise ConfigError(
-            f"--client-test-fraction is {config.client_test_fraction}, but {where} was made with "
-            f"{partition.info['client_test_fraction']}; leave it out, or {again} --client-test-fraction "
-            f"{config.client_test_fraction}"
-        )
-    held = torch.cat([partition.train.positions, partition.test.positions])
-    if config.unseen_domain is not None:
-        both = int(torch.isin(held, domain_rows(dataset, config.unseen_domain)).sum())
-        if both:
-            raise ConfigError(
-                f"--unseen-domain {config.unseen_domain}: {where} gives {both} samples of it to clients; {again} the "
-                "same --unseen-domain"
-            )
-    if share is not None:
-        both = int(torch.isin(held, public_rows(dataset.train.labels, config.public, config.seed)).sum())
-        if both:
-            raise ConfigError(
-                f"--public {config.public}: {where} gives {both} of these samples to clients; {again} the same "
-                "--public and --seed, or name another data set"
-            )
+        where = "the partition"
+        if not made.info:
+            made = Partition(made.train, made.test, plain_info(dataset.name, labels_sha256(dataset), "python"))
+        check_partition(made, dataset, where)
+    scenario.check(made, where)
+    return scenario.with_unseen_clients(made)
 
 
 def tracking(trackers: Mapping[str, Any]) -> Any:
