@@ -1,4 +1,4 @@
-"""Metrics of a model on labelled samples, next to accuracy and loss: ``--metric NAME``.
+"""What is counted of a model's outputs on labelled samples, and metrics next to accuracy and loss: ``--metric NAME``.
 
 Packages bring metrics by entry points of the group ``fedcore.metrics``.
 """
@@ -8,19 +8,26 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.identity import short_name
 from fedcore.base.protocols import FIGURES, SIGNS
+from fedcore.base.tensors import check_tensors, flatten, out_of_range, unflatten
+from fedcore.base.types import Tensors
 
 Metrics = Mapping[str, "Metric"]
 """The metrics of a run, by the name under which records have their figures."""
+
+NO_METRICS: Metrics = MappingProxyType({})
 
 SUMS = "return sums over the samples, in float64, and divide them in value"
 
@@ -77,11 +84,11 @@ def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:
             raise ConfigError(f"metric {name!r}: the name {short!r} belongs to another figure; give it another name")
         logits, labels = torch.zeros(2, num_classes), torch.zeros(2, dtype=torch.int64)
         logits[1, -1] = 1.0  # one sample right, the other wrong
-        one, other, both = (count(short, metric, logits[i], labels[i]).double() for i in ([0], [1], [0, 1]))
+        one, other, both = (count(short, metric, logits[i], labels[i]) for i in ([0], [1], [0, 1]))
         if not torch.allclose(both, one + other, equal_nan=True):
             found = "counts two samples as other than the sum of both"
             raise PluginContractError.of(short, found, kind="metric", hint=SUMS)
-        figure(short, metric, one.flatten().tolist())
+        figure(short, metric, one)
         made[short] = metric
     return made
 
@@ -95,7 +102,7 @@ def sign(name: str, metrics: Metrics) -> int:
 
 
 def count(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the counts of samples.
+    """Return the counts of samples in float64, in which sums of integers are exact up to 2^53.
 
     :raises PluginContractError: the metric raised, or it returned other than integers or float64 of its shape.
     """
@@ -110,19 +117,136 @@ def count(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> Tensor:
     if found.is_floating_point() and found.dtype != torch.float64:
         what = f"returned counts of {found.dtype}"
         raise PluginContractError.of(name, what, kind="metric", expected="integers or float64", hint=SUMS)
-    return found
+    return found.double()
 
 
-def figure(name: str, metric: Metric, counts: Sequence[float]) -> float | None:
+def figure(name: str, metric: Metric, counts: Tensor) -> float | None:
     """Return the figure of summed counts; None if it is not finite.
 
     :raises PluginContractError: the metric raised, or it returned something other than a number.
     """
-    summed = torch.tensor(counts, dtype=torch.float64).view(metric.shape)
-    found = registry.call("metric", name, metric.value, summed)
+    found = registry.call("metric", name, metric.value, counts)
     try:
         value = float(found)
     except (TypeError, ValueError, RuntimeError) as error:
         what, hint = f"returned a {type(found).__name__}", "give figures per class by the hook report of a plugin"
         raise PluginContractError.of(name, what, kind="metric", expected="a number", hint=hint) from error
     return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """What is counted of a model's outputs on labelled samples. Counts of chunks, domains and clients are added."""
+
+    correct: Tensor
+    """The samples of each class that are predicted as it, (C,) int64."""
+    total: Tensor
+    """The samples of each class, (C,) int64."""
+    loss: Tensor
+    """The sum of the cross-entropy, () float64."""
+    undefined: Tensor
+    """The number of undefined samples, () int64.
+
+    The largest logit of such a sample is nan or infinite. It has no softmax, and no class is predicted for it.
+    """
+    confusion: Tensor | None = None
+    """A row per class with its samples by predicted class, (C, C) int64; None if it is not asked for."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """What each metric counts, float64."""
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor, *, confusion: bool = False) -> Counts:
+        """Count samples, without the metrics.
+
+        :param logits: the model's output, (B, C) floating point.
+        :param labels: the samples' classes, (B,) int64.
+        """
+        classes = logits.shape[1]
+        largest, predicted = logits.max(dim=1)
+        defined = largest.isfinite()
+        return cls(
+            correct=labels[defined & (predicted == labels)].bincount(minlength=classes),
+            total=labels.bincount(minlength=classes),
+            loss=F.cross_entropy(logits.double(), labels, reduction="sum"),
+            undefined=(~defined).sum(),
+            confusion=(labels * classes + predicted)[defined].bincount(minlength=classes**2).view(classes, classes)
+            if confusion
+            else None,
+        )
+
+    def tensors(self) -> Tensors:
+        """Return the counts as named tensors, as a client sends them."""
+        own = {name: value for name, value in vars(self).items() if name != "metrics"}
+        return flatten({"counts": own, "metrics": self.metrics})[0]
+
+    @classmethod
+    def join(cls, tensors: Tensors) -> Counts:
+        """Return the counts that :meth:`tensors` split."""
+        groups = unflatten(tensors)
+        return cls(**groups["counts"], metrics=groups.get("metrics", {}))
+
+    @classmethod
+    def received(cls, sent: Tensors, samples: int, classes: int, metrics: Metrics, *, confusion: bool) -> Counts:
+        """Return the counts of so many samples that a client sent.
+
+        :raises ValueError: these are not such counts.
+        :raises PluginContractError: a metric has no figure for them.
+        """
+        further = {f"metrics/{name}": (metric.shape, torch.float64) for name, metric in metrics.items()}
+        check_tensors(sent, _forms(classes, confusion) | further)
+        counts = cls.join(sent)
+        correct, total, undefined = counts.correct.tolist(), counts.total.tolist(), counts.undefined.item()
+        fits = sum(total) == samples and 0 <= undefined <= samples - sum(correct)
+        if not fits or any(not 0 <= right <= held for right, held in zip(correct, total, strict=True)):
+            raise ValueError(f"the counts do not fit {samples} samples of {classes} classes")
+        if counts.confusion is not None:
+            left = [held - sum(row) for held, row in zip(total, counts.confusion.tolist(), strict=True)]
+            fits = counts.confusion.min() >= 0 and min(left) >= 0 and sum(left) == undefined
+            if not (fits and counts.confusion.diagonal().equal(counts.correct)):
+                raise ValueError(f"the confusion matrix does not match the counts of {classes} classes")
+        if broken := out_of_range(counts.metrics, most=math.inf):
+            raise ValueError(f"metric {broken[0]!r} {broken[1]}")
+        counts.figures(metrics)
+        return counts
+
+    def __add__(self, other: Counts) -> Counts:
+        theirs = other.tensors()
+        return self.join({name: tensor + theirs[name] for name, tensor in self.tensors().items()})
+
+    def rates(self, metrics: Metrics = NO_METRICS) -> dict[str, Any]:
+        """Return accuracy, mean loss and accuracy per class (None for a class without samples).
+
+        The number of ``undefined`` samples follows if there are any.
+
+        :param metrics: the metrics that were counted, whose figures follow (None for one that is not defined).
+        """
+        samples, undefined = int(self.total.sum()), int(self.undefined)
+        by_class = zip(self.correct.tolist(), self.total.tolist(), strict=True)
+        return {
+            "accuracy": int(self.correct.sum()) / samples,
+            **finite_loss(self.loss.item() / samples),
+            "samples": samples,
+            "per_class": [correct / total if total else None for correct, total in by_class],
+            **self.figures(metrics),
+            **({"undefined": undefined} if undefined else {}),
+        }
+
+    def figures(self, metrics: Metrics) -> dict[str, float | None]:
+        """Return the figures of metrics.
+
+        They are None if a sample is undefined: what a metric counts for logits without a prediction, it does not know.
+        """
+        undefined = bool(self.undefined)
+        return {n: None if undefined else figure(n, metric, self.metrics[n]) for n, metric in metrics.items()}
+
+
+@cache
+def _forms(classes: int, confusion: bool) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Return shape and dtype of the tensors of counts, without the metrics, by name."""
+    none = Counts.of(torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64), confusion=confusion).tensors()
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in none.items()}
+
+
+def finite_loss(value: float) -> dict[str, Any]:
+    """Return a mean loss. If it is not finite, which JSON cannot express, return None and the reason."""
+    return {"loss": value} if math.isfinite(value) else {"loss": None, "loss_reason": "the loss is not finite"}

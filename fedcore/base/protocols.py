@@ -129,11 +129,11 @@ SIGNS = {"accuracy": 1, "mean": 1, "worst10": 1, "best10": 1, "std": -1, "loss":
 """Figure of a protocol -> 1 if more is better, -1 if less is."""
 
 FIGURES = frozenset(
-    {"accuracy", "loss", "loss_reason", "samples", "undefined", "per_class", "correct", "total", "confusion"}
+    {"accuracy", "loss", "loss_reason", "samples", "undefined", "per_class"}
     | {"mean", "std", "worst10", "best10", "quantiles", "clients", "untrained", "per_client"}
     | {"domain", "domains", "domain_of", "mean_over"}
 )
-"""The names in a protocol's figures and counts. No metric has one of them."""
+"""The names in a protocol's figures. No metric has one of them."""
 
 
 def confusion_key(protocol: str) -> str:

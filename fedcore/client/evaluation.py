@@ -10,26 +10,25 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import reduce
+from operator import add
 from queue import SimpleQueue
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedcore.base.errors import FedcoreError, PluginCallError, print_traceback
-from fedcore.base.metrics import Metrics, figure, sign
-from fedcore.base.metrics import count as count_metric
+from fedcore.base.metrics import NO_METRICS, Counts, Metrics, count, finite_loss, sign
 from fedcore.base.process import one_torch_thread
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
+from fedcore.base.tensors import flatten, on_cpu
 from fedcore.client.context import context_of
 from fedcore.client.messages import Evaluation
 from fedcore.client.session import LocalSession
@@ -48,8 +47,6 @@ MAX_PER_CLIENT = 1000
 
 Key = TypeVar("Key", int, str)
 
-NO_METRICS: Metrics = MappingProxyType({})
-
 
 def evaluate(
     model: nn.Module,
@@ -61,10 +58,8 @@ def evaluate(
     threads: int = 1,
     confusion: bool = False,
     metrics: Metrics = NO_METRICS,
-) -> dict[str, Any]:
-    """Count ``correct`` and ``total`` samples per class and ``undefined`` ones, and sum the cross-entropy as ``loss``.
-
-    A sample whose largest logit is nan or infinite is undefined: it has no softmax, and no class is predicted for it.
+) -> Counts:
+    """Return the counts of a model's outputs on samples.
 
     Chunks are fixed, each is computed by one thread, and they are added in order. The result therefore does not depend
     on the number of threads.
@@ -72,8 +67,8 @@ def evaluate(
     :param threads: more than 1 only if the model :func:`repeats` its outputs. Each thread then has a copy of it.
         Metrics are counted, and samples of classes that are not fedcore's own gathered, by the caller's thread: they
         may have state, too.
-    :param confusion: count ``confusion``, too: a row per class with its samples by predicted class.
-    :param metrics: count what these metrics need, too, in one list by the metric's name.
+    :param confusion: count the confusion matrix, too.
+    :param metrics: count what these metrics need, too.
     """
     model.eval()
     positions = torch.arange(len(samples)) if indices is None else indices
@@ -87,26 +82,18 @@ def evaluate(
         with torch.inference_mode():
             labels = samples.labels[chunk].to(device)
             logits = _logits(network(read(chunk) if inputs is None else inputs), len(chunk), num_classes)
-            largest, predicted = logits.max(dim=1)
-            defined = largest.isfinite()
-            correct = labels[defined & (predicted == labels)].bincount(minlength=num_classes)
-            total = labels.bincount(minlength=num_classes)
-            loss = F.cross_entropy(logits.double(), labels, reduction="sum")
-            matrix = [confusion_counts(labels[defined], predicted[defined], num_classes)] if confusion else []
-            return [correct, total, loss, (~defined).sum(), *matrix], logits, labels
+            return Counts.of(logits, labels, confusion=confusion), logits, labels
 
     # Samples of other classes may read an open file: one thread gathers them.
     own = (ResidentSamples.gather, SequenceSamples.gather, TensorSamples.gather)
     by_any_thread = type(samples).gather in own
     batches = ((chunk, None if by_any_thread else read(chunk)) for chunk in chunks)
-    counts: list[list[Tensor]] = []
+    parts: list[Counts] = []
     with one_torch_thread() if device.type == "cpu" else nullcontext():
-        for counted, *given in _side_by_side(counts_of, model, batches, min(threads, len(chunks))):
+        for part, *outputs in _side_by_side(counts_of, model, batches, min(threads, len(chunks))):
             with torch.inference_mode():
-                counts.append([*counted, *(count_metric(*each, *given).flatten() for each in metrics.items())])
-    names = ["correct", "total", "loss", "undefined", *(["confusion"] if confusion else []), *metrics]
-    sums = [reduce(torch.add, parts).tolist() for parts in zip(*counts, strict=True)]
-    return dict(zip(names, sums, strict=True))
+                parts.append(replace(part, metrics={name: count(name, m, *outputs) for name, m in metrics.items()}))
+    return Counts.join(on_cpu(reduce(add, parts).tensors()))
 
 
 def repeats(model: nn.Module, samples: Samples, num_classes: int, device: torch.device) -> bool:
@@ -143,7 +130,7 @@ def _logits(output: Any, batch: int, num_classes: int) -> Tensor:
     return logits
 
 
-Counted = tuple[list[Tensor], Tensor, Tensor]
+Counted = tuple[Counts, Tensor, Tensor]
 """The counts of a chunk, its logits and its labels."""
 
 
@@ -177,53 +164,6 @@ def _side_by_side(
                 yield under_way.popleft().result()
         wait(under_way)  # this thread would take turns with the others for every result
         yield from (done.result() for done in under_way)
-
-
-def confusion_counts(labels: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
-    """Return how many samples of each class (rows) were predicted as each class (columns), (C, C) int64.
-
-    >>> confusion_counts(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2)
-    tensor([[1, 1],
-            [0, 1]])
-    """
-    pairs = labels * num_classes + predicted
-    return pairs.bincount(minlength=num_classes**2).view(num_classes, num_classes)
-
-
-def rates(counts: Mapping[str, Any], metrics: Metrics = NO_METRICS) -> dict[str, Any]:
-    """Turn counts into accuracy, mean loss and per-class accuracy (None for a class without samples).
-
-    The number of ``undefined`` samples follows if there are any.
-
-    :param metrics: the metrics that were counted, whose figures follow (None for one that is not defined).
-    """
-    total = sum(counts["total"])
-    return {
-        "accuracy": sum(counts["correct"]) / total,
-        **_loss(counts["loss"] / total),
-        "samples": total,
-        "per_class": [c / t if t else None for c, t in zip(counts["correct"], counts["total"], strict=True)],
-        **figures(counts, metrics),
-        **_undefined(counts["undefined"]),
-    }
-
-
-def figures(counts: Mapping[str, Any], metrics: Metrics) -> dict[str, float | None]:
-    """Return the figures of metrics from their counts.
-
-    They are None if a sample is undefined: what a metric counts for logits without a prediction, it does not know.
-    """
-    return {n: None if counts["undefined"] else figure(n, metric, counts[n]) for n, metric in metrics.items()}
-
-
-def _undefined(samples: int) -> dict[str, int]:
-    """Return the number of undefined samples as an entry of a protocol's figures; empty without any."""
-    return {"undefined": samples} if samples else {}
-
-
-def added(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sums of counts of several sets of samples."""
-    return {name: np.sum([part[name] for part in parts], axis=0).tolist() for name in parts[0]}
 
 
 def by_domain(
@@ -271,11 +211,6 @@ def _mean_over(metrics: Iterable[str], rows: Mapping[Key, Mapping[str, Any]]) ->
     return {"mean_over": left_out} if left_out else {}
 
 
-def _loss(value: float) -> dict[str, Any]:
-    """Return a mean loss. If it is not finite, which JSON cannot express, return None and the reason."""
-    return {"loss": value} if math.isfinite(value) else {"loss": None, "loss_reason": "the loss is not finite"}
-
-
 def evaluate_client(
     session: LocalSession, dataset: Dataset, parts: tuple[Tensor, Tensor], meta: Mapping[str, Any]
 ) -> Evaluation:
@@ -291,7 +226,7 @@ def evaluate_client(
     working, metrics = session.working, session.working.setup.metrics
     validation, reported = parts
 
-    def counts(model: nn.Module, *, own_model: bool, **how: Any) -> dict[str, Any]:
+    def counts(model: nn.Module, *, own_model: bool, **how: Any) -> dict[str, Counts]:
         asked = [PROTOCOLS[name] for name in meta["protocols"] if PROTOCOLS[name].own_model == own_model]
         held_out = {p.name: validation if p.validation else reported for p in asked if p.held_out}
         sets = {p.name: (dataset.train, held_out[p.name]) if p.held_out else (dataset.test, None) for p in asked}
@@ -301,20 +236,19 @@ def evaluate_client(
             if indices is None or len(indices)
         }
 
-    found = counts(working.module, own_model=False)
-    if not any(PROTOCOLS[name].own_model for name in meta["protocols"]):
-        return Evaluation(found)
+    by_protocol, failed = counts(working.module, own_model=False), ""
     model: nn.Module = working.module
     try:
-        model = own_model(session, took_part=meta["took_part"])
-        own = counts(model, own_model=True, confusion=meta["confusion"])
-        # An infinite loss does not mean a broken model: a model may rule a class out.
-        if model is not working.module and any(counted["undefined"] for counted in own.values()):
-            raise ValueError("its logits are nan or infinite")
-        return Evaluation(found | own)
+        if any(PROTOCOLS[name].own_model for name in meta["protocols"]):
+            model = own_model(session, took_part=meta["took_part"])
+            own = counts(model, own_model=True, confusion=meta["confusion"])
+            # An infinite loss does not mean a broken model: a model may rule a class out.
+            if model is not working.module and any(each.undefined for each in own.values()):
+                raise ValueError("its logits are nan or infinite")
+            by_protocol |= own
     except PluginCallError as error:
         print_traceback()
-        return Evaluation(found, str(error))
+        failed = str(error)
     except FedcoreError:
         raise
     except Exception as error:  # third-party code can raise anything
@@ -324,8 +258,9 @@ def evaluate_client(
         reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         what = f"returned {type(model).__name__}, which cannot be evaluated: {reason}"
         print_traceback()
-        failed = PluginCallError.of(plugin, what, hook="personal_model", round=session.round, client=session.client)
-        return Evaluation(found, str(failed))
+        broken = PluginCallError.of(plugin, what, hook="personal_model", round=session.round, client=session.client)
+        failed = str(broken)
+    return Evaluation(flatten({protocol: own.tensors() for protocol, own in by_protocol.items()})[0], failed)
 
 
 def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
@@ -341,45 +276,46 @@ def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
 
 
 def summarise_clients(
-    results: Mapping[int, Mapping[str, Any]],
+    results: Mapping[int, Mapping[str, Mapping[str, Any]]],
     untrained: Iterable[int],
     pooled: Mapping[str, Mapping[str, float | None]],
 ) -> dict[str, Any]:
-    """Join the clients' counts into the metrics of each protocol.
+    """Join the clients' rates into the metrics of each protocol.
 
-    :param results: client -> counts by protocol. A metric has the client's figure instead of counts.
+    :param results: client -> protocol -> its rates, whose ``loss`` is the sum over its samples.
     :param untrained: clients that never took part.
     :param pooled: protocol -> the metrics' figures of all clients' counts together.
     """
     untrained, summary = set(untrained), {}
     for protocol in ON_CLIENTS:
-        counts = {client: found[protocol] for client, found in sorted(results.items()) if protocol in found}
-        if not counts:
+        rows = {client: own[protocol] for client, own in sorted(results.items()) if protocol in own}
+        if not rows:
             continue
-        totals = np.array([sum(c["total"]) for c in counts.values()], dtype=np.float64)
-        accuracies = np.array([sum(c["correct"]) for c in counts.values()], dtype=np.float64) / totals
-        losses = np.array([c["loss"] for c in counts.values()], dtype=np.float64)
+        totals, accuracies, losses = (
+            np.array([row[name] for row in rows.values()], dtype=np.float64) for name in ("samples", "accuracy", "loss")
+        )
         weights = totals if PROTOCOLS[protocol].held_out else np.ones_like(totals)
         ordered, tenth = np.sort(accuracies), max(1, round(0.1 * len(accuracies)))
-        row: dict[str, Any] = {
+        undefined = sum(row.get("undefined", 0) for row in rows.values())
+        joined: dict[str, Any] = {
             "accuracy": float((weights * accuracies).sum() / weights.sum()),
-            **_loss(float(losses.sum() / totals.sum())),
+            **finite_loss(float(losses.sum() / totals.sum())),
             "mean": float(accuracies.mean()),
             "std": float(accuracies.std()),
             "worst10": float(ordered[:tenth].mean()),
             "best10": float(ordered[-tenth:].mean()),
             "quantiles": [float(value) for value in np.quantile(accuracies, QUANTILES)],
             "clients": len(accuracies),
-            "untrained": sum(client in untrained for client in counts) if PROTOCOLS[protocol].own_model else 0,
-            **_undefined(sum(c["undefined"] for c in counts.values())),
+            "untrained": sum(client in untrained for client in rows) if PROTOCOLS[protocol].own_model else 0,
+            **({"undefined": undefined} if undefined else {}),
         }
         for name, value in pooled.get(protocol, {}).items():
-            known = [*_known(name, counts).values()]
+            known = [*_known(name, rows).values()]
             over_clients = (float(np.mean(known)), float(np.std(known))) if known else (None, None)
-            row |= {name: value, f"{name}_mean": over_clients[0], f"{name}_std": over_clients[1]}
-        row |= _mean_over(pooled.get(protocol, {}), counts)
-        if len(counts) <= MAX_PER_CLIENT:
-            each = zip(counts, accuracies.tolist(), strict=True)
-            row["per_client"] = {str(client): round(accuracy, 6) for client, accuracy in each}
-        summary[protocol] = row
+            joined |= {name: value, f"{name}_mean": over_clients[0], f"{name}_std": over_clients[1]}
+        joined |= _mean_over(pooled.get(protocol, {}), rows)
+        if len(rows) <= MAX_PER_CLIENT:
+            each = zip(rows, accuracies.tolist(), strict=True)
+            joined["per_client"] = {str(client): round(accuracy, 6) for client, accuracy in each}
+        summary[protocol] = joined
     return summary

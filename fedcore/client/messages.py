@@ -123,9 +123,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A client's counts by protocol."""
+    """A client's counts by protocol: named tensors ``protocol/name`` of :class:`fedcore.base.metrics.Counts`."""
 
-    counts: dict[str, Any]
+    tensors: Tensors
     failed: str = ""
     """Why the client's own model could not be evaluated; empty if it could."""
 
@@ -242,7 +242,7 @@ def unpack_outcome(tensors: Tensors, meta: Mapping[str, Any]) -> Outcome:
         if cls is ClientUpdate:
             groups = {"model": {}, **groups, "payload": unflatten(groups.get("payload", {}))}
             values["frozen"] = frozenset(values["frozen"])
-        elif cls in (Pause, Reply):
+        elif cls in (Pause, Reply, Evaluation):
             groups.setdefault("tensors", {})
         outcome: Outcome = cls(**groups, **values)
     except (KeyError, TypeError) as error:  # a name is missing, unknown or repeated

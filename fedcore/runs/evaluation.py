@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from fedcore.base.identity import judged_by
-from fedcore.base.metrics import sign
+from fedcore.base.metrics import Counts, sign
 from fedcore.base.process import cores
 from fedcore.base.protocols import EVALUATED, ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.base.seeding import derive_seed, random_stream
 from fedcore.base.tensors import copy_into
-from fedcore.client.evaluation import (
-    MAX_CONFUSION,
-    added,
-    by_domain,
-    evaluate,
-    figures,
-    rates,
-    repeats,
-    summarise_clients,
-)
+from fedcore.client.evaluation import MAX_CONFUSION, by_domain, evaluate, repeats, summarise_clients
 from fedcore.client.messages import ClientTask, Outcome
 from fedcore.models import SplitModel
 from fedcore.models.split import copied_for_calls
@@ -51,10 +41,11 @@ class Evaluator:
         self.further = federation.setup.metrics
         """The metrics next to accuracy and loss."""
         self._repeats: bool | None = None
-        self.judge = self._judge()
+        judge = judged_by(federation.config)
+        self.judge = judge, sign(judge, self.further)
         """The figure that chooses the best round, and 1 if more of it is better, -1 if less is."""
-        self.confusions: dict[str, npt.NDArray[np.int64]] = {}
-        """Protocol -> the confusion matrix of the last evaluation, a row per class.
+        self.confusions: dict[str, Tensor] = {}
+        """Protocol -> the confusion matrix of the last evaluation, a row per class, int64.
 
         The matrices are of the global model on the test set, and of the clients' own models, summed over the clients.
         The mapping is empty if the evaluation was not asked for them, or for more than ``MAX_CONFUSION`` classes.
@@ -83,15 +74,15 @@ class Evaluator:
                 }
             hidden = federation.config.unseen_domain
             unseen = counts.pop(hidden, None) if hidden is not None else None
-            total = added([*counts.values()])
-            metrics["global"] = rates(total, self.further)
+            total = reduce(add, counts.values())
+            metrics["global"] = total.rates(self.further)
             if federation.dataset.domains:
-                by_name = {domain: rates(each, self.further) for domain, each in counts.items()}
+                by_name = {domain: each.rates(self.further) for domain, each in counts.items()}
                 metrics |= by_domain(metrics["global"], by_name, self.further)
             if unseen is not None:
-                metrics["unseen_domain"] = rates(unseen, self.further) | {"domain": hidden}
-            if with_confusion:
-                self.confusions["global"] = np.array(total["confusion"], dtype=np.int64)
+                metrics["unseen_domain"] = unseen.rates(self.further) | {"domain": hidden}
+            if total.confusion is not None:
+                self.confusions["global"] = total.confusion
         return metrics | self.evaluate_clients(state, with_confusion=with_confusion)
 
     @cached_property
@@ -156,42 +147,26 @@ class Evaluator:
         with ServerScope(federation, state, state.round, "evaluation") as scope:
             tasks = evaluation_tasks(scope, work)
 
-            def counts(task: ClientTask, outcome: Outcome) -> dict[str, Any]:
-                found, failed = federation.validator.evaluation(task, outcome, self._samples(task), classes)
+            def counts(task: ClientTask, outcome: Outcome) -> dict[str, Counts]:
+                by_protocol, failed = federation.validator.evaluation(task, outcome, self._samples(task), classes)
                 if failed:
                     scope.fail(task.client, "raised", failed)
-                return found
+                return by_protocol
 
-            results: dict[int, dict[str, Any]] = {}
-            sums: dict[str, dict[str, npt.NDArray[Any]]] = {}
-            for task, found in scope.answers(tasks, counts):
-                if found is not None:
-                    results.setdefault(task.client, {}).update(found)
-                    self._add_confusions(found)
-                    self._add_metrics(found, sums)
-        pooled = {protocol: figures(counts, self.further) for protocol, counts in sums.items()}
-        summary = summarise_clients(results, (c for c in results if c not in state.manifest and c < seen), pooled)
+            results: dict[int, dict[str, dict[str, Any]]] = {}
+            pooled: dict[str, Counts] = {}
+            for task, by_protocol in scope.answers(tasks, counts):
+                for protocol, own in (by_protocol or {}).items():
+                    # Matrices and counts of metrics of all clients together would take more memory than all else.
+                    pooled[protocol] = pooled[protocol] + own if protocol in pooled else own
+                    row = own.rates(self.further) | {"loss": own.loss.item()}
+                    results.setdefault(task.client, {})[protocol] = row
+        self.confusions |= {name: each.confusion for name, each in pooled.items() if each.confusion is not None}
+        further = {protocol: each.figures(self.further) for protocol, each in pooled.items()}
+        summary = summarise_clients(results, (c for c in results if c not in state.manifest and c < seen), further)
         if scope.failures:
             summary |= {"failed": len(scope.failures), "failures": scope.failures}
         return summary
-
-    def _add_confusions(self, counts: Mapping[str, dict[str, Any]]) -> None:
-        """Move the confusion matrices from a client's counts to the sums over all clients.
-
-        The matrices of all clients together would take more memory than all other counts.
-        """
-        for protocol, counted in counts.items():
-            if "confusion" in counted:
-                matrix = np.array(counted.pop("confusion"), dtype=np.int64)
-                self.confusions[protocol] = matrix + self.confusions.get(protocol, np.int64(0))
-
-    def _add_metrics(self, counts: Mapping[str, dict[str, Any]], sums: dict[str, dict[str, npt.NDArray[Any]]]) -> None:
-        """Add the metrics' counts of a client to the sums over all clients; leave the client's own figures."""
-        for protocol, counted in counts.items():
-            of_all = sums.setdefault(protocol, {})
-            for name in ("undefined", *self.further):
-                of_all[name] = np.array(counted[name]) + of_all.get(name, 0)
-            counted.update(figures(counted, self.further))
 
     def _samples(self, task: ClientTask) -> dict[str, int]:
         """Return the number of a client's samples for each protocol of its task."""
@@ -200,10 +175,6 @@ class Evaluator:
         asked = [PROTOCOLS[name] for name in task.meta["protocols"]]
         sizes = {p.name: (chooses if p.validation else held_out - chooses) if p.held_out else test for p in asked}
         return {protocol: size for protocol, size in sizes.items() if size}
-
-    def _judge(self) -> tuple[str, int]:
-        name = judged_by(self.federation.config)
-        return name, sign(name, self.further)
 
     def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the best round so far by the figure of ``best_by`` on the held-out parts; empty if there are none.

@@ -21,7 +21,7 @@ from fedcore.base.identity import method, short_name
 from fedcore.base.metrics import Metrics
 from fedcore.base.objects import CODE, OBJECT
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.client.evaluation import evaluate, rates
+from fedcore.client.evaluation import evaluate
 from fedcore.data import Samples, TensorSamples
 from fedcore.data.inputs import Inputs
 from fedcore.data.loading import labels_of
@@ -159,7 +159,7 @@ class RunResult:
             raise DataError(f"y holds classes outside of 0 to {self.model.num_classes - 1}")
         with evaluating(network):
             counts = evaluate(network, samples, self.model.num_classes, _device(network), metrics=self.further)
-        return rates(counts, self.further)
+        return counts.rates(self.further)
 
     def _logits(self, x: Any, model: nn.Module | None) -> Tensor:
         network = self._chosen(model)

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from fedcore.base.errors import PluginContractError, RejectUpdate, lower_first
-from fedcore.base.metrics import Metric, figure
+from fedcore.base.metrics import Counts
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.tensors import bytes_of, largest_values, out_of_range
+from fedcore.base.tensors import bytes_of, largest_values, out_of_range, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask, Evaluation, Outcome, Pause, Reply
 from fedcore.client.setup import Setup
@@ -69,23 +69,6 @@ class _Claims(_Strict):
     version: Count | None
     seconds: Seconds
     plugin_seconds: dict[str, Seconds]
-
-
-class _Counts(_Strict):
-    correct: list[Count]
-    total: list[Count]
-    loss: Annotated[float, Field(allow_inf_nan=True)]  # a model that diverged
-    undefined: Count
-    confusion: list[list[Count]] = []
-
-
-class _MetricCounts(_Strict):
-    counts: list[Summable]
-
-
-class _Evaluation(_Strict):
-    counts: dict[str, Any]
-    failed: str
 
 
 class UpdateValidator:
@@ -166,31 +149,29 @@ class UpdateValidator:
 
     def evaluation(
         self, task: ClientTask, outcome: Outcome, totals: Mapping[str, int], classes: int
-    ) -> tuple[dict[str, Any], str]:
-        """Return a client's counts by protocol, as :func:`fedcore.client.evaluation.evaluate` returns them.
+    ) -> tuple[dict[str, Counts], str]:
+        """Return a client's counts by protocol.
 
         The second value says why the client's own model cannot be evaluated. The counts then lack its protocols. They
         have a confusion matrix for the client's own model if the task asks for it, and the counts of the run's metrics.
 
         :param totals: protocol -> the number of samples of its evaluation. Exactly these protocols are expected.
         """
-        found, sent = {}, _parsed(_Evaluation, _expected(Evaluation, outcome, task), f"client {task.client}")
+        what, sent = f"client {task.client}", _expected(Evaluation, outcome, task)
+        _check_plain(sent.tensors, what)
+        if not isinstance(sent.failed, str):
+            raise RejectUpdate(f"{what}: failed is {reprlib.repr(sent.failed)}, expected a text")
+        counts, groups = {}, unflatten(sent.tensors)
         for protocol, samples in totals.items():
-            if sent.failed and PROTOCOLS[protocol].own_model:
+            own_model = PROTOCOLS[protocol].own_model
+            if sent.failed and own_model:
                 continue
-            what = f"client {task.client}: evaluation {protocol!r}"
-            counts = _parsed(_Counts, sent.counts.get(protocol), what)
-            fits = len(counts.correct) == len(counts.total) == classes and sum(counts.total) == samples
-            fits = fits and sum(counts.correct) + counts.undefined <= samples
-            if not fits or any(c > t for c, t in zip(counts.correct, counts.total)):
-                raise RejectUpdate(f"{what}: the counts do not fit {samples} samples of {classes} classes")
-            asked = task.meta["confusion"] and PROTOCOLS[protocol].own_model
-            if asked and not _is_confusion_of(counts):
-                raise RejectUpdate(f"{what}: its confusion matrix does not match its counts of {classes} classes")
-            found[protocol] = counts.model_dump(exclude=set() if asked else {"confusion"})
-            for name, metric in self._metrics.items():
-                found[protocol][name] = _counts_of(name, metric, dict(sent.counts[protocol]).get(name), what)
-        return found, sent.failed
+            tensors, asked = groups.get(protocol, {}), task.meta["confusion"] and own_model
+            try:
+                counts[protocol] = Counts.received(tensors, samples, classes, self._metrics, confusion=asked)
+            except (ValueError, PluginContractError) as error:
+                raise RejectUpdate(f"{what}: evaluation {protocol!r}: {error}") from None
+        return counts, sent.failed
 
     def _check_claims(self, claims: _Claims, task: ClientTask, lr: float) -> None:
         config, held = self._config, self._partition.train.size(task.client)
@@ -275,28 +256,6 @@ def _check_plain(tensors: Mapping[str, Tensor], what: str, device: torch.device 
                 f"{what}: {reprlib.repr(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device.type}; "
                 "expected a dense tensor on the CPU of a common dtype"
             )
-
-
-def _counts_of(name: str, metric: Metric, sent: Any, what: str) -> list[float]:
-    """Return the counts that a client sent for a metric: finite, of its shape, and accepted by it."""
-    found: list[float] = _parsed(_MetricCounts, {"counts": sent}, f"{what}, metric {name!r}").counts
-    if len(found) != metric.shape.numel():
-        raise RejectUpdate(f"{what}: metric {name!r} has {len(found)} counts, expected {metric.shape.numel()}")
-    try:
-        figure(name, metric, found)
-    except PluginContractError as error:
-        raise RejectUpdate(f"{what}: its counts give no figure: {error}") from None
-    return found
-
-
-def _is_confusion_of(counts: _Counts) -> bool:
-    """Whether the matrix is square, has the samples but the undefined ones in its rows, the correct on its diagonal."""
-    rows, classes = counts.confusion, len(counts.total)
-    if len(rows) != classes or any(len(row) != classes for row in rows):
-        return False
-    without = [total - sum(row) for total, row in zip(counts.total, rows)]
-    fits = min(without) >= 0 and sum(without) == counts.undefined
-    return fits and [row[c] for c, row in enumerate(rows)] == counts.correct
 
 
 def _parsed(model: type[Model], value: Any, what: str) -> Model:

@@ -13,7 +13,7 @@ import torch
 import fedcore
 from fedcore import Metric, Plugin, hookimpl, question
 from fedcore.base.errors import ConfigError, RoundFailedError
-from fedcore.client.messages import ClientFailure, Evaluation, Reply
+from fedcore.client.messages import ClientFailure, Reply
 from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs.directory import RunDirectory
@@ -426,30 +426,43 @@ def test_an_answer(tmp_path, corrupt, words):
     assert committed(result).plugins["asks"]["found"] == {str(k): [float(k)] for k in (0, 1, 3)}
 
 
-def counts(**changes):
-    return lambda task, outcome: Evaluation({"global_local": {**outcome.counts["global_local"], **changes}})
+def counts(name, value):
+    """An evaluation with other counts; a list or a number is sent as a tensor."""
+    sent = value
+    if isinstance(value, (list, int)):
+        tensor = torch.tensor(value)
+        sent = tensor.double() if tensor.is_floating_point() else tensor
+    return lambda task, outcome: replace(outcome, tensors={**outcome.tensors, name: sent})
+
+
+def own(name, value):
+    return counts(f"global_local/counts/{name}", value)
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "corrupt",
     [
-        says(counts={"global_local": None}),
-        says(counts={}),
-        says(counts=[1]),
+        says(tensors={"global_local": None}),
+        says(tensors={}),
+        says(tensors=[1]),
         says(failed=None),
-        counts(correct=[10**6] * 10),
-        counts(correct=[-1] * 10),
-        counts(correct=[0.5] * 10),
-        counts(correct=["1"] * 10),
-        counts(correct=[0]),
-        counts(correct=[0] * 10, total=[0] * 10),
-        counts(loss="0"),
-        counts(loss=True),
-        counts(undefined=10**6),
+        own("correct", [10**6] * 10),
+        own("correct", [-1] * 10),
+        own("correct", [0.5] * 10),
+        own("correct", "1"),
+        own("correct", [0]),
+        own("correct", torch.zeros(10, dtype=torch.int64).to_sparse()),
+        own("total", [0] * 10),
+        own("total", [1 << 62] * 4 + [1] * 6),
+        own("loss", "0"),
+        own("loss", True),
+        own("loss", torch.zeros(3, dtype=torch.float64)),
+        own("undefined", 10**6),
+        own("more", 1),
         lambda task, outcome: None,
     ],
-    ids=range(14),
+    ids=range(18),
 )
 def test_an_evaluation(tmp_path, corrupt):
     """It is left out of the figures, named and counted; the run trains on."""
@@ -470,7 +483,7 @@ def test_a_confusion_matrix(tmp_path, matrix):
 
     def corrupt(task, outcome):
         assert task.meta["confusion"]
-        return Evaluation({**outcome.counts, "personal": {**outcome.counts["personal"], "confusion": matrix}})
+        return counts("personal/counts/confusion", matrix)(task, outcome)
 
     result = hostile(tmp_path, only("evaluate", corrupt), PersonalClassifier, rounds=1)
     (failure,) = result.summary["metrics"]["failures"]
@@ -494,16 +507,21 @@ class Share(Metric):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "sent",
-    [None, [], [1], [1, 2, 3], ["1", 2], [True, 2], [math.nan, 2], [1e39, 2], [1 << 60, 2], [[1, 2]], [5, 2]],
+    [None, [], [1.0], [1.0, 2, 3], "1", [True, True], [math.nan, 2], [math.inf, 2], [5, 2], [[1.0, 2]], [5.0, 2]],
     ids=str,
 )
 def test_counts_of_a_metric(tmp_path, sent):
     """Counts that the metric cannot have are rejected with the other ones of the client."""
-    result = hostile(tmp_path, only("evaluate", counts(Share=sent)), rounds=1, metrics=[f"module:{__name__}.Share"])
+    result = hostile(
+        tmp_path,
+        only("evaluate", counts("global_local/metrics/Share", sent)),
+        rounds=1,
+        metrics=[f"module:{__name__}.Share"],
+    )
     metrics = result.summary["metrics"]
     (failure,) = metrics["failures"]
     assert (failure["client"], failure["kind"]) == (BAD, "rejected")
-    assert "'Share'" in failure["message"]
+    assert "Share'" in failure["message"]
     assert metrics["global_local"]["clients"] == 3
     assert 0 <= metrics["global_local"]["Share_mean"] <= 1
 

@@ -72,10 +72,15 @@ def test_a_reply_and_a_pause(kind):
     assert unpack_outcome(*sent(*pack_outcome(kind({})))) == kind({})
 
 
-@pytest.mark.parametrize(
-    "given", [ClientFailure("timeout", "no answer"), Evaluation({"personal": {"loss": 1.0}}, "no")]
-)
-def test_an_outcome_without_tensors(given):
+def test_an_evaluation():
+    given = Evaluation({"personal/counts/total": B}, "no")
+    again = unpack_outcome(*sent(*pack_outcome(given)))
+    assert_equal(given.tensors, again.tensors)
+    assert again.failed == "no"
+
+
+def test_an_outcome_without_tensors():
+    given = ClientFailure("timeout", "no answer")
     assert unpack_outcome(*sent(*pack_outcome(given))) == given
 
 

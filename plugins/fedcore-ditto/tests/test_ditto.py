@@ -299,9 +299,9 @@ def test_clients_are_evaluated_with_v_and_untrained_ones_with_the_global_model(g
             model = result.model
             model.load_state_dict({**weights(result), **(kept(result, client) if own else {})})
             counts = evaluate(model, data.train, 10, torch.device("cpu"), indices=part)
-            found[protocol][0] += sum(counts["correct"])
-            found[protocol][1] += sum(counts["total"])
-        on_test.append(sum(evaluate(model, data.test, 10, torch.device("cpu"))["correct"]) / len(data.test))
+            found[protocol][0] += int(counts.correct.sum())
+            found[protocol][1] += int(counts.total.sum())
+        on_test.append(evaluate(model, data.test, 10, torch.device("cpu")).rates()["accuracy"])
     metrics = result.metrics
     for protocol, (hits, total) in found.items():
         assert metrics[protocol]["accuracy"] == pytest.approx(hits / total, abs=1e-12)

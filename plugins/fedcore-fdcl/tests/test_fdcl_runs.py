@@ -289,12 +289,12 @@ def test_personal_and_global_are_both_reported(go, recorded):
     for client, held_out in enumerate(partition.test):
         own = last.get(client, run.model)
         counts = evaluate(own, dataset.train, 10, torch.device("cpu"), indices=held_out)
-        correct, total = correct + sum(counts["correct"]), total + sum(counts["total"])
+        correct, total = correct + int(counts.correct.sum()), total + int(counts.total.sum())
     personal = run.metrics["personal"]
     assert personal["accuracy"] == pytest.approx(correct / total, abs=1e-12)
     assert personal["untrained"] == 3 - len(last)
     counts = evaluate(run.model, dataset.test, 10, torch.device("cpu"))
-    assert run.metrics["global"]["accuracy"] == sum(counts["correct"]) / 360
+    assert run.metrics["global"]["accuracy"] == int(counts.correct.sum()) / 360
     assert {"global_local", "personal_global"} <= set(run.metrics)
     assert run.metrics["global_local"]["accuracy"] != personal["accuracy"]
 

@@ -171,8 +171,8 @@ def test_clients_are_evaluated_with_their_latest_head_on_the_averaged_base(go):
         model = result.model
         model.load_state_dict({**weights(result), **(personal_state(result, client) if client < 2 else {})})
         counts = evaluate(model, data.train, 10, torch.device("cpu"), indices=part)
-        hits, totals = hits + sum(counts["correct"]), totals + sum(counts["total"])
-        on_test.append(sum(evaluate(model, data.test, 10, torch.device("cpu"))["correct"]) / len(data.test))
+        hits, totals = hits + int(counts.correct.sum()), totals + int(counts.total.sum())
+        on_test.append(evaluate(model, data.test, 10, torch.device("cpu")).rates()["accuracy"])
     metrics = result.summary["metrics"]
     assert metrics["personal"]["accuracy"] == pytest.approx(hits / totals, abs=1e-12)
     assert metrics["personal"]["untrained"] == 1

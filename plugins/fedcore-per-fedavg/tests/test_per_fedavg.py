@@ -160,7 +160,7 @@ def test_the_evaluated_model_is_one_step_further(go):
         hits = (logits.argmax(axis=1) == y.argmax(axis=1)).mean()
         assert result.metrics["personal"]["per_client"][str(client)] == pytest.approx(hits, abs=1e-6)
     plain = evaluate(result.model, load_dataset(FEW["dataset"], None).test, 10, torch.device("cpu"))
-    assert sum(plain["correct"]) / sum(plain["total"]) == result.metrics["global"]["accuracy"], "global is w itself"
+    assert plain.rates()["accuracy"] == result.metrics["global"]["accuracy"], "global is w itself"
 
 
 def test_adapting_leaves_batch_norm_and_the_training_alone(go):

@@ -153,8 +153,8 @@ def test_each_client_is_evaluated_with_its_own_model_and_untrained_ones_with_the
         model = result.model
         model.load_state_dict(start if client else trained)
         counts = evaluate(model, data.train, 10, torch.device("cpu"), indices=part)
-        hits, totals = hits + sum(counts["correct"]), totals + sum(counts["total"])
-        on_test.append(sum(evaluate(model, data.test, 10, torch.device("cpu"))["correct"]) / len(data.test))
+        hits, totals = hits + int(counts.correct.sum()), totals + int(counts.total.sum())
+        on_test.append(evaluate(model, data.test, 10, torch.device("cpu")).rates()["accuracy"])
     metrics = result.metrics
     assert metrics["personal"]["accuracy"] == pytest.approx(hits / totals, abs=1e-12)
     assert metrics["personal_global"]["accuracy"] == pytest.approx(np.mean(on_test), abs=1e-12)

@@ -27,7 +27,7 @@ from fedcore.engines import (
 )
 
 HEAD, SETUP, SHARED = "head", "setup", "shared"
-PROTOCOL = 5
+PROTOCOL = 6
 """The version of the messages. The server and the client must have the same."""
 
 Blobs = Mapping[str, bytes]
