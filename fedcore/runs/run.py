@@ -49,7 +49,7 @@ from fedcore.runs.saved import (
     partition_digest,
     places_in,
 )
-from fedcore.runs.training import Experiment, OnRound, out_of_patience
+from fedcore.runs.training import Experiment, Finished, OnRound, Refused, TrainOn, next_state
 from fedcore.server.round import Notify
 from fedcore.server.scope import Federation
 from fedcore.server.state import ServerState
@@ -68,7 +68,7 @@ class Run:
     directory: RunDirectory
     file: SavedConfig
     """The run's config.yaml. The run's other files have to agree with it."""
-    given: frozenset[str] = frozenset()
+    asked: frozenset[str] = frozenset()
     """The names of the options that were given anew at a resume. They may keep their values."""
 
     @classmethod
@@ -168,17 +168,17 @@ class Run:
         saved.require(_digest_of(partition), data_digest(dataset), directory.path)
         if changes.get("patience") is not None:
             _require_held_out("--patience", config, partition)
-        file, given = saved, {*changes}
+        file, asked = saved, {*changes}
         if out is not None:
             out = out.resolve()
             file = replace(saved, values={**saved.values, "out": str(directory.path)})  # where it is now
             config = config.model_copy(update={"out": out})
-            given.add("out")
+            asked.add("out")
         setup = _set_up(config, dataset)
-        run = cls(setup, dataset, partition, directory, file, frozenset(given))
+        run = cls(setup, dataset, partition, directory, file, frozenset(asked))
         if out is not None:
             if latest := directory.checkpoints.load():
-                run._require_rounds(latest)
+                run._next(latest)
             elif directory.read_summary() is None:
                 run._unsaved_rounds()
             directory = _copied(directory, out, with_clients=not partition.is_declared)
@@ -195,7 +195,7 @@ class Run:
     def changes(self) -> dict[str, tuple[Any, Any]]:
         """The options whose values are others from here on, with the values before and after."""
         before, now = self.file.values, self.config.model_dump(mode="json")
-        return {name: (before.get(name), now[name]) for name in sorted(self.given) if before.get(name) != now[name]}
+        return {name: (before.get(name), now[name]) for name in sorted(self.asked) if before.get(name) != now[name]}
 
     @contextmanager
     def federation(self, make: Make | None = None) -> Iterator[Federation]:
@@ -247,12 +247,11 @@ class Run:
         with one_thread(), self.directory.lock():
             if self.directory.read_summary() is not None and not self.directory.checkpoints.any():
                 return self._finished_for_good(note)
-            state = self.recover(note) or self.initial()
-            if "rounds" in self.given and state.phase != "train" and state.round < self.config.rounds:
-                note(
-                    f"no round is trained: --patience {self.config.patience} ended the run after round {state.round}; "
-                    "to go on, add a larger --patience"
-                )
+            step = self.recover(note)
+            state = step.state
+            if isinstance(step, Finished):
+                if step.note:
+                    note(step.note)
             elif "rounds" in self.changes:
                 before, _ = self.changes["rounds"]
                 for caution in schedule_cautions(before, self.setup, state.round):
@@ -337,10 +336,8 @@ class Run:
         self.check(state)
         return state
 
-    def recover(self, note: Note) -> ServerState | None:
-        """Return the state from which the run goes on, or None for the start, and restore the directory to it.
-
-        A finished run that gets more rounds, or more patience, goes on from the end of its training.
+    def recover(self, note: Note) -> TrainOn | Finished:
+        """Return how the run goes on from its newest whole checkpoint or from the start; restore the directory to it.
 
         :raises RunDirectoryError: none of its checkpoints can be used, they are missing, or it has more rounds than it
             should get.
@@ -350,21 +347,25 @@ class Run:
             if recorded := self._unsaved_rounds():
                 note(f"no checkpoint was written before the run was stopped, after {recorded} rounds: it begins again")
             self.directory.restore(None)
-            return None
-        self._require_rounds(state)
-        trains_on = state.phase != "train" and self._trains_on(state)
-        if state.phase == "done" and trains_on:
+            return TrainOn(self.initial())
+        step = self._next(state)
+        if state.phase == "done" and isinstance(step, TrainOn):
             state = self._whole_state(note, phase="post_train")
             if state is None:
                 raise RunDirectoryError(
                     f"--rounds {self.config.rounds}: {self.directory.path} is finished, but the checkpoint at the end "
                     "of its training, from which more rounds could go on, is missing"
                 )
+            step = self._next(state)
         self.directory.restore(state)
-        if trains_on:
-            return replace(state, phase="train", stopped=False)
-        ended = state.phase == "train" and state.round >= self.config.rounds
-        return replace(state, phase="post_train") if ended else state
+        return step
+
+    def _next(self, state: ServerState) -> TrainOn | Finished:
+        """Return how the run goes on from a checkpoint; see :func:`~fedcore.runs.training.next_state`."""
+        step = next_state(state, self.config, self.asked)
+        if isinstance(step, Refused):
+            raise RunDirectoryError(f"{self.directory.path} {step.reason}")
+        return step
 
     def _whole_state(self, note: Note, phase: str | None = None) -> ServerState | None:
         """Return the state of the newest checkpoint whose files and records are whole; None if there is none."""
@@ -390,20 +391,6 @@ class Run:
                 f"{self.directory.path / 'config.yaml'} --out NEW_FOLDER"
             )
         return recorded
-
-    def _trains_on(self, state: ServerState) -> bool:
-        """Return whether a run whose training has ended trains more rounds now."""
-        if state.round >= self.config.rounds or out_of_patience(self.config, state):
-            return False
-        was_extended = state.phase == "post_train" and not state.stopped  # by a resume that was killed
-        return was_extended or not self.given.isdisjoint({"rounds", "patience"})
-
-    def _require_rounds(self, state: ServerState) -> None:
-        """Refuse to go on with fewer rounds than the run has had."""
-        if "rounds" in self.given and self.config.rounds < state.round:
-            raise RunDirectoryError(
-                f"--rounds {self.config.rounds}: {self.directory.path} has had {state.round} rounds already"
-            )
 
     def check(self, state: ServerState) -> None:
         """Refuse a checkpoint of another run, or of another model than the configuration's.

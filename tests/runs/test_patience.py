@@ -14,7 +14,7 @@ from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.data import load_dataset
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.evaluation import Evaluator
-from fedcore.runs.training import out_of_patience
+from fedcore.runs.training import Finished, Refused, TrainOn, next_state, out_of_patience
 from fedcore.server.state import ServerState
 from fedcore_testing import model_bytes, records
 
@@ -44,6 +44,55 @@ def test_patience_counts_the_rounds_since_the_best(rounds, best, stops):
     state = ServerState(model={}, round=rounds, best={} if best is None else {"round": best})
     assert out_of_patience(RunConfig(patience=2), state) == stops
     assert not out_of_patience(RunConfig(), state)
+
+
+ROUNDS, PATIENCE, BOTH = {"rounds"}, {"patience"}, {"rounds", "patience"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "round", "asked", "expected"),
+    [
+        ("train", 0, (), ("train on", "train")),
+        ("train", 3, (), ("train on", "train")),
+        ("train", 3, ROUNDS, ("train on", "train")),
+        ("train", 6, (), ("finished", "post_train")),  # it was to get fewer rounds, and was killed before
+        ("train", 7, ROUNDS, ("refused", "has had 7 rounds already, more than --rounds 6")),
+        ("post_train", 6, (), ("finished", "post_train")),
+        ("post_train", 6, BOTH, ("finished", "post_train")),
+        ("post_train", 3, (), ("train on", "train")),  # it was to get more rounds, and was killed before
+        ("post_train", 7, ROUNDS, ("refused", "has had 7 rounds already, more than --rounds 6")),
+        ("stopped", 3, (), ("finished", "post_train")),
+        ("stopped", 3, {"workers"}, ("finished", "post_train")),
+        ("stopped", 3, ROUNDS, ("train on", "train")),
+        ("stopped", 3, PATIENCE, ("train on", "train")),
+        ("out of patience", 3, (), ("finished", "post_train")),
+        ("out of patience", 3, PATIENCE, ("finished", "post_train")),
+        ("out of patience", 3, ROUNDS, ("finished", "post_train", "--patience 2 ended the run after round 3")),
+        ("out of patience", 6, ROUNDS, ("finished", "post_train")),
+        ("done", 6, (), ("finished", "done")),
+        ("done", 6, ROUNDS, ("finished", "done")),
+        ("done", 3, (), ("finished", "done")),
+        ("done", 3, ROUNDS, ("train on", "train")),
+        ("done", 3, PATIENCE, ("train on", "train")),
+        ("done", 7, PATIENCE, ("finished", "done")),
+        ("done", 7, BOTH, ("refused", "has had 7 rounds already, more than --rounds 6")),
+    ],
+)
+def test_how_a_run_goes_on(phase, round, asked, expected):
+    """Of a run that has by now 6 rounds and a patience of 2."""
+    best = {"round": 0} if phase == "out of patience" else {"round": round}
+    at = phase if phase in ("train", "done") else "post_train"
+    state = ServerState(model={}, round=round, phase=at, best=best, stopped=phase == "stopped")
+    match next_state(state, RunConfig(rounds=6, patience=2), asked):
+        case Refused(reason):
+            assert ("refused", reason) == expected
+        case TrainOn(after):
+            assert ("train on", after.phase, after.stopped) == (*expected, False)
+        case Finished(after, note):
+            assert ("finished", after.phase) == expected[:2]
+            assert (after.round, bool(note)) == (round, len(expected) == 3)
+            assert expected[-1] in (note or after.phase)
+    assert (state.phase, state.round) == (at, round)
 
 
 def test_a_run_that_learns_nothing_stops_as_a_shorter_one_ends(tmp_path):
