@@ -15,7 +15,7 @@ from fedcore.base import objects, registry
 from fedcore.base.errors import PluginContractError, suggestion
 from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
-from fedcore.hooks.plugin import Exchange, Plugin, PluginOptions, parse_options
+from fedcore.hooks.plugin import ATTRIBUTES, Declaration, Plugin, PluginOptions, parse_options
 
 HOOKS = {name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "fedcore_spec")}
 """Every hook's specification by name, in the order of hookspecs.py."""
@@ -28,25 +28,14 @@ ARGUMENTS = {name: list(inspect.signature(spec).parameters) for name, spec in HO
 }
 """The names of every hook's arguments, and of a question's."""
 
-SILENT = {name for name, spec in HOOKS.items() if inspect.signature(spec, eval_str=False).return_annotation == "None"}
-"""The hooks that return nothing."""
+RETURNS = {
+    name: str(inspect.signature(spec, eval_str=False).return_annotation).removesuffix(" | None")
+    for name, spec in HOOKS.items()
+} | {QUESTION: "Mapping[str, Tensor]"}
+"""The type of every hook's result and of an answer, as written in hookspecs.py, without its None."""
 
 EXCLUSIVE = {name for name, spec in HOOKS.items() if spec.fedcore_spec["firstresult"]}
 """The hooks that only one plugin of a run can implement."""
-
-DECLARED = {
-    name: getattr(Plugin, name)
-    for name in inspect.get_annotations(Plugin)
-    if name not in ("Options", "parts") and not name.startswith("_") and hasattr(Plugin, name)
-}
-"""Every declaration of a plugin -> its default. The default's type decides which values a plugin may set."""
-
-
-VALUES = {
-    "reads": ("global", "previous", "public", "staleness"),
-    "assumes": ("displacement", "sgd", "one-model", "cross-entropy", "rounds"),
-}
-"""Declaration -> the values that it can contain."""
 
 
 def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
@@ -67,12 +56,8 @@ def _created(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
     plugin: Plugin = registry.call("plugin", name, cls, options)
     vars(plugin).setdefault("options", options)  # an __init__ may lack super().__init__(options)
     plugin.name = name
-    for attribute in DECLARED:
-        _check_declaration(name, attribute, getattr(plugin, attribute))
-    for attribute, known in VALUES.items():
-        if unknown := sorted(set(getattr(plugin, attribute)).difference(known)):
-            expected = f"any of {', '.join(map(repr, known))}"
-            raise PluginContractError.of(name, f"{attribute} {unknown}", expected=expected)
+    for row in ATTRIBUTES:
+        _check_declaration(name, row, getattr(plugin, row.name))
     hidden = sorted(set(vars(plugin)) & set(HOOKS))
     if hidden:
         raise PluginContractError.of(
@@ -104,13 +89,13 @@ def _part(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
 
 def _declare_too(plugin: Plugin, part: Plugin) -> None:
     """Add the declarations of a part to its plugin, except ``neutral``: the plugin declares it itself."""
-    for attribute, default in DECLARED.items():
-        own, of_part = getattr(plugin, attribute), getattr(part, attribute)
-        if attribute == "neutral" or not of_part:
+    for row in ATTRIBUTES:
+        own, of_part = getattr(plugin, row.name), getattr(part, row.name)
+        if row.name == "neutral" or not of_part:
             continue
-        if own and not isinstance(default, bool | tuple):
-            raise PluginContractError.of(plugin.name, f"declares {attribute} twice, by two of its parts")
-        setattr(plugin, attribute, tuple(dict.fromkeys((*of_part, *own))) if isinstance(default, tuple) else of_part)
+        if own and row.default is None:
+            raise PluginContractError.of(plugin.name, f"declares {row.name} twice, by two of its parts")
+        setattr(plugin, row.name, tuple(dict.fromkeys((*of_part, *own))) if row.default == () else of_part)
 
 
 def check_class(name: str, cls: Any) -> None:
@@ -146,25 +131,25 @@ def _is_plugin(cls: Any) -> bool:
     return inspect.isclass(cls) and issubclass(cls, Plugin)
 
 
-def _check_declaration(name: str, attribute: str, value: object) -> None:
+def _check_declaration(name: str, row: Declaration, value: Any) -> None:
     """Refuse a declaration of the wrong type. It is a mistake, or an attribute that has this name by chance."""
-    default = DECLARED[attribute]
-    if isinstance(default, bool):
+    kind, expected = row.takes
+    fits = value is None or isinstance(value, kind)
+    if isinstance(row.default, bool):
         fits, expected = isinstance(value, bool), "True or False"
-    elif isinstance(default, tuple):
+    elif row.default == ():
         fits = isinstance(value, (tuple, list)) and all(isinstance(item, str) for item in value)
-        expected = f"a tuple of texts, such as {VALUES.get(attribute, ('classifier.*',))[:1]}"
-    elif attribute == "exchanges":
-        fits, expected = value is None or isinstance(value, Exchange), "Exchange(patterns, epochs), or None"
-    else:
-        fits, expected = value is None or isinstance(value, Mapping), "a mapping of options to values, or None"
+        expected = f"a tuple of texts, such as {(row.items or ('classifier.*',))[:1]}"
     if not fits:
         raise PluginContractError.of(
             name,
-            f"has {attribute} = {value!r}, which is a declaration",
+            f"has {row.name} = {value!r}, which is a declaration",
             expected=expected,
-            hint=f"an attribute or a method of another purpose cannot be called {attribute!r}: rename it",
+            hint=f"an attribute or a method of another purpose cannot be called {row.name!r}: rename it",
         )
+    if row.items and (unknown := sorted(set(value).difference(row.items))):
+        expected = f"any of {', '.join(map(repr, row.items))}"
+        raise PluginContractError.of(name, f"{row.name} {unknown}", expected=expected)
 
 
 def _check_hook(name: str, hook: str, function: Any, marks: Mapping[str, Any]) -> None:
@@ -200,14 +185,14 @@ def _check_function(name: str, hook: str, function: Any, expected: list[str]) ->
 
 def problem_with(hook: str, value: Any) -> str:
     """Return what is wrong with the result of a hook or a question and what was expected; empty for a valid result."""
-    hook = hook.partition(" ")[0]  # an error names "question NAME"; the table has one row for all questions
+    returns = RETURNS[hook.partition(" ")[0]]  # an error names "question NAME"; the table has one row for all questions
     if value is None:
         return ""
-    if hook in SILENT:
+    if returns == "None":
         return f"returned {_describe(value)}, expected None: nothing would use it"
-    if hook not in RESULTS:
+    if returns not in RESULTS:
         return ""
-    kind, expected = RESULTS[hook]
+    kind, expected = RESULTS[returns]
     fits = isinstance(value, kind) if isinstance(kind, type) else kind(value)
     return "" if fits else f"returned {_describe(value)}, expected {expected} or None"
 
@@ -275,34 +260,24 @@ def _json(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-_TENSORS = (_tensors, "a mapping of names to tensors")
-_UPDATE = (ClientUpdate, "a ClientUpdate (dataclasses.replace of the one given)")
-
 RESULTS: Mapping[str, tuple[type | Callable[[Any], bool], str]] = {
-    QUESTION: _TENSORS,
-    "broadcast": _TENSORS,
-    "broadcast_to": _TENSORS,
-    "all_updates": (_updates, "a sequence of ClientUpdate"),
-    "local_samples": (_samples, "samples.changed(inputs=..., labels=...)"),
-    "begin_local": _TENSORS,
-    "gradients": _TENSORS,
-    "end_local": _TENSORS,
-    "aggregate": _TENSORS,
-    "server_step": _TENSORS,
-    "mid_local_epoch": (_patches, "a mapping of client ids to mappings of names to tensors"),
-    "weight": (_number, "a number"),
-    "pre_aggregate": _UPDATE,
-    "pre_upload": _UPDATE,
-    "guard_upload": _UPDATE,
-    "pre_answer": _TENSORS,
-    "select_clients": (Iterable, "a sequence of client ids, or a mapping of client ids to local epochs"),
-    "personal_parameters": (_patterns, "a sequence of patterns"),
-    "personal_model": (nn.Module, "a module"),
-    "report": (_json, "a mapping of names to JSON values (tensors and arrays by .item() or .tolist())"),
+    "Mapping[str, Tensor]": (_tensors, "a mapping of names to tensors"),
+    "Sequence[ClientUpdate]": (_updates, "a sequence of ClientUpdate"),
+    "ClientData": (_samples, "samples.changed(inputs=..., labels=...)"),
+    "Mapping[int, Mapping[str, Tensor]]": (_patches, "a mapping of client ids to mappings of names to tensors"),
+    "float": (_number, "a number"),
+    "ClientUpdate": (ClientUpdate, "a ClientUpdate (dataclasses.replace of the one given)"),
+    "Sequence[int] | Mapping[int, int]": (
+        Iterable,
+        "a sequence of client ids, or a mapping of client ids to local epochs",
+    ),
+    "Sequence[str]": (_patterns, "a sequence of patterns"),
+    "nn.Module": (nn.Module, "a module"),
+    "Mapping[str, Any]": (_json, "a mapping of names to JSON values (tensors and arrays by .item() or .tolist())"),
 }
-"""Hook -> the type or the check of its result, and the expectation in words.
+"""Type of a hook's result -> the type or the check of a value, and the expectation in words.
 
-``objective`` checks losses where it adds them.
+Models and losses are checked where they are used.
 """
 
 

@@ -5,116 +5,20 @@ The checks of :class:`~fedcore.hooks.plugins.PluginSet` and ``fedcore plugins sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from fedcore.base.errors import PluginConflictError, PluginContractError
-from fedcore.hooks.checks import EXCLUSIVE, HOOKS
-from fedcore.hooks.plugin import Plugin, patterns_of
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """A declaration of a plugin: an attribute that it sets, or an exclusive hook that it implements."""
-
-    name: str
-    """The name of the attribute or the hook."""
-    plugin: str = ""
-    """A noun phrase for a plugin with this declaration."""
-    value: str = ""
-    """The item of the attribute's value that makes the declaration; empty if any value does."""
-    alone: str = ""
-    """Why only one plugin of a run can have the declaration; empty if several can."""
-    patterns: bool = False
-    """Whether the value is patterns over the model's names. Two plugins can then declare different names."""
-    shared: bool = False
-    """Whether the names must be shared: no other plugin can keep them on the clients."""
-    hooks: tuple[str, ...] = ()
-    """The hooks that a plugin with the declaration implements: they do what it declares."""
-    needed: bool = False
-    """Whether these hooks are called only for a plugin with the declaration."""
-    excludes: Mapping[str, str] = field(default_factory=dict)
-    """Other declaration -> why plugins with the two declarations cannot be combined.
-
-    The reason is a format of ``one`` and ``other``, the plugins' names, and ``value``, the other plugin's patterns.
-    """
-
-    def made_by(self, plugin: Plugin | type[Plugin]) -> bool:
-        """Return whether a plugin has this declaration."""
-        if self.name in HOOKS:
-            return plugin.implements(self.name) if isinstance(plugin, Plugin) else hasattr(plugin, self.name)
-        declared = getattr(plugin, self.name)
-        return self.value in declared if self.value else bool(declared)
-
-
-ATTRIBUTES = (
-    Declaration(
-        "owns", "plugin that owns parameters (owns)", patterns=True, shared=True, hooks=("aggregate",), needed=True
-    ),
-    Declaration(
-        "starts",
-        "plugin that chooses what clients start from (starts)",
-        patterns=True,
-        shared=True,
-        hooks=("begin_local",),
-    ),
-    Declaration(
-        "exchanges",
-        "plugin that exchanges parameters in mid-epoch (exchanges)",
-        patterns=True,
-        shared=True,
-        hooks=("mid_local_epoch",),
-        needed=True,
-    ),
-    Declaration("corrects", patterns=True, shared=True, hooks=("post_train",)),
-    Declaration("reads"),
-    Declaration(
-        "scales_task",
-        "plugin that scales the task loss (scales_task)",
-        alone="both scale the task loss (scales_task)",
-    ),
-    Declaration(
-        "server_optimizer",
-        "server optimizer (server_optimizer)",
-        alone="both are server optimizers (server_optimizer)",
-        excludes={
-            "owns": "{one!r} steps the whole model on the server, but {other!r} owns the aggregation of {value}",
-        },
-    ),
-    Declaration(
-        "assumes",
-        "plugin that derives state from how far a client's model moved (assumes displacement)",
-        value="displacement",
-        excludes={
-            "exchanges": "{one!r} derives its state from how far a client's model moved, but {other!r} exchanges "
-            "{value} between clients in mid-epoch",
-        },
-    ),
-    Declaration(
-        "encodes",
-        "plugin that encodes uploads (encodes)",
-        patterns=True,
-        hooks=("pre_upload", "pre_aggregate"),
-        excludes={
-            "guard_upload": "{one!r} sends parameters in another form (encodes), but {other!r} guards what goes up "
-            "in its plain form",
-        },
-    ),
-    Declaration("neutral"),
-)
-"""The declarations that are attributes of :class:`~fedcore.hooks.plugin.Plugin`. Its docstring explains them."""
+from fedcore.hooks.checks import EXCLUSIVE
+from fedcore.hooks.plugin import ATTRIBUTES, Declaration, Plugin, patterns_of
 
 TABLE = {
     declaration.name: declaration
     for declaration in (
         *(
             Declaration(
-                hook,
-                f"plugin that implements {hook}",
+                name=hook,
+                plugin=f"plugin that implements {hook}",
                 alone=f"both implement {hook}, which only one plugin can",
             )
-            for hook in HOOKS
-            if hook in EXCLUSIVE
+            for hook in EXCLUSIVE
         ),
         *ATTRIBUTES,
     )

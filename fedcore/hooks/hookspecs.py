@@ -1,4 +1,4 @@
-"""Every hook of fedcore, in the order in which a run calls them. This file holds no logic.
+"""Every hook of fedcore, in the order in which a run calls them, with what the core does with its results.
 
 Most methods use some of these six hooks::
 
@@ -56,8 +56,8 @@ start-up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 from torch import Tensor, nn
@@ -72,12 +72,31 @@ if TYPE_CHECKING:
 hookspec = pluggy.HookspecMarker("fedcore")
 hookimpl = pluggy.HookimplMarker("fedcore")
 
+Spec = TypeVar("Spec", bound=Callable[..., Any])
+
+
+def called(**how: Any) -> Callable[[Spec], Spec]:
+    """Say how the core calls a hook.
+
+    :param how: ``replaces``, an argument: a result takes its place for the parts and plugins after this one.
+        ``whole``, an argument that a plugin sees with the entries of all plugins. ``rejects``, for a hook that sees
+        one update: if it raises RejectUpdate or any other exception, the update is left out.
+    """
+
+    def marked(spec: Spec) -> Spec:
+        vars(spec)["fedcore_called"] = how
+        return spec
+
+    return marked
+
+
 # -------------------------------------------------------------------------------------------------
 # Both sides, before anything runs
 # -------------------------------------------------------------------------------------------------
 
 
 @hookspec
+@called(replaces="model")
 def configure_model(model: SplitModel, task: ModelTask) -> SplitModel | None:
     """Change the model before the run: add a projection head, replace the classifier.
 
@@ -203,6 +222,7 @@ def all_updates(server: ServerContext, updates: Sequence[ClientUpdate]) -> Seque
 
 
 @hookspec
+@called(replaces="update", rejects=True)
 def pre_aggregate(server: ServerContext, update: ClientUpdate) -> ClientUpdate | None:
     """Inspect, replace or refuse one client's update.
 
@@ -215,6 +235,7 @@ def pre_aggregate(server: ServerContext, update: ClientUpdate) -> ClientUpdate |
 
 
 @hookspec(firstresult=True)
+@called(rejects=True)
 def weight(server: ServerContext, update: ClientUpdate) -> float | None:
     """Weigh one update's parameters in the mean.
 
@@ -227,6 +248,7 @@ def weight(server: ServerContext, update: ClientUpdate) -> float | None:
 
 
 @hookspec
+@called(rejects=True)
 def accumulate(server: ServerContext, update: ClientUpdate) -> None:
     """Add one update to streaming sums in ``server.state``, with ``server.state.add`` for example.
 
@@ -317,6 +339,7 @@ def post_train(server: ServerContext) -> None:
 
 
 @hookspec
+@called(replaces="samples")
 def local_samples(client: ClientContext, samples: ClientData) -> ClientData | None:
     """Change a client's training samples: noisy labels, mixed samples, an attack on the data.
 
@@ -399,6 +422,7 @@ def end_local(client: ClientContext) -> Mapping[str, Tensor] | None:
 
 
 @hookspec
+@called(replaces="update")
 def pre_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
     """Change the update before it is sent: clip, add noise, compress, mix a head (FedCP).
 
@@ -413,6 +437,7 @@ def pre_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | No
 
 
 @hookspec(firstresult=True)
+@called(whole="update")
 def guard_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
     """Change the whole update, with the payloads of the other plugins (local differential privacy).
 
@@ -424,6 +449,7 @@ def guard_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | 
 
 
 @hookspec
+@called(replaces="answer")
 def pre_answer(client: ClientContext, answer: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
     """Change a client's answer to a question before it is sent: an attack, noise. It may be another plugin's question.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, get_args, get_origin
 
@@ -56,6 +56,58 @@ class Exchange:
 
     None of them, as an empty set, is a run without exchanges: one local epoch has no middle.
     """
+
+
+@dataclass
+class Declaration:
+    """A declaration of a plugin: an attribute of :class:`Plugin`, which a subclass sets, or an exclusive hook."""
+
+    default: Any = None
+    """The attribute's value on a plugin that does not set it. Its type decides which values a plugin may set."""
+    takes: tuple[type, str] = (object, "")
+    """The type of a value if the default is None, and the expectation in words."""
+    items: tuple[str, ...] = ()
+    """The items that the value can contain; empty if they are patterns over the model's names."""
+    plugin: str = ""
+    """A noun phrase for a plugin with this declaration."""
+    value: str = ""
+    """The item of the attribute's value that makes the declaration; empty if any value does."""
+    alone: str = ""
+    """Why only one plugin of a run can have the declaration; empty if several can."""
+    patterns: bool = False
+    """Whether the value is patterns over the model's names. Two plugins can then declare different names."""
+    shared: bool = False
+    """Whether the names must be shared: no other plugin can keep them on the clients."""
+    hooks: tuple[str, ...] = ()
+    """The hooks that a plugin with the declaration implements: they do what it declares."""
+    needed: bool = False
+    """Whether these hooks are called only for a plugin with the declaration."""
+    excludes: Mapping[str, str] = field(default_factory=dict)
+    """Other declaration -> why plugins with the two declarations cannot be combined.
+
+    The reason is a format of ``one`` and ``other``, the plugins' names, and ``value``, the other plugin's patterns.
+    """
+    name: str = ""
+    """The name of the attribute or the hook."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, plugin: object, owner: type) -> Any:
+        """Return the default: an attribute of the subclass or of the plugin comes before this object."""
+        return self.default
+
+    def made_by(self, plugin: Plugin | type[Plugin]) -> bool:
+        """Return whether a plugin has this declaration."""
+        if not hasattr(Plugin, self.name):  # a hook
+            return plugin.implements(self.name) if isinstance(plugin, Plugin) else hasattr(plugin, self.name)
+        declared = getattr(plugin, self.name)
+        return self.value in declared if self.value else bool(declared)
+
+
+def declaration(default: Any, **row: Any) -> Any:
+    """Return a :class:`Declaration` as the value of an attribute, whose type is the default's type."""
+    return Declaration(default, **row)
 
 
 def question(method: Method) -> Method:
@@ -115,16 +167,57 @@ class Plugin(Generic[OptionsT]):
     """
 
     Options: ClassVar[type[PluginOptions]] = PluginOptions
-    neutral: Mapping[str, Any] | None = None
-    owns: tuple[str, ...] = ()
-    starts: tuple[str, ...] = ()
-    exchanges: Exchange | None = None
-    corrects: tuple[str, ...] = ()
-    encodes: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
-    assumes: tuple[str, ...] = ()
-    scales_task: bool = False
-    server_optimizer: bool = False
+    neutral: Mapping[str, Any] | None = declaration(None, takes=(Mapping, "a mapping of options to values, or None"))
+    owns: tuple[str, ...] = declaration(
+        (), plugin="plugin that owns parameters (owns)", patterns=True, shared=True, hooks=("aggregate",), needed=True
+    )
+    starts: tuple[str, ...] = declaration(
+        (),
+        plugin="plugin that chooses what clients start from (starts)",
+        patterns=True,
+        shared=True,
+        hooks=("begin_local",),
+    )
+    exchanges: Exchange | None = declaration(
+        None,
+        takes=(Exchange, "Exchange(patterns, epochs), or None"),
+        plugin="plugin that exchanges parameters in mid-epoch (exchanges)",
+        patterns=True,
+        shared=True,
+        hooks=("mid_local_epoch",),
+        needed=True,
+    )
+    corrects: tuple[str, ...] = declaration((), patterns=True, shared=True, hooks=("post_train",))
+    encodes: tuple[str, ...] = declaration(
+        (),
+        plugin="plugin that encodes uploads (encodes)",
+        patterns=True,
+        hooks=("pre_upload", "pre_aggregate"),
+        excludes={
+            "guard_upload": "{one!r} sends parameters in another form (encodes), but {other!r} guards what goes up "
+            "in its plain form"
+        },
+    )
+    reads: tuple[str, ...] = declaration((), items=("global", "previous", "public", "staleness"))
+    assumes: tuple[str, ...] = declaration(
+        (),
+        items=("displacement", "sgd", "one-model", "cross-entropy", "rounds"),
+        plugin="plugin that derives state from how far a client's model moved (assumes displacement)",
+        value="displacement",
+        excludes={
+            "exchanges": "{one!r} derives its state from how far a client's model moved, but {other!r} exchanges "
+            "{value} between clients in mid-epoch"
+        },
+    )
+    scales_task: bool = declaration(
+        False, plugin="plugin that scales the task loss (scales_task)", alone="both scale the task loss (scales_task)"
+    )
+    server_optimizer: bool = declaration(
+        False,
+        plugin="server optimizer (server_optimizer)",
+        alone="both are server optimizers (server_optimizer)",
+        excludes={"owns": "{one!r} steps the whole model on the server, but {other!r} owns the aggregation of {value}"},
+    )
 
     name: str
     parts: tuple[type[Plugin], ...] = ()
@@ -169,6 +262,10 @@ class Plugin(Generic[OptionsT]):
                 hint="keep values in client.state or server.state, and values of one round in client.scratch",
             )
         super().__setattr__(attribute, value)
+
+
+ATTRIBUTES = tuple(row for row in vars(Plugin).values() if isinstance(row, Declaration))
+"""The declarations that are attributes of :class:`Plugin`. Its docstring explains them."""
 
 
 def patterns_of(plugin: Plugin | type[Plugin], declaration: str) -> tuple[str, ...]:

@@ -26,17 +26,11 @@ from fedcore.hooks.checks import HOOKS, QUESTION, create_plugin, problem_with
 from fedcore.hooks.declarations import TABLE, refuse_together
 from fedcore.hooks.plugin import BUILTIN, Plugin, patterns_of
 
-REJECTING = ("pre_aggregate", "weight", "accumulate")
-"""Hooks that see one update. If one of them raises RejectUpdate or any other exception, the update is left out."""
+CALLED: Mapping[str, Mapping[str, Any]] = {name: getattr(spec, "fedcore_called", {}) for name, spec in HOOKS.items()}
+"""Hook -> how the core calls it (:func:`fedcore.hooks.hookspecs.called`)."""
 
-REPLACES = {
-    "configure_model": "model",
-    "local_samples": "samples",
-    "pre_aggregate": "update",
-    "pre_upload": "update",
-    "pre_answer": "answer",
-}
-"""Hooks whose result replaces an argument -> the argument."""
+REJECTING = tuple(hook for hook, how in CALLED.items() if how.get("rejects"))
+"""Hooks that can reject an update."""
 
 
 class _Method(NamedTuple):
@@ -158,7 +152,7 @@ class PluginSet:
             found = self._invoke_one(name, method, hook, arguments)
             if found is None:
                 continue
-            if replaced := REPLACES.get(hook):
+            if replaced := CALLED[hook].get("replaces"):
                 value = arguments[replaced]
                 new = value.merged(name, found) if isinstance(value, ClientUpdate) else found
                 arguments, result = {**arguments, replaced: new}, found
@@ -168,17 +162,16 @@ class PluginSet:
 
     def _invoke_one(self, name: str, method: _Method, hook: str, arguments: Mapping[str, Any]) -> Any:
         """Call one method of the plugin of a name, or of its part."""
-        given = []
+        values, how = [], CALLED.get(hook, {})
         for argument in method.arguments:
             value = arguments[argument]
-            # guard_upload changes the payloads of all plugins.
-            whole = name == BUILTIN or (hook == "guard_upload" and argument == "update")
-            given.append(value if whole or not hasattr(value, "scoped") else value.scoped(name))
+            whole = name == BUILTIN or argument == how.get("whole")
+            values.append(value if whole or not hasattr(value, "scoped") else value.scoped(name))
         began = time.perf_counter()
         try:
-            result = method.function(*given)
+            result = method.function(*values)
         except RejectUpdate as error:
-            if hook in REJECTING:
+            if how.get("rejects"):
                 raise
             raised = f"raised RejectUpdate, which only {', '.join(REJECTING)} can: {error}"
             raise PluginContractError.of(name, raised, hook=hook, **_where(arguments)) from error
@@ -188,7 +181,7 @@ class PluginSet:
                 found = str(error).removeprefix(f"plugin {name!r} ")
                 raise PluginContractError.of(name, found, hook=hook, **_where(arguments)) from error
             # An error of fedcore is raised as it is. In a hook that can leave an update out, only a broken contract is.
-            if isinstance(error, PluginContractError if hook in REJECTING else FedcoreError):
+            if isinstance(error, PluginContractError if how.get("rejects") else FedcoreError):
                 raise
             raised = f"raised {type(error).__name__}: {error}{place_of(error, method.function.__module__)}"
             raise PluginCallError.of(name, raised, hook=hook, **_where(arguments)) from error

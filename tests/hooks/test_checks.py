@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from pydantic import BaseModel
 
 from fedcore import Plugin, hookimpl
 from fedcore.base.errors import PluginContractError
-from fedcore.hooks.checks import DECLARED, RESULTS, SILENT, create_plugin
-from fedcore.hooks.declarations import ATTRIBUTES
+from fedcore.hooks.checks import RESULTS, RETURNS, create_plugin
+from fedcore.hooks.plugin import ATTRIBUTES
 from fedcore.hooks.plugins import PluginSet
 from tests.hooks.refusals import create, refused
 
@@ -90,8 +92,11 @@ def test_a_function_whose_body_would_not_run(hook, words):
 
 
 def test_a_result_that_nothing_would_use():
-    assert {"observe", "accumulate", "begin_round", "check_run"} <= SILENT
-    assert not SILENT & {"local_loss", "task_loss", "configure_model", *RESULTS}
+    silent = {hook for hook, returns in RETURNS.items() if returns == "None"}
+    assert {"observe", "accumulate", "begin_round", "check_run"} <= silent
+    checked_where_used = {hook for hook in RETURNS if hook not in silent and RETURNS[hook] not in RESULTS}
+    assert checked_where_used == {"local_loss", "task_loss", "configure_model"}
+    assert set(RESULTS) <= set(RETURNS.values()), "each row is the type of a hook's result"
     found = PluginSet([create(type("Odd", (Plugin,), {"observe": hookimpl(lambda self, step: 1.0)}))])
     with pytest.raises(PluginContractError, match=r"'odd' hook observe returned float, expected None: nothing would"):
         found.call_all("observe", step=None)
@@ -165,7 +170,7 @@ def method_of_that_name(self):
     """No declaration."""
 
 
-@pytest.mark.parametrize("declaration", sorted(DECLARED))
+@pytest.mark.parametrize("declaration", sorted(row.name for row in ATTRIBUTES))
 @pytest.mark.parametrize("value", [method_of_that_name, 3.5, (b"classifier.*",)], ids=["method", "number", "bytes"])
 @pytest.mark.parametrize("on", ["class", "self"])
 def test_a_declaration_of_the_wrong_type(declaration, value, on):
@@ -192,8 +197,9 @@ def test_a_declaration_can_be_a_property_of_the_options():
     assert create(Computed).starts == ("classifier.*",)
 
 
-def test_every_declaration_has_a_type_that_is_checked():
-    assert set(DECLARED) == {row.name for row in ATTRIBUTES}
+def test_every_attribute_that_a_plugin_may_set_is_a_declaration():
+    others = {"Options", "name", "parts", "_made_parts"}
+    assert {row.name for row in ATTRIBUTES} == set(inspect.get_annotations(Plugin)) - others
 
 
 @pytest.mark.parametrize("target", [print, 3, int, "Plugin"])

@@ -11,7 +11,8 @@ import pytest
 from fedcore import Exchange, Plugin, hookimpl
 from fedcore.base.errors import PluginConflictError
 from fedcore.hooks.checks import EXCLUSIVE
-from fedcore.hooks.declarations import ATTRIBUTES, TABLE
+from fedcore.hooks.declarations import TABLE
+from fedcore.hooks.plugin import ATTRIBUTES
 from fedcore.hooks.plugins import PluginSet
 from fedcore_testing.card import excluded_by, meanings
 from tests.support import name_of

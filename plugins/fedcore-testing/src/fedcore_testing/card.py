@@ -20,8 +20,8 @@ from fedcore.base.identity import short_name
 from fedcore.base.output import clean, first_line, prose, text
 from fedcore.cli.options import base_type, bounds, choices
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
-from fedcore.hooks.declarations import ATTRIBUTES, TABLE, Declaration
-from fedcore.hooks.plugin import BUILTIN, option_names, patterns_of
+from fedcore.hooks.declarations import TABLE
+from fedcore.hooks.plugin import ATTRIBUTES, BUILTIN, Declaration, option_names, patterns_of
 from fedcore_testing.traffic import watch
 
 _SIDES = {"server": "server", "client": "client", "step": "client", "update": "server"}
@@ -94,7 +94,7 @@ def meanings() -> dict[str, str]:
 def excluded_by(plugin: Plugin | type[Plugin]) -> list[str]:
     """Return the kinds of plugins that cannot be combined with this one, each as a noun phrase."""
     found = []
-    if Declaration("personal_parameters").made_by(plugin):
+    if Declaration(name="personal_parameters").made_by(plugin):
         found.append("a plugin that keeps the same parameters on the clients")
         found.append("a plugin that owns, exchanges or corrects any of the parameters that stay on the clients")
     for one, other in (("assumes", "starts"), ("starts", "assumes")):  # the set-up compares the shared names
