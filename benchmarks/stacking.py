@@ -47,7 +47,7 @@ CASES = (
     Case("MNIST, no convolutions", "mlp", (1, 28, 28), 32),
     Case("W1", "fdcl-cnn", (1, 28, 28), 32),
     Case("W2, without head", "simple-cnn", (3, 32, 32), 64),
-    Case("pfl-cifar10", "module:fedcore_study.bench.workloads.pfl_cnn", (3, 32, 32), 10),
+    Case("pfl-cifar10", "module:fedcore_bench.workloads.pfl_cnn", (3, 32, 32), 10),
 )
 CLASSES = 10
 

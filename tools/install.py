@@ -72,7 +72,7 @@ def requirements(profile: str, extras: Sequence[str] = ()) -> Iterator[list[str]
 
 
 def own_dependencies(package: Path) -> list[str]:
-    """Return what a package requires beyond fedcore, and beyond what fedcore-zoo and fedcore-study require.
+    """Return what a package requires beyond fedcore, and beyond what fedcore-zoo and the packages of studies require.
 
     Profile core leaves out the packages that require more.
     """

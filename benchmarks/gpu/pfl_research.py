@@ -34,7 +34,7 @@ def main() -> int:
     import exported
     import table
 
-    from fedcore_study.bench.workloads import AGAINST_REFERENCE
+    from fedcore_bench.workloads import AGAINST_REFERENCE
 
     name, rounds = ("tiny", 2 + table.WARM_UP) if given.small else ("pfl-cifar10", 100 + table.WARM_UP)
     with tempfile.TemporaryDirectory() as folder:

@@ -10,9 +10,9 @@ from exported import Exported, Job
 from fedcore import RunConfig
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.runs.resolve import resolve, resolve_partition
-from fedcore_study.bench.measure import configured
-from fedcore_study.bench.reference import make_model
-from fedcore_study.bench.workloads import Workload
+from fedcore_bench.measure import configured
+from fedcore_bench.reference import make_model
+from fedcore_bench.workloads import Workload
 
 PARTITION = "partition.json"
 NEEDED = (

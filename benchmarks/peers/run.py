@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import export
 
     from fedcore.engines import cores
-    from fedcore_study.bench.workloads import AGAINST_REFERENCE
+    from fedcore_bench.workloads import AGAINST_REFERENCE
 
     sides: list[tuple[Side, str | Exception]] = [(side, sys.executable) for side in OWN]
     for name in asked.peer or PEERS:

@@ -8,7 +8,7 @@ import export
 from exported import Job, Stopwatch
 
 from fedcore.runs.resolve import resolve, resolve_partition
-from fedcore_study.bench.measure import reference_for
+from fedcore_bench.measure import reference_for
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedcore_study.bench.measure import Spread
+from fedcore_bench.measure import Spread
 
 REFERENCE = "reference"
 WARM_UP = 2

@@ -203,7 +203,7 @@ class RunResult:
         return f"<RunResult {headline(self.config)}, {self.summary['rounds']} rounds{accuracy}; {self.directory}>"
 
     def _repr_html_(self) -> str:
-        """Return the final figures for a notebook, with fedcore-study also the learning curve."""
+        """Return the final figures for a notebook, with fedcore-report also the learning curve."""
         rows = []
         for name, row in evaluated(self.metrics).items():
             loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
@@ -251,7 +251,7 @@ def _table_row(cell: str, words: Sequence[str], figures: Sequence[str]) -> str:
 
 
 def learning_curve(records: Sequence[Mapping[str, Any]], rounds: int) -> str:
-    """Return accuracy over rounds as an SVG element of fedcore-study; an empty text if that package is not installed.
+    """Return accuracy over rounds as an SVG element of fedcore-report; an empty text if that package is not installed.
 
     :param rounds: the number of rounds of the whole run.
     """

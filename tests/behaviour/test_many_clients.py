@@ -14,9 +14,9 @@ from fedcore.data import Dataset, ResidentSamples
 from fedcore.runs.experiment import resume
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.runs.training import Experiment
-from fedcore_study.bench import scale
-from fedcore_study.bench.measure import engine
-from fedcore_study.bench.scale import SCALE, peak_memory, same_rounds, scaled_config
+from fedcore_bench import scale
+from fedcore_bench.measure import engine
+from fedcore_bench.scale import SCALE, peak_memory, same_rounds, scaled_config
 from tests import support
 
 VERSIONS = st.dictionaries(st.integers(0, 2000), st.none() | st.integers(0, 10_000), max_size=20)

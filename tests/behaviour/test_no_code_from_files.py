@@ -23,6 +23,7 @@ IMPORTS_BY_NAME = {
     "plugins/fedcore-testing/src/fedcore_testing/__init__.py",
     "plugins/fedcore-testing/src/fedcore_testing/fork_server.py",
     "plugins/fedcore-flower/src/fedcore_flower/child.py",
+    "plugins/fedcore-report/src/fedcore_report/__init__.py",
     "plugins/fedcore-study/src/fedcore_study/__init__.py",
     "plugins/fedcore-study/src/fedcore_study/sweeps/warm.py",
 }

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from fedcore.models import build_model
 from fedcore.runs.resolve import resolve, resolve_partition
-from fedcore_study.bench.measure import Spread
-from fedcore_study.bench.workloads import AGAINST_REFERENCE, PFL, W1, W2, Workload
+from fedcore_bench.measure import Spread
+from fedcore_bench.workloads import AGAINST_REFERENCE, PFL, W1, W2, Workload
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 sys.path.append(str(PEERS))

@@ -101,19 +101,31 @@ def test_a_command_that_is_not_installed_names_its_package(monkeypatch):
     assert "pip install" not in invoke("nonsense").output
 
 
-@pytest.mark.parametrize("command", ["sweep", "compare", "reproduce", "results", "report", "bench", "data plot"])
-def test_without_fedcore_study_its_commands_say_what_brings_them(monkeypatch, command):
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [
+        ("sweep", "fedcore-study"),
+        ("compare", "fedcore-study"),
+        ("runs", "fedcore-study"),
+        ("report", "fedcore-report"),
+        ("data plot", "fedcore-report"),
+        ("reproduce", "fedcore-reproduce"),
+        ("results", "fedcore-reproduce"),
+        ("bench", "fedcore-bench"),
+    ],
+)
+def test_without_a_package_its_commands_say_what_brings_them(monkeypatch, command, package):
     scan = registry._scan
 
     def others(kind, path):
         names = scan(kind, path)
-        return {name: points for name, points in names.items() if points[0].dist.name != "fedcore-study"}
+        return {name: points for name, points in names.items() if points[0].dist.name != package}
 
     monkeypatch.setattr(registry, "_scan", others)
     outcome = CliRunner().invoke(app, [*command.split(), "somewhere"], env={"COLUMNS": "80"})
     assert outcome.exit_code == 2
-    folder = Path(__file__).parents[2] / "plugins" / "fedcore-study"
-    assert outcome.output == f"error: '{command}' needs the package fedcore-study: pip install -e {folder}\n"
+    folder = Path(__file__).parents[2] / "plugins" / package
+    assert outcome.output == f"error: '{command}' needs the package {package}: pip install -e {folder}\n"
     assert "Traceback" not in outcome.output
 
 

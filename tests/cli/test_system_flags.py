@@ -12,9 +12,9 @@ from fedcore.base.config import RunConfig
 from fedcore.base.identity import digest
 from fedcore.cli.options import _system_options
 from fedcore.cli.settings import build_config
-from fedcore_study.comparisons.groups import grouped
+from fedcore_report.breakdowns import _fared, participation
+from fedcore_study.comparisons.groups import group_runs
 from fedcore_study.comparisons.records import read_run
-from fedcore_study.reports.breakdowns import _fared, participation
 from fedcore_study.sweeps.spec import SweepSpec, parse_axis
 
 SMALL = ("--model", "mlp", "--clients", 6, "--rounds", 3, "--local-epochs", 2, "--workers", 0, "--batch-size", 64)
@@ -90,10 +90,10 @@ def test_the_report_shows_who_took_part(cli, tmp_path: Path) -> None:
     assert fared["all epochs"] + fared["fewer epochs"] == pytest.approx(summary["accepted"] / 3)
     assert fared["dropped"] == pytest.approx(summary["lost"]["dropped"] / 3)
     assert sum(fared.values()) == pytest.approx(6)
-    (group,) = grouped([run], ["plugins"])[1]
+    (group,) = group_runs([run], ["plugins"])[1]
     (chart,) = participation(group)
     assert {part.label for part in chart.parts} <= {"all epochs", "fewer epochs", "unavailable", "dropped"}
-    (group,) = grouped([read_run(tmp_path / "plain", print)], ["plugins"])[1]
+    (group,) = group_runs([read_run(tmp_path / "plain", print)], ["plugins"])[1]
     assert list(participation(group)) == []
     result = cli("report", "run", "plain", "--out", "page.html", "--points", 0)
     assert result.exit_code == 0, result.output

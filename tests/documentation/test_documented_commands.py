@@ -255,7 +255,7 @@ def shortened(words, folder):
         return [there(word, folder) for word in words]
     if words[0] in ("report", "compare"):
         if "--protocol" in words:
-            return None  # needs runs with samples held out; plugins/fedcore-study/tests has some
+            return None  # needs runs with samples held out; plugins/fedcore-report/tests has some
         return [*dict.fromkeys(there(word, folder) for word in words), *data]
     return words
 

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedcore
+import fedcore_report
 import fedcore_study
 from fedcore.cli.app import app
 
@@ -107,7 +108,7 @@ def test_in_python(folder):
     )
     table = fedcore_study.compare(swept)
     assert list(table["seeds"]) == [3, 3]
-    assert fedcore_study.report(swept, "day.html", points=0, allow_code=True).exists()
+    assert fedcore_report.report(swept, "day.html", points=0, allow_code=True).exists()
 
 
 def digits_that_no_client_saw():

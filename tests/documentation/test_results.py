@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fedcore_study.reproduce import curves
-from fedcore_study.reproduce.evidence import read_all
-from fedcore_study.reproduce.find import find_recipes
-from fedcore_study.reproduce.page import filled, pictures, unplaced
-from fedcore_study.reproduce.places import cells
+from fedcore_reproduce import curves
+from fedcore_reproduce.evidence import read_all
+from fedcore_reproduce.find import find_recipes
+from fedcore_reproduce.page import filled, pictures, unplaced
+from fedcore_reproduce.places import cells
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "results.md"

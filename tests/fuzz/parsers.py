@@ -33,11 +33,11 @@ from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import SavedConfig, partition_digest
 from fedcore.server.state import ServerState
+from fedcore_reproduce.find import recipe_files
+from fedcore_reproduce.recipe import read_recipe
 from fedcore_study.cli.runs_tables import details_tables, difference_tables, runs_table
 from fedcore_study.comparisons import comparison, formats
 from fedcore_study.comparisons.records import RunRecord, find_runs
-from fedcore_study.reproduce.find import recipe_files
-from fedcore_study.reproduce.recipe import read_recipe
 from fedcore_study.runs.details import details, difference
 from fedcore_study.runs.overview import read_overview
 from fedcore_study.sweeps.directory import SweepDirectory
@@ -295,7 +295,7 @@ def _compute(run: RunRecord) -> None:
         run.reached(protocol, 0.5, None)
 
     def table() -> None:
-        made = comparison.compare([run], protocol="global", by=["plugin"], warn=lambda message: None)
+        made = comparison.compare_runs([run], protocol="global", by=["plugin"], warn=lambda message: None)
         for form in formats.FORMATS.values():
             form(made)
 

@@ -31,7 +31,9 @@ SURFACE = {
     "fedcore.tools": "tools: reading and comparing runs, commands, names, files",
     "fedcore_zoo": "data sets, partitions and networks of the papers, their layers, a fixed split, torchvision",
     "fedcore_console": "what commands and displays share",
-    "fedcore_study": "studies of many runs: sweep, compare, report",
+    "fedcore_study": "studies of many runs: sweep, compare",
+    "fedcore_study.tools": "what draws, prints or repeats studies: records, comparisons, tables, sweeps",
+    "fedcore_report": "reports, and curves as pictures",
     "fedcore_accelerate": "runners, and the values that a step's hooks read",
     "fedcore_testing": "tests of all these",
     "fedcore_trackers": "a tracker: its base class, and a round's values as scalars",
@@ -67,15 +69,18 @@ EXTENDS = {
         {"fedcore.base", "fedcore.cli", "fedcore.runs"},
         "its command opens a finished run",
     ),
+    "fedcore-bench": ({"fedcore.base", "fedcore.cli", "fedcore.runs"}, "it takes runs apart"),
+    "fedcore-report": (
+        {"fedcore.base", "fedcore.cli", "fedcore.client", "fedcore.runs"},
+        "its commands read runs",
+    ),
+    "fedcore-reproduce": (
+        {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs"},
+        "its commands read and start runs",
+    ),
     "fedcore-study": (
-        {
-            "fedcore.base",
-            "fedcore.cli",
-            "fedcore.client",
-            "fedcore.hooks",
-            "fedcore.runs",
-        },
-        "its commands read, start and compare runs; its tests fork these",
+        {"fedcore.base", "fedcore.cli", "fedcore.client", "fedcore.hooks", "fedcore.runs"},
+        "its commands read, start and compare runs",
     ),
     "fedcore-flower": (
         {
@@ -136,7 +141,16 @@ def test_only_public_names_are_imported(folder: Path) -> None:
     assert not wrong, "not public, see docs/reference/python.md:\n" + "\n".join(wrong)
 
 
-SHARED = ("fedcore_accelerate", "fedcore_console", "fedcore_functional", "fedcore_testing", "fedcore_zoo")
+SHARED = (
+    "fedcore_accelerate",
+    "fedcore_console",
+    "fedcore_functional",
+    "fedcore_report",
+    "fedcore_study",
+    "fedcore_study.tools",
+    "fedcore_testing",
+    "fedcore_zoo",
+)
 """Packages whose public names other packages may import."""
 
 
@@ -182,7 +196,10 @@ def test_every_name_is_there(module: str) -> None:
     assert not [name for name in offered.__all__ if not hasattr(offered, name)]
 
 
-@pytest.mark.parametrize("module", ["fedcore", "fedcore.tools", "fedcore_console", "fedcore_testing"])
+@pytest.mark.parametrize(
+    "module",
+    ["fedcore", "fedcore.tools", "fedcore_console", "fedcore_report", "fedcore_study", "fedcore_testing"],
+)
 def test_completion_offers_names_that_are_imported_on_first_use(module: str) -> None:
     offered = run_code(f"import {module}; print(*dir({module}))").stdout.split()
     assert offered == sorted(importlib.import_module(module).__all__)

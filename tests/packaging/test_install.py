@@ -15,8 +15,16 @@ from tests.packaging.environments import Environment, foreign, lend
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-STUDIES = ("sweep", "compare", "reproduce", "results", "report", "bench", "runs")
-"""The commands of fedcore-study."""
+STUDIES = {
+    "sweep": "fedcore-study",
+    "compare": "fedcore-study",
+    "runs": "fedcore-study",
+    "report": "fedcore-report",
+    "reproduce": "fedcore-reproduce",
+    "results": "fedcore-reproduce",
+    "bench": "fedcore-bench",
+}
+"""The commands of the extra ``study``, and their packages."""
 ALONE = "fedcore-flower"
 """What it requires is not installed next to the others."""
 EXTRAS = [
@@ -61,17 +69,19 @@ def test_wheels_in_an_empty_environment(index, tmp_path):
     assert "pip install fedcore-testing" in environment.run("fedcore", "plugins", "new", "my-own", code=2)
     assert "pip install fedcore-zoo" in environment.run("fedcore", "train", "--dataset", "cifar10", code=2)
 
-    for command in STUDIES:
+    for command, package in STUDIES.items():
         refused = environment.run("fedcore", command, code=2)
-        assert "pip install fedcore-study" in refused, command
+        assert f"pip install {package}" in refused, command
         assert "Traceback" not in refused, command
-    lend(environment.lent, index, "fedcore-study")
+    lend(environment.lent, index, *dict.fromkeys(STUDIES.values()))
     environment.install(index, "fedcore-fl[study]")
     for command in STUDIES:
         environment.run("fedcore", command, "--help")
     assert "fedcore reproduce fedcd --table 1" in environment.run("fedcore", "reproduce", "fedcd")
 
-    environment.pip("uninstall", "--quiet", "--yes", "fedcore-fedcd", "fedcore-study", "fedcore-console")
+    environment.pip(
+        "uninstall", "--quiet", "--yes", "fedcore-fedcd", *dict.fromkeys(STUDIES.values()), "fedcore-console"
+    )
     assert environment.plugins() == {"fedavg": "fedcore-fl", "local": "fedcore-fl"}
     refused = environment.run("fedcore", "train", "--plugin", "fedcd", code=2)
     assert "pip install fedcore-fedcd" in refused

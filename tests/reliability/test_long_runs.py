@@ -208,7 +208,7 @@ def test_memory_does_not_depend_on_the_number_of_clients(tmp_path):
             model=f"{HERE}tiny",
             client_test_fraction=0.0,
             batch_size=5,
-            partition="module:fedcore_study.bench.scale.windows",
+            partition="module:fedcore_bench.scale.windows",
         )
         out, log = folder / "run", folder / "log"
         process = start("train", "--config", config, "--out", out, "--quiet", "--allow-code", log=log, fresh=True)

@@ -50,7 +50,7 @@ def test_the_page_has_the_table_and_the_curve(finished):
     assert [len(curve.attrib["points"].split()) for curve in lines] == [2, 2]
 
 
-def test_without_fedcore_study_the_page_has_the_table_alone(finished, monkeypatch):
+def test_without_fedcore_report_the_page_has_the_table_alone(finished, monkeypatch):
     monkeypatch.setattr(registry, "available", lambda kind: {})
     page = finished._repr_html_()
     assert ("<table>" in page, "<svg" in page) == (True, False)

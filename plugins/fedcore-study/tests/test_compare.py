@@ -11,76 +11,35 @@ import statistics
 from dataclasses import astuple, replace
 
 import pytest
-import yaml
 
 import fedcore
 import fedcore_study
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
+from fedcore_report.build import build
 from fedcore_study.comparisons import formats
-from fedcore_study.comparisons.comparison import compare
+from fedcore_study.comparisons.comparison import compare_runs
 from fedcore_study.comparisons.fairness import Spread
 from fedcore_study.comparisons.figures import Difference, Figure, paired_difference
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.measures import direction
 from fedcore_study.comparisons.records import find_runs, read_run
-from fedcore_study.reports.build import build
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.words import named
-
-from .sealing import seal
-
-
-@pytest.fixture
-def make(tmp_path):
-    """Write ``make(plugins, seed, [accuracy per round], final=..., **options)`` as a run; returns its folder."""
-    number = iter(range(1000))
-
-    def write(plugins, seed, curve, *, final=None, finished=True, protocol="global", labels="L", dealt=None, **options):
-        folder = tmp_path / f"run{next(number)}"
-        folder.mkdir()
-        also = {name: {"accuracy": accuracy} for name, accuracy in options.pop("also", {}).items()}
-        measured = options.pop("measured", {})
-        config = RunConfig(plugins=plugins, seed=seed, rounds=options.pop("rounds", len(curve)), **options)
-        (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-        dealt = dealt or f"{config.dataset}-{config.alpha}-{seed}"
-        (folder / "partition.json").write_text(json.dumps({"sha256": dealt, "info": {"labels_sha256": labels}}))
-        lines = [
-            {
-                "round": index,
-                "bytes": {"down": 100, "up": 200},
-                "metrics": None if accuracy is None else {"global": None, protocol: {"accuracy": accuracy}},
-                "time": {"round": 1.0 + seed, "evaluation": 0.5},
-                "of_a_later_version": 1,
-            }
-            for index, accuracy in enumerate(curve)
-        ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        if finished:
-            figures = {
-                "global": None,
-                protocol: {"accuracy": curve[-1] if final is None else final, **measured},
-                **also,
-            }
-            spent = {"down": 100 * len(curve), "up": 200 * len(curve) + (0 if final is None else 50)}
-            summary = {"metrics": figures, "rounds": len(curve), "bytes": spent}
-            (folder / "summary.json").write_text(json.dumps(summary))
-        seal(folder)
-        return folder
-
-    return write
+from tests.made_runs import make as make
+from tests.made_runs import seal
 
 
 def headings(comparison, block):
-    return [column.heading for column in formats.columns(comparison, block)]
+    return [column.heading for column in formats.table_columns(comparison, block)]
 
 
 def cells(comparison, block, row):
-    return [column.cell(row) for column in formats.columns(comparison, block)]
+    return [column.cell(row) for column in formats.table_columns(comparison, block)]
 
 
 def join(folders, **options):
     notes = []
-    found = compare(find_runs(folders, notes.append), warn=notes.append, **options)
+    found = compare_runs(find_runs(folders, notes.append), warn=notes.append, **options)
     return found, notes
 
 
@@ -220,7 +179,7 @@ class TestComparison:
         found, _ = join(folders)
         assert found.blocks[0].rows[1].difference.mean == pytest.approx(0.1)
         assert found.notes[0] == "moon: only 1 of 2 seeds have a pair in fedavg"
-        assert "Note: moon: only 1 of 2 seeds have a pair in fedavg." in formats.markdown(found)
+        assert "Note: moon: only 1 of 2 seeds have a pair in fedavg." in formats.as_markdown(found)
         found, _ = join([*folders, make(["moon"], 0, [0.3], lr=9.0)], baseline="fedavg")
         said = [note for note in found.notes if "baseline" in note or "pair" in note]
         assert said == [
@@ -360,7 +319,7 @@ class TestFormats:
         return join(folders)[0]
 
     def test_markdown(self, found):
-        lines = formats.markdown(found).splitlines()
+        lines = formats.as_markdown(found).splitlines()
         assert lines[0] == "**alpha 0.1**"
         assert lines[2] == "| method | seeds | accuracy % | minus fedavg [95 % interval] | p (Holm) | s/round |"
         assert lines[4] == "| fedavg | 3 | 60.00 ± 10.00 | - | - | 2.500 ± 1.000 |"
@@ -371,12 +330,12 @@ class TestFormats:
     @pytest.mark.parametrize(("partition", "used"), [("iid", False), ("part.json", False), ("dirichlet", True)])
     def test_alpha_is_named_where_the_partition_uses_it(self, make, partition, used):
         found, _ = join([make([], seed, [0.5], alpha=0.01, partition=partition) for seed in (0, 1)])
-        for text in (formats.markdown(found), formats.latex(found)):
+        for text in (formats.as_markdown(found), formats.as_latex(found)):
             assert f"partition {partition}" in text
             assert ("alpha 0.01" in text) is used
 
     def test_latex_has_no_open_special_character(self, found):
-        text = formats.latex(found)
+        text = formats.as_latex(found)
         assert r"moon & 3 & 60.00 $\pm$ 0.00 & +0.00 [$-$24.84, +24.84] & 1.000 \\" in text
         assert r"accuracy \%" in text
         assert text.count(r"\begin{tabular}{lrrrr}") == text.count(r"\end{tabular}") == 2
@@ -387,7 +346,7 @@ class TestFormats:
         folders = [make([], seed, [0.5, 0.7]) for seed in (0, 1, 2)]
         folders += [make(["moon"], seed, [0.8, 0.8]) for seed in (0, 1, 2)]
         folders += [make(["fedprox"], seed, [0.8 if seed else 0.1, 0.1]) for seed in (0, 1, 2)]  # not all reach it
-        text = formats.latex(join(folders, target=0.7)[0])
+        text = formats.as_latex(join(folders, target=0.7)[0])
         (row,) = [line for line in text.splitlines() if line.startswith("moon")]
         assert row.split(" & ")[:4] == ["moon", "3", r"\textbf{80.00 $\pm$ 0.00}", "+10.00 (3 seeds)"]
         assert r"\textbf{1.0 $\pm$ 0.0} & 0.00 $\pm$ 0.00 \\" in row  # all take 0.00 MB: none is best
@@ -491,7 +450,7 @@ class TestOverClients:
         own, other = "module:study.new.Near_It", "module:old.Near_It"
         found, _ = join([make([], 0, [0.5]), make([own], 0, [0.6]), make(["object:Far"], 0, [0.7])])
         assert [row.label for row in found.blocks[0].rows] == ["fedavg", "Near_It", "Far"]
-        assert r"Near\_It & 1" in formats.latex(found)
+        assert r"Near\_It & 1" in formats.as_latex(found)
         found, _ = join([make([own], 1, [0.5]), make([other, "object:Far"], 1, [0.6])])
         assert {row.label for row in found.blocks[0].rows} == {own, f"{other}+Far"}
 
@@ -503,12 +462,12 @@ class TestOverClients:
         rows = list(csv.DictReader(io.StringIO(formats.as_csv(found))))
         assert [row["row"] for row in rows[:2]] == ["'=1+1", "'-2|x"]
         assert [row["model"] for row in rows[2:5]] == ["<script>", "\ufffd[31mred", "two lines"]
-        markdown = formats.markdown(found)
+        markdown = formats.as_markdown(found)
         assert r"**model -2\|x**" in markdown
         assert r"| \\input{x} | 1 |" in markdown
         assert "<script" not in markdown
         assert "![](" not in markdown
-        latex = re.sub("^% .*", "", formats.latex(found), flags=re.MULTILINE)
+        latex = re.sub("^% .*", "", formats.as_latex(found), flags=re.MULTILINE)
         assert r"\textbackslash{}input\{x\} & 1" in latex
         assert "\nlines" not in latex
 
@@ -548,7 +507,7 @@ class TestFindings:
             "Tested by paired t-tests over the seeds, at level 0.05, with p-values corrected by Holm for the 3 "
             "comparisons with fedavg in this table. Each interval is of one comparison alone.",
         ]
-        text = formats.markdown(join(folders)[0])
+        text = formats.as_markdown(join(folders)[0])
         assert all(f"- {formats.markdown_text(sentence)}" in text for sentence in block.findings)
         shown = {row.label: cells(join(folders)[0], block, row)[3:5] for row in block.rows}
         assert shown["fedcd"] == ["-1.00 (3 seeds)", "-"]
@@ -577,7 +536,7 @@ class TestFindings:
         assert cells(found, block, block.rows[1])[4] == "0.096"
         *_, line = csv.DictReader(io.StringIO(formats.as_csv(found)))
         assert float(line["p_holm"]) <= 1.0
-        assert "p (Holm)" in formats.latex(found)
+        assert "p (Holm)" in formats.as_latex(found)
 
     def test_one_row_shows_nothing_and_two_without_baseline_the_highest(self, make):
         assert join([make([], 0, [0.5])])[0].blocks[0].findings == []
@@ -596,8 +555,8 @@ class TestRanks:
         assert found.ranks.average == {"fedavg": 3.0, "moon": 1.0, "fedprox": 2.0}
         said = "Average ranks over 3 data settings, 1 is the best: moon 1.00, fedprox 2.00, fedavg 3.00."
         assert str(found.ranks).startswith(f"{said} Friedman's test finds a difference (p = 0.050). ")
-        assert said in formats.markdown(found)
-        assert f"% {said}" in formats.latex(found)
+        assert said in formats.as_markdown(found)
+        assert f"% {said}" in formats.as_latex(found)
         assert json.loads(formats.as_json(found))["ranks"]["average"]["moon"] == 1.0
 
     def test_the_same_data_under_other_settings_would_count_twice(self, make):
@@ -621,13 +580,13 @@ class TestRanks:
         said = "the rows have different seeds (fedavg, fedprox: 0, 1, 2; moon: 0, 1), so their means are not ranked"
         assert any(note.startswith(said) for note in found.notes)
         assert found.ranks is None
-        for text in (formats.markdown(found), formats.latex(found)):
+        for text in (formats.as_markdown(found), formats.as_latex(found)):
             assert "Highest" not in text
             assert r"\textbf" not in text
         found, _ = join([*folders, *(make(["moon"], 2, [0.5], alpha=alpha) for alpha in (0.1, 0.5))])
         assert found.ranks.average == {"fedprox": 1.0, "fedavg": 2.0, "moon": 3.0}
         assert found.notes == []
-        assert r"\textbf{81.33" in formats.latex(found)
+        assert r"\textbf{81.33" in formats.as_latex(found)
 
     @pytest.mark.parametrize("partition", ["iid", "shards", "part.json"])
     def test_an_alpha_without_effect_makes_no_other_data(self, make, partition):
@@ -701,9 +660,9 @@ class TestCautions:
             "baseline fedavg: 1,000 parameters and no projection head. To compare like with like run all of them with "
             "--projection, which gives each the head"
         )
-        text = formats.markdown(join(folders)[0])
+        text = formats.as_markdown(join(folders)[0])
         assert f"Note: {note}." in text
-        assert f"% Note: {note}." in formats.latex(join(folders)[0])
+        assert f"% Note: {note}." in formats.as_latex(join(folders)[0])
         assert json.loads(formats.as_json(join(folders)[0]))["blocks"][0]["notes"][0] == note
 
     def test_like_with_like_and_unknown_models_are_not_warned_of(self, sized, make):
@@ -732,12 +691,12 @@ class TestCautions:
         found = find_runs([make(p, 0, [0.5] * 2, lr_schedule=schedule) for p in ([], [plugin])], print)
         changes = {0: [{"round": 1, "workers": [0, 1]}], 1: [{"round": 1, "rounds": [1, 2]}]}
         (note, _) = sorted(
-            compare([replace(run, changes=changes[i]) for i, run in enumerate(found)]).notes, reverse=True
+            compare_runs([replace(run, changes=changes[i]) for i, run in enumerate(found)]).notes, reverse=True
         )
         said = "runs that were resumed with another --rounds, which their learning rate or method follows"
         assert note.startswith(f"{said}: {plugin} (1). ")
         unbegun = [{"round": 0, "rounds": [1, 2]}]
-        assert len(compare([replace(run, changes=unbegun) for run in found]).notes) == 1
+        assert len(compare_runs([replace(run, changes=unbegun) for run in found]).notes) == 1
 
     def test_methods_whose_clients_fail_are_named_with_the_first_reason(self, make):
         def failure(client, kind, message="late"):
@@ -861,16 +820,16 @@ def test_metrics_next_to_accuracy(make):
         for name, values in figures.items()
         for seed, (f1, ece) in enumerate(values)
     ]
-    made = compare(find_runs(folders, print))
+    made = compare_runs(find_runs(folders, print))
     (block,) = made.blocks
     assert headings(made, block)[2:6] == ["accuracy %", "macro-f1", "ece", "Own"]
     rows = {row.label: row for row in block.rows}
     assert cells(made, block, rows["fedavg"])[3:6] == ["0.6000 ± 0.1414", "0.3000 ± 0.1414", "1.0000 ± 0.0000"]
     assert cells(made, block, rows["moon"])[4] == "0.1000 (1/2)", "the other seed has no value"
-    best = {c.heading: formats.best_rows(c, block.rows) for c in formats.columns(made, block)}
+    best = {c.heading: formats.best_rows(c, block.rows) for c in formats.table_columns(made, block)}
     moon = [row.label for row in block.rows].index("moon")
     assert (best["macro-f1"], best["ece"], best["Own"]) == ([moon], [], [])
-    assert r"\textbf{0.9000" in formats.latex(made)
+    assert r"\textbf{0.9000" in formats.as_latex(made)
     values = {row["row"]: row for row in formats.plain_rows(made)}
     assert values["fedavg"]["metric_macro-f1_mean"] == pytest.approx(0.6)
     assert values["moon"]["metric_ece_n"] == 1
@@ -882,7 +841,7 @@ def test_metrics_next_to_accuracy(make):
 def test_metrics_of_clients_have_a_mean_over_the_clients(make):
     measured = {"ece": 0.3, "ece_mean": 0.2, "ece_std": 0.1}
     folders = [make([name] * bool(name), 0, [0.5], protocol="personal", measured=measured) for name in ("", "moon")]
-    made = compare(find_runs(folders, print), protocol="personal")
+    made = compare_runs(find_runs(folders, print), protocol="personal")
     (block,) = made.blocks
     assert headings(made, block)[3:5] == ["ece", "ece (clients)"]
     assert cells(made, block, block.rows[0])[3:5] == ["0.3000", "0.2000"]
@@ -952,7 +911,7 @@ class TestOtherFigures:
             "Better than fedavg: moon (-0.2667 [-0.4101, -0.1232], p = 0.015).",
         ]
         assert notes == []
-        best = {c.heading: formats.best_rows(c, block.rows) for c in formats.columns(found, block)}
+        best = {c.heading: formats.best_rows(c, block.rows) for c in formats.table_columns(found, block)}
         assert best["ece"] == [1]
         frame = fedcore_study.compare(folders, metric="ece")
         assert frame.loc["moon", ["ece_mean", "verdict"]].tolist() == [pytest.approx(1.1 / 3), "better"]
@@ -1021,7 +980,7 @@ def test_clients_that_could_not_be_measured_are_told(make):
         ]
 
     def notes(counts):
-        return [n for n in compare(find_runs(folders(counts), print), protocol="personal").notes if "clients" in n]
+        return [n for n in compare_runs(find_runs(folders(counts), print), protocol="personal").notes if "clients" in n]
 
     assert notes({"": (3, 4), "moon": (3, 4)}) == []
     (note,) = notes({"": (3, 4), "moon": (3, 2)})

@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 import fedcore
+import fedcore_report
 import fedcore_study
 from fedcore import ConfigError
 from fedcore.data import Partition, as_dataset
@@ -87,9 +88,9 @@ def test_networks_as_an_axis_and_a_report_with_their_features(tmp_path):
     frame = fedcore_study.compare(result, by=["plugin", "model"], baseline="fedavg, model=width-4")
     assert frame.index[0] == "fedavg, model=width-4"
     assert len(frame) == 4
-    page = fedcore_study.report(result, tmp_path / "r.html", by="model", allow_code=True).read_text(encoding="utf-8")
+    page = fedcore_report.report(result, tmp_path / "r.html", by="model", allow_code=True).read_text(encoding="utf-8")
     assert "is an object that a Python program gave" not in page
-    page = fedcore_study.report(tmp_path / "s", tmp_path / "r2.html", allow_code=True).read_text(encoding="utf-8")
+    page = fedcore_report.report(tmp_path / "s", tmp_path / "r2.html", allow_code=True).read_text(encoding="utf-8")
     assert "is an object that a Python program gave" in page
 
 

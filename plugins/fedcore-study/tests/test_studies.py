@@ -11,6 +11,7 @@ import pandas
 import pytest
 
 import fedcore
+import fedcore_report
 import fedcore_study
 from fedcore import ConfigError, Interrupted, RunConfig
 from fedcore_study import studies
@@ -137,10 +138,10 @@ def test_a_file_and_names_of_plugins(tmp_path):
 
 
 def test_a_report_is_written(swept, tmp_path):
-    page = fedcore_study.report(swept, tmp_path / "page.html", title="Mine", points=0)
+    page = fedcore_report.report(swept, tmp_path / "page.html", title="Mine", points=0)
     assert "Mine" in page.read_text(encoding="utf-8")
     with pytest.raises(fedcore.FedcoreError, match=r"page\.html exists"):
-        fedcore_study.report(swept, page)
+        fedcore_report.report(swept, page)
 
 
 @pytest.mark.slow

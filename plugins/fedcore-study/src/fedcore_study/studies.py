@@ -1,4 +1,4 @@
-"""Studies in Python: what the commands sweep, compare and report do, as functions of a script or notebook."""
+"""Studies in Python: what the commands sweep and compare do, as functions of a script or notebook."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcore import ConfigError
 from fedcore.base.identity import short_name
-from fedcore.base.objects import lent
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.given import Given
 from fedcore_study.sweeps.spec import SweepSpec, changed, read_earlier, read_spec
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from fedcore import RunResult
     from fedcore_study.sweeps.run import SweepResult
 
-Runs: TypeAlias = "str | PathLike[str] | RunResult | SweepResult"
+StudiedRuns: TypeAlias = "str | PathLike[str] | RunResult | SweepResult"
 """A run or sweep: its directory, or what ``fedcore.run`` or :func:`sweep` returned."""
 
 
@@ -63,7 +62,7 @@ def sweep(
     from fedcore_study.cli.sweep_display import script_display
     from fedcore_study.sweeps.run import check_named, run_sweep
 
-    given, place = Given(getattr(out, "objects", {})), None if out is None else _folders(out)[0]
+    given, place = Given(getattr(out, "objects", {})), None if out is None else run_folders(out)[0]
     spec, folder, goes_on = _asked_for(grid, seeds, place, settings or {}, options, given, preset)
     file = out if goes_on else grid
     if spec is not None and isinstance(file, (str, PathLike)):  # the names of a result or mapping are the program's
@@ -92,7 +91,7 @@ def sweep(
 
 
 def compare(
-    runs: Runs | Iterable[Runs],
+    runs: StudiedRuns | Iterable[StudiedRuns],
     *,
     protocol: str = "global",
     metric: str = "accuracy",
@@ -137,12 +136,12 @@ def compare(
     def warn(message: str) -> None:
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
-    found = find_runs(_folders(runs), warn)
+    found = find_runs(run_folders(runs), warn)
     fields = [by] if isinstance(by, str) else list(by)
     if each:
         kept = comparison.usable(found, protocol, round, warn, short_name(metric))
         return frame.of_runs(kept, fields, protocol, round)
-    made = comparison.compare(
+    made = comparison.compare_runs(
         found,
         protocol=protocol,
         metric=metric,
@@ -156,59 +155,6 @@ def compare(
         warn=warn,
     )
     return frame.of_methods(made)
-
-
-def report(
-    runs: Runs | Iterable[Runs],
-    out: str | PathLike[str] = "report.html",
-    *,
-    title: str | None = None,
-    by: str | Sequence[str] = "plugin",
-    baseline: str | None = None,
-    data_dir: str | PathLike[str] | None = None,
-    points: int = 500,
-    reported: Sequence[str] = (),
-    allow_code: bool = False,
-    force: bool = False,
-) -> Path:
-    """Write one HTML page about runs, as the command ``fedcore report``; returns its path.
-
-    :param runs: runs or sweeps: directories or results, one or several.
-    :param title: the page's heading; default the names of the first runs.
-    :param by: the options that distinguish methods: ``plugin``, or options of a run.
-    :param baseline: the row that differences are to; default ``fedavg`` where there is one.
-    :param data_dir: the folder of the data sets' files; default what each run used.
-    :param points: test samples in the picture of the features; 0 leaves it out.
-    :param reported: show figures of plugins' reports in the tables, such as ``["attack.success"]``.
-    :param allow_code: import what the runs name as ``module:...``.
-    :param force: overwrite an existing page.
-    :raises ConfigError: or a subclass: no runs, or the page exists.
-    """
-    from fedcore_study.comparisons.records import find_runs
-    from fedcore_study.reports.build import build, heading
-    from fedcore_study.reports.page import check_target, write_page
-
-    page = Path(out)
-    check_target(page, None, force=force)
-    runs = _listed(runs)
-    folders, notes = _folders(runs), list[str]()
-    with lent({key: value for run in runs for key, value in getattr(run, "objects", {}).items()}):
-        made = build(
-            find_runs(folders, notes.append),
-            notes,
-            title=title or heading(folders),
-            by=[by] if isinstance(by, str) else list(by),
-            baseline=baseline,
-            data_dir=None if data_dir is None else Path(data_dir),
-            points=points,
-            reported=reported,
-            allow_code=allow_code,
-            progress=lambda message: None,
-        )
-    for note in made.notes:
-        warnings.warn(note, RuntimeWarning, stacklevel=2)
-    write_page(made, page)
-    return page
 
 
 def _asked_for(
@@ -242,11 +188,12 @@ def _axis(given: Given, name: str, values: Any) -> Any:
     return [given.named(name, value) for value in listed]
 
 
-def _listed(runs: Runs | Iterable[Runs]) -> list[Any]:
+def listed_runs(runs: StudiedRuns | Iterable[StudiedRuns]) -> list[Any]:
+    """Return one run or sweep, or several, as a list."""
     one = isinstance(runs, (str, PathLike)) or hasattr(runs, "directory")
     return [runs] if one else list(runs)  # type: ignore[arg-type]
 
 
-def _folders(runs: Runs | Iterable[Runs]) -> list[Path]:
+def run_folders(runs: StudiedRuns | Iterable[StudiedRuns]) -> list[Path]:
     """Return the directories of runs and sweeps."""
-    return [Path(getattr(run, "directory", run)) for run in _listed(runs)]
+    return [Path(getattr(run, "directory", run)) for run in listed_runs(runs)]

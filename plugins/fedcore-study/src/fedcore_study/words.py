@@ -37,8 +37,3 @@ def by_value(values: Mapping[str, Value]) -> dict[Value, list[str]]:
     for name, value in values.items():
         found.setdefault(value, []).append(name)
     return found
-
-
-def spaced(count: int, most: int) -> list[int]:
-    """Return all of ``count`` positions, or ``most`` (at least 2) evenly spaced ones including both ends."""
-    return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]

@@ -43,7 +43,9 @@ def compare(
         ),
     ] = False,
     reported: shared.Reported = None,
-    form: Annotated[str, typer.Option("--format", metavar="|".join(shared.FORMATS), help="How to print it.")] = "table",
+    form: Annotated[
+        str, typer.Option("--format", metavar="|".join(shared.TABLE_FORMATS), help="How to print it.")
+    ] = "table",
     latex: Annotated[
         bool, typer.Option("--latex", help="A table for a paper (booktabs), the best in bold; as --format latex.")
     ] = False,
@@ -59,16 +61,16 @@ def compare(
     worse than the baseline is decided by paired t-tests, corrected by Holm for all comparisons of a table.
     """
     form = "latex" if latex else form
-    if form not in shared.FORMATS:
-        raise UnknownNameError("format", form, shared.FORMATS)
+    if form not in shared.TABLE_FORMATS:
+        raise UnknownNameError("format", form, shared.TABLE_FORMATS)
     if wide and (form in ("csv", "json") or clients or reported or target is not None):
         raise ConfigError("--wide prints one figure as a table, markdown or latex: leave out the other options")
 
     from fedcore_study.comparisons import formats
-    from fedcore_study.comparisons.comparison import compare as join
+    from fedcore_study.comparisons.comparison import compare_runs
     from fedcore_study.comparisons.records import find_runs
 
-    comparison = join(
+    comparison = compare_runs(
         find_runs(runs, output.note),
         protocol=protocol,
         metric=metric,
@@ -89,7 +91,7 @@ def compare(
         return
     console = output.stdout()
     for found in formats.printed(comparison, wide=wide):
-        table = shared.figures(found.title, found.headings, found.rows)
+        table = shared.figures_table(found.title, found.headings, found.rows)
         table.columns[0].overflow = "fold"  # two rows whose names are cut could look the same
         console.print(table)
         for sentence in found.findings:

@@ -14,10 +14,10 @@ from fedcore.cli import options
 if TYPE_CHECKING:
     from rich.table import Table
 
-GRID = "Sweep"
+SWEEP_PANEL = "Sweep"
 """A panel of the help."""
 
-FORMATS = ("table", "markdown", "csv", "latex", "json")
+TABLE_FORMATS = ("table", "markdown", "csv", "latex", "json")
 """How a table can be printed."""
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN_OR_SWEEP...", help="Run or sweep directories.")]
@@ -38,12 +38,15 @@ Reported = Annotated[
 Parallel = Annotated[
     int | None,
     options.option(
-        "--parallel", "Parallel runs, each in its own process; default one per core if memory allows.", GRID, min=1
+        "--parallel",
+        "Parallel runs, each in its own process; default one per core if memory allows.",
+        SWEEP_PANEL,
+        min=1,
     ),
 ]
 
 
-def figures(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def figures_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Return a table with names in the first column and numbers in the other columns. An empty title is left out."""
     from rich import box
     from rich.table import Table

@@ -39,7 +39,7 @@ def sweep(
         options.option(
             "--grid",
             "An axis: plugin (moon+uscc combines two), an option of train, or PLUGIN.OPTION; can be given again.",
-            shared.GRID,
+            shared.SWEEP_PANEL,
             metavar="AXIS=VALUE,...",
         ),
     ] = None,
@@ -48,7 +48,7 @@ def sweep(
         options.option(
             "--optuna",
             "Search by Optuna, in so many trials in all, in place of a grid; pruned on clients' held-out parts.",
-            shared.GRID,
+            shared.SWEEP_PANEL,
             metavar="TRIALS",
             min=1,
         ),
@@ -58,26 +58,26 @@ def sweep(
         options.option(
             "--search",
             "An option that --optuna searches, or OPTION=VALUE,VALUE; can be given again.",
-            shared.GRID,
+            shared.SWEEP_PANEL,
             metavar="OPTION=LOW..HIGH[:log]",
         ),
     ] = None,
     seeds: Annotated[
         str | None,
-        options.option("--seeds", "How many (0 to N-1), or which.", shared.GRID, metavar="N or A,B,..."),
+        options.option("--seeds", "How many (0 to N-1), or which.", shared.SWEEP_PANEL, metavar="N or A,B,..."),
     ] = None,
     settings: Annotated[
         list[str] | None,
         options.option(
             "--set",
             "An option of a plugin, in each run that has the plugin; can be given again.",
-            shared.GRID,
+            shared.SWEEP_PANEL,
             metavar="PLUGIN.OPTION=VALUE",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        options.option("--out", "The sweep's folder; default sweeps/<file's name or time>.", shared.GRID),
+        options.option("--out", "The sweep's folder; default sweeps/<file's name or time>.", shared.SWEEP_PANEL),
     ] = None,
     parallel: shared.Parallel = None,
     submit: Annotated[
@@ -85,7 +85,7 @@ def sweep(
         options.option(
             "--submit",
             "Submit each run as a job, to SLURM or, to try it, to this machine; needs submitit.",
-            shared.GRID,
+            shared.SWEEP_PANEL,
             metavar="slurm|local",
         ),
     ] = None,
@@ -94,11 +94,13 @@ def sweep(
         options.option(
             "--submit-set",
             "A parameter of submitit's executor, such as slurm_partition=gpu; can be given again.",
-            shared.GRID,
+            shared.SWEEP_PANEL,
             metavar="NAME=VALUE",
         ),
     ] = None,
-    dry_run: Annotated[bool, options.option("--dry-run", "Check and list the runs, start none.", shared.GRID)] = False,
+    dry_run: Annotated[
+        bool, options.option("--dry-run", "Check and list the runs, start none.", shared.SWEEP_PANEL)
+    ] = False,
     preset: options.RunPreset = None,
     allow_code: options.AllowCode = False,
     allow_outside: options.AllowOutside = False,
@@ -200,12 +202,12 @@ def _cautions(folder: Path) -> list[str]:
     """Return what a comparison of the sweep's finished runs would have to say of their models."""
     from fedcore_study.comparisons.cautions import other_models
     from fedcore_study.comparisons.comparison import BASELINE
-    from fedcore_study.comparisons.groups import grouped
+    from fedcore_study.comparisons.groups import group_runs
     from fedcore_study.comparisons.records import find_runs
 
     try:
         runs = [run for run in find_runs([folder], lambda message: None) if run.finished]
-        groups = grouped(runs, ["plugins"])[1] if runs else []
+        groups = group_runs(runs, ["plugins"])[1] if runs else []
     except FedcoreError:
         return []  # compare says what is wrong
     found = [other_models(group.rows, BASELINE) for group in groups if BASELINE in group.rows]

@@ -30,7 +30,7 @@ from fedcore_study.comparisons.cautions import (
 from fedcore_study.comparisons.fairness import FIGURES, Spread
 from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
 from fedcore_study.comparisons.findings import findings
-from fedcore_study.comparisons.groups import Group, by_seed, distinct, grouped, option
+from fedcore_study.comparisons.groups import Group, by_seed, distinct, group_runs, option
 from fedcore_study.comparisons.measures import ACCURACY, Measure
 from fedcore_study.comparisons.records import OVER_CLIENTS, RunRecord, Warn, with_global_model
 from fedcore_study.comparisons.significance import Ranks, level, ranked
@@ -127,7 +127,7 @@ class Comparison:
         return ", ".join("method" if name == "plugin" else name for name in self.by)
 
 
-def compare(
+def compare_runs(
     runs: Sequence[RunRecord],
     *,
     protocol: str = "global",
@@ -167,7 +167,7 @@ def compare(
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
     kept = distinct(usable(runs, protocol, round, warn, measure.name), fields, warn)
-    common, groups = grouped(kept, fields)
+    common, groups = group_runs(kept, fields)
     if baseline is not None and not any(baseline in group.rows for group in groups):
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
     if round is not None and _differ_in_rounds_alone(groups):

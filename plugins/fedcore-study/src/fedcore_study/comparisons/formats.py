@@ -44,7 +44,7 @@ class Column:
 SECONDS = "s/round"
 
 
-def columns(comparison: Comparison, block: Block) -> list[Column]:
+def table_columns(comparison: Comparison, block: Block) -> list[Column]:
     """Return the columns of a block; the first one holds names, the others numbers."""
     found = [
         Column(comparison.heading, lambda row: row.label),
@@ -96,7 +96,7 @@ def printed(comparison: Comparison, *, wide: bool = False, timed: bool = True) -
         return [_wide(comparison)]
     found = []
     for block in comparison.blocks:
-        shown = [column for column in columns(comparison, block) if timed or column.heading != SECONDS]
+        shown = [column for column in table_columns(comparison, block) if timed or column.heading != SECONDS]
         rows = [[column.cell(row) for column in shown] for row in block.rows]
         best = [(number, place) for place, column in enumerate(shown) for number in best_rows(column, block.rows)]
         found.append(Printed(named(block.settings), [column.heading for column in shown], rows, best, block.findings))
@@ -200,7 +200,7 @@ def caption(comparison: Comparison) -> str:
     return f"protocol {comparison.protocol}, {after}; {', '.join(parts)}"
 
 
-def markdown(comparison: Comparison, *, wide: bool = False) -> str:
+def as_markdown(comparison: Comparison, *, wide: bool = False) -> str:
     """Return GitHub tables; see :func:`printed`."""
     parts = []
     for table in printed(comparison, wide=wide):
@@ -211,7 +211,7 @@ def markdown(comparison: Comparison, *, wide: bool = False) -> str:
     return "\n\n".join([*parts, *map(markdown_text, (*ranks, caption(comparison), *notes))]) + "\n"
 
 
-def latex(comparison: Comparison, *, wide: bool = False) -> str:
+def as_latex(comparison: Comparison, *, wide: bool = False) -> str:
     """Return tables in the style of the package booktabs, the best of each column in bold; see :func:`printed`."""
     notes = [f"Note: {note}." for note in comparison.notes]
     said = map(latex_comment, (r"Needs \usepackage{booktabs}.", caption(comparison), *notes))
@@ -366,9 +366,9 @@ def as_json(comparison: Comparison) -> str:
 
 
 FORMATS: dict[str, Callable[..., str]] = {
-    "markdown": markdown,
+    "markdown": as_markdown,
     "csv": as_csv,
-    "latex": latex,
+    "latex": as_latex,
     "json": as_json,
 }
 

@@ -10,7 +10,7 @@ import pandas
 from fedcore_study.comparisons.comparison import Comparison
 from fedcore_study.comparisons.fairness import FIGURES
 from fedcore_study.comparisons.formats import metric_names, plain_rows
-from fedcore_study.comparisons.groups import grouped, option
+from fedcore_study.comparisons.groups import group_runs, option
 from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.words import named
 
@@ -76,7 +76,7 @@ def of_runs(runs: Sequence[RunRecord], by: Sequence[str], protocol: str, round: 
     fields = [option(name) for name in by]
     method = ", ".join("method" if field == "plugins" else name for name, field in zip(by, fields, strict=True))
     rows: list[dict[str, Any]] = []
-    for group in grouped(runs, fields)[1]:
+    for group in group_runs(runs, fields)[1]:
         for label, found in group.rows.items():
             for run in sorted(found, key=lambda run: run.config.seed):
                 point = run.at(protocol, round)

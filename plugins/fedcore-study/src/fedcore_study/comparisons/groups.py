@@ -30,7 +30,7 @@ class Group:
     """The runs by the row's label."""
 
 
-def grouped(runs: Sequence[RunRecord], fields: Sequence[str]) -> tuple[dict[str, Json], list[Group]]:
+def group_runs(runs: Sequence[RunRecord], fields: Sequence[str]) -> tuple[dict[str, Json], list[Group]]:
     """Group runs, at least one; return the settings that all groups share, and the groups.
 
     :param fields: the options that make a row, as :func:`option` returns them.

@@ -1,0 +1,1 @@
+"""The engine's speed next to a plain PyTorch loop: ``fedcore bench``."""

@@ -1,0 +1,300 @@
+"""What results and rounds are made of: accuracy by client and by class, confusions, outcomes, bytes and seconds.
+
+Imports no torch. Runs of one row are put together, which differ in the seed alone. Every value comes from a file, which
+may be damaged or untrusted: what is no finite number counts as not recorded.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from fedcore.base.protocols import HELD_OUT, PROTOCOLS, confusion_key
+from fedcore.runs.rounds import SIMULATED, errors, lost
+from fedcore_report.charts import (
+    Bars,
+    Box,
+    Boxes,
+    Chart,
+    Grid,
+    Heatmap,
+    Omitted,
+    Part,
+    plain,
+)
+from fedcore_report.lines import MB
+from fedcore_study.tools import Group, RunRecord, list_in, mapping_in, number
+
+TIMES = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation")
+"""What a round's seconds are made of; workers' idle time and the like are parts of these."""
+
+SMALL = 0.005
+"""A part below this fraction of the longest bar, in every bar, would be too narrow to be seen."""
+
+Counts: TypeAlias = "list[list[int]]"
+
+
+def by_client(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
+    """Return the distribution of the accuracy over the clients, for the first protocol that recorded it."""
+    title = "Accuracy by client"
+    for protocol in (*HELD_OUT, "personal_global"):
+        boxes: list[Box] = []
+        after = set()
+        for label, runs in group.rows.items():
+            rounds, measured = _standing(runs, protocol)
+            if found := _boxes(label, colors[label], measured):
+                boxes += found
+                after.add(rounds)
+        if boxes:
+            return Boxes(
+                name="clients",
+                title=f"{title}, {protocol}",
+                about=f"Accuracy of {PROTOCOLS[protocol].measures}, {_after(after)}. The box spans the middle half of "
+                "the clients, of all seeds together; the line in it is the median.",
+                x_title="accuracy %",
+                boxes=boxes,
+            )
+    return Omitted(title, "no run recorded it; --client-test-fraction 0.2 holds samples out on each client")
+
+
+def _boxes(label: str, color: int, measured: Sequence[tuple[RunRecord, Metrics]]) -> list[Box]:
+    """Return a box of all clients of a row, or one of the quantiles of each run with more than 1,000 clients.
+
+    :param measured: runs, each with one protocol's figures.
+    """
+    if not all(isinstance(figures.get("per_client"), dict) for _, figures in measured):
+        return [
+            Box(f"{label}, seed {run.config.seed}", color, [], [], [100 * quantile for quantile in quantiles])
+            for run, figures in measured
+            if len(quantiles := [q for q in map(number, list_in(figures, "quantiles")) if q is not None]) == 7
+        ]
+    values = [
+        (100 * value, f"client {plain(client)}, seed {run.config.seed}")
+        for run, figures in measured
+        for client, accuracy in figures["per_client"].items()
+        if (value := number(accuracy)) is not None
+    ]
+    return [Box(label, color, [value for value, _ in values], [name for _, name in values])] if values else []
+
+
+def by_class(group: Group, class_names: Sequence[str] | None) -> Chart | Omitted:
+    """Return the global model's accuracy by class."""
+
+    def read(figures: Metrics) -> Mapping[str, Any]:
+        values = list_in(figures, "per_class")
+        return dict(zip(_names(class_names, len(values)), values, strict=True))
+
+    chart = _accuracy_by(group, read, "classes", "class", "the server's test set")
+    if chart is not None:
+        return chart
+    runs = [run for found in group.rows.values() for run in found]
+    reasons = {plain(m["global_reason"]) for run in runs for m in _metrics(run) if "global_reason" in m}
+    return Omitted("Accuracy by class", "; ".join(sorted(reasons)) or "no run has been evaluated yet")
+
+
+def by_domain(group: Group) -> Iterator[Chart]:
+    """Yield the global model's accuracy by domain, for a data set with domains."""
+    samples = "the test samples of each domain"
+    chart = _accuracy_by(group, lambda figures: mapping_in(figures, "domains"), "domains", "domain", samples)
+    if chart is not None:
+        yield chart
+
+
+def _accuracy_by(
+    group: Group, read: Callable[[Metrics], Mapping[str, Any]], name: str, part: str, samples: str
+) -> Heatmap | None:
+    """Return the global model's accuracy by row and part, mean over seeds; None if no run recorded it.
+
+    :param read: returns the accuracies by part from the figures of a run's global model.
+    """
+    means: dict[str, dict[str, float | None]] = {}
+    after = set()
+    for label, runs in group.rows.items():
+        rounds, measured = _standing(runs, "global")
+        values: dict[str, list[float]] = {}
+        for _, figures in measured:
+            for place, accuracy in read(figures).items():
+                values.setdefault(place, []).extend([] if (value := number(accuracy)) is None else [value])
+        if values:
+            means[label] = {place: 100 * statistics.fmean(each) if each else None for place, each in values.items()}
+            after.add(rounds)
+    if not means:
+        return None
+    columns = list(dict.fromkeys(place for row in means.values() for place in row))
+    return Heatmap(
+        name=name,
+        title=f"Accuracy by {part}",
+        about=f"Accuracy of the global model on {samples} in percent, {_after(after)}; mean over seeds.",
+        x_title=part,
+        y_title="",
+        columns=[plain(place) for place in columns],
+        rows=list(means),
+        grid=[[row.get(place) for place in columns] for row in means.values()],
+        unit="%",
+    )
+
+
+def confusions(group: Group, class_names: Sequence[str] | None) -> Iterator[Chart | Omitted]:
+    """Yield the confusion matrices of a group's finished runs, by protocol and row, each the sum over the seeds."""
+    drawn = False
+    for protocol in PROTOCOLS:
+        clients = "clients and " if PROTOCOLS[protocol].on_clients else ""
+        for label, runs in group.rows.items():
+            key = confusion_key(protocol)
+            found = [run.summary[key] for run in runs if run.summary is not None and run.summary.get(key)]
+            if not found:
+                continue
+            drawn = True
+            names = _names(class_names, len(found[0]))
+            yield Heatmap(
+                name=f"confusion-{protocol}-{label}",
+                title=f"Confusion matrix, {protocol}: {plain(label)}",
+                about="Of the samples of a class (row) with a prediction, the percentage taken for each class (column) "
+                f"by {PROTOCOLS[protocol].measures}, at the end; all {clients}seeds together. Shades grow with the "
+                "square root.",
+                x_title="predicted",
+                y_title="class",
+                columns=names,
+                rows=names,
+                grid=_in_percent(found),
+                unit="%",
+                root=True,
+            )
+    if not drawn:
+        yield Omitted("Confusion matrix", "a finished run records it, up to 100 classes")
+
+
+def _in_percent(found: Sequence[Counts]) -> Grid:
+    """Return the sum of matrices, each row in percent of its samples; None in a row without samples."""
+    total = [[sum(counts) for counts in zip(*rows, strict=True)] for rows in zip(*found, strict=True)]
+    return [[100 * count / sum(row) if sum(row) else None for count in row] for row in total]
+
+
+def participation(group: Group) -> Iterator[Chart]:
+    """Yield the outcomes of the selected clients, if a simulated system recorded them."""
+    about = "Outcomes of the selected clients in the simulated system (--system); mean over rounds and seeds."
+    found = {label: [_fared(run) for run in runs] for label, runs in group.rows.items()}
+    chart = _bars("participation", "Who took part", about, "clients per round", found)
+    if chart is not None:
+        yield chart
+
+
+def _fared(run: RunRecord) -> dict[str, float]:
+    """Return the mean number of selected clients of a round by outcome; empty without a simulated system."""
+    lines = [line for line in run.rounds if "system" in line]
+    counts = dict.fromkeys(("all epochs", "fewer epochs", *SIMULATED, "other failures"), 0)
+    for line in lines:
+        fewer = len(line["system"]["partial"])
+        counts["all epochs"] += len(line["system"]["took_part"]) - fewer
+        counts["fewer epochs"] += fewer
+        losses = lost(line)
+        for kind in SIMULATED:
+            counts[kind] += losses[kind]
+        counts["other failures"] += errors(losses)
+    return {name: count / len(lines) for name, count in counts.items()} if lines else {}
+
+
+def bytes_sent(group: Group) -> Chart | Omitted:
+    """Return the MB per round in each direction, by sender."""
+    about = "Bytes to all clients of a round (down) and from them (up), by sender; mean over rounds and seeds."
+    found = {
+        f"{label} {direction}": [_bytes_per_round(run, direction) for run in runs if run.rounds]
+        for label, runs in group.rows.items()
+        for direction in ("down", "up")
+    }
+    title = "Communication per round"
+    return _bars("bytes", title, about, "MB per round", found) or Omitted(title, "no round is recorded yet")
+
+
+def _bytes_per_round(run: RunRecord, direction: str) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for line in run.rounds:
+        senders = mapping_in(mapping_in(line, "bytes"), "by_plugin") or {"in all": line["bytes"]}
+        for sender in senders:
+            totals[sender] = totals.get(sender, 0.0) + (number(mapping_in(senders, sender).get(direction)) or 0.0)
+    return {sender: total / len(run.rounds) / MB for sender, total in totals.items()}
+
+
+def seconds(group: Group) -> Chart | Omitted:
+    """Return the seconds per round by stage."""
+    about = (
+        "Seconds on the machine that ran it, whatever else it did meanwhile; mean over seeds and rounds, without the "
+        "first, which also starts processes."
+    )
+    found = {label: [_seconds_per_round(run) for run in runs] for label, runs in group.rows.items()}
+    title = "Time per round"
+    return _bars("seconds", title, about, "seconds per round", found) or Omitted(title, "no round is recorded yet")
+
+
+def _seconds_per_round(run: RunRecord) -> dict[str, float]:
+    lines = [times for line in run.rounds if (times := mapping_in(line, "time"))]
+    lines = lines[1:] or lines
+    return {part: statistics.fmean(number(line.get(part)) or 0.0 for line in lines) for part in TIMES if lines}
+
+
+def _bars(
+    name: str, title: str, about: str, x_title: str, found: Mapping[str, Sequence[Mapping[str, float]]]
+) -> Chart | None:
+    """Return stacked bars, each the mean of the runs that recorded something; None if there is nothing to see."""
+    columns = {}
+    for label, runs in found.items():
+        recorded = [parts for parts in runs if parts]
+        if recorded:
+            names = dict.fromkeys(name for parts in recorded for name in parts)
+            columns[label] = {name: statistics.fmean(parts.get(name, 0.0) for parts in recorded) for name in names}
+    parts = _parts(list(columns.values()))
+    if not parts:
+        return None
+    return Bars(name=name, title=title, about=about, x_title=x_title, bars=list(columns), parts=parts)
+
+
+def _parts(columns: Sequence[Mapping[str, float]]) -> list[Part]:
+    """Return the parts of bars from each bar's values by name.
+
+    Parts that are too narrow to be seen in every bar are joined to one part. If that is too narrow too, it is left out.
+    """
+    least = SMALL * max((sum(column.values()) for column in columns), default=0.0)
+    parts, small = [], [0.0] * len(columns)
+    for name in dict.fromkeys(name for column in columns for name in column):
+        values = [column.get(name, 0.0) for column in columns]
+        if max(values) > least:
+            parts.append(Part(plain(name).replace("_", " "), values))
+        else:
+            small = [total + value for total, value in zip(small, values, strict=True)]
+    return [*parts, Part("other", small)] if max(small, default=0.0) > least else parts
+
+
+Metrics: TypeAlias = "Mapping[str, Any]"
+
+
+def _standing(runs: Sequence[RunRecord], protocol: str) -> tuple[int, list[tuple[RunRecord, Metrics]]]:
+    """Return a protocol's figures of a row's runs, and the number of rounds after which they were taken.
+
+    The figures are those of the finished runs at their end. If no run is finished, they are of all runs that have
+    begun, after the last evaluated round that these have in common.
+    """
+    finished = [(run, run.summary["rounds"]) for run in runs if run.summary is not None]
+    if finished:
+        found = [(run, run.figures(protocol, None)) for run, _ in finished]
+        return max(rounds for _, rounds in finished), [(run, figures) for run, figures in found if figures]
+    evaluated = [(run, {point.rounds for point in run.curve(protocol)}) for run in runs]
+    begun = [(run, rounds) for run, rounds in evaluated if rounds]
+    shared = set.intersection(*(rounds for _, rounds in begun)) if begun else set()
+    last = max(shared, default=0)
+    return last, [(run, run.figures(protocol, last)) for run, _ in begun] if shared else []
+
+
+def _metrics(run: RunRecord) -> Iterator[Metrics]:
+    yield from (mapping_in(line, "metrics") for line in run.rounds)
+    if run.summary:
+        yield run.summary["metrics"]
+
+
+def _names(class_names: Sequence[str] | None, count: int) -> list[str]:
+    """Return the classes' names if there are as many, else numbers."""
+    return list(class_names) if class_names and len(class_names) == count else [str(c) for c in range(count)]
+
+
+def _after(rounds: set[int]) -> str:
+    return f"after {' or '.join(map(str, sorted(rounds)))} rounds"

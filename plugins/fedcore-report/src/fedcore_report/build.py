@@ -1,0 +1,338 @@
+"""The parts of a report, made from runs that were read: tables and charts."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcore import ConfigError, RunConfig, UnknownNameError
+from fedcore.base.identity import key, method
+from fedcore.base.objects import is_lent
+from fedcore.base.protocols import EVALUATED
+from fedcore.base.registry import available
+from fedcore.base.safe_yaml import read_yaml
+from fedcore.runs.rounds import errors, lost
+from fedcore.runs.saved import check_code, code_in
+from fedcore_report import breakdowns, lines
+from fedcore_report.charts import Chart, Curves, Omitted
+from fedcore_report.opening import Opening, Ranking, Table, opening, rankings
+from fedcore_study.tools import (
+    BASELINE,
+    Comparison,
+    Group,
+    RunRecord,
+    by_seed,
+    by_value,
+    check_reported,
+    counted,
+    distinct,
+    group_runs,
+    mapping_in,
+    named,
+    option,
+    uses_alpha,
+    with_global_model,
+    without_module,
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """The part of the page about one group of runs."""
+
+    title: str
+    """Empty for the only group."""
+    settings: str
+    """All settings in which the group differs from the others."""
+    opening: Opening
+    parts: dict[str, list[Chart]]
+    """The charts by heading. The results' charts are first, and their heading is empty."""
+    omitted: list[Omitted]
+
+    @property
+    def charts(self) -> list[Chart]:
+        """All charts of the section."""
+        return [chart for charts in self.parts.values() for chart in charts]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that the page shows."""
+
+    title: str
+    setting: str
+    """Data, model, partition, clients, rounds and seeds in one line."""
+    created: str
+    notes: list[str]
+    sections: list[Section]
+    ranks: list[Ranking]
+    """The methods' ranks over the sections, by protocol, if these are of different data."""
+    runs: dict[Path, str]
+    """The text of each run's config.yaml, versions included, by the run's directory."""
+    details: dict[str, Table]
+    """The tables at the end by title: the runs, settings that they share, machines, versions."""
+
+    @property
+    def charts(self) -> list[tuple[str, Chart]]:
+        """All charts of the page, each with the title of its section."""
+        ranks: list[tuple[str, Chart]] = [("", ranking.chart) for ranking in self.ranks]
+        return [*ranks, *((section.title, chart) for section in self.sections for chart in section.charts)]
+
+
+def heading(folders: Sequence[Path]) -> str:
+    """Return the usual heading of a report: the names of the first folders."""
+    return ", ".join(folder.resolve().name for folder in folders[:3]) + ", ..." * (len(folders) > 3)
+
+
+def build(
+    found: Sequence[RunRecord],
+    notes: Sequence[str],
+    *,
+    title: str,
+    by: Sequence[str] = ("plugin",),
+    baseline: str | None = None,
+    data_dir: Path | None = None,
+    points: int = 500,
+    reported: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda message: None,
+    allow_code: bool = False,
+) -> Report:
+    """Make the parts of a report.
+
+    :param notes: warnings about the runs' files.
+    :param baseline: the row that differences are to, in the groups that have it; by default fedavg.
+    :param points: the number of test samples in an embedding, 0 for none.
+    :param reported: figures of plugins' reports to show in the tables, such as ``attack.success``.
+    :param allow_code: import what the runs' configurations name as ``module:...``.
+    :raises ConfigError: there is no run, two runs have the same settings and seed, a run names code, or no finished run
+        reports a figure.
+    """
+    fields, said = [option(name) for name in by], list(notes)
+    runs = distinct(found, fields, said.append)
+    if not runs:
+        raise ConfigError("there is no run to report yet")
+    for run in runs:
+        check_code(
+            (name for name in code_in(run.config) if not is_lent(name)), run.path / "config.yaml", allow=allow_code
+        )
+    common, groups = group_runs(runs, fields)
+    for group in groups:
+        for rows in group.rows.values():
+            by_seed(rows)
+    labels = dict.fromkeys(label for group in groups for label in group.rows)
+    if baseline is not None and baseline not in labels:
+        raise UnknownNameError("baseline", baseline, labels)
+    check_reported(runs, reported)
+    if unfinished := [f"{run.path.name} ({_state(run)})" for run in runs if not run.finished]:
+        said.append(f"{len(unfinished)} of {len(runs)} runs are not finished: {', '.join(unfinished)}")
+    colors = {label: number for number, label in enumerate(labels)}
+    telling = _telling(groups)
+    rows_by = ["plugin" if name == "plugins" else name for name in fields]
+    asked = Comparison("", rows_by, common=common, reported=reported)
+    sections = []
+    groups = [_with_global_models(group) for group in groups]
+    for number, group in enumerate(groups, start=1):
+        progress(f"group {number} of {len(groups)}")
+        opened = opening(group, asked, colors, baseline)
+        sections.append(_section(group, opened, telling, colors, data_dir, points))
+    details = {
+        f"{len(runs)} runs": _overview(runs),
+        "Settings that all runs share": Table(
+            ["option", "value"], [[n, _short(v)] for n, v in common.items()], words=2
+        ),
+        "Machine and commit": _machines(runs),
+        "Versions of what the runs used": _versions(runs),
+    }
+    return Report(
+        title=title,
+        setting=_setting(runs),
+        created=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        notes=said,
+        sections=sections,
+        ranks=rankings([run for group in groups for each in group.rows.values() for run in each], by, colors),
+        runs={run.path: _config_text(run) for run in runs},
+        details={name: table for name, table in details.items() if table.rows},
+    )
+
+
+def _with_global_models(group: Group) -> Group:
+    """Return a group in which methods without own models have their global model's figures, if others have own ones."""
+    if not any("personal" in run.protocols for runs in group.rows.values() for run in runs):
+        return group
+    rows = {label: [with_global_model(run, "personal") for run in runs] for label, runs in group.rows.items()}
+    return Group(group.settings, rows)
+
+
+def _section(
+    group: Group,
+    opened: Opening,
+    telling: Sequence[str],
+    colors: dict[str, int],
+    data_dir: Path | None,
+    points: int,
+) -> Section:
+    from fedcore_report import samples  # torch, scikit-learn
+
+    dataset = samples.find_dataset(group, data_dir)
+    names = None if isinstance(dataset, str) else samples.class_names(dataset)
+    measured = {name: sum(any(name in r.protocols for r in runs) for runs in group.rows.values()) for name in EVALUATED}
+    parts: dict[str, Iterable[Chart | Omitted]] = {
+        "": _first(group, opened, colors),
+        "Clients": [breakdowns.by_client(group, colors), *samples.partition_pictures(group, dataset)],
+        "Classes": [
+            *breakdowns.by_domain(group),
+            breakdowns.by_class(group, names),
+            *breakdowns.confusions(group, names),
+        ],
+        "Costs": [
+            *lines.against_costs(group, colors, max(EVALUATED, key=lambda name: measured[name])),
+            *breakdowns.participation(group),
+            breakdowns.bytes_sent(group),
+            breakdowns.seconds(group),
+        ],
+        "Losses": lines.losses(group, colors),
+        "Figures of plugins": lines.reported(group, colors),
+        "Features": samples.embeddings(group, dataset, points) if points else [],
+    }
+    made = {name: list(charts) for name, charts in parts.items()}
+    told = {name: group.settings[name] for name in telling if name in group.settings}
+    return Section(
+        title=named(told),
+        settings=named(group.settings) if len(told) < len(group.settings) else "",
+        opening=opened,
+        parts={name: [chart for chart in charts if isinstance(chart, Chart)] for name, charts in made.items()},
+        omitted=_joined([chart for charts in made.values() for chart in charts if isinstance(chart, Omitted)]),
+    )
+
+
+def _first(group: Group, opened: Opening, colors: Mapping[str, int]) -> list[Chart | Omitted]:
+    """Return for each protocol the accuracy over rounds, its last third, and the paired differences by seed."""
+    charts: list[Chart | Omitted] = []
+    for protocol in dict.fromkeys((*EVALUATED, *opened.intervals)):
+        drawn = lines.over_rounds(group, colors, protocol)
+        if drawn is not None:
+            charts.append(drawn)
+            if (end := drawn.last_third()) is not None:
+                charts.append(end)
+        if len(group.rows) > 1 and protocol in opened.intervals:
+            charts.append(opened.intervals[protocol])
+    if not any(isinstance(chart, Curves) for chart in charts):
+        charts.append(Omitted("Accuracy over rounds", "no run has been evaluated twice yet"))
+    return charts
+
+
+def _telling(groups: Sequence[Group]) -> list[str]:
+    """Return settings that suffice to tell groups apart, as early ones of a configuration as possible."""
+    chosen: list[str] = []
+
+    def apart(names: Sequence[str]) -> int:
+        return len({key([group.settings.get(name) for name in names]) for group in groups})
+
+    for name in dict.fromkeys(name for group in groups for name in group.settings):
+        if apart([*chosen, name]) > apart(chosen):
+            chosen.append(name)
+    return chosen
+
+
+def _setting(runs: Sequence[RunRecord]) -> str:
+    """Return data, model, partition, clients, rounds and seeds in one line, each with up to three values."""
+    kinds = zip(*(_setting_of(run.config) for run in runs), strict=True)
+    parts = [" or ".join(values) for values in map(dict.fromkeys, kinds) if len(values) <= 3]
+    seeds = sorted({run.config.seed for run in runs})
+    listed = f" ({', '.join(map(str, seeds))})" if len(seeds) <= 5 else ""
+    return ", ".join([*parts, f"{counted(len(seeds), 'seed')}{listed}"])
+
+
+def _setting_of(config: RunConfig) -> tuple[str, ...]:
+    partition = Path(config.partition).name
+    if partition == "classes":
+        partition += f" ({config.classes_per_client} per client)"
+    elif uses_alpha(partition):
+        partition += f" (alpha {config.alpha:g})"
+    long_tail = f", imbalance {config.imbalance:g}" if config.imbalance > 1 else ""
+    some = "" if config.participation == 1 else f", {100 * config.participation:g} % in each round"
+    work = f"{config.local_steps} local steps" if config.local_steps else f"{config.local_epochs} local epochs"
+    work = work.removesuffix("s") if work.startswith("1 ") else work
+    return (
+        f"{without_module(config.dataset)}{long_tail}",
+        f"model {without_module(config.model)}",
+        f"partition {partition}",
+        f"{config.clients} clients{some}",
+        f"{config.rounds} rounds of {work}",
+    )
+
+
+def _state(run: RunRecord) -> str:
+    """Return the progress of a run in words."""
+    if run.finished:
+        return "finished"
+    return f"{len(run.rounds)} of {run.config.rounds} rounds" if run.rounds else "no round yet"
+
+
+def _final_accuracy(run: RunRecord) -> str:
+    """Return the last accuracy of a run, finished or not, with its protocol: the first of ``EVALUATED`` it has."""
+    for protocol in EVALUATED:
+        end = run.final(protocol) or next(iter(reversed(run.curve(protocol))), None)
+        if end is not None:
+            return f"{100 * end.accuracy:.2f} ({protocol})"
+    return "-"
+
+
+def _overview(runs: Sequence[RunRecord]) -> Table:
+    rows = []
+    for run in runs:
+        failed = sum(errors(lost(line)) for line in run.rounds if "failures" in line)
+        names = [run.path.name, method(run.config.plugins), run.config.dataset, _state(run)]
+        rows.append([*names, str(run.config.seed), _final_accuracy(run), str(failed)])
+    return Table(["run", "method", "data set", "state", "seed", "accuracy %", "client failures"], rows, words=4)
+
+
+def _machines(runs: Sequence[RunRecord]) -> Table:
+    """Return the machines of the runs' processes, and fedcore's commit if it was a checkout."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for run in runs:
+        for session in run.sessions:
+            machine = mapping_in(session, "machine")
+            values = (machine.get(name) for name in ("cpu", "gpu", "system", "cores"))
+            found.setdefault((_short(session.get("commit")), *map(_short, values)), set()).add(run.path.name)
+    rows = [[*values, str(len(names))] for values, names in found.items()]
+    return Table(["commit", "processor", "GPU", "system", "cores", "runs"], rows, words=4)
+
+
+def _versions(runs: Sequence[RunRecord]) -> Table:
+    """Return the versions of installed packages, without packages of plugins that no run has."""
+    used = {BASELINE, *(name for run in runs for name in run.config.plugins)}
+    of_plugins = {name: point.dist.name for name, point in available("plugin").items() if point.dist}
+    idle = set(of_plugins.values()) - {package for name, package in of_plugins.items() if name in used}
+    found: dict[str, dict[str, list[str]]] = {}
+    for run in runs:
+        config = read_yaml(_config_text(run))
+        versions = mapping_in(config, "versions") if isinstance(config, dict) else {}
+        for name, version in versions.items():
+            if name not in idle:
+                found.setdefault(str(name), {}).setdefault(str(version), []).append(run.path.name)
+    rows = [
+        [name, version, "" if len(where) == len(runs) else f"{len(where)} of {len(runs)} runs"]
+        for name, versions in sorted(found.items())
+        for version, where in versions.items()
+    ]
+    return Table(["package", "version", ""], rows, words=3)
+
+
+def _config_text(run: RunRecord) -> str:
+    return (run.path / "config.yaml").read_text(encoding="utf-8")
+
+
+def _joined(omitted: Sequence[Omitted]) -> list[Omitted]:
+    """Join the figures that are omitted for the same reason."""
+    titles = by_value({entry.title: entry.reason for entry in omitted})
+    return [Omitted("; ".join(names), reason) for reason, names in titles.items()]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(value) or "none"
+    return "-" if value is None else str(value)

@@ -1,0 +1,88 @@
+"""``data plot``: a partition as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from fedcore import ConfigError, RunConfig
+from fedcore.base import output
+from fedcore.base.files import storing
+from fedcore.base.safe_yaml import read_mapping
+from fedcore.cli import options
+from fedcore.cli.settings import typed_code
+from fedcore.runs.saved import check_code, code_in
+from fedcore_console import SPLIT_FIELDS, check_out
+from fedcore_report.figures import require_matplotlib
+
+
+@options.config_flags(only=SPLIT_FIELDS)
+def plot(
+    given: dict[str, Any],
+    *,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN_OR_FILE]", help="A run, or a partition file of split or of a run.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.png", help="Also write the picture to a .png or .pdf file.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    allow_code: options.AllowCode = False,
+    debug: options.Debug = False,
+) -> None:
+    """Draw a partition: a column per client, a row per class, block height by number of samples.
+
+    Give a run or a partition file. A run's data set is found in its config.yaml. Or give the options of split to
+    preview its result.
+    """
+    if out is not None:
+        check_out(out, [".png", ".pdf"], force=force)
+        require_matplotlib()
+    if file is not None and given.get("partition") is not None:
+        raise ConfigError(f"name either {file} or --partition {given['partition']}")
+    config = RunConfig.create(given)
+    source = file or (Path(config.partition) if config.partition.endswith(".json") else None)
+    if source is not None:
+        source = source / "partition.json" if source.is_dir() else source
+        config = _with_data_of_run(source, config, given, allow_code=allow_code)
+
+    from fedcore.data import load_dataset, load_partition
+    from fedcore.runs.resolve import resolve_partition
+    from fedcore_report.cli.plot_picture import draw_picture
+
+    dataset = load_dataset(config.dataset, config.data_dir)
+    partition = load_partition(source, dataset) if source else resolve_partition(config, dataset)
+    if partition.is_declared:
+        raise ConfigError(
+            f"{source}: there is nothing to draw; its clients hold their own data, and only their sizes are known"
+        )
+    names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    console = output.stdout()
+    title = f"{dataset.name} by {partition.info['partitioner']}, {partition.num_clients} clients"
+    output.line(title, style="bold")
+    for line in draw_picture(partition, dataset.train.labels, names, console.width):
+        console.print(line, soft_wrap=True)
+    for message in cast(list[str], partition.info.get("notes", [])):
+        output.note(message)
+    if out is not None:
+        from fedcore_report import samples, static
+
+        with storing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            static.save(samples.picture(partition, dataset), out)
+        output.line(f"written: {out}")
+
+
+def _with_data_of_run(partition: Path, config: RunConfig, given: dict[str, Any], *, allow_code: bool) -> RunConfig:
+    """Return the configuration. If the user gives no data set, it is the data set of the partition's run."""
+    beside = partition.with_name("config.yaml")
+    if "dataset" in given or partition.name != "partition.json" or not beside.is_file():
+        return config
+    written = read_mapping(beside, plain=True)
+    if "digests" not in written:  # some other file, not of a run
+        return config
+    config = RunConfig.create({"dataset": written.get("dataset"), "data_dir": written.get("data_dir"), **given})
+    check_code(code_in(config), beside, allow=allow_code, own=typed_code(given.values()))
+    return config

@@ -1,0 +1,84 @@
+"""``report``: runs and sweeps as one HTML page, and its figures as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore import UnknownNameError
+from fedcore.base import output
+from fedcore.cli import options
+from fedcore_study.tools import Baseline, By, Reported, Runs
+
+FORMATS = ("png", "pdf")
+
+
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="DIR", help="Write each figure as a file, too.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing page and figures.")] = False,
+    form: Annotated[
+        str, typer.Option("--figure-format", metavar="|".join(FORMATS), help="Of the files of figures.")
+    ] = "png",
+    by: By = None,
+    baseline: Baseline = None,
+    reported: Reported = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder that holds the data sets' files; default what each run used.")
+    ] = None,
+    points: Annotated[
+        int,
+        typer.Option(min=0, max=5000, help="Test samples in the picture of the features; 0 leaves it out."),
+    ] = 500,
+    allow_code: options.AllowCode = False,
+    title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
+    debug: options.Debug = False,
+) -> None:
+    """Write one HTML page about runs: comparison, curves, clients, classes, features, losses, bytes and times.
+
+    The page is self-contained. Runs of other data or settings have a separate section and are never averaged
+    with these. Running and stopped runs are shown as far as they came. --figures needs the extra `report` of fedcore.
+    """
+    from fedcore_report.build import build, heading
+    from fedcore_report.figures import require_matplotlib
+    from fedcore_report.page import check_target, write_page
+    from fedcore_study.tools import find_runs
+
+    check_target(out, figures, force=force)
+    if form not in FORMATS:
+        raise UnknownNameError("figure format", form, FORMATS)
+    if figures is not None:
+        require_matplotlib()
+    notes: list[str] = []
+    found = find_runs(runs, notes.append)
+    with output.stderr().status(output.text("reading"), spinner="line") as status:
+        made = build(
+            found,
+            notes,
+            title=title or heading(runs),
+            by=by or ["plugin"],
+            baseline=baseline,
+            data_dir=data_dir,
+            points=points,
+            reported=reported or (),
+            allow_code=allow_code,
+            progress=lambda message: status.update(output.text(message)),
+        )
+    for note in made.notes:
+        output.note(note)
+    for section in made.sections:
+        for entry in section.omitted:
+            where = f"{section.title}: " if section.title else ""
+            output.note(f"{where}not drawn: {entry.title}: {entry.reason}")
+    write_page(made, out)
+    output.line(f"written: {out} ({len(made.runs)} runs, {len(made.charts)} figures)")
+    if figures is not None:
+        from fedcore_report import static
+
+        files = static.write(made.charts, figures, form)
+        output.line(f"written: {len(files)} {form} files in {figures}")

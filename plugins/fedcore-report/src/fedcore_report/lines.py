@@ -1,0 +1,189 @@
+"""Charts of lines: accuracy over rounds, bytes and virtual time, loss terms, plugins' figures. Imports no torch.
+
+A line is the mean over seeds up to the last round that all runs of a row have. Values come from files of runs. A value
+that is not a finite number is treated as missing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+from fedcore.base.identity import flat
+from fedcore.base.protocols import PROTOCOLS
+from fedcore_report.charts import BANDS, Curves, Line, Omitted, plain
+from fedcore_study.tools import Group, RunRecord, mapping_in, number
+
+Points: TypeAlias = "Callable[[RunRecord], dict[int, float]]"
+
+MB = 1e6
+
+
+def over_rounds(group: Group, colors: Mapping[str, int], protocol: str) -> Curves | None:
+    """Return the accuracy over rounds under a protocol; None for fewer than two evaluations, which make no line.
+
+    :param colors: the number of each row's colour.
+    """
+    lines = lines_of(group, colors, accuracy(protocol))
+    if not lines:
+        return None
+    return Curves(
+        name=f"learning-{protocol}",
+        title=f"Accuracy over rounds, {protocol}",
+        about=f"Accuracy of {PROTOCOLS[protocol].measures}. {how(lines)}",
+        x_title="round",
+        y_title="accuracy %",
+        lines=lines,
+    )
+
+
+def against_costs(group: Group, colors: Mapping[str, int], protocol: str) -> Iterator[Curves]:
+    """Yield the accuracy against bytes, and against virtual time if a simulated system recorded it."""
+    spent = "the bytes that all clients received and sent until then"
+    for name, title, x_title, places, of in (
+        ("bytes", "bytes", "MB sent, down and up", megabytes, spent),
+        ("time", "virtual time", "virtual seconds", virtual_seconds, "the clock of the simulated system (--system)"),
+    ):
+        if lines := lines_of(group, colors, accuracy(protocol), places):
+            yield Curves(
+                name=f"accuracy-{name}",
+                title=f"Accuracy against {title}, {protocol}",
+                about=f"Accuracy of {PROTOCOLS[protocol].measures} over {of}. {how(lines)}",
+                x_title=x_title,
+                y_title="accuracy %",
+                lines=lines,
+                rounds=False,
+            )
+
+
+def losses(group: Group, colors: Mapping[str, int]) -> Iterator[Curves | Omitted]:
+    """Yield the loss terms over rounds, the task's first."""
+    runs = [run for runs in group.rows.values() for run in runs]
+    terms = dict.fromkeys(term for run in runs for line in run.rounds for term in mapping_in(line, "losses"))
+    drawn = 0
+    for term in sorted(terms, key=lambda term: (term != "task", term)):
+        points = in_rounds(lambda line, term=term: mapping_in(line, "losses").get(term))  # type: ignore[misc]
+        if lines := lines_of(group, colors, points):
+            drawn += 1
+            plugin, dot, name = term.rpartition(".")
+            yield Curves(
+                name=f"loss-{term}",
+                title=f"Loss term {plain(name)} of {plain(plugin)}" if dot else f"Loss of the {plain(term)}",
+                about=f"Mean over the clients' steps of a round, as recorded. {how(lines)}",
+                x_title="round",
+                y_title="loss",
+                lines=lines,
+                log=_far_apart(lines),
+            )
+    if not drawn:
+        yield Omitted("Loss terms", "fewer than two rounds are recorded")
+
+
+def reported(group: Group, colors: Mapping[str, int]) -> Iterator[Curves]:
+    """Yield the figures that plugins report in each round, such as a privacy budget or the measures of diagnostics."""
+    runs = [run for runs in group.rows.values() for run in runs]
+    names = dict.fromkeys(name for run in runs for line in run.rounds for name in _reports(line))
+    for name in names:
+        points = in_rounds(lambda line, name=name: _reports(line).get(name))  # type: ignore[misc]
+        if lines := lines_of(group, colors, points):
+            plugin, _, figure = name.partition(".")
+            yield Curves(
+                name=f"reported-{name}",
+                title=f"{plain(figure)}, reported by {plain(plugin)}",
+                about=f"The card of {plain(plugin)} says what it is. {how(lines)}",
+                x_title="round",
+                y_title=plain(figure),
+                lines=lines,
+            )
+
+
+def _reports(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures that plugins reported in a round, by plugin and name."""
+    return dict(flat(mapping_in(line, "reports"), "."))
+
+
+def lines_of(group: Group, colors: Mapping[str, int], points: Points, places: Points | None = None) -> list[Line]:
+    """Return a line per row, see :func:`mean_line`; empty if no line has two points.
+
+    :param points: returns a run's values by the number of rounds after which they were taken.
+    :param places: returns a run's places on the x axis by number of rounds, such as the bytes sent until then. The
+        default is the number of rounds. Runs are averaged round by round, in x and in y. A round without a place is
+        left out.
+    """
+    lines = []
+    for label, runs in group.rows.items():
+        found = []
+        for run in runs:
+            values = points(run)
+            where = {rounds: float(rounds) for rounds in values} if places is None else places(run)
+            if kept := {rounds: (where[rounds], value) for rounds, value in values.items() if rounds in where}:
+                found.append(kept)
+        if found:
+            lines.append(mean_line(label, colors[label], found))
+    return lines if any(len(xs) > 1 for line in lines for xs, _ in line.parts) else []
+
+
+def mean_line(label: str, color: int, found: Sequence[Mapping[int, tuple[float, float]]]) -> Line:
+    """Return the mean of runs up to their last common round, with the rest of single runs as tails.
+
+    :param found: each run's points (x, y) by the number of rounds after which they were taken.
+    """
+    shared = sorted(set.intersection(*(set(values) for values in found)))
+    end = shared[-1] if shared else 0
+    beyond = [sorted(rounds for rounds in values if rounds >= end) for values in found]
+    tails = [
+        ([values[r][0] for r in rounds], [values[r][1] for r in rounds])
+        for rounds, values in zip(beyond, found, strict=True)
+        if rounds and rounds[-1] > end
+    ]
+    xs, ys = ([[values[r][part] for values in found] for r in shared] for part in (0, 1))
+    std = [statistics.stdev(column) for column in ys] if len(found) > 1 else []
+    x, y = ([statistics.fmean(column) for column in columns] for columns in (xs, ys))
+    return Line(label, color, x, y, std, len(found), tails)
+
+
+def how(lines: Sequence[Line]) -> str:
+    """Explain the lines of a chart."""
+    parts = []
+    if any(line.runs > 1 for line in lines):
+        band = ", the band one standard deviation" if len(lines) <= BANDS else ""
+        parts.append(f"The line is the mean over seeds{band}.")
+    if any(line.tails for line in lines):
+        parts.append("Dotted are single runs beyond the last round that all of the row have.")
+    return " ".join(parts)
+
+
+def in_rounds(read: Callable[[Mapping[str, Any]], Any]) -> Points:
+    """Return a function that reads a run's figure by the number of rounds after which it was taken."""
+
+    def points(run: RunRecord) -> dict[int, float]:
+        found = ((line["round"] + 1, number(read(line))) for line in run.rounds)
+        return {rounds: value for rounds, value in found if value is not None}
+
+    return points
+
+
+def accuracy(protocol: str) -> Points:
+    """Return a function that reads a run's accuracy under a protocol in percent, by number of rounds."""
+
+    def points(run: RunRecord) -> dict[int, float]:
+        return {point.rounds: 100 * point.accuracy for point in run.curve(protocol)}
+
+    return points
+
+
+def megabytes(run: RunRecord) -> dict[int, float]:
+    """Return the MB sent down and up together after each number of rounds."""
+    spent = accumulate(line["bytes"]["down"] + line["bytes"]["up"] for line in run.rounds)
+    return {line["round"] + 1: total / MB for line, total in zip(run.rounds, spent, strict=True)}
+
+
+virtual_seconds = in_rounds(lambda line: line.get("virtual_time"))
+
+
+def _far_apart(lines: Sequence[Line]) -> bool:
+    """Return whether all values are positive, and so different that a linear axis would show only the largest."""
+    values = [y for line in lines for _, ys in line.parts for y in ys]
+    return bool(values) and min(values) > 0 and max(values) > 1000 * statistics.median(values)

@@ -1,0 +1,252 @@
+"""The openings of a page and its sections: ranks over data settings; a group's comparison, findings and differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fedcore.base.config import Json
+from fedcore.base.protocols import EVALUATED, PROTOCOLS
+from fedcore_report.charts import Interval, Intervals, Omitted
+from fedcore_study.tools import (
+    SECONDS,
+    Comparison,
+    Group,
+    Ranks,
+    RunRecord,
+    as_latex,
+    best_rows,
+    block_of,
+    by_seed,
+    client_columns,
+    compare_runs,
+    csv_of,
+    named,
+    pairs,
+    plain_rows,
+    table_columns,
+)
+
+SEEDS = "seeds"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text. The first columns hold words, the others numbers."""
+
+    heads: list[str]
+    rows: list[list[str]]
+    caption: str = ""
+    words: int = 1
+    """How many columns hold words."""
+    groups: list[tuple[str, int]] = field(default_factory=list)
+    """Headings above the columns, each with the number of columns that it spans."""
+    best: set[tuple[int, int]] = field(default_factory=set)
+    """The row and column of each cell that is the best of its column."""
+
+
+@dataclass
+class Opening:
+    """The comparison of a group's finished runs under every protocol that measured them."""
+
+    table: Table | None = None
+    clients: Table | None = None
+    """How the accuracy is spread over the clients, for the protocols that they measure."""
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    """The comparison as files, by their ending: csv and tex."""
+    intervals: dict[str, Intervals | Omitted] = field(default_factory=dict)
+    """The paired differences, by protocol."""
+
+
+def opening(group: Group, asked: Comparison, colors: Mapping[str, int], baseline: str | None) -> Opening:
+    """Compare a group's finished runs. All is empty if there are none.
+
+    :param asked: the rows' options, the settings that all runs of the page share, and figures of plugins' reports,
+        which are shown if the group has them.
+    :param colors: the number of each row's colour.
+    :param baseline: the row that differences are to, if the group has it; by default fedavg.
+    """
+    made, found = Opening(), dict[str, Comparison]()
+    for protocol in PROTOCOLS:
+        measured = {label: [run for run in runs if run.final(protocol)] for label, runs in group.rows.items()}
+        rows = {label: runs for label, runs in measured.items() if runs}
+        if not rows:
+            continue
+        runs = [run for runs in rows.values() for run in runs]
+        reported = [name for name in asked.reported if any(run.reported(name, None) is not None for run in runs)]
+        question = replace(asked, protocol=protocol, common={**asked.common, **group.settings}, reported=reported)
+        block = block_of(Group({}, rows), question, baseline if baseline in rows else None)
+        found[protocol] = replace(question, blocks=[block])
+        made.intervals[protocol] = _intervals(found[protocol], rows, colors)
+    if not found:
+        return made
+    made.table = _table(found)
+    on_clients = {name: compared for name, compared in found.items() if PROTOCOLS[name].on_clients}
+    made.clients = _client_table(on_clients) if on_clients else None
+    csv, tex = list[dict[str, Json]](), list[str]()
+    shown = tuple(f"--protocol {protocol}" for protocol in found)  # a note on a protocol that is not shown ends so
+    for protocol, comparison in found.items():
+        (block,) = comparison.blocks
+        made.findings += [f"{protocol}: {sentence}" for sentence in block.findings]
+        made.notes += [note for note in block.notes if note not in made.notes and not note.endswith(shown)]
+        csv += plain_rows(comparison)
+        tex.append(as_latex(comparison).replace("{tab:comparison}", f"{{tab:comparison-{protocol}}}"))
+    made.files = {"csv": csv_of(csv), "tex": "\n".join(tex)}
+    return made
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Methods ranked over data settings by their accuracy under one protocol."""
+
+    protocol: str
+    table: Table
+    chart: Intervals
+
+
+def rankings(runs: Sequence[RunRecord], by: Sequence[str], colors: Mapping[str, int]) -> list[Ranking]:
+    """Rank the rows under every protocol, over two data settings or more; for fewer than three rows there are no ranks.
+
+    :param by: what makes a row.
+    :param colors: the number of each row's colour.
+    """
+    found = []
+    for protocol in EVALUATED:
+        measured = [run for run in runs if run.final(protocol)]
+        made = compare_runs(measured, protocol=protocol, by=by) if measured else None
+        if made is not None and made.ranks is not None:
+            settings = [named(block.settings) for block in made.blocks]
+            found.append(_ranking(protocol, made.ranks, settings, made.heading, colors))
+    return found
+
+
+def _ranking(protocol: str, ranks: Ranks, settings: Sequence[str], heading: str, colors: Mapping[str, int]) -> Ranking:
+    order = sorted(ranks.average, key=lambda name: ranks.average[name])
+    table = Table(
+        heads=[heading, "average rank", *settings],
+        rows=[[name, f"{ranks.average[name]:.2f}", *(f"{rank:g}" for rank in ranks.each[name])] for name in order],
+        caption=f"Ranks of the mean accuracies, {protocol}; 1 is the best. {ranks.verdict}",
+        best={(number, 1) for number, name in enumerate(order) if ranks.average[name] == ranks.average[order[0]]},
+    )
+    reach = ranks.critical / 2
+    about = "Rings are the ranks on each data setting, the dot is their mean"
+    bars = ", the bar reaches half of Nemenyi's critical difference: bars that overlap are not significantly different."
+    chart = Intervals(
+        name=f"ranks-{protocol}",
+        title=f"Average ranks, {protocol}",
+        about=about + (bars if ranks.different else ". Friedman's test finds no difference between them."),
+        x_title="rank, 1 is the best",
+        differences=False,
+        rows=[
+            Interval(
+                name,
+                colors.get(name, number),
+                ranks.average[name],
+                (ranks.average[name] - reach, ranks.average[name] + reach) if ranks.different else None,
+                dict(zip(settings, ranks.each[name], strict=True)),
+            )
+            for number, name in enumerate(order)
+        ],
+    )
+    return Ranking(protocol, table, chart)
+
+
+def _table(found: Mapping[str, Comparison]) -> Table:
+    """Join the tables of several protocols side by side. Seeds, figures of plugins and times are there once."""
+    cells: dict[str, dict[tuple[str, str], str]] = {}
+    best: set[tuple[str, tuple[str, str]]] = set()
+    for protocol, comparison in found.items():
+        (block,) = comparison.blocks
+        for column in table_columns(comparison, block)[1:]:
+            place = protocol, column.heading
+            for row in block.rows:
+                cells.setdefault(row.label, {})[place] = column.cell(row)
+            best |= {(block.rows[number].label, place) for number in best_rows(column, block.rows)}
+
+    def once(label: str, heading: str) -> str:
+        """Return the value under all protocols, or the values if they differ."""
+        return " / ".join(dict.fromkeys(text for place, text in cells[label].items() if place[1] == heading))
+
+    every = dict.fromkeys(place for by_place in cells.values() for place in by_place)
+    places = [place for protocol in found for place in every if place[0] == protocol]
+    first = [SEEDS, *dict.fromkeys(name for comparison in found.values() for name in comparison.reported)]
+    places = [place for place in places if place[1] not in (*first, SECONDS)]
+    rows = [
+        [
+            label,
+            *(once(label, heading) for heading in first),
+            *(by_place.get(place, "-") for place in places),
+            once(label, SECONDS),
+        ]
+        for label, by_place in cells.items()
+    ]
+    labels = list(cells)
+    return Table(
+        heads=[_heading(found), *first, *(heading for _, heading in places), SECONDS],
+        rows=rows,
+        caption=_caption(found),
+        groups=[("", 1 + len(first)), *((name, sum(place[0] == name for place in places)) for name in found), ("", 1)],
+        best={(labels.index(label), 1 + len(first) + places.index(place)) for label, place in best},
+    )
+
+
+def _caption(found: Mapping[str, Comparison]) -> str:
+    said = ["Accuracy at the end: mean ± standard deviation over seeds, the best mean of a column in bold."]
+    baselines = dict.fromkeys(comparison.blocks[0].baseline for comparison in found.values())
+    said += [f"Differences to {name} are paired by seed, with Student's t interval." for name in baselines if name]
+    return " ".join([*said, *(f"{protocol}: {PROTOCOLS[protocol].measures}." for protocol in found)])
+
+
+def _client_table(found: Mapping[str, Comparison]) -> Table:
+    columns = client_columns()
+    cells: dict[str, dict[str, list[str]]] = {}
+    for protocol, comparison in found.items():
+        for row in comparison.blocks[0].rows:
+            cells.setdefault(row.label, {})[protocol] = [column.cell(row) for column in columns]
+    absent = ["-"] * len(columns)
+    return Table(
+        heads=[_heading(found), *(column.heading for _ in found for column in columns)],
+        rows=[[label, *(cell for name in found for cell in own.get(name, absent))] for label, own in cells.items()],
+        caption="Accuracies over the clients, all of the same weight: mean ± standard deviation over seeds.",
+        groups=[("", 1), *((protocol, len(columns)) for protocol in found)],
+    )
+
+
+def _heading(found: Mapping[str, Comparison]) -> str:
+    return next(iter(found.values())).heading
+
+
+def _intervals(
+    comparison: Comparison, runs: Mapping[str, Sequence[RunRecord]], colors: Mapping[str, int]
+) -> Intervals | Omitted:
+    """Return the paired differences to the baseline, of each seed and their mean."""
+    (block,) = comparison.blocks
+    title = f"Differences by seed, {comparison.protocol}"
+    if block.baseline is None:
+        return Omitted(
+            title, "no single row of fedavg has this accuracy; --baseline names the row that differences are to"
+        )
+    reference = next(row.values for row in block.rows if row.label == block.baseline)
+    drawn = []
+    for row in block.rows:
+        if row.difference is not None:
+            paired = pairs(by_seed(runs[row.label]), by_seed(runs[block.baseline]))
+            each = {f"seed {seed}": 100 * (row.values[seed] - reference[seed]) for seed in paired}
+            low, high = row.difference.low, row.difference.high
+            ends = None if low is None or high is None else (100 * low, 100 * high)
+            drawn.append(Interval(row.label, colors[row.label], 100 * row.difference.mean, ends, each))
+    if not drawn:
+        return Omitted(title, f"no other row has a seed with the same clients as {block.baseline}")
+    about = (
+        f"Accuracy minus that of {block.baseline} on the same clients. Rings are single seeds, the dot is their mean"
+    )
+    bar = f", the bar its {100 * comparison.confidence:g} % interval."
+    return Intervals(
+        name=f"differences-{comparison.protocol}",
+        title=title,
+        about=about + (bar if any(row.ends for row in drawn) else ". These seeds give no interval."),
+        x_title=f"percentage points to {block.baseline}",
+        rows=drawn,
+    )

@@ -1,0 +1,1 @@
+"""Tables and figures of papers run again (``fedcore reproduce``), and evidence of runs (``fedcore results``)."""

@@ -1,0 +1,1 @@
+from tests.forked_jobs import forked_jobs as forked_jobs

@@ -1,1 +1,0 @@
-"""How fast the engine is, as ratios to a reference loop timed in the same run."""

@@ -1,1 +1,0 @@
-"""Tables of papers as recipes: their runs, the papers' figures and ours."""

@@ -1,0 +1,98 @@
+"""What packages that draw, print or repeat studies use of this one: records, comparisons, tables, sweeps, words."""
+
+from __future__ import annotations
+
+from fedcore_study.cli.shared import SWEEP_PANEL, TABLE_FORMATS, Baseline, By, Parallel, Reported, Runs, figures_table
+from fedcore_study.cli.sweep_display import SweepDisplay
+from fedcore_study.comparisons.comparison import BASELINE, Comparison, block_of, check_reported, compare_runs, pairs
+from fedcore_study.comparisons.figures import FEW, Difference, Figure, paired_difference
+from fedcore_study.comparisons.formats import (
+    SECONDS,
+    as_latex,
+    best_rows,
+    client_columns,
+    csv_of,
+    csv_text,
+    latex_comment,
+    latex_table,
+    markdown_table,
+    markdown_text,
+    plain_rows,
+    spread,
+    table_columns,
+)
+from fedcore_study.comparisons.groups import Group, by_seed, distinct, group_runs, option, uses_alpha
+from fedcore_study.comparisons.records import RunRecord, Warn, find_runs, read_run, with_global_model
+from fedcore_study.comparisons.significance import Ranks
+from fedcore_study.lenient import list_in, mapping_in, number
+from fedcore_study.studies import StudiedRuns, listed_runs, run_folders
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.processes import Listener
+from fedcore_study.sweeps.run import default_parallel, resolved, run_sweep
+from fedcore_study.sweeps.spec import SweepSpec, axis_name
+from fedcore_study.words import by_value, counted, joined, named, without_module
+
+__all__ = [
+    "BASELINE",
+    "FEW",
+    "SECONDS",
+    "SWEEP_PANEL",
+    "TABLE_FORMATS",
+    "Baseline",
+    "By",
+    "Comparison",
+    "Difference",
+    "Figure",
+    "Group",
+    "Listener",
+    "Parallel",
+    "Ranks",
+    "Reported",
+    "RunRecord",
+    "Runs",
+    "StudiedRuns",
+    "SweepDirectory",
+    "SweepDisplay",
+    "SweepSpec",
+    "Warn",
+    "as_latex",
+    "axis_name",
+    "best_rows",
+    "block_of",
+    "by_seed",
+    "by_value",
+    "check_reported",
+    "client_columns",
+    "compare_runs",
+    "counted",
+    "csv_of",
+    "csv_text",
+    "default_parallel",
+    "distinct",
+    "figures_table",
+    "find_runs",
+    "group_runs",
+    "joined",
+    "latex_comment",
+    "latex_table",
+    "list_in",
+    "listed_runs",
+    "mapping_in",
+    "markdown_table",
+    "markdown_text",
+    "named",
+    "number",
+    "option",
+    "paired_difference",
+    "pairs",
+    "plain_rows",
+    "read_run",
+    "resolved",
+    "run_folders",
+    "run_sweep",
+    "spread",
+    "table_columns",
+    "uses_alpha",
+    "with_global_model",
+    "without_module",
+]
