@@ -18,7 +18,6 @@ CALLS = {
     *("pandas.read_pickle", "pd.read_pickle", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"),
 }
 IMPORTS_BY_NAME = {
-    "fedcore/__init__.py",
     "plugins/fedcore-console/src/fedcore_console/__init__.py",
     "plugins/fedcore-testing/src/fedcore_testing/__init__.py",
     "plugins/fedcore-testing/src/fedcore_testing/fork_server.py",
