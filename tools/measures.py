@@ -40,6 +40,54 @@ def sizes(folder: Path) -> tuple[int, int]:
     return sum(lines_of_code(file.read_text(encoding="utf-8")) for file in files), len(files)
 
 
+SECTIONS = {"MethodOptions", "DataOptions", "ModelOptions", "FederationOptions", "TrainingOptions"}
+SECTIONS |= {"ExecutionOptions", "RecordOptions"}
+
+
+def holders() -> list[str]:
+    """Return the functions of fedcore/ that hold a run's whole configuration.
+
+    A parameter is a ``RunConfig``, or ``.config`` is given a name or handed on, other than as one of its sections.
+    """
+    functions = [
+        (owner, node)
+        for file in sorted(CORE.rglob("*.py"))
+        for owner in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in ast.iter_child_nodes(owner)
+        if isinstance(node, ast.FunctionDef)
+    ]
+    narrow: set[str] = set()  # functions that take a section
+    for owner, node in functions:
+        if _annotated(node) & SECTIONS:
+            narrow.add(owner.name if isinstance(owner, ast.ClassDef) and node.name == "__init__" else node.name)
+    found = []
+    for _, node in functions:
+        whole = "RunConfig" in _annotated(node)
+        for parent in ast.walk(node):
+            of_section = isinstance(parent, ast.AnnAssign) and _names(parent.annotation) & SECTIONS
+            called = _names(parent.func) & narrow if isinstance(parent, ast.Call) else ()
+            reads = isinstance(parent, ast.Attribute) or of_section or called
+            children = ast.iter_child_nodes(parent)
+            whole |= not reads and any(isinstance(each, ast.Attribute) and each.attr == "config" for each in children)
+        found += [node.name] * whole
+    return found
+
+
+def _annotated(function: ast.FunctionDef) -> set[str]:
+    """Return the names in the annotations of a function's parameters."""
+    arguments = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    return {name for each in arguments if each.annotation for name in _names(each.annotation)}
+
+
+def _names(node: ast.AST) -> set[str]:
+    """Return the names and attributes in an expression."""
+    return {
+        part.id if isinstance(part, ast.Name) else part.attr
+        for part in ast.walk(node)
+        if isinstance(part, (ast.Name, ast.Attribute))
+    }
+
+
 def imported(code: str) -> list[str]:
     """Return the modules of fedcore that a Python process has loaded after it ran some code."""
     listing = "import sys\nprint(*sorted(m for m in sys.modules if m.split('.')[0] == 'fedcore'), sep='\\n')"
@@ -74,6 +122,7 @@ def measures() -> Iterator[tuple[str, object]]:
     yield "rooms in fedcore/", len(rooms)
     for room in rooms:
         yield f"  {room.name}", "{} lines, {} files".format(*sizes(room))
+    yield "functions that hold the whole configuration", len(holders())
     behind = [name for name in imported("import fedcore.hooks.hookspecs") if name.count(".") > 1]
     yield "modules that hooks.hookspecs loads", len(behind)
     others = sorted({name.split(".")[1] for name in behind} - {"base", "hooks"})

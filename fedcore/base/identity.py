@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fedcore.base import registry
-from fedcore.base.config import RunConfig, Trait, options_with
+from fedcore.base.config import RecordOptions, RunConfig, Trait, options_with
 from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError
 from fedcore.base.objects import CODE, OBJECT
 from fedcore.base.protocols import SIGNS
@@ -85,16 +85,16 @@ def short_name(name: str) -> str:
     return name.replace(":", ".").rpartition(".")[2]
 
 
-def judged_by(config: RunConfig) -> str:
+def judged_by(options: RecordOptions) -> str:
     """Return the figure of ``best_by`` as a protocol's row names it: ``accuracy``, ``macro-f1``, ``macro-f1_mean``.
 
     :raises UnknownNameError: the run does not measure it.
     """
-    name, metrics = short_name(config.best_by), [short_name(metric) for metric in config.metrics]
+    name, metrics = short_name(options.best_by), [short_name(metric) for metric in options.metrics]
     known = [*SIGNS, *metrics, *(f"{metric}_mean" for metric in metrics)]
     if name not in known:
         hint = f"--best-by takes one of {', '.join(known)}; --metric NAME adds a metric"
-        raise UnknownNameError("figure", config.best_by, known, hint)
+        raise UnknownNameError("figure", options.best_by, known, hint)
     return name
 
 

@@ -15,7 +15,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from fedcore.base.config import RunConfig
+from fedcore.base.config import TrainingOptions
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,12 @@ class Optimizer:
     """
 
     def __init__(
-        self, config: RunConfig, groups: Iterable[ParameterGroup], memory: dict[int, dict[str, Tensor]] | None = None
+        self,
+        options: TrainingOptions,
+        groups: Iterable[ParameterGroup],
+        memory: dict[int, dict[str, Tensor]] | None = None,
     ) -> None:
-        self.config = config
+        self.options = options
         self.groups = list(groups)
         self._memory = {} if memory is None else memory
         # A tensor's own hash takes ten times as long as its id.
@@ -62,8 +65,8 @@ class Optimizer:
             torch._foreach_zero_(used)
 
     def _zeros(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        if self.config.optimizer == "sgd":
-            return {"momentum": torch.zeros_like(parameter)} if self.config.momentum else {}
+        if self.options.optimizer == "sgd":
+            return {"momentum": torch.zeros_like(parameter)} if self.options.momentum else {}
         steps = torch.zeros((), dtype=torch.float32, device=parameter.device)
         return {"first": torch.zeros_like(parameter), "second": torch.zeros_like(parameter), "steps": steps}
 
@@ -81,9 +84,9 @@ class Optimizer:
                 self._step(group, used, [parameter.grad for parameter in used if parameter.grad is not None])
 
     def _step(self, group: ParameterGroup, used: list[Tensor], gradients: list[Tensor]) -> None:
-        config = self.config
+        options = self.options
         states = [self.state[id(parameter)] for parameter in used]
-        if config.optimizer == "sgd":
+        if options.optimizer == "sgd":
             sgd(
                 used,
                 gradients,
@@ -91,13 +94,13 @@ class Optimizer:
                 fused=True,
                 lr=group.lr,
                 weight_decay=group.weight_decay,
-                momentum=config.momentum,
+                momentum=options.momentum,
                 dampening=0.0,
                 nesterov=False,
                 maximize=False,
             )
         else:
-            step = adamw if config.optimizer == "adamw" else adam
+            step = adamw if options.optimizer == "adamw" else adam
             step(
                 used,
                 gradients,
@@ -108,9 +111,9 @@ class Optimizer:
                 fused=True,
                 lr=group.lr,
                 weight_decay=group.weight_decay,
-                beta1=config.beta1,
-                beta2=config.beta2,
-                eps=config.epsilon,
+                beta1=options.beta1,
+                beta2=options.beta2,
+                eps=options.epsilon,
                 amsgrad=False,
                 maximize=False,
             )

@@ -347,8 +347,8 @@ class ClientRuntime:
         return Reply(on_cpu({name: tensor.detach().clone() for name, tensor in answer.items()}))
 
     def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> Evaluation:
-        held_out, config = self.partition.test[task.client], self.config
-        parts = validation_split(held_out, config.validation_share, config.seed, task.client)
+        held_out = self.partition.test[task.client]
+        parts = validation_split(held_out, self.config.validation_share, self.config.seed, task.client)
         saved = self._adapted(task, shared) if "adapt" in task.meta else None
         with closing(self._session(task, shared, read_only="personal_model", saved=saved)) as session:
             with random_stream(session.derive_seed("evaluation"), self.working.device):

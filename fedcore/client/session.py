@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcore.base.config import RunConfig
+from fedcore.base.config import RunConfig, TrainingOptions
 from fedcore.base.errors import PluginContractError
 from fedcore.base.plugin_state import States
 from fedcore.base.seeding import derive_seed, generator
@@ -42,21 +42,21 @@ class LocalWork:
     """Whether every sample is in some batch."""
 
     @classmethod
-    def of(cls, config: RunConfig, samples: int, needed: int, asked: Mapping[str, Any]) -> LocalWork:
+    def of(cls, options: TrainingOptions, samples: int, needed: int, asked: Mapping[str, Any]) -> LocalWork:
         """Return the work of a client.
 
         :param samples: the number of its samples.
         :param needed: the number of samples that the model needs in a batch.
         :param asked: the task's ``epochs`` or ``steps``; without them the client does the configuration's work.
         """
-        smallest_batch = config.smallest_batch(samples, needed)
-        unit, configured = config.local_work
+        smallest_batch = options.smallest_batch(samples, needed)
+        unit, configured = options.local_work
         work = int(asked.get(unit, configured))
         if unit == "epochs":
             return cls(work, None, smallest_batch, True)
-        per_epoch = config.batches(samples, needed)
+        per_epoch = options.batches(samples, needed)
         epochs = math.ceil(work / per_epoch) if per_epoch else 0
-        return cls(epochs, work, smallest_batch, work * config.batch_size >= samples)
+        return cls(epochs, work, smallest_batch, work * options.batch_size >= samples)
 
 
 class LossTotals:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedcore.base.config import RunConfig
+from fedcore.base.config import ModelOptions, RunConfig, TrainingOptions
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
 from fedcore.base.metrics import Metric, make_metrics
 from fedcore.base.seeding import random_stream
@@ -252,12 +252,12 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, sample
         )
 
 
-def _check_training(config: RunConfig, model: SplitModel, dataset: Dataset) -> None:
+def _check_training(options: ModelOptions, model: SplitModel, dataset: Dataset) -> None:
     """Refuse a model that works in evaluation, but cannot be trained by a step."""
     for path, part in model.named_modules():
         if getattr(part, "sparse", False) is True:
             raise ConfigError(
-                f"model {config.model!r}: {path!r}, of class {type(part).__name__}, has sparse gradients, which no "
+                f"model {options.model!r}: {path!r}, of class {type(part).__name__}, has sparse gradients, which no "
                 "optimizer of a run takes; make it with sparse=False"
             )
     batch = dataset.train.gather(torch.zeros(2, dtype=torch.int64)).to(torch.device("cpu"))
@@ -268,23 +268,23 @@ def _check_training(config: RunConfig, model: SplitModel, dataset: Dataset) -> N
         return
     if not isinstance(features, torch.Tensor):
         raise ConfigError(
-            f"model {config.model!r} returns {type(features).__name__} in training mode, but logits in evaluation, "
+            f"model {options.model!r} returns {type(features).__name__} in training mode, but logits in evaluation, "
             "as a network with auxiliary outputs; let it return logits alone (aux_logits=False), or return a SplitModel"
         )
 
 
-def _check_untied(config: RunConfig, model: SplitModel) -> None:
+def _check_untied(options: ModelOptions, model: SplitModel) -> None:
     """Refuse tied weights that are trained: under two names one tensor is averaged, changed and kept twice."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad and first[id(parameter)] != name:
             raise ConfigError(
-                f"model {config.model!r}: {first[id(parameter)]!r} and {name!r} are one tensor (tied weights), which "
+                f"model {options.model!r}: {first[id(parameter)]!r} and {name!r} are one tensor (tied weights), which "
                 "cannot be averaged under two names; register one module under one name, or give the model two tensors"
             )
 
 
-def _check_values(config: RunConfig, model: SplitModel, layout: Layout) -> None:
+def _check_values(options: ModelOptions, model: SplitModel, layout: Layout) -> None:
     """Refuse tensors that no client can train and send: complex ones, and values that no update may have."""
     state = model.state_dict()
     sent = {name: state[name] for name in layout.shapes if name in layout.trainable or name in layout.shared}
@@ -294,7 +294,7 @@ def _check_values(config: RunConfig, model: SplitModel, layout: Layout) -> None:
         hint = "parameters have to be finite real numbers"
         if name in layout.buffers:
             hint = "a buffer that is the same everywhere need not travel: register_buffer(..., persistent=False)"
-        raise ConfigError(f"model {config.model!r}: {name!r} {fault}; {hint}")
+        raise ConfigError(f"model {options.model!r}: {name!r} {fault}; {hint}")
 
 
 def _check_needs(setup: Setup, plugin: Plugin) -> None:
@@ -356,10 +356,10 @@ def _kept(plugins: PluginSet, model: SplitModel) -> dict[str, set[str]]:
     return by_plugin
 
 
-def _personal(config: RunConfig, model: SplitModel, kept: Mapping[str, Collection[str]]) -> set[str]:
+def _personal(options: TrainingOptions, model: SplitModel, kept: Mapping[str, Collection[str]]) -> set[str]:
     """Return the names of the parameters and buffers that stay on each client."""
     personal = set[str]().union(*kept.values())
-    return personal | Layout.of(model).buffers if config.buffers == "local" else personal
+    return personal | Layout.of(model).buffers if options.buffers == "local" else personal
 
 
 def _check_claims(setup: Setup) -> None:
@@ -387,23 +387,23 @@ def _check_claims(setup: Setup) -> None:
                     )
 
 
-def _breaks(config: RunConfig, plugins: PluginSet) -> dict[int, list[str]]:
+def _breaks(options: TrainingOptions, plugins: PluginSet) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for plugin in plugins:
         if plugin.exchanges is None:
             continue
-        epochs = set(whole_numbers(plugin.exchanges.epochs(config.local_epochs), plugin.name, "exchanges"))
-        if epochs and config.local_steps is not None:
+        epochs = set(whole_numbers(plugin.exchanges.epochs(options.local_epochs), plugin.name, "exchanges"))
+        if epochs and options.local_steps is not None:
             raise ConfigError(
                 f"plugin {plugin.name!r} pauses all clients at the start of a local epoch, but with --local-steps each "
                 "client is in another pass over its samples then; leave out --local-steps"
             )
         for epoch in sorted(epochs):
-            if not 0 < epoch < config.local_epochs:
+            if not 0 < epoch < options.local_epochs:
                 raise PluginContractError.of(
                     plugin.name,
                     f"exchanges at the start of epoch {epoch}",
-                    expected=f"epochs from 1 to {config.local_epochs - 1} (local_epochs is {config.local_epochs})",
+                    expected=f"epochs from 1 to {options.local_epochs - 1} (local_epochs is {options.local_epochs})",
                 )
             found.setdefault(epoch, []).append(plugin.name)
     return dict(sorted(found.items()))

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import wait
 from typing import Any
 
+from fedcore.base.config import ExecutionOptions
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.process import ALLOCATOR, CORES, cores, environment, python_command
 from fedcore.base.tensors import unflatten
@@ -52,13 +53,15 @@ STOPS_WITHIN = 3.0
 
 def LocalEngine(site: ClientSite) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class
     """Return the engine for the run's device and number of workers."""
-    config, device = site.config, resolve_device(site.config.device)
-    workers = config.workers
+    options: ExecutionOptions = site.config
+    device, workers = resolve_device(options.device), options.workers
     if workers == 0 or (device.type == "cuda" and workers is None):
-        if config.client_timeout is not None:
+        if options.client_timeout is not None:
             raise ConfigError("--client-timeout needs worker processes, which can be killed: --workers 1 or more")
         return InProcessEngine(site)
-    return WorkerEngine(site, min(workers or cores(), config.clients))  # further workers would never have a task
+    return WorkerEngine(
+        site, min(workers or cores(), site.partition.num_clients)
+    )  # further workers would never have a task
 
 
 def start_worker(connection: socket.socket) -> subprocess.Popen[bytes]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedcore.base.config import RunConfig
+from fedcore.base.config import ExecutionOptions
 from fedcore.base.errors import ConfigError
 from fedcore.base.seeding import random_stream
 from fedcore.data import Dataset
@@ -31,8 +31,8 @@ class Placement:
     memory_format: torch.memory_format
 
     @classmethod
-    def of(cls, config: RunConfig, model: nn.Module, sample: Any) -> Placement:
-        """Return the placement of a configuration.
+    def of(cls, options: ExecutionOptions, model: nn.Module, sample: Any) -> Placement:
+        """Return the placement of a run.
 
         ``auto`` is channels_last for convolutional models on the CPU, and in bf16 on CUDA: measured 1.15 to 1.4
         times as fast per step (docs/performance.md). Float32 convolutions on CUDA keep the contiguous format, as do
@@ -40,10 +40,10 @@ class Placement:
 
         :param sample: a batch with one sample.
         """
-        device = resolve_device(config.device)
-        wanted = config.memory_format
+        device = resolve_device(options.device)
+        wanted = options.memory_format
         if wanted == "auto":
-            suited = device.type == "cpu" or config.precision == "bf16"
+            suited = device.type == "cpu" or options.precision == "bf16"
             fits = suited and convolves(model) and not problem_in_channels_last(model, sample)
             wanted = "channels_last" if fits else "contiguous"
         return cls(device, torch.channels_last if wanted == "channels_last" else torch.contiguous_format)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedcore.base.config import FederationOptions
 from fedcore.base.identity import judged_by
 from fedcore.base.metrics import Counts, sign
 from fedcore.base.process import cores
@@ -126,15 +127,16 @@ class Evaluator:
 
         :param how: further values for all tasks.
         """
-        config, protocols = self.federation.config, self._on_clients
+        options: FederationOptions = self.federation.config
+        protocols = self._on_clients
         held_out, unseen = self._held_out
         everybody = {"personal", "personal_global"} & {*protocols}
-        clients = (range(config.training_clients) if everybody else held_out) if protocols else ()
+        clients = (range(options.training_clients) if everybody else held_out) if protocols else ()
         work = [(client, {"protocols": protocols, **how}) for client in clients]
         if "unseen" in self.asked:
             work += [(client, {"protocols": ["unseen"], **how}) for client in unseen]
-        if config.adapt_epochs and "unseen_adapted" in self.asked:
-            adapt = {"protocols": ["unseen_adapted"], "adapt": config.adapt_epochs, **how}
+        if options.adapt_epochs and "unseen_adapted" in self.asked:
+            adapt = {"protocols": ["unseen_adapted"], "adapt": options.adapt_epochs, **how}
             work += [(client, adapt) for client in unseen]
         return work
 

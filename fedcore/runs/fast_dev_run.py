@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore.base.config import RunConfig
+from fedcore.base.config import FederationOptions, RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, PublicSamples
@@ -69,7 +69,7 @@ def fast_dev_run(
     dataset = _few_samples(dataset, BATCHES * config.batch_size)
     config = _small(config, dataset)
     per_epoch = config.batch_size if config.local_work == ("epochs", BATCHES) else BATCHES * config.batch_size
-    partition = _of_largest(partition, config, per_epoch)
+    partition = _of_largest(partition, config, per_epoch, BATCHES * config.batch_size)
     with tempfile.TemporaryDirectory(prefix="fedcore-") as folder, torch.autograd.set_detect_anomaly(True):
         config = config.model_copy(update={"out": Path(folder) / "run"})
         with Run.new(config, dataset=dataset, partition=partition) as run:
@@ -103,17 +103,18 @@ def _small(config: RunConfig, dataset: Dataset) -> RunConfig:
     return config.model_copy(update={**small, "clients": config.clients})
 
 
-def _of_largest(partition: Partition, config: RunConfig, samples: int) -> Partition:
+def _of_largest(partition: Partition, options: FederationOptions, train: int, test: int) -> Partition:
     """Return the partition of the largest clients, those with held-out parts first, with some samples of each part.
 
-    :param samples: the number of a client's training samples.
+    :param train: the number of a client's training samples.
+    :param test: the number of its held-out samples.
     """
     sizes = partition.train.sizes
     ranks = sizes + (partition.test.sizes > 0) * int(sizes.max())
-    largest = ranks.argsort(descending=True, stable=True)[: config.clients].tolist()
-    parts = ((partition.train, samples), (partition.test, BATCHES * config.batch_size))
-    train, test = ([_spread(part[k], most) for k in largest] for part, most in parts)
-    return Partition(train, test, {**partition.info, "unseen_clients": config.unseen_clients})
+    largest = ranks.argsort(descending=True, stable=True)[: options.clients].tolist()
+    parts = ((partition.train, train), (partition.test, test))
+    kept, held_out = ([_spread(part[k], most) for k in largest] for part, most in parts)
+    return Partition(kept, held_out, {**partition.info, "unseen_clients": options.unseen_clients})
 
 
 def _few_samples(dataset: Dataset, samples: int) -> Dataset:

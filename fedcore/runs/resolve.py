@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from fedcore.base import registry
-from fedcore.base.config import FederationOptions, RunConfig
+from fedcore.base.config import ExecutionOptions, FederationOptions, MethodOptions, RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.base.process import cores
 from fedcore.client.setup import Setup, first_sample
@@ -82,25 +82,25 @@ def digest_of_data(config: RunConfig) -> str:
     return data_digest(resolve(config)[1])
 
 
-def resolve_engine(config: RunConfig) -> dict[str, Any]:
+def resolve_engine(options: ExecutionOptions) -> dict[str, Any]:
     """Return the engine's options with their defaults. An engine declares them in its ``Options``.
 
     :raises ConfigError: or a subclass. The engine or an option is unknown, or a value is out of bounds.
     """
-    engine = registry.resolve("engine", config.engine)
+    engine = registry.resolve("engine", options.engine)
     if not hasattr(engine, "Options"):
-        if config.engine_options:
+        if options.engine_options:
             raise ConfigError(
-                f"engine {config.engine!r} has no options, but {next(iter(config.engine_options))!r} is set for it"
+                f"engine {options.engine!r} has no options, but {next(iter(options.engine_options))!r} is set for it"
             )
         return {}
-    options = parse_options(config.engine, engine, config.engine_options, kind="engine")
-    return options.model_dump(mode="json", by_alias=True)
+    parsed = parse_options(options.engine, engine, options.engine_options, kind="engine")
+    return parsed.model_dump(mode="json", by_alias=True)
 
 
-def plugin_options(config: RunConfig, plugins: PluginSet) -> dict[str, dict[str, Any]]:
+def plugin_options(options: MethodOptions, plugins: PluginSet) -> dict[str, dict[str, Any]]:
     """Return the options of a configuration's plugins with their defaults, without the built-in plugin."""
-    names = [name for name in config.plugins if name != BUILTIN]
+    names = [name for name in options.plugins if name != BUILTIN]
     return {
         name: plugin.options.model_dump(mode="json", by_alias=True) for name, plugin in zip(names, plugins, strict=True)
     }

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from fedcore.base.config import TrainingOptions
 from fedcore.base.errors import DivergedError, RoundFailedError
 from fedcore.base.tensors import copy_into, on_cpu, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
@@ -164,12 +165,12 @@ def _against_divergence(current: Round) -> str:
             f"values than the median client's: client {listed}{more}. No --lr helps against them; a rule of "
             "fedcore-robust does, such as --plugin median or --plugin norm-clip, in a new run."
         )
-    config = current.federation.config
+    options: TrainingOptions = current.federation.config
     clip, less = "bounded gradients, such as --clip-norm 10 (off now)", ""
-    if config.clip_norm is not None:
-        clip = f"a smaller bound on gradients, --clip-norm ({config.clip_norm:g} now)"
-    if config.momentum and config.optimizer == "sgd":
-        less = f" or less --momentum ({config.momentum:g} now)"
+    if options.clip_norm is not None:
+        clip = f"a smaller bound on gradients, --clip-norm ({options.clip_norm:g} now)"
+    if options.momentum and options.optimizer == "sgd":
+        less = f" or less --momentum ({options.momentum:g} now)"
     plugins = current.federation.setup.plugins
     terms = dict.fromkeys(p.name for hook in ("task_loss", "local_loss") for p in plugins.implementers(hook))
     bug = ""
@@ -178,7 +179,7 @@ def _against_divergence(current: Round) -> str:
             f" Or a term of {', '.join(terms)} or its gradient is not finite, such as that of sqrt or a norm at 0: "
             "--fast-dev-run prints the line."
         )
-    return f"Training diverged; try a smaller --lr ({config.lr:g} now) or {clip}{less}.{bug}"
+    return f"Training diverged; try a smaller --lr ({options.lr:g} now) or {clip}{less}.{bug}"
 
 
 class RunningMean:

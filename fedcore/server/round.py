@@ -174,8 +174,7 @@ def _record(current: Round, collector: Collector, state: ServerState) -> dict[st
 
 def _participation(current: Round) -> dict[str, Any]:
     """Return the record of the simulated system: how many clients were available, who took part, with how much work."""
-    config, system = current.federation.config, current.federation.system
-    _, everything = config.local_work
+    system, (_, everything) = current.federation.system, current.federation.config.local_work
     took_part, staleness = sorted(current.accepted), current.staleness
     return {
         "available": len(current.available),

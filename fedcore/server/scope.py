@@ -61,7 +61,7 @@ class Federation:
         """Says which clients are available, lost, late and slow. Without ``--system`` all clients take part."""
         options: SystemOptions | None = self.config.system
         if options is None:
-            return Everybody(self.config)
+            return Everybody(self.config.training_clients, self.config.local_work[1])
         return options.start(self.config, self.partition.train.size, self.setup.breaks)
 
 

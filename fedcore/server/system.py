@@ -93,15 +93,18 @@ class SystemOptions(Protocol):
         """
 
 
+@dataclass(frozen=True)
 class Everybody:
     """All clients are there in every round and complete their work, in no time."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
+    clients: int
+    """How many clients train."""
+    work: int
+    """Local epochs or steps of a round."""
 
     def available(self, round: int) -> Sequence[int]:
         """Return all clients that train."""
-        return range(self._config.training_clients)
+        return range(self.clients)
 
     def reachable(self, round: int, client: int) -> bool:
         """Return True."""
@@ -109,7 +112,7 @@ class Everybody:
 
     def simulated(self, round: int, client: int, epochs: int | None = None) -> SimulatedOutcome:
         """Return that a client completes its work."""
-        return SimulatedOutcome(self._config.local_work[1] if epochs is None else epochs, 0.0)
+        return SimulatedOutcome(self.work if epochs is None else epochs, 0.0)
 
     def arriving(self, round: int) -> None:
         """Return None: clients wait for each other."""

@@ -12,6 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from fedcore.base.config import TrainingOptions
 from fedcore.base.errors import PluginContractError, RejectUpdate, lower_first
 from fedcore.base.metrics import Counts
 from fedcore.base.protocols import PROTOCOLS
@@ -83,7 +84,8 @@ class UpdateValidator:
     def __init__(self, setup: Setup, partition: Partition, store: ClientStore) -> None:
         self._updates_on = CPU if setup.reads_updates else setup.placement.device
         self._layout, self._uploads = setup.layout, setup.uploads
-        self._config, self._partition, self._store = setup.config, partition, store
+        self._partition, self._store = partition, store
+        self._training: TrainingOptions = setup.config
         self._trainable = setup.layout.trainable.intersection(setup.layout.shared)
         self._shared = frozenset(setup.uploads.shared)
         self._metrics = setup.metrics
@@ -174,10 +176,10 @@ class UpdateValidator:
         return counts, sent.failed
 
     def _check_claims(self, claims: _Claims, task: ClientTask, lr: float) -> None:
-        config, held = self._config, self._partition.train.size(task.client)
-        unit, work = config.local_work
+        training, held = self._training, self._partition.train.size(task.client)
+        unit, work = training.local_work
         work = task.meta.get(unit, work)
-        most = work * config.batches(held) if unit == "epochs" else work
+        most = work * training.batches(held) if unit == "epochs" else work
         kept = claims.version is None or (claims.version == task.round and self._store.has(task.client, task.round))
         in_epochs = f", in {work} epochs" if unit == "epochs" else ""
         for name, holds, expected in (
@@ -185,7 +187,7 @@ class UpdateValidator:
             ("samples", claims.samples <= held, f"at most the {held} that it holds"),
             ("steps", claims.steps <= most, f"at most {most}{in_epochs}"),
             ("lr", claims.lr == lr, f"the round's {lr}"),
-            ("momentum", claims.momentum == config.momentum, f"the run's {config.momentum}"),
+            ("momentum", claims.momentum == training.momentum, f"the run's {training.momentum}"),
             ("frozen", claims.frozen <= self._trainable, "names of trainable shared parameters"),
             ("version", kept, f"a state of round {task.round} that is there, or None"),
         ):

@@ -57,3 +57,18 @@ def test_an_interpreter_without_fedcore_is_told_which_one_to_use(tmp_path):
     assert "Traceback" not in done.stderr
     assert "No module named 'fedcore'" in done.stderr
     assert ".venv/bin/python tools/measures.py" in done.stderr
+
+
+def test_functions_that_hold_the_whole_configuration_are_counted(measures, tmp_path):
+    (tmp_path / "base" / "part.py").write_text(
+        "def whole(config: RunConfig): ...\n"
+        "def narrow(options: DataOptions): ...\n"
+        "def reads(site): return site.config.lr\n"
+        "def hands_on_a_section(site): return narrow(site.config)\n"
+        "def names_a_section(site): options: DataOptions = site.config\n"
+        "def hands_on(site): return whole(site.config)\n"
+        "def names(site): config = site.config\n"
+        "class Narrow:\n    def __init__(self, options: DataOptions): self.options = options\n"
+        "def makes(site): return Narrow(site.config)\n"
+    )
+    assert measures.holders() == ["whole", "hands_on", "names"]
