@@ -6,6 +6,7 @@
   ``PARTITION_OPTIONS`` and ``LABELS`` say what each option determines.
 - Figures: ``PROTOCOLS`` has the evaluation protocols with their titles, ``SIGNS`` says of which figures more is better.
 - A command: ``options`` declares flags, ``output`` prints, ``build_config`` combines preset, file and flags.
+- A display: ``Progress`` follows a run by its events; ``Display`` prints its notes on a terminal.
 - Names: ``available`` and ``resolve`` find what packages provide.
 
 ``options``, ``output`` and ``rounds`` are modules. All names are imported on first use.
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fedcore.base.identity import preset_options as preset_options
     from fedcore.base.identity import settings as settings
     from fedcore.base.identity import short_name as short_name
+    from fedcore.base.identity import title as title
     from fedcore.base.process import environment as environment
     from fedcore.base.process import importing as importing
     from fedcore.base.process import one_thread as one_thread
@@ -46,10 +48,14 @@ if TYPE_CHECKING:
     from fedcore.base.safe_yaml import write_yaml as write_yaml
     from fedcore.cli import options as options
     from fedcore.cli.settings import build_config as build_config
+    from fedcore.hooks.plugin import option_names as option_names
+    from fedcore.hooks.plugin import parse_options as parse_options
     from fedcore.runs import rounds as rounds
     from fedcore.runs.directory import RunDirectory as RunDirectory
+    from fedcore.runs.progress import Progress as Progress
     from fedcore.runs.provenance import installed_versions as installed_versions
     from fedcore.runs.saved import RunFiles as RunFiles
+    from fedcore.runs.terminal import Display as Display
 
 _attribute, __all__ = lazy(__name__, __file__)
 

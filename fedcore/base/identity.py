@@ -110,3 +110,9 @@ def full_name(name: str, names: Collection[str]) -> str:
 def method(plugins: Mapping[str, Any]) -> str:
     """Return the name of a combination of plugins: ``moon+uscc``. Without plugins it is ``fedavg``."""
     return "+".join(plugins) or "fedavg"
+
+
+def title(config: RunConfig) -> str:
+    """Return a run in a few words: ``moon+fedprox on digits``."""
+    dataset = short_name(config.dataset) if config.dataset.startswith((CODE, OBJECT)) else config.dataset
+    return f"{method({short_name(name): None for name in config.plugins})} on {dataset}"

@@ -11,16 +11,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["command", "main"]
+__all__ = ["command", "group", "main"]
 
 
 def command(function: Callable[..., Any]) -> typer.Typer:
     """Return a function as a package's command, for its entry point of the group ``fedcore.commands``."""
-    import typer
-
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app = _app()
     app.command()(function)
     return app
+
+
+def group(help: str) -> typer.Typer:
+    """Return an empty group of commands, for ``@app.command("list")``. Other packages add to it by entry points."""
+    from fedcore.cli.app import Commands
+
+    return _app(cls=Commands, help=help, no_args_is_help=True)
+
+
+def _app(**more: Any) -> typer.Typer:
+    import typer
+
+    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", **more)
 
 
 def main() -> None:

@@ -90,6 +90,17 @@ class Dataset:
         """The kind of batches, as models name it in ``takes``."""
         return self.train.kind
 
+    @property
+    def cautions(self) -> list[str]:
+        """What to know before training: the data set's own notes, and whether accuracy means anything on it."""
+        found = [*self.notes]
+        if self.num_classes < 2:
+            found.append(
+                f"{self.name!r} has a single class, so every model is right on all of its samples; check the labels: a "
+                "column of one-hot rows or of a table may have been lost"
+            )
+        return found
+
 
 def data_digest(dataset: Dataset) -> str:
     """Return a hexadecimal SHA-256 of samples, labels, classes, domains and input shape. The name is not part of it.

@@ -19,22 +19,11 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, flag_of
 from fedcore.client.setup import Setup
-from fedcore.data import Dataset, Partition
+from fedcore.data import Partition
 from fedcore.models.build import named_weights
 from fedcore.runs.provenance import INSTRUCTIONS, versions
 from fedcore.runs.resolve import why_unstacked
 from fedcore.runs.saved import SOURCE, code_in
-
-
-def data_cautions(dataset: Dataset) -> list[str]:
-    """Return the cautions about a data set: its own notes, and whether accuracy means anything on it."""
-    found = [*dataset.notes]
-    if dataset.num_classes < 2:
-        found.append(
-            f"{dataset.name!r} has a single class, so every model is right on all of its samples; check the labels: a "
-            "column of one-hot rows or of a table may have been lost"
-        )
-    return found
 
 
 def option_cautions(setup: Setup) -> list[str]:

@@ -21,6 +21,8 @@ class Progress:
         self.clock = clock
         self.directory: Path | None = None
         """The run directory; None before it exists."""
+        self.headline = ""
+        """The run in one line: methods, data, directory."""
         self.rounds, self.done, self.cohort, self.clients, self.failed = 0, 0, 0, 0, 0
         self.ending = ""
         """``done`` or ``interrupted``; empty while the run goes on."""
@@ -40,6 +42,7 @@ class Progress:
         if event == "start":
             self.directory, self.done = details["directory"], details["round"]
             self.rounds, self.cohort = details["config"].rounds, details["config"].cohort_size
+            self.headline = headline(details)
             self.started(details)
         elif event == "client":
             self.clients += 1
@@ -105,3 +108,13 @@ def only_notes(event: str, details: Mapping[str, Any]) -> None:
     notes = details["notes"] if event == "start" else [details["message"]] if event == "note" else []
     for note in notes:
         warnings.warn(note, RuntimeWarning, stacklevel=2)
+
+
+def headline(details: Mapping[str, Any]) -> str:
+    """Return a run in one line, from the details of its start: methods, data, directory."""
+    config = details["config"]
+    methods = " + ".join(config.plugins) or "fedavg"
+    began = f", from round {details['round'] + 1}" if details["round"] else ""
+    counts = f"{config.clients} client{'s' * (config.clients > 1)}, {config.rounds} round{'s' * (config.rounds > 1)}"
+    models = ", ".join(config.client_models) or config.model
+    return f"{methods} on {config.dataset} ({models}), {config.partition}, {counts}{began}, in {details['directory']}"

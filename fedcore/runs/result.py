@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, DataError
-from fedcore.base.identity import method, short_name
+from fedcore.base.identity import title
 from fedcore.base.metrics import Metrics
-from fedcore.base.objects import CODE, OBJECT
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.client.evaluation import evaluate
 from fedcore.data import Samples, TensorSamples
@@ -200,7 +199,7 @@ class RunResult:
         """Return one line: method, data set, rounds, final accuracy, directory."""
         figures = [f"{name} {100 * row['accuracy']:.2f} %" for name, row in evaluated(self.metrics).items()]
         accuracy = f", accuracy: {', '.join(figures)}" if figures else ""
-        return f"<RunResult {headline(self.config)}, {self.summary['rounds']} rounds{accuracy}; {self.directory}>"
+        return f"<RunResult {title(self.config)}, {self.summary['rounds']} rounds{accuracy}; {self.directory}>"
 
     def _repr_html_(self) -> str:
         """Return the final figures for a notebook, with fedcore-report also the learning curve."""
@@ -211,7 +210,7 @@ class RunResult:
             rows.append(_table_row("td", words, figures))
         head = _table_row("th", ["protocol", "of what"], ["accuracy %", "loss"])
         return (
-            f"<p><b>{html.escape(headline(self.config))}</b>, {self.summary['rounds']} rounds, "
+            f"<p><b>{html.escape(title(self.config))}</b>, {self.summary['rounds']} rounds, "
             f"{self.summary['seconds']:.1f} s</p><table>{head}{''.join(rows)}</table>"
             f"{learning_curve(self.records, self.config.rounds)}"
             f"<p><code>{html.escape(str(self.directory))}</code></p>"
@@ -236,12 +235,6 @@ class _Pair(nn.Module):
 
 def _device(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def headline(config: RunConfig) -> str:
-    """Return a run in a few words: ``moon+fedprox on digits``."""
-    dataset = short_name(config.dataset) if config.dataset.startswith((CODE, OBJECT)) else config.dataset
-    return f"{method({short_name(name): None for name in config.plugins})} on {dataset}"
 
 
 def _table_row(cell: str, words: Sequence[str], figures: Sequence[str]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fedcore.base.identity import flat
+from fedcore.base.output import clean, percent
 from fedcore.base.protocols import EVALUATED, FIGURES, PROTOCOLS
 
 SIMULATED = ("unavailable", "dropped", "deadline")
@@ -52,6 +53,26 @@ def accuracies(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int
             if row:
                 found.setdefault(name, []).append((record["round"] + 1, row["accuracy"]))
     return found
+
+
+def percentages(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the accuracies of a round in percent, by protocol; empty for a round without evaluation."""
+    metrics = record["metrics"] or {}
+    return {name: percent(metrics[name]["accuracy"]) for name in EVALUATED if metrics.get(name)}
+
+
+def losses(record: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the losses of a round by name, the task's loss first."""
+    return sorted(record["losses"].items(), key=lambda item: (item[0] != "task", item[0]))
+
+
+def failures(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line per kind of failure, with the number of clients and the first message, without simulated ones."""
+    kinds = Counter(failure["kind"] for failure in record["failures"] if failure["kind"] not in SIMULATED)
+    for kind, count in kinds.items():
+        first = next(failure for failure in record["failures"] if failure["kind"] == kind)
+        others = f" and {count - 1} more" if count > 1 else ""
+        yield clean(f"client {first['client']}{others} failed ({kind}): {first['message']}")
 
 
 def history_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -99,9 +120,9 @@ def lost(record: Mapping[str, Any]) -> Counter[str]:
     return Counter(sorted(kinds.values()))
 
 
-def errors(losses: Mapping[str, int]) -> int:
+def errors(lost: Mapping[str, int]) -> int:
     """Return how many of a round's losses, counted by kind, the simulated system did not make."""
-    return sum(number for kind, number in losses.items() if kind not in SIMULATED)
+    return sum(number for kind, number in lost.items() if kind not in SIMULATED)
 
 
 def first_reason(record: Mapping[str, Any]) -> str:

@@ -25,7 +25,6 @@ from fedcore.data import DECLARED, Dataset, Partition, load_partition
 from fedcore.data.dataset import data_digest
 from fedcore.models.placement import Placement, has_device, resolve_device
 from fedcore.runs.cautions import (
-    data_cautions,
     evaluation_cautions,
     head_cautions,
     option_cautions,
@@ -225,7 +224,7 @@ class Run:
         """Start the engine and the trackers, for callers that go round by round from a state of the run."""
         follow: Notify = notify or only_notes
         notes: Any = self.partition.info["notes"]
-        cautions = [*version_cautions(self.config, self.file.versions), *data_cautions(self.dataset)]
+        cautions = [*version_cautions(self.config, self.file.versions), *self.dataset.cautions]
         if not state.round:
             cautions += [*evaluation_cautions(self.setup, self.partition), *option_cautions(self.setup)]
             cautions += [*weights_cautions(self.setup), *head_cautions(self.setup)]

@@ -7,19 +7,16 @@ returns a :class:`~fedcore.runs.progress.Progress`, or None where it does not su
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from fedcore.base import registry
-from fedcore.base.output import clean, duration, note, number, percent, stderr, text
-from fedcore.base.protocols import EVALUATED
+from fedcore.base.output import clean, duration, note, number, stderr, text
 from fedcore.runs import rounds
 from fedcore.runs.progress import Progress, only_notes
-from fedcore.runs.rounds import lost, seconds
 
 MINUTE = 60.0
 
@@ -65,23 +62,27 @@ class PlainDisplay(Display):
 
     def started(self, details: Mapping[str, Any]) -> None:
         """Print the run's headline and notes."""
-        self._print(text(headline(details)))
+        self._print(text(self.headline))
         super().started(details)
 
     def round_done(self, record: Record) -> None:
         """Print one line for the round and one per kind of failure."""
         parts = [f"round {self.done}/{self.rounds}"]
-        parts += [f"{name} {value} %" for name, value in accuracies(record).items()]
-        parts += [f"{clean(name)} {number(value)}" for name, value in ordered(record["losses"])]
+        parts += [f"{name} {value} %" for name, value in rounds.percentages(record).items()]
+        parts += [f"{clean(name)} {number(value)}" for name, value in rounds.losses(record)]
         if "system" in record:
-            parts.append(took_part(record))
-        elif failed := lost(record).total():
+            system = record["system"]
+            words = rounds.in_words(
+                len(record["cohort"]), record["accepted"], len(system["partial"]), rounds.lost(record)
+            )
+            parts.append(f"{clean(words)}, {duration(system['seconds'])} virtual")
+        elif failed := rounds.lost(record).total():
             parts.append(f"{failed} of {len(record['cohort'])} clients failed")
-        parts.append(f"{duration(seconds(record))}/round")
+        parts.append(f"{duration(rounds.seconds(record))}/round")
         if self.left:
             parts.append(f"{duration(self.left)} left")
         self._print(Text("  ".join(parts)))
-        for line in failures(record):
+        for line in rounds.failures(record):
             self._print(Text(f"  {line}"))
 
     def _print(self, line: Text) -> None:
@@ -93,7 +94,7 @@ class MinuteDisplay(PlainDisplay):
 
     def started(self, details: Mapping[str, Any]) -> None:
         """Remember the headline: a run of less than a minute prints nothing."""
-        self._headline, self._printed = headline(details), self.clock()
+        self._headline, self._printed = self.headline, self.clock()
         Display.started(self, details)
 
     def round_done(self, record: Record) -> None:
@@ -107,40 +108,3 @@ class MinuteDisplay(PlainDisplay):
     def noted(self, message: str) -> None:
         """Warn."""
         only_notes("note", {"message": message})
-
-
-def headline(details: Mapping[str, Any]) -> str:
-    """Return a run in one line: methods, data, directory."""
-    config = details["config"]
-    methods = " + ".join(config.plugins) or "fedavg"
-    began = f", from round {details['round'] + 1}" if details["round"] else ""
-    counts = f"{config.clients} client{'s' * (config.clients > 1)}, {config.rounds} round{'s' * (config.rounds > 1)}"
-    models = ", ".join(config.client_models) or config.model
-    return f"{methods} on {config.dataset} ({models}), {config.partition}, {counts}{began}, in {details['directory']}"
-
-
-def accuracies(record: Record) -> dict[str, str]:
-    """Return the accuracies of a round in percent, by protocol; empty for a round without evaluation."""
-    metrics = record["metrics"] or {}
-    return {name: percent(metrics[name]["accuracy"]) for name in EVALUATED if metrics.get(name)}
-
-
-def ordered(losses: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return losses by name, the task's loss first."""
-    return sorted(losses.items(), key=lambda item: (item[0] != "task", item[0]))
-
-
-def took_part(record: Record) -> str:
-    """Return the participation and duration of a simulated round: ``5 of 8 clients, 35 s virtual``."""
-    system = record["system"]
-    words = rounds.in_words(len(record["cohort"]), record["accepted"], len(system["partial"]), lost(record))
-    return f"{clean(words)}, {duration(system['seconds'])} virtual"
-
-
-def failures(record: Record) -> Iterator[str]:
-    """Yield a line per kind of failure, with the number of clients and the first message, without simulated ones."""
-    kinds = Counter(failure["kind"] for failure in record["failures"] if failure["kind"] not in rounds.SIMULATED)
-    for kind, count in kinds.items():
-        first = next(failure for failure in record["failures"] if failure["kind"] == kind)
-        others = f" and {count - 1} more" if count > 1 else ""
-        yield clean(f"client {first['client']}{others} failed ({kind}): {first['message']}")

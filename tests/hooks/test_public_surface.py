@@ -61,10 +61,6 @@ EXTENDS = {
         {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs"},
         "its processes follow a run directory",
     ),
-    "fedcore-console": (
-        {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs"},
-        "its commands show what can be named, make partitions and config files; its displays follow runs",
-    ),
     "fedcore-export": (
         {"fedcore.base", "fedcore.cli", "fedcore.runs"},
         "its command opens a finished run",

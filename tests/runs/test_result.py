@@ -11,7 +11,7 @@ import torch
 import fedcore
 from fedcore import Plugin, RunConfig, RunDirectoryError, hookimpl
 from fedcore.base import registry
-from fedcore.runs.result import headline
+from fedcore.base.identity import title
 from fedcore.runs.rounds import history_rows
 
 
@@ -38,7 +38,7 @@ def test_the_text_is_one_line(finished):
     [("digits", "digits"), ("npz:scans.npz", "npz:scans.npz"), ("module:study.data.scans", "scans")],
 )
 def test_a_headline_names_the_data(dataset, words):
-    assert headline(RunConfig(dataset=dataset, plugins=["module:study.Near"])) == f"Near on {words}"
+    assert title(RunConfig(dataset=dataset, plugins=["module:study.Near"])) == f"Near on {words}"
 
 
 def test_the_page_has_the_table_and_the_curve(finished):

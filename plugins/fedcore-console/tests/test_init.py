@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from fedcore import RunConfig
-from fedcore.base.identity import preset_options
-from fedcore.cli.settings import build_config
+from fedcore.tools import build_config, preset_options
 
 HERE = "module:tests.cli.test_presets"
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
-from fedcore.runs.terminal import MinuteDisplay, script_display
 from fedcore_console.live import LiveDisplay, rounds_table
 from tests.cli import events
 from tests.cli.test_terminal import Clock, console, drawn, output
@@ -61,10 +58,3 @@ def test_rounds_fit_into_a_narrow_terminal() -> None:
     for word in ("global %", "global_local %", "personal %", "25.00", "12.50", "task", "s/round"):
         assert word in picture
     assert "…" not in picture
-
-
-def test_a_script_shows_what_the_command_shows_in_a_terminal(monkeypatch) -> None:
-    assert type(script_display()) is MinuteDisplay, "pytest's stderr is no terminal"
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    assert type(script_display()) is LiveDisplay

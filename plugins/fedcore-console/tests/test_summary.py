@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fedcore.base.output import percent
+from fedcore.tools import output
 from fedcore_console.summary import metrics_tables, profile_table, summary_tables
 from tests.cli import events
 from tests.cli.test_terminal import drawn
@@ -42,7 +42,7 @@ def test_a_narrow_summary_cuts_no_figure_off(width: int) -> None:
     assert "…" not in picture
     for row in summary["metrics"].values():
         if row and "std" in row:
-            assert all(percent(row[name]) in picture for name in ("accuracy", "std", "worst10"))
+            assert all(output.percent(row[name]) in picture for name in ("accuracy", "std", "worst10"))
     alone = {**summary["metrics"], "global": None, "global_reason": "parameters stay"}
     assert "parameters stay" in drawn(metrics_tables(alone, width), width=width)
 

@@ -9,19 +9,10 @@ from typing import Annotated, Any, cast
 import typer
 
 from fedcore import ConfigError, FedcoreError, RunConfig
-from fedcore.base import output, registry
-from fedcore.base.identity import PARTITION_OPTIONS, preset_options
-from fedcore.cli import options
-from fedcore.cli.app import Commands
+from fedcore.cli import group
+from fedcore.tools import PARTITION_OPTIONS, available, options, output, preset_options, resolve
 
-app = typer.Typer(
-    cls=Commands,
-    help="Data sets, and their partitions among clients.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
+app = group("Data sets, and their partitions among clients.")
 
 KINDS = {"dataset": "data sets (--dataset)", "partitioner": "partitions (--partition)", "model": "models (--model)"}
 SPLIT_FIELDS = (*PARTITION_OPTIONS, "data_dir", "seed")
@@ -30,10 +21,10 @@ SPLIT_FIELDS = (*PARTITION_OPTIONS, "data_dir", "seed")
 @app.command("list")
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     """List the data sets, the partitions, the models and the presets."""
-    found = {kind: {name: _first_line(kind, name) for name in registry.available(kind)} for kind in KINDS}
-    found["preset"] = {name: _setting(name) for name in registry.available("preset")}
+    found = {kind: {name: _first_line(kind, name) for name in available(kind)} for kind in KINDS}
+    found["preset"] = {name: _setting(name) for name in available("preset")}
     for kind in KINDS:
-        for prefix in registry.available(f"{kind} prefix"):
+        for prefix in available(f"{kind} prefix"):
             found[kind][f"{prefix}:NAME"] = _first_line(f"{kind} prefix", prefix)
     if as_json:
         output.print_json(found)
@@ -73,19 +64,17 @@ def split(
     if out is not None:
         check_out(out, [".json"], force=force)
 
-    from fedcore.data import load_dataset
-    from fedcore.runs.cautions import data_cautions
-    from fedcore.runs.resolve import resolve_partition
+    from fedcore.data import load_dataset, make_partition
     from fedcore_console.partition_table import draw_table
 
     dataset = load_dataset(config.dataset, config.data_dir)
-    partition = resolve_partition(config, dataset)
+    partition = make_partition(dataset, config)
     if out is not None:
         partition.save(out)
     console = output.stdout()
     console.print(draw_table(partition, dataset.train.labels, dataset.num_classes, console.width))
     output.line(f"sha256 {partition.sha256}", style="dim")
-    for message in (*data_cautions(dataset), *cast(list[str], partition.info.get("notes", []))):
+    for message in (*dataset.cautions, *cast(list[str], partition.info.get("notes", []))):
         output.note(message)
     if out is not None:
         output.line(f"written: {out} (use it with --partition {out})")
@@ -101,7 +90,7 @@ def check_out(out: Path, suffixes: Sequence[str], *, force: bool) -> None:
 
 def _first_line(kind: str, name: str) -> str:
     try:
-        return output.first_line(registry.resolve(kind, name))
+        return output.first_line(resolve(kind, name))
     except FedcoreError as error:  # a broken package does not hide the others
         return f"broken: {error}"
 

@@ -12,13 +12,17 @@ from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from fedcore import ConfigError, RunConfig
-from fedcore.base import output, registry
-from fedcore.base.config import read_choices
-from fedcore.base.identity import preset_options
-from fedcore.base.process import importing
-from fedcore.base.safe_yaml import write_yaml
-from fedcore.cli import command, options
-from fedcore.hooks.plugin import option_names, parse_options
+from fedcore.cli import command
+from fedcore.tools import (
+    importing,
+    option_names,
+    options,
+    output,
+    parse_options,
+    preset_options,
+    resolve,
+    write_yaml,
+)
 
 _WIDTH = 100
 _INDENT = "  "
@@ -37,8 +41,8 @@ def init(
     Options that are not chosen here are commented out.
     """
     chosen: dict[str, Any] = {} if preset is None else preset_options(preset)
-    known = read_choices(chosen.get("plugins", {}), "plugin")
-    named = read_choices(given.get("plugins", list(known)), "plugin")
+    known = RunConfig.create({"plugins": chosen.get("plugins", {})}).plugins
+    named = RunConfig.create({"plugins": given.get("plugins", list(known))}).plugins
     chosen["plugins"] = {name: known.get(name, {}) for name in named}
     with importing():
         text = commented(chosen, file, preset)
@@ -79,7 +83,7 @@ def commented(chosen: Mapping[str, Any], file: Path, preset: str | None = None) 
 
 def _plugin(name: str, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a plugin with all its options."""
-    cls = registry.resolve("plugin", name)
+    cls = resolve("plugin", name)
     parse_options(name, cls, values)
     yield f"{name}:"
     for option, field in option_names(cls).items():

@@ -14,10 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.base.output import clean, number, stopwatch, text
-from fedcore.base.protocols import EVALUATED
-from fedcore.runs.rounds import lost, seconds
-from fedcore.runs.terminal import Display, Record, accuracies, failures, headline, ordered
+from fedcore.tools import PROTOCOLS, Display, output, rounds
 
 ROWS = 8
 
@@ -32,7 +29,7 @@ class LiveDisplay(Display):
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console, clock=clock)
-        self._records: deque[Record] = deque(maxlen=ROWS)
+        self._records: deque[Mapping[str, Any]] = deque(maxlen=ROWS)
         self._live = Live(get_renderable=self.render, console=console, refresh_per_second=5, vertical_overflow="crop")
 
     def __exit__(self, *_: object) -> None:
@@ -41,14 +38,14 @@ class LiveDisplay(Display):
 
     def started(self, details: Mapping[str, Any]) -> None:
         """Print the run's headline and start drawing."""
-        self.console.print(text(headline(details), style="bold"), soft_wrap=True)
+        self.console.print(output.text(self.headline, style="bold"), soft_wrap=True)
         super().started(details)
         self._live.start(refresh=True)
 
-    def round_done(self, record: Record) -> None:
+    def round_done(self, record: Mapping[str, Any]) -> None:
         """Add the round to the table, and print its failures above."""
         self._records.append(record)
-        for line in failures(record):
+        for line in rounds.failures(record):
             self.console.print(Text.assemble((f"round {record['round'] + 1}: ", "yellow"), line), soft_wrap=True)
 
     def render(self) -> Group:
@@ -64,22 +61,22 @@ class LiveDisplay(Display):
             line.add_column(no_wrap=True)
         width = max(8, min(30, self.console.width - 72))
         bar = ProgressBar(total=max(1, self.rounds), completed=self.completed, width=width)
-        times = f"{stopwatch(self.clock() - self.began)} elapsed"
+        times = f"{output.stopwatch(self.clock() - self.began)} elapsed"
         if self.left is not None and self.done < self.rounds:
-            times += f", {stopwatch(self.left)} left"
+            times += f", {output.stopwatch(self.left)} left"
         line.add_row(bar, f"{self.done}/{self.rounds} rounds", Text(self.doing, style="cyan"), Text(times, style="dim"))
         return line
 
 
-def rounds_table(records: Sequence[Record], width: int) -> Table:
+def rounds_table(records: Sequence[Mapping[str, Any]], width: int) -> Table:
     """Return the rounds as a table of at most ``width`` characters. The last losses are omitted if they do not fit."""
-    protocols = [name for name in EVALUATED if any(name in accuracies(record) for record in records)]
-    losses = list(dict.fromkeys(name for record in records for name, _ in ordered(record["losses"])))
-    failing = any(map(lost, records))
+    protocols = [name for name in PROTOCOLS if any(name in rounds.percentages(record) for record in records)]
+    losses = list(dict.fromkeys(name for record in records for name, _ in rounds.losses(record)))
+    failing = any(map(rounds.lost, records))
     room = width - sum(len(name) + 4 for name in protocols) - 20 - (8 if failing else 0)
     shown: list[str] = []
     for name in losses:
-        room -= max(7, len(clean(name))) + 2
+        room -= max(7, len(output.clean(name))) + 2
         if room < 0:
             break
         shown.append(name)
@@ -88,14 +85,14 @@ def rounds_table(records: Sequence[Record], width: int) -> Table:
     for name in protocols:
         table.add_column(f"{name} %", justify="right", style="bold", no_wrap=True)
     for name in shown:
-        table.add_column(text(name), justify="right", no_wrap=True)
+        table.add_column(output.text(name), justify="right", no_wrap=True)
     if failing:
         table.add_column("failed", justify="right", style="yellow", no_wrap=True)
     table.add_column("s/round", justify="right", style="dim", no_wrap=True)
     for record in records:
         row = [str(record["round"] + 1)]
-        row += [accuracies(record).get(name, "-") for name in protocols]
-        row += [number(record["losses"].get(name)) for name in shown]
-        row += [str(lost(record).total() or "")] if failing else []
-        table.add_row(*row, f"{seconds(record):.2f}")
+        row += [rounds.percentages(record).get(name, "-") for name in protocols]
+        row += [output.number(record["losses"].get(name)) for name in shown]
+        row += [str(rounds.lost(record).total() or "")] if failing else []
+        table.add_row(*row, f"{rounds.seconds(record):.2f}")
     return table

@@ -11,9 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedcore.runs.progress import Progress
-from fedcore.runs.result import headline, learning_curve
-from fedcore.runs.rounds import errors, lost
+from fedcore.tools import Progress, available, resolve, rounds, title
 
 REDRAWN = 0.25
 """The least seconds between two drawings within a round."""
@@ -40,7 +38,7 @@ class NotebookDisplay(Progress):
 
     def started(self, details: Mapping[str, Any]) -> None:
         """Draw the run's name and notes."""
-        self.title = headline(details["config"])
+        self.title = title(details["config"])
         self.notes += details["notes"]
         self._redraw()
 
@@ -72,10 +70,12 @@ class NotebookDisplay(Progress):
         times = f"{self.clock() - self.began:.0f} s"
         if self.left is not None and self.ending != "done":
             times += f", about {self.left:.0f} s left"
-        if failed := self.failed + sum(errors(lost(record)) for record in self.records):
+        if failed := self.failed + sum(rounds.errors(rounds.lost(record)) for record in self.records):
             times += f"; {failed} clients failed"
         notes = "".join(f"<p>note: {html.escape(note)}</p>" for note in self.notes)
-        curve = learning_curve(self.records, self.rounds)
+        curve = ""
+        if "learning-curve" in available("figure"):
+            curve = resolve("figure", "learning-curve")(rounds.accuracies(self.records), self.rounds)
         return (
             f"<div><b>{html.escape(self.title)}</b> "
             f"<progress value='{self.completed:.2f}' max='{self.rounds}'></progress> "

@@ -10,9 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.base.output import clean, duration, number, percent, size, text
-from fedcore.base.protocols import FRACTIONS, PROTOCOLS
-from fedcore.runs import rounds
+from fedcore.tools import PROTOCOLS, SIGNS, output, rounds
 
 TIMED = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation", "checkpoint")
 
@@ -45,13 +43,13 @@ def _further_table(metrics: Mapping[str, Any]) -> list[RenderableType]:
     table = _table("Metrics")
     table.add_column("protocol", no_wrap=True)
     for name in names:
-        table.add_column(clean(name), justify="right")
+        table.add_column(output.clean(name), justify="right")
     for protocol, row in rows.items():
         over = {name: f" (over {count})" for name, count in row.get("mean_over", {}).items()}
         means = {} if PROTOCOLS[protocol].on_clients else over
-        table.add_row(protocol, *(number(row.get(name)) + means.get(name, "") for name in names))
+        table.add_row(protocol, *(output.number(row.get(name)) + means.get(name, "") for name in names))
         if PROTOCOLS[protocol].on_clients:
-            cells = (number(row.get(f"{name}_mean")) + over.get(name, "") for name in names)
+            cells = (output.number(row.get(f"{name}_mean")) + over.get(name, "") for name in names)
             table.add_row("  mean over clients", *cells, style="dim")
     return ["", table] if names else []
 
@@ -72,14 +70,19 @@ def protocol_table(metrics: Mapping[str, Any], width: int) -> Table:
     for heading in ("accuracy %", "loss", *(("std %", "worst 10 %", "clients", "untrained") if spread else ())):
         table.add_column(heading if wide else heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
     if metrics.get("global") is None:
-        reason = text(metrics.get("global_reason", "no global model"))
+        reason = output.text(metrics.get("global_reason", "no global model"))
         table.add_row("global", *([reason] if wide else []), "-", "-")
         table.caption = None if wide else reason
     for name, row in rows.items():
         cells = [PROTOCOLS[name].heading] if wide else []
-        cells += [percent(row["accuracy"]), number(row["loss"])]
+        cells += [output.percent(row["accuracy"]), output.number(row["loss"])]
         if spread and "std" in row:
-            cells += [percent(row["std"]), percent(row["worst10"]), str(row["clients"]), str(row["untrained"])]
+            cells += [
+                output.percent(row["std"]),
+                output.percent(row["worst10"]),
+                str(row["clients"]),
+                str(row["untrained"]),
+            ]
         table.add_row(name, *cells)
     return table
 
@@ -95,7 +98,7 @@ def traffic_table(ledger: Mapping[str, Any], rounds: int) -> Table:
         senders["total"] = {"down": ledger["down"], "up": ledger["up"]}
     for sender, counts in senders.items():
         down, up = counts["down"], counts["up"]
-        table.add_row(text(sender), size(down / rounds), size(up / rounds), size(down), size(up))
+        table.add_row(output.text(sender), *map(output.size, (down / rounds, up / rounds, down, up)))
     return table
 
 
@@ -103,7 +106,7 @@ def system_line(counts: Mapping[str, Any]) -> Text:
     """Return the participation over all rounds of a run with a simulated system."""
     words = rounds.in_words(counts["selected"], counts["accepted"], counts["partial"], counts["lost"])
     return Text.assemble(
-        ("took part: ", "bold"), f"{clean(words)}, in {duration(counts['virtual_time'])} of virtual time"
+        ("took part: ", "bold"), f"{output.clean(words)}, in {output.duration(counts['virtual_time'])} of virtual time"
     )
 
 
@@ -111,7 +114,7 @@ def report_line(plugin: str, figures: Mapping[str, Any]) -> Text:
     """Return a plugin's report on the whole run, without lists: summary.json has them."""
     single = {name: value for name, value in figures.items() if not isinstance(value, list)}
     told = (f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in single.items())
-    return Text.assemble((f"{clean(plugin)}: ", "bold"), clean(", ".join(told)))
+    return Text.assemble((f"{output.clean(plugin)}: ", "bold"), output.clean(", ".join(told)))
 
 
 def time_line(summary: Mapping[str, Any]) -> Text:
@@ -120,13 +123,20 @@ def time_line(summary: Mapping[str, Any]) -> Text:
     timed = spent.get("rounds", rounds)
     of = f" of the last {timed} of {rounds} rounds" if timed < rounds else ""
     each = spent["per_round"]
-    parts = [f"local training {duration(each['local_training'])}"]
-    parts += [f"aggregation {duration(each['aggregation'])}", f"evaluation {duration(each['evaluation'])}"]
+    parts = [f"local training {output.duration(each['local_training'])}"]
+    parts += [
+        f"aggregation {output.duration(each['aggregation'])}",
+        f"evaluation {output.duration(each['evaluation'])}",
+    ]
     whole = each["client_seconds"]
     terms = [
-        f"{clean(name)} {100 * seconds / whole:.0f} %" for name, seconds in each["plugin_terms"].items() if whole > 0
+        f"{output.clean(name)} {100 * seconds / whole:.0f} %"
+        for name, seconds in each["plugin_terms"].items()
+        if whole > 0
     ]
-    line = Text.assemble((f"time{of}: ", "bold"), f"{duration(summary['seconds'])}; per round {', '.join(parts)}")
+    line = Text.assemble(
+        (f"time{of}: ", "bold"), f"{output.duration(summary['seconds'])}; per round {', '.join(parts)}"
+    )
     line.append(f"; of the clients' time {', '.join(terms)}" if terms else "")
     line.append(f"; workers {spent['workers']}, peak memory {spent['peak_memory_mib']:.0f} MiB")
     return line
@@ -143,7 +153,7 @@ def profile_table(spent: Mapping[str, Any]) -> Table:
     table.add_column("of", style="dim")
 
     def row(name: str, seconds: float, of: float, what: str) -> None:
-        table.add_row(text(name), f"{seconds:.3f}", f"{100 * seconds / of:.1f}" if of > 0 else "-", what)
+        table.add_row(output.text(name), f"{seconds:.3f}", f"{100 * seconds / of:.1f}" if of > 0 else "-", what)
 
     for part in TIMED:
         row(part.replace("_", " "), each[part], whole, "the round")
@@ -151,7 +161,7 @@ def profile_table(spent: Mapping[str, Any]) -> Table:
     row("clients at work", each["client_seconds"], capacity, f"{spent['workers']} workers' time")
     row("idle workers", each["idle_workers"], capacity, f"{spent['workers']} workers' time")
     for name, seconds in each["plugin_terms"].items():
-        row(f"hooks of {clean(name)}", seconds, each["client_seconds"], "the clients' work")
+        row(f"hooks of {output.clean(name)}", seconds, each["client_seconds"], "the clients' work")
     return table
 
 
@@ -164,13 +174,14 @@ def _table(title: str) -> Table:
 
 def _figure(name: str, value: float | None) -> str:
     if name == "accuracy":
-        return f"{percent(value)} %"
-    return f"{clean(name)} {f'{percent(value)} %' if name in FRACTIONS else number(value)}"
+        return f"{output.percent(value)} %"
+    is_share = name in SIGNS and name != "loss"
+    return f"{output.clean(name)} {f'{output.percent(value)} %' if is_share else output.number(value)}"
 
 
 def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:
     if domains := (metrics.get("global") or {}).get("domains"):
-        each = ", ".join(f"{clean(name)} {percent(accuracy)}" for name, accuracy in domains.items())
+        each = ", ".join(f"{output.clean(name)} {output.percent(accuracy)}" for name, accuracy in domains.items())
         yield Text.assemble(("accuracy % by domain: ", "bold"), each)
     best = metrics.get("best_by_validation")
     if best:
@@ -183,4 +194,4 @@ def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text.assemble(("best by validation: ", "bold"), line)
     for problem in (rounds.not_evaluated(metrics), rounds.undefined(metrics)):
         if problem:
-            yield Text(clean(problem), style="yellow")
+            yield Text(output.clean(problem), style="yellow")

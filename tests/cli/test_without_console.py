@@ -61,3 +61,10 @@ def test_without_the_package_evaluate_says_what_was_not_measured(cli, monkeypatc
     told = cli("evaluate", "run")
     assert told.stdout.startswith("parameters stay\n")
     assert "client 0 and 2 more could not be evaluated" in " ".join(told.output.split())
+
+
+def test_with_the_package_a_script_shows_what_the_command_shows_in_a_terminal(monkeypatch) -> None:
+    assert type(script_display()) is MinuteDisplay, "pytest's stderr is no terminal"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert type(script_display()).__name__ == "LiveDisplay"
