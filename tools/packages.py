@@ -9,10 +9,17 @@ import json
 import tomllib
 from pathlib import Path
 
-from fedcore.base.registry import GROUPS
+from fedcore.base.registry import PREFIXED, group_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "fedcore" / "base" / "packages.json"
+
+KINDS = (
+    *("plugin", "dataset", "model", "partitioner", "augmentation", "metric", "engine", "runner", "system", "tracker"),
+    *("tracking", "preset", "command", "figure", "display", "table"),
+    *(f"{kind} prefix" for kind in PREFIXED),
+)
+"""The kinds of objects that packages bring."""
 
 
 def text() -> str:
@@ -20,8 +27,8 @@ def text() -> str:
     found: dict[str, dict[str, str]] = {}
     for path in sorted((ROOT / "plugins").glob("*/pyproject.toml")):
         project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
-        for kind, group in GROUPS.items():
-            for name in project.get("entry-points", {}).get(group, {}):
+        for kind in KINDS:
+            for name in project.get("entry-points", {}).get(group_of(kind), {}):
                 found.setdefault(kind, {})[name] = project["name"]
     return json.dumps(found, indent=1, sort_keys=True) + "\n"
 

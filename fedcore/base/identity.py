@@ -13,8 +13,8 @@ from typing import Any
 from fedcore.base import registry
 from fedcore.base.config import RecordOptions, RunConfig, Trait, options_with
 from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError
-from fedcore.base.objects import CODE, OBJECT
 from fedcore.base.protocols import SIGNS
+from fedcore.base.registry import CODE, OBJECT
 
 LABELS = options_with(Trait.LABEL)
 """Options that describe a run to people."""

@@ -1,57 +1,61 @@
-"""Names to objects: entry points, or ``module:package.attr`` for the user's own code.
+"""Names to objects, and objects to names.
 
-Data sets, models, partitioners and metrics of other libraries have names such as ``timm:resnet18``. The prefix is an
-entry point of the group ``fedcore.dataset_prefixes``, ``fedcore.model_prefixes`` and so on: a function that takes the
-rest of the name and returns the loader, factory or partitioner.
+:func:`resolve` asks a chain: the objects that a Python program *lent* to its run, code that is imported by its path
+(``module:package.attribute``), and entry points of installed packages. Data sets, models, partitioners and metrics of
+other libraries have names such as ``timm:resnet18``. The prefix is an entry point of the group
+``fedcore.dataset_prefixes``, ``fedcore.model_prefixes`` and so on: a function that takes the rest of the name and
+returns the loader, factory or partitioner.
 
-Looking up a name reads package metadata only. The object's module is imported when the name is resolved.
+Looking up a name reads package metadata only. The object's module is imported when the name is resolved. Lent objects
+reach the run's own worker processes as bytes of cloudpickle, from process to process and never through a file. A class
+of a script or notebook thus travels by value, as in Ray and joblib. Imports no torch.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
+import io
 import json
+import pickle
 import re
 import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from fedcore.base import objects
 from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError, place_of
 
 CORE = "fedcore-fl"
 """The distribution of the package ``fedcore``: on the public index the name ``fedcore`` belongs to another project."""
 
-GROUPS = {
-    "plugin": "fedcore.plugins",
-    "dataset": "fedcore.datasets",
-    "model": "fedcore.models",
-    "dataset prefix": "fedcore.dataset_prefixes",
-    "model prefix": "fedcore.model_prefixes",
-    "partitioner": "fedcore.partitioners",
-    "partitioner prefix": "fedcore.partitioner_prefixes",
-    "augmentation": "fedcore.augmentations",
-    "metric": "fedcore.metrics",
-    "metric prefix": "fedcore.metric_prefixes",
-    "engine": "fedcore.engines",
-    "runner": "fedcore.runners",
-    "system": "fedcore.systems",
-    "tracker": "fedcore.trackers",
-    "tracking": "fedcore.tracking",
-    "preset": "fedcore.presets",
-    "command": "fedcore.commands",
-    "figure": "fedcore.figures",
-    "display": "fedcore.displays",
-    "table": "fedcore.tables",
-}
+OBJECT = "object:"
+"""Prefix of the name of an object that no other program can import."""
+
+CODE = "module:"
+"""Prefix of a name that is imported: ``module:package.module.attribute``."""
+
+Key = tuple[str, str]
+"""Kind, such as ``model``, and name."""
+
+_lent: dict[Key, Any] = {}
+
+PREFIXED = ("dataset", "model", "partitioner", "metric")
+"""The kinds of which other libraries have objects, by the entry points of a ``KIND prefix``."""
 
 NAMED = ("plugin", "dataset", "model", "partitioner", "engine", "tracker", "metric")
 """The kinds of objects that a configuration names."""
+
+
+def group_of(kind: str) -> str:
+    """Return the group of a kind's entry points: ``fedcore.model_prefixes`` of the kind ``model prefix``."""
+    plural = kind if kind == "tracking" else f"{kind}{'es' if kind.endswith('x') else 's'}"
+    return f"fedcore.{plural.replace(' ', '_')}"
 
 
 def available(kind: str) -> dict[str, EntryPoint]:
@@ -75,7 +79,7 @@ def conflict(kind: str, name: str) -> str:
 def _scan(kind: str, path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
     """Read the metadata on a search path once: reading takes longer than a round of a small run."""
     found: dict[str, list[EntryPoint]] = {}
-    for point in sorted(entry_points(group=GROUPS[kind]), key=lambda point: (_origin(point) != CORE, point.name)):
+    for point in sorted(entry_points(group=group_of(kind)), key=lambda point: (_origin(point) != CORE, point.name)):
         found.setdefault(point.name, []).append(point)
     return found
 
@@ -87,16 +91,17 @@ def resolve(kind: str, name: str) -> Any:
     :raises PluginContractError: the module behind the name cannot be imported. The message names a missing package.
     :raises ConfigError: two installed packages provide the name, or it belongs to an object of a Python program.
     """
-    lent = objects.find(kind, name)
-    if lent is not None:
-        return lent
+    if (kind, name) in _lent:
+        return _lent[kind, name]
     if is_code(name):
         return _import_attribute(kind, name)
     points = available(kind)
     if name in points:
         return _load(kind, name, points[name])
+    if name.startswith(OBJECT):
+        raise ConfigError(_given_again(kind, name))
     prefix, colon, rest = name.partition(":")
-    prefixes = available(f"{kind} prefix") if f"{kind} prefix" in GROUPS else {}
+    prefixes = available(f"{kind} prefix") if kind in PREFIXED else {}
     if colon and prefix in prefixes:
         return call(kind, name, resolve(f"{kind} prefix", prefix), rest)
     if package := package_of(f"{kind} prefix", prefix) if colon else package_of(kind, name):
@@ -105,6 +110,20 @@ def resolve(kind: str, name: str) -> Any:
         raise UnknownNameError(kind, name, (), meant)
     others = ", ".join(f"{each}:NAME" for each in prefixes)
     raise UnknownNameError(kind, name, points, f"Or {others}" if others else "")
+
+
+def _given_again(kind: str, name: str) -> str:
+    """Return what to do about the name of an object of a Python program, which has to give the object again."""
+    if kind == "partitioner":
+        return (
+            f"partition {name!r} was made by a Python program; give fedcore.run the partition again, or name the run's "
+            "file: --partition RUN_DIR/partition.json"
+        )
+    argument = f"{kind}s=[...]" if kind in ("plugin", "metric") else f"{kind}=..."
+    return (
+        f"{kind} {name!r} is an object that a Python program gave to its run; give it again in Python: fedcore.run("
+        f"config, {argument}) or fedcore.resume(path, {argument}); evaluate_run and load_run take it, too"
+    )
 
 
 def _load(kind: str, name: str, point: EntryPoint) -> Any:
@@ -136,7 +155,7 @@ def _meant(kind: str, name: str, points: Collection[str]) -> str:
     if kind == "dataset" and name.endswith((".csv", ".parquet")):
         return f"Did you mean 'hf:{name}'?"
     if "." in name and all(part.isidentifier() for part in name.split(".")) and not Path(name).exists():
-        return f"Did you mean '{objects.CODE}{name}'?"
+        return f"Did you mean '{CODE}{name}'?"
     return ""
 
 
@@ -199,7 +218,7 @@ def summary(point: EntryPoint) -> str:
 
 def is_code(name: str) -> bool:
     """Return whether a name stands for code that is imported by its path, ``module:package.attribute``."""
-    return name.startswith(objects.CODE)
+    return name.startswith(CODE)
 
 
 def _origin(point: EntryPoint) -> str:
@@ -214,7 +233,7 @@ _importing: ContextVar[str | None] = ContextVar("importing", default=None)
 
 
 def _import_attribute(kind: str, name: str) -> Any:
-    path = name.removeprefix(objects.CODE)
+    path = name.removeprefix(CODE)
     module, _, attribute = path.replace(":", ".").rpartition(".")
     token = _importing.set(module)
     try:
@@ -243,3 +262,101 @@ def refuse_while_importing() -> None:
         f"{module.rpartition('.')[2]}.py starts a run when it is imported; put fedcore.run below "
         'if __name__ == "__main__":'
     )
+
+
+@contextmanager
+def lent(objects: Mapping[Key, Any]) -> Iterator[None]:
+    """Let :func:`resolve` find objects until the block ends."""
+    before = dict(_lent)
+    _lent.update(objects)
+    try:
+        yield
+    finally:
+        _lent.clear()
+        _lent.update(before)
+
+
+def is_lent(name: str) -> bool:
+    """Return whether a lent object, of any kind, has this name."""
+    return any(name == other for _, other in _lent)
+
+
+def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) -> bytes:
+    """Return a value, and the lent objects, as bytes for :func:`unpickled` in a worker process.
+
+    Lent data sets are left out: workers do not load data sets.
+
+    :param apart: returns the name of a part of the value that travels apart from the bytes; None for all others.
+    :raises ConfigError: a part cannot be pickled.
+    """
+    import cloudpickle  # here: importing it takes 20 ms, and only runs with workers need it
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def persistent_id(self, part: Any) -> str | None:
+            return apart(part)
+
+    file, sent = io.BytesIO(), {key: found for key, found in _lent.items() if key[0] != "dataset"}
+    try:
+        Pickler(file).dump((value, sent))
+    except Exception as error:  # a program's objects can raise anything
+        names = ", ".join(f"{kind} {name!r}" for kind, name in sent) or "its data set"
+        raise ConfigError(
+            f"an object that was given to the run cannot be sent to a worker process ({names}: {error}). Use workers=0"
+        ) from error
+    return file.getvalue()
+
+
+def unpickled(sent: bytes, find_part: Callable[[str], Any]) -> Any:
+    """Return the value of :func:`pickled` in another process, and lend its objects there until the process ends.
+
+    :param sent: bytes from the process that started this one, through their own connection. Never pass bytes of another
+        origin, such as a file or another machine: unpickling executes code.
+    :param find_part: returns a part that travelled apart from the bytes.
+    :raises ConfigError: a part cannot be unpickled here.
+    """
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, name: str) -> Any:
+            return find_part(name)
+
+    try:
+        value, found = Unpickler(io.BytesIO(sent)).load()
+    except Exception as error:  # a program's objects can raise anything
+        raise ConfigError(
+            f"a worker process cannot load the objects that were given to the run ({type(error).__name__}: {error}). "
+            "Put them into a module, or use workers=0"
+        ) from error
+    _lent.update(found)
+    return value
+
+
+def import_name(value: Any) -> str | None:
+    """Return the name under which every process can import a function or class; None if there is no such name."""
+    name, module = getattr(value, "__qualname__", ""), sys.modules.get(getattr(value, "__module__", None) or "")
+    if module is None or not name.isidentifier() or getattr(module, name, None) is not value:
+        return None
+    if module.__name__ != "__main__":
+        return f"{CODE}{module.__name__}.{name}" if module.__spec__ is not None else None
+    stem = main_module(module)
+    return f"{CODE}{stem}.{name}" if stem else None
+
+
+def main_module(main: ModuleType) -> str | None:
+    """Return the name under which the running program can be imported; None for a notebook, for example."""
+    if main.__spec__ is not None:
+        return main.__spec__.name  # python -m
+    file = getattr(main, "__file__", None)
+    if file is None or not Path(file).stem.isidentifier():
+        return None
+    try:
+        spec = importlib.util.find_spec(Path(file).stem)
+    except (ImportError, ValueError):
+        return None
+    found = spec is not None and spec.origin is not None and Path(spec.origin).resolve() == Path(file).resolve()
+    return Path(file).stem if found else None
+
+
+def object_name(value: Any) -> str:
+    """Return a name for an object that no other process can import."""
+    name = getattr(value, "__name__", None) or type(value).__name__
+    return OBJECT + "".join(letter for letter in name if letter.isalnum() or letter in "_-")

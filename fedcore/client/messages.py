@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from fedcore.base import objects
+from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, PluginContractError, RunDirectoryError, StorageError
 from fedcore.base.tensors import flatten, unflatten
@@ -181,16 +181,16 @@ def pack_site(site: ClientSite) -> Tensors:
         tensors[f"{id(part)}"] = part
         return f"{id(part)}"
 
-    content = objects.pickled(site, apart)
+    content = registry.pickled(site, apart)
     return {**tensors, SITE: torch.frombuffer(bytearray(content), dtype=torch.uint8)}
 
 
 def unpack_site(tensors: Tensors) -> ClientSite:
-    """Join a site that :func:`pack_site` split, without copying its data; see :func:`fedcore.base.objects.unpickled`.
+    """Join a site that :func:`pack_site` split, without copying its data; see :func:`fedcore.base.registry.unpickled`.
 
     :raises ConfigError: a part of it cannot be loaded here.
     """
-    site: ClientSite = objects.unpickled(tensors[SITE].numpy().tobytes(), tensors.__getitem__)
+    site: ClientSite = registry.unpickled(tensors[SITE].numpy().tobytes(), tensors.__getitem__)
     return site
 
 

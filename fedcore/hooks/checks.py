@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedcore.base import objects, registry
+from fedcore.base import registry
 from fedcore.base.errors import PluginContractError, suggestion
 from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
@@ -46,7 +46,7 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
     :raises PluginContractError: the class or the object breaks the contract.
     """
     cls = registry.resolve("plugin", name)
-    short = getattr(cls, "__name__", str(cls)).lower() if name.startswith((objects.CODE, objects.OBJECT)) else name
+    short = getattr(cls, "__name__", str(cls)).lower() if name.startswith((registry.CODE, registry.OBJECT)) else name
     check_class(short, cls)
     return _created(short, cls, parse_options(short, cls, options))
 

@@ -13,8 +13,8 @@ from torch import nn
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.base.identity import preset_options
-from fedcore.base.objects import lent
 from fedcore.base.process import one_thread
+from fedcore.base.registry import lent
 from fedcore.data import Partition
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.models.placement import Placement

@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch import nn
 
-from fedcore.base import objects, registry
+from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.base.identity import full_name, short_name
 from fedcore.base.metrics import Metric
-from fedcore.base.objects import Key, import_name, object_name
+from fedcore.base.registry import CODE, OBJECT, Key, import_name, object_name
 from fedcore.data import Dataset, IndexLists, IntArray, Partition, as_dataset
 from fedcore.data.partition import problem_with
 from fedcore.hooks.plugin import BUILTIN, Plugin
@@ -73,10 +73,10 @@ def name_objects(
     if metrics is not None:
         values["metrics"] = RunConfig(metrics=[_add(found, "metric", metric) for metric in _listed(metrics)]).metrics
     if isinstance(partition, Partition):
-        values["partition"] = f"{objects.OBJECT}{partition.sha256[:12]}"
+        values["partition"] = f"{OBJECT}{partition.sha256[:12]}"
     elif isinstance(partition, (list, tuple)):
         lists = Partition(partition, IndexLists.empty(len(partition)))
-        values["partition"] = f"{objects.OBJECT}{lists.sha256[:12]}"
+        values["partition"] = f"{OBJECT}{lists.sha256[:12]}"
         found["partitioner", values["partition"]] = functools.partial(_given, partition)
     elif isinstance(partition, str) or callable(partition):
         values["partition"] = _add(found, "partitioner", partition)
@@ -191,7 +191,7 @@ def _add(found: dict[Key, Any], kind: str, value: Any) -> str:
         raise ConfigError(f"metrics has an object of {own}; give the class: metrics=[{own}]")
     path = import_name(value)
     if path is not None:
-        entry = path.removeprefix(objects.CODE)
+        entry = path.removeprefix(CODE)
         for name, point in registry.available(kind).items():
             if point.value.replace(":", ".") == entry:
                 return name
@@ -214,9 +214,9 @@ def _add_client_model(found: dict[Key, Any], number: int, model: ModelObject) ->
 
 def _name_of_value(value: Any) -> str:
     if isinstance(value, Dataset):
-        return f"{objects.OBJECT}{value.name}"
+        return f"{OBJECT}{value.name}"
     if isinstance(value, (Mapping, Sequence)):
-        return object_name(value[0]) if len(value) == 2 and isinstance(value, Sequence) else f"{objects.OBJECT}arrays"
+        return object_name(value[0]) if len(value) == 2 and isinstance(value, Sequence) else f"{OBJECT}arrays"
     return object_name(value)
 
 

@@ -18,9 +18,8 @@ import torch
 
 from fedcore import __version__
 from fedcore.base.config import RunConfig
-from fedcore.base.objects import CODE
 from fedcore.base.process import cores
-from fedcore.base.registry import CORE, available
+from fedcore.base.registry import CODE, CORE, available
 from fedcore.client.setup import Setup
 from fedcore.runs.saved import SOURCE, code_in
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from fedcore.base import objects, registry
+from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, RunDirectoryError
 from fedcore.base.identity import CHANGEABLE, judged_by, short_name
@@ -156,7 +156,7 @@ class Run:
             config = config.model_copy(update={"device": "cpu"})
         if config.precision == "tf32" and resolve_device(config.device).type == "cpu":
             config = config.model_copy(update={"precision": "float32"})  # a CPU has no TF32
-        code = [name for name in code_in(config) if not objects.is_lent(name)]
+        code = [name for name in code_in(config) if not registry.is_lent(name)]
         check_code(code, source, allow=allow_code, own=changes.get("metrics", ()))
         if not allow_outside:
             check_places(places_in(config, directory.path), source, allow=False)

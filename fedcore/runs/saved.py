@@ -23,7 +23,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, FedcoreError, RunDirectoryError, flag_of
 from fedcore.base.files import RecordFile, parse_record, refuse_links, write_text
 from fedcore.base.identity import CHANGEABLE, WITHOUT_EFFECT
-from fedcore.base.objects import OBJECT
+from fedcore.base.registry import OBJECT
 from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping, write_yaml
 from fedcore.hooks.plugin import places
 

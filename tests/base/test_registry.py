@@ -85,3 +85,26 @@ def test_a_name_of_a_package_that_is_not_installed_is_answered_with_it(monkeypat
     with pytest.raises(ConfigError) as refused:
         registry.resolve(kind, name)
     assert f"{name!r} is in the package fedcore-zoo: {registry.how_to_install('fedcore-zoo')}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "group"),
+    [
+        ("plugin", "fedcore.plugins"),
+        ("model prefix", "fedcore.model_prefixes"),
+        ("tracking", "fedcore.tracking"),
+    ],
+)
+def test_the_group_of_a_kind(kind, group):
+    assert registry.group_of(kind) == group
+    assert registry.available(kind), "a group of fedcore's own packages that nobody finds is misspelled"
+
+
+def test_an_object_of_a_program_is_found_while_it_is_lent_and_before_an_entry_point():
+    with registry.lent({("model", "mlp"): int, ("model", "object:Net"): float}):
+        assert registry.resolve("model", "mlp") is int
+        assert registry.resolve("model", "object:Net") is float
+        assert registry.is_lent("object:Net")
+    assert registry.resolve("model", "mlp") is not int
+    with pytest.raises(ConfigError, match="give it again in Python"):
+        registry.resolve("model", "object:Net")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore.base import objects
+from fedcore.base import registry
 from fedcore.base.errors import PluginContractError, UnknownNameError
 from fedcore.models import SplitModel, has_batch_norm, smallest_batch
 from tests.models.built import FEATURE_DIMS, build, check_outputs, equal_states
@@ -87,7 +87,7 @@ def initialised(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
 
 
 def test_a_projection_renews_a_classifier_that_the_factory_only_initialised() -> None:
-    with objects.lent({("model", "object:own"): initialised}):
+    with registry.lent({("model", "object:own"): initialised}):
         model, _ = build("object:own", projection=True)
     assert model.classifier.in_features == 256
     assert model.classifier.weight.any()
@@ -120,7 +120,7 @@ def test_a_classifier_that_the_factory_set_is_kept(change) -> None:
         heads.append((model.classifier, copy.deepcopy(model.classifier)))
         return model
 
-    with objects.lent({("model", "object:own"): factory}):
+    with registry.lent({("model", "object:own"): factory}):
         model, _ = build("object:own")
     ((head, before),) = heads
     assert model.classifier is head

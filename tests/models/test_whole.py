@@ -8,7 +8,7 @@ from torch import nn
 
 import fedcore
 from fedcore import ConfigError, PluginContractError
-from fedcore.base import objects
+from fedcore.base import registry
 from fedcore.models import build_model
 
 
@@ -37,7 +37,7 @@ class Fixed(nn.Sequential):
 
 
 def build(factory, **options):
-    with objects.lent({("model", "object:Net"): factory}):
+    with registry.lent({("model", "object:Net"): factory}):
         defaults = {"num_classes": 3, "input_shape": (5,), "seed": 1, "projection": False}
         return build_model("object:Net", **(defaults | options))[0]
 

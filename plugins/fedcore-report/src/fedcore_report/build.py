@@ -10,9 +10,8 @@ from typing import Any
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.identity import key, method
-from fedcore.base.objects import is_lent
 from fedcore.base.protocols import EVALUATED
-from fedcore.base.registry import available
+from fedcore.base.registry import available, is_lent
 from fedcore.base.safe_yaml import read_yaml
 from fedcore.runs.rounds import errors, lost
 from fedcore.runs.saved import check_code, code_in

@@ -300,7 +300,7 @@ class Recipe(Part):
             if name.startswith(_BY_PATH) or name.endswith(".json"):
                 continue
             prefix, colon, _ = name.partition(":")
-            by_prefix = colon and f"{kind} prefix" in registry.GROUPS
+            by_prefix = colon and kind in registry.PREFIXED
             provided = (f"{kind} prefix", prefix) if by_prefix else (kind, name)
             if provided[1] in registry.available(provided[0]):
                 continue

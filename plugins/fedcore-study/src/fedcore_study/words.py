@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from fedcore.base.identity import short_name
-from fedcore.base.objects import CODE, OBJECT
+from fedcore.base.registry import CODE, OBJECT
 
 Value = TypeVar("Value")
 

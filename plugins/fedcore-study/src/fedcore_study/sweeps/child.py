@@ -20,9 +20,9 @@ from typing import Any
 
 from fedcore import FedcoreError, RunConfig
 from fedcore.base.identity import CHANGEABLE, WITHOUT_EFFECT, judged_by
-from fedcore.base.objects import Key, lent, unpickled
 from fedcore.base.process import end_without_collecting, importing, keep_freed_memory
 from fedcore.base.protocols import EVALUATED, VALIDATION
+from fedcore.base.registry import Key, lent, unpickled
 from fedcore_study.runs.deletion import delete_beginning
 from fedcore_study.sweeps.processes import STOP
 

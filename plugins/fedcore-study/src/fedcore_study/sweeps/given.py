@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, RunConfig, RunDirectoryError
-from fedcore.base import objects
-from fedcore.base.objects import Key
+from fedcore.base import registry
+from fedcore.base.registry import Key
 from fedcore.runs.saved import SavedConfig, objects_in
 
 KINDS = {"plugin": "plugins", "plugins": "plugins", "model": "model", "dataset": "dataset"}
@@ -73,9 +73,9 @@ class Given:
         :raises ConfigError: one of them cannot be pickled.
         """
         try:
-            return objects.pickled(self.found) if self.found else b""
+            return registry.pickled(self.found) if self.found else b""
         except ConfigError as error:
-            names = ", ".join(name.removeprefix(objects.OBJECT) for _, name in self.found)
+            names = ", ".join(name.removeprefix(registry.OBJECT) for _, name in self.found)
             raise ConfigError(
                 f"the runs' processes cannot get what was given to the sweep ({names}: {error.__cause__}); "
                 "write it into a file, such as methods.py, and import it from there"
@@ -83,7 +83,7 @@ class Given:
 
 
 def _importable(option: str, value: Any) -> str:
-    name = objects.import_name(value)
+    name = registry.import_name(value)
     if name is None or value.__module__ == "__main__":
         raise ConfigError(
             f"{option}: each run of a sweep has a process of its own, which cannot get {value!r:.80}; write it into a "
@@ -102,7 +102,7 @@ def check_given(found: Mapping[Key, Any], configs: Mapping[Path, RunConfig]) -> 
     digests: dict[Any, str] = {}
     for folder, config in configs.items():
         named = [("dataset", config.dataset), ("model", config.model), *(("plugin", name) for name in config.plugins)]
-        missing = [name for kind, name in named if name.startswith(objects.OBJECT) and (kind, name) not in found]
+        missing = [name for kind, name in named if name.startswith(registry.OBJECT) and (kind, name) not in found]
         if missing:
             raise ConfigError(
                 f"run {folder.name} has {', '.join(objects_in(config))} of a Python program, which has to give it "

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig, RunDirectoryError
 from fedcore.base.identity import key, settings
-from fedcore.base.objects import Key, lent
 from fedcore.base.process import cores
+from fedcore.base.registry import Key, lent
 from fedcore.runs.saved import check_code, check_places, code_in, places_in
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.cluster import submit_jobs

@@ -60,7 +60,7 @@ def _values(name: str, kind: str) -> dict[str, str]:
         "module": f"fedcore_{name.replace('-', '_')}",
         "function": name.replace("-", "_"),
         "cls": cls,
-        "group": registry.GROUPS[_REGISTRY_KIND.get(kind, kind)],
+        "group": registry.group_of(_REGISTRY_KIND.get(kind, kind)),
         "attribute": cls if kind in ("method", "tracker", "engine") else name.replace("-", "_"),
         "requires": '", "'.join(f"{package}{version}" for package in packages),
         "tests_require": f"fedcore-testing{version}",
