@@ -26,7 +26,7 @@ from fedcore.client.working_model import all_outputs
 from fedcore.data import Dataset
 from fedcore.data.client_data import ClientData
 from fedcore.models.split import Outputs
-from fedcore.runs.experiment import own_model
+from fedcore.runs.api import own_model
 from fedcore.runs.run import Run
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
 from fedcore_fdcl.plugin import FDCLOptions

@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from fedcore.hooks.plugin import question as question
     from fedcore.models.split import ModelTask as ModelTask
     from fedcore.models.split import SplitModel as SplitModel
-    from fedcore.runs.experiment import client_model as client_model
-    from fedcore.runs.experiment import evaluate_run as evaluate_run
-    from fedcore.runs.experiment import load_run as load_run
-    from fedcore.runs.experiment import resume as resume
-    from fedcore.runs.experiment import run as run
+    from fedcore.runs.api import client_model as client_model
+    from fedcore.runs.api import evaluate_run as evaluate_run
+    from fedcore.runs.api import load_run as load_run
+    from fedcore.runs.api import resume as resume
+    from fedcore.runs.api import run as run
     from fedcore.runs.result import RunResult as RunResult
     from fedcore.runs.training import CallbackError as CallbackError
     from fedcore.runs.training import Interrupted as Interrupted

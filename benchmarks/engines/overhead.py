@@ -28,7 +28,7 @@ from torch import nn
 
 from fedcore import RunConfig, SplitModel
 from fedcore.engines import ClientSite, Engine
-from fedcore.runs.experiment import started
+from fedcore.runs.api import started
 
 HERE = Path(__file__).parent
 WIDTHS = {"small": 463, "large": 4962}

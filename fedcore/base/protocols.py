@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Protocol(NamedTuple):
+class EvaluationProtocol(NamedTuple):
     """A row of a run's metrics."""
 
     name: str
@@ -27,30 +27,30 @@ class Protocol(NamedTuple):
 PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
-        Protocol("global", "global model on the test set", "the global model on the server's test set"),
-        Protocol(
+        EvaluationProtocol("global", "global model on the test set", "the global model on the server's test set"),
+        EvaluationProtocol(
             "mean_domain",
             "global model, mean over domains",
             "the global model on the test samples of each domain, and the figures' mean over the domains",
         ),
-        Protocol(
+        EvaluationProtocol(
             "worst_domain",
             "global model, worst domain",
             "the global model on the test samples of each domain, and each figure's worst value over the domains",
         ),
-        Protocol(
+        EvaluationProtocol(
             "unseen_domain",
             "global model on the unseen domain",
             "the global model on the test samples of the domain that no client holds",
         ),
-        Protocol(
+        EvaluationProtocol(
             "global_local",
             "global model on held-out parts",
             "the global model on each client's held-out part",
             on_clients=True,
             held_out=True,
         ),
-        Protocol(
+        EvaluationProtocol(
             "personal",
             "own models on held-out parts",
             "each client's own model on its held-out part",
@@ -58,14 +58,14 @@ PROTOCOLS = {
             held_out=True,
             own_model=True,
         ),
-        Protocol(
+        EvaluationProtocol(
             "personal_global",
             "own models on the test set",
             "each client's own model on the server's test set",
             on_clients=True,
             own_model=True,
         ),
-        Protocol(
+        EvaluationProtocol(
             "global_validation",
             "global model on validation parts",
             "the global model on the validation share of each client's held-out part",
@@ -73,7 +73,7 @@ PROTOCOLS = {
             held_out=True,
             validation=True,
         ),
-        Protocol(
+        EvaluationProtocol(
             "personal_validation",
             "own models on validation parts",
             "each client's own model on the validation share of its held-out part",
@@ -82,14 +82,14 @@ PROTOCOLS = {
             validation=True,
             own_model=True,
         ),
-        Protocol(
+        EvaluationProtocol(
             "unseen",
             "unseen clients, held-out parts",
             "the model that a client receives before it ever trains, on the held-out part of each unseen client",
             on_clients=True,
             held_out=True,
         ),
-        Protocol(
+        EvaluationProtocol(
             "unseen_adapted",
             "unseen clients after adaptation",
             "each unseen client's own model after its adaptation, on its held-out part",
@@ -97,7 +97,7 @@ PROTOCOLS = {
             held_out=True,
             own_model=True,
         ),
-        Protocol(
+        EvaluationProtocol(
             "global_before_correction",
             "before the correction",
             "the global model on the server's test set before post_train changed it",

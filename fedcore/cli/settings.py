@@ -19,7 +19,7 @@ from fedcore.base.safe_yaml import BESIDE_OPTIONS, parse_setting, read_mapping, 
 from fedcore.hooks.plugin import option_names
 from fedcore.runs.saved import check_code, code_in
 
-KINDS = ("plugin", "tracker", "engine")
+CONFIGURABLE = ("plugin", "tracker", "engine")
 """Kinds of objects that ``--set`` gives options to."""
 
 
@@ -100,7 +100,7 @@ def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str
 
 def _options(name: str) -> Collection[str]:
     """Return the options of a plugin, tracker or engine; empty if it cannot be imported."""
-    for kind in KINDS:
+    for kind in CONFIGURABLE:
         with suppress(FedcoreError, AttributeError):
             return option_names(registry.resolve(kind, name))
     return ()
@@ -108,7 +108,7 @@ def _options(name: str) -> Collection[str]:
 
 def _absent(name: str, used: Collection[str]) -> str:
     """Return a message: why a name cannot have options in a run that does not use it, and the remedy."""
-    for kind in KINDS:
+    for kind in CONFIGURABLE:
         if name in registry.available(kind) or registry.package_of(kind, name):
             return f"{kind} {name!r} is not in this run. To use it, add --{kind} {name}"
     if registry.is_code(name):

@@ -47,7 +47,7 @@ def train(
     """
     with importing():
         config = build_config(given, config_file, settings or [], allow_code=allow_code, preset=preset)
-        from fedcore.runs.experiment import run
+        from fedcore.runs.api import run
 
     with training(quiet) as display:
         result = run(config, notify=display, fast_dev_run=fast_dev_run)
@@ -84,10 +84,10 @@ def resume(
     An option given here replaces the run's option from now on. The run's config.yaml records the change.
     """
     with importing():
-        from fedcore.runs import experiment
+        from fedcore.runs import api
 
     with training(quiet) as display:
-        result = experiment.resume(
+        result = api.resume(
             run_dir,
             notify=display,
             allow_code=allow_code,
@@ -115,7 +115,7 @@ def evaluate(
     from fedcore.runs.terminal import make_display
 
     with importing():
-        from fedcore.runs.experiment import evaluate_run
+        from fedcore.runs.api import evaluate_run
 
     display = make_display(output.stderr(), quiet=True)
     metrics = evaluate_run(run_dir, notify=display, allow_code=allow_code, metrics=given.get("metrics"))

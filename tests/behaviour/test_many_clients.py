@@ -11,7 +11,7 @@ import fedcore
 from fedcore.base.seeding import choose, generator
 from fedcore.client.messages import ClientSite, pack_site, unpack_site
 from fedcore.data import Dataset, ResidentSamples
-from fedcore.runs.experiment import resume
+from fedcore.runs.api import resume
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.runs.training import Experiment
 from fedcore_bench import scale

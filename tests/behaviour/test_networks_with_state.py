@@ -16,7 +16,7 @@ from fedcore import Metric, PluginContractError
 from fedcore.base.process import CORES
 from fedcore.client.evaluation import evaluate
 from fedcore.data import TensorSamples, load_dataset
-from fedcore.runs.experiment import evaluate_run
+from fedcore.runs.api import evaluate_run
 from tests.support import model_bytes
 
 

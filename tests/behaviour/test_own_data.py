@@ -15,7 +15,7 @@ from fedcore.cli.app import app
 from fedcore.client.messages import ClientFailure, ClientSite
 from fedcore.data import Partition, TensorSamples, load_dataset, load_partition, make_partition
 from fedcore.engines.in_process import InProcessEngine
-from fedcore.runs import experiment, training
+from fedcore.runs import api, training
 from fedcore.runs.directory import RunDirectory
 from fedcore_testing import federate, model_bytes
 from fedcore_testing.federation import small_config
@@ -83,7 +83,7 @@ def own_data(folder, *plugins, engine=Organisations, **options):
     config = small_config(folder, *plugins, **{**SETTINGS, **options})
     parts = dealt()
     make = functools.partial(engine, dealt=parts, folder=folder / "organisations")
-    return experiment.run(config, engine=make, partition=declared(parts))
+    return api.run(config, engine=make, partition=declared(parts))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
         own_data(tmp_path / "stopped", "moon", engine=Stops)
     (stopped,) = [path.parent for path in (tmp_path / "stopped").rglob("config.yaml")]
     make = functools.partial(Organisations, dealt=dealt(), folder=tmp_path / "stopped" / "organisations")
-    resumed = experiment.resume(stopped, engine=make, allow_code=True)
+    resumed = api.resume(stopped, engine=make, allow_code=True)
     assert model_bytes(resumed) == model_bytes(whole)
 
 
@@ -138,20 +138,20 @@ def test_a_client_whose_disk_lost_its_state_is_named_and_the_others_go_on(tmp_pa
 
 def test_a_local_engine_is_refused_what_it_cannot_reach(tmp_path):
     result = own_data(tmp_path, "moon")
-    assert experiment.load_run(result.directory, allow_code=True).summary == result.summary  # this only reads
+    assert api.load_run(result.directory, allow_code=True).summary == result.summary  # this only reads
     for command in ("resume", "evaluate"):
         outcome = CliRunner().invoke(app, [command, str(result.directory), "--allow-code"])
         assert outcome.exit_code == 2
         assert "fedcore federate server --resume" in " ".join(outcome.output.split())
     before = set(tmp_path.rglob("*"))
     with pytest.raises(ConfigError, match="hold their own data"):
-        experiment.run(small_config(tmp_path), partition=declared(dealt()))
+        api.run(small_config(tmp_path), partition=declared(dealt()))
     assert [path for path in set(tmp_path.rglob("*")) - before if path.is_file()] == []
 
 
 def test_clients_and_partition_have_to_be_as_many(tmp_path):
     with pytest.raises(ConfigError, match="clients is 4, but the partition has 3 clients"):
-        experiment.run(small_config(tmp_path), clients=4, partition=declared(dealt()))
+        api.run(small_config(tmp_path), clients=4, partition=declared(dealt()))
 
 
 def test_a_declared_partition_is_written_and_read(tmp_path):

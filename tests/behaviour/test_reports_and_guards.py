@@ -15,8 +15,8 @@ from fedcore import Plugin, hookimpl, question
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
 from fedcore.data import load_dataset
 from fedcore.hooks.checks import HOOKS
+from fedcore.runs.api import resume
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import resume
 from fedcore.runs.training import Interrupted
 from fedcore_console.summary import report_line
 from fedcore_trackers.scalars import round_scalars

@@ -258,7 +258,7 @@ def test_debug_adds_the_traceback(cli) -> None:
 
 
 def test_what_is_a_bug_says_so(cli, monkeypatch) -> None:
-    monkeypatch.setattr("fedcore.runs.experiment.run", lambda config, **_: 1 / 0)
+    monkeypatch.setattr("fedcore.runs.api.run", lambda config, **_: 1 / 0)
     result = cli("train")
     assert result.exit_code == 1
     assert result.stderr == (
@@ -281,7 +281,7 @@ def test_a_refusal_of_the_system_is_told_from_a_bug(cli, monkeypatch, error: OSE
     def run(config, **_):
         raise error
 
-    monkeypatch.setattr("fedcore.runs.experiment.run", run)
+    monkeypatch.setattr("fedcore.runs.api.run", run)
     result = cli("train")
     assert result.exit_code == code
     assert result.stderr.startswith(said)
@@ -291,7 +291,7 @@ def test_ctrl_c_before_there_is_a_run(cli, monkeypatch) -> None:
     def run(config, **_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedcore.runs.experiment.run", run)
+    monkeypatch.setattr("fedcore.runs.api.run", run)
     result = cli("train")
     assert (result.exit_code, result.stderr) == (130, "error: interrupted\n")
 

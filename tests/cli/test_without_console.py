@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedcore.base import registry
 from fedcore.base.output import stderr
 from fedcore.cli.app import app
-from fedcore.runs import experiment
+from fedcore.runs import api
 from fedcore.runs.terminal import MinuteDisplay, PlainDisplay, make_display, script_display
 
 FIGURES = r"global \d+\.\d\d %, global_local \d+\.\d\d %"
@@ -57,7 +57,7 @@ def test_without_the_package_evaluate_says_what_was_not_measured(cli, monkeypatc
     monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "table" else installed(kind, path))
     failures = [{"client": client, "kind": "raised", "message": f"no {client}"} for client in range(3)]
     metrics = {"global": None, "global_reason": "parameters stay", "failed": 3, "failures": failures}
-    monkeypatch.setattr(experiment, "evaluate_run", lambda *_, **__: metrics)
+    monkeypatch.setattr(api, "evaluate_run", lambda *_, **__: metrics)
     told = cli("evaluate", "run")
     assert told.stdout.startswith("parameters stay\n")
     assert "client 0 and 2 more could not be evaluated" in " ".join(told.output.split())

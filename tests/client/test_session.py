@@ -9,7 +9,7 @@ from torch import nn
 from fedcore import Loss, Plugin, RunConfig, SplitModel, hookimpl, question
 from fedcore.base.errors import PluginContractError
 from fedcore.client.session import LocalWork, LossTotals
-from fedcore.runs.experiment import resume
+from fedcore.runs.api import resume
 from fedcore.runs.training import Interrupted
 from fedcore_testing import W, same_tensors
 from tests import support

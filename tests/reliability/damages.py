@@ -30,7 +30,7 @@ from fedcore.base.serial import dumps, read_tensors
 from fedcore.base.tensors import flatten
 from fedcore.cli.app import app
 from fedcore.data import partition
-from fedcore.runs.experiment import started
+from fedcore.runs.api import started
 from tests.reliability import kills, permissions
 
 ROUNDS, STOPPED = 3, 2

@@ -18,8 +18,8 @@ import fedcore
 from fedcore.cli.app import app
 from fedcore.data import Dataset, TensorSamples, load_dataset
 from fedcore.data.dataset import data_digest
+from fedcore.runs.api import started
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import started
 from fedcore.runs.saved import SavedConfig
 from fedcore.runs.training import Experiment
 from tests.reliability import damages, kills

@@ -12,8 +12,8 @@ import fedcore
 from fedcore import RunConfig
 from fedcore.base.errors import RunDirectoryError
 from fedcore.cli.app import app
+from fedcore.runs.api import started
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import started
 from tests.reliability import kills
 
 OPTIONS = {**kills.OPTIONS, "rounds": 6, "workers": 0}

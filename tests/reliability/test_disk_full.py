@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from fedcore import RunConfig
 from fedcore.cli.app import app
+from fedcore.runs.api import started
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import started
 from tests.reliability import kills
 
 ROUNDS = 8

@@ -13,8 +13,8 @@ import pytest
 
 import fedcore
 from fedcore.base.errors import ConfigError, RunDirectoryError, StorageError
+from fedcore.runs.api import started
 from fedcore.runs.checkpoint import Note
-from fedcore.runs.experiment import started
 from fedcore.runs.run import Run
 from fedcore.server.state import ServerState
 from tests.reliability import damages, kills

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import fedcore
 from fedcore import ConfigError, Plugin, PluginContractError, RunConfig, hookimpl
 from fedcore.models import SplitModel
+from fedcore.runs.api import resume, started
 from fedcore.runs.evaluation import Evaluator
-from fedcore.runs.experiment import resume, started
 from fedcore.runs.training import Interrupted
 from fedcore_testing import PersonalClassifier, small_config
 from tests.support import committed, lines, model_bytes

@@ -19,9 +19,9 @@ import torch
 import fedcore
 from fedcore import Loss, Plugin, RejectUpdate, hookimpl, question
 from fedcore.base.errors import ConfigError, FedcoreError, RoundFailedError, RunDirectoryError, StorageError
+from fedcore.runs.api import evaluate_run, resume, started
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import evaluate_run, resume, started
 from fedcore.runs.training import Interrupted
 from fedcore_testing import EqualWeights, PersonalClassifier
 from fedcore_testing.problems import with_batch_norm

@@ -17,8 +17,8 @@ from fedcore.base.errors import ConfigError, RunDirectoryError, StorageError
 from fedcore.base.serial import read_tensors
 from fedcore.client.setup import Setup
 from fedcore.runs import directory
+from fedcore.runs.api import started
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import started
 from fedcore.runs.run import Run
 from fedcore.runs.saved import SavedConfig
 from fedcore_testing import model_bytes

@@ -12,7 +12,7 @@ import torch
 
 from fedcore import RunConfig
 from fedcore.data import Partition, TensorSamples, load_dataset, make_partition
-from fedcore.runs import experiment
+from fedcore.runs import api
 from fedcore.runs.resolve import resolve
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
@@ -122,7 +122,7 @@ def make_engine(link, **options):
 def run_over(link, folder: Path, *plugins, make=None, **options):
     folder.mkdir(parents=True, exist_ok=True)
     config = small_config(folder, *plugins, **{**SETTINGS, **options})
-    return experiment.run(config, engine=make or make_engine(link), partition=declared())
+    return api.run(config, engine=make or make_engine(link), partition=declared())
 
 
 def resolved(folder: Path, *plugins, **options):

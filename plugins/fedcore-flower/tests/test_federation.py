@@ -22,7 +22,7 @@ from fedcore.cli.app import app
 from fedcore.client.store import ClientStore
 from fedcore.data import Dataset, Partition, TensorSamples, load_dataset
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask
-from fedcore.runs import experiment, training
+from fedcore.runs import api, training
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.provenance import RECORDED
 from fedcore_flower import wire
@@ -235,7 +235,7 @@ def test_a_client_that_is_away_fails_at_once_and_takes_part_again(tmp_path):
         if event == "round" and details["round"] == 0:
             link.away = set()
 
-    result = experiment.run(config, engine=helpers.make_engine(link), partition=helpers.declared(), notify=notify)
+    result = api.run(config, engine=helpers.make_engine(link), partition=helpers.declared(), notify=notify)
     assert failed(result) == [[(1, "unreachable")], [], []]
 
 
@@ -263,7 +263,7 @@ def test_a_lost_state_is_its_client_s_failure(tmp_path):
                 file.unlink()
 
     config = helpers.small_config(tmp_path, "moon", **SETTINGS)
-    result = experiment.run(config, engine=helpers.make_engine(link), partition=helpers.declared(), notify=notify)
+    result = api.run(config, engine=helpers.make_engine(link), partition=helpers.declared(), notify=notify)
     assert failed(result) == [[], [(1, "raised")], [(1, "raised")]]
     assert "state of round 0 is lost" in records(result)[1]["failures"][0]["message"]
 
@@ -284,7 +284,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_with_clients_that_stayed(tmp_pat
     with pytest.raises(training.Interrupted):
         helpers.run_over(link, tmp_path / "stopped", "fedcme")
     (stopped,) = [path.parent for path in (tmp_path / "stopped").rglob("config.yaml")]
-    resumed = experiment.resume(stopped, engine=helpers.make_engine(link))
+    resumed = api.resume(stopped, engine=helpers.make_engine(link))
     assert model_bytes(resumed) == model_bytes(whole)
 
 
@@ -776,7 +776,7 @@ def test_columns_of_organisations_are_matched_by_name(tmp_path):
         link = Here([RequestHandler(site, tmp_path / name / NAMES[k]) for k, site in enumerate(sites)])
         config = helpers.small_config(tmp_path, "ditto", dataset="breast-cancer", client_test_fraction=40 / 140)
         partition = Partition.declared([100] * 3, [40] * 3, "breast-cancer")
-        result = experiment.run(config, engine=helpers.make_engine(link), partition=partition)
+        result = api.run(config, engine=helpers.make_engine(link), partition=partition)
         found.append((model_bytes(result), result.metrics))
     assert found[0] == found[1]
 

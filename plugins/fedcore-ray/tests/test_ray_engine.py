@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from fedcore import ConfigError, FedcoreError, PluginContractError, RunConfig
 from fedcore.cli.app import app
+from fedcore.runs.api import started
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import started
 from fedcore.runs.saved import SavedConfig
 from fedcore_testing import check_engine, committed, federate, model_bytes, records, small_config
 from tests.reliability.processes import wait_for

@@ -18,7 +18,7 @@ import torch
 from fedcore import RunConfig
 from fedcore.data import Dataset, Partition
 from fedcore.models import Placement
-from fedcore.runs.experiment import started
+from fedcore.runs.api import started
 from fedcore.runs.training import Experiment
 from fedcore_bench.cpu import CpuReference
 from fedcore_bench.cuda import CudaReference

@@ -24,7 +24,7 @@ from fedcore.base.files import storing, write_text
 from fedcore.base.process import one_thread
 from fedcore.data import Dataset
 from fedcore.models import Placement
-from fedcore.runs.experiment import own_model
+from fedcore.runs.api import own_model
 from fedcore.runs.run import Run
 from fedcore_export.card import ExportedFile, model_card, plain_model
 
@@ -67,7 +67,7 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
     :param form: ``safetensors``; ``torch``: a state dict, and a program of torch.export where the batches are
         tensors; or ``onnx``.
     :param client: the own model of this client instead of the global one.
-    :param allow_code: as for :func:`fedcore.runs.experiment.resume`.
+    :param allow_code: as for :func:`fedcore.runs.api.resume`.
     :raises RunDirectoryError: there is no run in ``path``, it is not finished, or its model is damaged.
     :raises ConfigError: ``out`` holds something, there is no global model, or the format does not work for it.
     """

@@ -80,7 +80,7 @@ def time_round(config: RunConfig) -> Timed:
 
     :raises FedcoreError: it cannot be trained.
     """
-    from fedcore.runs.experiment import started
+    from fedcore.runs.api import started
 
     with tempfile.TemporaryDirectory() as folder:
         changes = {"out": Path(folder) / "run", "workers": 0, "eval_every": 1, "trackers": {}}

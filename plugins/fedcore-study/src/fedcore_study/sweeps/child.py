@@ -104,7 +104,7 @@ def _objects(size: int) -> dict[Key, Any]:
 
 def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
     with importing():
-        from fedcore.runs import experiment
+        from fedcore.runs import api
     from fedcore.runs.directory import RunDirectory
     from fedcore.runs.rounds import lost
     from fedcore.runs.saved import code_in, places_in
@@ -143,12 +143,12 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
             del changes["workers"]  # the run keeps those that it was begun with
         if begun.rounds < planned.rounds:
             changes["rounds"] = planned.rounds
-        experiment.resume(out, notify=notify, allow_code=code, allow_outside=outside, changes=changes)
+        api.resume(out, notify=notify, allow_code=code, allow_outside=outside, changes=changes)
         return
     if out.exists() and not begun_before:
         delete_beginning(out)  # killed before it was a run
     own = {"out": out, "workers": planned.workers if planned.workers is not None else task.workers}
-    experiment.run(planned.model_copy(update=own), notify=notify)
+    api.run(planned.model_copy(update=own), notify=notify)
 
 
 def measured(metrics: Mapping[str, Any], protocols: Iterable[str]) -> str | None:

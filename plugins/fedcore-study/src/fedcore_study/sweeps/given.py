@@ -54,7 +54,7 @@ class Given:
         return self._name(kind, value) if kind else _importable(option, value)
 
     def _name(self, kind: str, value: Any) -> str:
-        from fedcore.runs.given import name_objects  # here: it imports torch
+        from fedcore.runs.objects import name_objects  # here: it imports torch
 
         arguments: dict[str, Any] = {kind: [value] if kind == "plugins" else value}
         config, found = name_objects(RunConfig(), **arguments)

@@ -129,7 +129,7 @@ def starting() -> contextlib.closing[Starter]:
 def serve(channel: socket.socket) -> None:
     """Fork a keeper for each request until the other end closes."""
     with importing():
-        importlib.import_module("fedcore.runs.experiment")
+        importlib.import_module("fedcore.runs.api")
         importlib.import_module(CHILD)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers that ended leave no zombies
     while True:

@@ -57,35 +57,35 @@ def name_objects(
     A plugin that is given without options keeps the options that the configuration has for it.
     A :class:`Partition` also has a name: runs with different partitions have different configurations.
     """
-    found: dict[Key, Any] = {}
+    objects: dict[Key, Any] = {}
     values: dict[str, Any] = {}
     if isinstance(model, (list, tuple)):
-        values["client_models"] = [_add_client_model(found, number, each) for number, each in enumerate(model)]
+        values["client_models"] = [_add(objects, "model", each) for each in model]
         values["model"] = "auto"
     elif model is not None:
-        values["model"] = _add(found, "model", model)
+        values["model"] = _add(objects, "model", model)
     if plugins is not None:
-        named = [(_add(found, "plugin", plugin), dict(options)) for plugin, options in _with_options(plugins)]
+        named = [(_add(objects, "plugin", plugin), dict(options)) for plugin, options in _with_options(plugins)]
         written = [{name: options or config.plugins.get(name, {})} for name, options in named]
         values["plugins"] = RunConfig.create({"plugins": written}).plugins
     if dataset is not None:
-        values["dataset"] = _add(found, "dataset", dataset)
+        values["dataset"] = _add(objects, "dataset", dataset)
     if metrics is not None:
-        values["metrics"] = RunConfig(metrics=[_add(found, "metric", metric) for metric in _listed(metrics)]).metrics
+        values["metrics"] = RunConfig(metrics=[_add(objects, "metric", metric) for metric in _listed(metrics)]).metrics
     if isinstance(partition, Partition):
         values["partition"] = f"{OBJECT}{partition.sha256[:12]}"
     elif isinstance(partition, (list, tuple)):
         lists = Partition(partition, IndexLists.empty(len(partition)))
         values["partition"] = f"{OBJECT}{lists.sha256[:12]}"
-        found["partitioner", values["partition"]] = functools.partial(_given, partition)
+        objects["partitioner", values["partition"]] = functools.partial(_listed_parts, partition)
     elif isinstance(partition, str) or callable(partition):
-        values["partition"] = _add(found, "partitioner", partition)
+        values["partition"] = _add(objects, "partitioner", partition)
     elif partition is not None:
         raise ConfigError(
             f"partition is a {type(partition).__name__}; give a name, a fedcore.data.Partition, a function (labels, "
             "num_clients, **options), or a list with one array of positions per client"
         )
-    return config.model_copy(update=values), _usable(found)
+    return config.model_copy(update=values), objects
 
 
 def count_of(partition: PartitionObject | None) -> dict[str, int]:
@@ -95,7 +95,7 @@ def count_of(partition: PartitionObject | None) -> dict[str, int]:
     return {"clients": len(partition)} if isinstance(partition, (list, tuple)) else {}
 
 
-def _given(
+def _listed_parts(
     lists: Sequence[Any], labels: IntArray, num_clients: int, *, dataset: Dataset, rows: IntArray, **_: Any
 ) -> Sequence[Any]:
     """Return lists of positions in the training set as positions in ``rows``: the partitioner of a program's lists.
@@ -132,14 +132,12 @@ def objects_again(
     if model is None and plugins is None and dataset is None:
         return {}
     config = RunDirectory.open(path).read_config()
-    found: dict[Key, Any] = {}
     models = model if isinstance(model, (list, tuple)) else [model]
     names = config.client_models if models is model else [config.model]
     if len(names) != len(models):
         raise ConfigError(f"the run has {len(names)} models for its clients, model has {len(models)}")
-    for name, each in zip(names, models, strict=True):
-        if each is not None and not isinstance(each, str):
-            found["model", name] = each
+    pairs = [(("model", name), each) for name, each in zip(names, models, strict=True)]
+    pairs += [(("dataset", config.dataset), dataset)]
     for plugin, options in _with_options(plugins or ()):
         name = short_name(_add({}, "plugin", plugin))
         if name == BUILTIN:
@@ -148,11 +146,8 @@ def objects_again(
         if saved not in config.plugins:
             raise ConfigError(f"the run has no plugin {name!r}; it has {', '.join(config.plugins) or 'none'}")
         _require_same(name, options, config.plugins[saved])
-        if not isinstance(plugin, str):
-            found["plugin", saved] = plugin
-    if dataset is not None and not isinstance(dataset, str):
-        found["dataset", config.dataset] = dataset
-    return _usable(found)
+        pairs += [(("plugin", saved), plugin)]
+    return {key: _usable(key, value) for key, value in pairs if value is not None and not isinstance(value, str)}
 
 
 def _require_same(name: str, options: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
@@ -179,8 +174,11 @@ def _listed(given: Any) -> list[Any]:
     return [given] if isinstance(given, (str, Plugin, Metric)) or callable(given) else list(given)
 
 
-def _add(found: dict[Key, Any], kind: str, value: Any) -> str:
-    """Return the name of an object, and add the object under this name unless the name alone finds it."""
+def _add(objects: dict[Key, Any], kind: str, value: Any) -> str:
+    """Return the name of an object, and add the object under this name unless the name alone finds it.
+
+    Two networks of one class are two models.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, Plugin):
@@ -197,18 +195,9 @@ def _add(found: dict[Key, Any], kind: str, value: Any) -> str:
                 return name
     name = path or _name_of_value(value)
     if path is None or value.__module__ == "__main__":
-        found[kind, name] = value
-    return name
-
-
-def _add_client_model(found: dict[Key, Any], number: int, model: ModelObject) -> str:
-    """As :func:`_add`. Two networks of one class are two models."""
-    own: dict[Key, Any] = {}
-    name = _add(own, "model", model)
-    if not own:
-        return name
-    name = f"{name}-{number}" if ("model", name) in found else name
-    (found["model", name],) = own.values()
+        if kind == "model" and (kind, name) in objects:
+            name = f"{name}-{len(objects)}"
+        objects[kind, name] = _usable((kind, name), value)
     return name
 
 
@@ -220,16 +209,12 @@ def _name_of_value(value: Any) -> str:
     return object_name(value)
 
 
-def _usable(found: Mapping[Key, Any]) -> dict[Key, Any]:
-    """Return objects in the form that the registry returns: a factory of models, a loader of data."""
-    usable = dict(found)
-    for key, value in found.items():
-        if key[0] == "model" and isinstance(value, nn.Module):
-            usable[key] = functools.partial(copy.deepcopy, value)
-        if key[0] == "dataset" and not callable(value):
-            usable[key] = functools.partial(_taken, as_dataset(value, key[1]))
-    return usable
-
-
-def _taken(dataset: Dataset, data_dir: Path | None) -> Dataset:
-    return dataset
+def _usable(key: Key, value: Any) -> Any:
+    """Return an object in the form that the registry returns: a factory of models, a loader of data."""
+    kind, name = key
+    if kind == "model" and isinstance(value, nn.Module):
+        return functools.partial(copy.deepcopy, value)
+    if kind == "dataset" and not callable(value):
+        dataset = as_dataset(value, name)
+        return lambda data_dir: dataset
+    return value

@@ -20,7 +20,7 @@ from fedcore.engines.in_process import InProcessEngine
 from fedcore.models.placement import Placement
 from fedcore.runs import fast_dev_run as trial
 from fedcore.runs.evaluation import evaluation_tasks
-from fedcore.runs.given import (
+from fedcore.runs.objects import (
     DatasetObject,
     MetricObjects,
     ModelObjects,
@@ -104,9 +104,9 @@ def run(
     known, options = ({} if preset is None else preset_options(preset)), {**count_of(partition), **options}
     if known or options:
         config = RunConfig.create({**known, **config.model_dump(exclude_unset=True), **options})
-    config, given = name_objects(config, model, plugins, dataset, metrics, partition)
+    config, objects = name_objects(config, model, plugins, dataset, metrics, partition)
     made = partition if isinstance(partition, Partition) else None
-    with one_thread(), lent(given), _display(notify, progress) as shown:
+    with one_thread(), lent(objects), _display(notify, progress) as shown:
         if fast_dev_run:
             return trial.fast_dev_run(config, partition=made, notify=shown, on_round=on_round)
         with Run.new(config, partition=made) as new:
