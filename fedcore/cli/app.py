@@ -24,8 +24,8 @@ class Commands(TyperGroup):
     entry point is the text after ``fedcore`` on the command line: ``sweep``, ``plugins check``.
     """
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.suggest_commands = False  # typer knows no packages' commands
 
     def invoke(self, ctx: Any) -> Any:

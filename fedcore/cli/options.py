@@ -178,11 +178,11 @@ def config_flags(
 
         @functools.wraps(function)
         def command(**arguments: Any) -> None:
-            given = {}
+            written = {}
             for name in names:
                 if (value := arguments.pop(name)) not in (None, []):
-                    given[name] = str(value) if isinstance(value, Path) else value
-            function(given, **arguments)
+                    written[name] = str(value) if isinstance(value, Path) else value
+            function(written, **arguments)
 
         command.__signature__ = inspect.Signature([*flags, *own])  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in (*flags, *own)}

@@ -24,7 +24,7 @@ CONFIGURABLE = ("plugin", "tracker", "engine")
 
 
 def build_config(
-    given: Mapping[str, Any],
+    flags: Mapping[str, Any],
     file: Path | None,
     settings: Sequence[str],
     *,
@@ -33,7 +33,7 @@ def build_config(
 ) -> RunConfig:
     """Return the configuration of a run.
 
-    :param given: the flags that the user wrote, by field.
+    :param flags: the flags that the user wrote, by field.
     :param settings: ``plugin.option=value`` texts.
     :param preset: the name of a known setting. The file overrides it.
     :param allow_code: whether the file may name code (``module:...``), as flags may.
@@ -42,11 +42,11 @@ def build_config(
     source = str(file) if file else ""
     preset_values = preset_options(preset) if preset else {}
     base = {**preset_values, **(_file_options(file) if file else {})}
-    values = {**base, **given}
-    if "system" in given and isinstance(before := read_system(base.get("system")), dict):
-        values["system"] = {**before, **read_system(given["system"])}
-    plugins = _chosen("plugin", given.get("plugins"), base.get("plugins", {}))
-    trackers = _chosen("tracker", given.get("trackers"), base.get("trackers", {}))
+    values = {**base, **flags}
+    if "system" in flags and isinstance(before := read_system(base.get("system")), dict):
+        values["system"] = {**before, **read_system(flags["system"])}
+    plugins = _chosen("plugin", flags.get("plugins"), base.get("plugins", {}))
+    trackers = _chosen("tracker", flags.get("trackers"), base.get("trackers", {}))
     default = RunConfig.model_fields["engine"].default
     engine = str(values.get("engine", default))
     # The engine's options stay only if the engine stays.
@@ -55,8 +55,8 @@ def build_config(
     values["plugins"] = {name: changed[name] for name in plugins}
     values["trackers"] = {name: changed[name] for name in trackers}
     values["engine_options"] = changed[engine]
-    config = RunConfig.create(values, source=source, typed=given)
-    check_code(code_in(config), source, allow=allow_code, own=typed_code([*given.values(), *preset_values.values()]))
+    config = RunConfig.create(values, source=source, typed=flags)
+    check_code(code_in(config), source, allow=allow_code, own=typed_code([*flags.values(), *preset_values.values()]))
     return config
 
 
@@ -73,9 +73,9 @@ def _chosen(kind: str, typed: list[str] | None, written: Any) -> dict[str, dict[
     return options if typed is None else {name: options.get(name, {}) for name in read_choices(typed, kind)}
 
 
-def typed_code(given: Iterable[Any]) -> set[str]:
+def typed_code(values: Iterable[Any]) -> set[str]:
     """Return the code names that the user typed on the command line. They need no further permission."""
-    return {name for value in given for name in re.findall(r"module:[\w.:]+", str(value))}
+    return {name for value in values for name in re.findall(r"module:[\w.:]+", str(value))}
 
 
 def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directo
 
 @options.config_flags()
 def train(
-    given: dict[str, Any],
+    flags: dict[str, Any],
     *,
     settings: options.RunSettings = None,
     preset: options.RunPreset = None,
@@ -46,7 +46,7 @@ def train(
     After Ctrl-C, fedcore resume continues from the last checkpoint to the same bits.
     """
     with importing():
-        config = build_config(given, config_file, settings or [], allow_code=allow_code, preset=preset)
+        config = build_config(flags, config_file, settings or [], allow_code=allow_code, preset=preset)
         from fedcore.runs.api import run
 
     with training(quiet) as display:
@@ -66,7 +66,7 @@ def _what_ran(config: RunConfig) -> str:
 
 @options.config_flags(only=CHANGEABLE, with_defaults=False)
 def resume(
-    given: dict[str, Any],
+    flags: dict[str, Any],
     *,
     run_dir: RunDir,
     out: Annotated[
@@ -92,7 +92,7 @@ def resume(
             notify=display,
             allow_code=allow_code,
             allow_outside=allow_outside,
-            changes=given,
+            changes=flags,
             out=out,
         )
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
@@ -100,7 +100,7 @@ def resume(
 
 @options.config_flags(only=("metrics",), with_defaults=False)
 def evaluate(
-    given: dict[str, Any],
+    flags: dict[str, Any],
     *,
     run_dir: RunDir,
     allow_code: options.AllowCode = False,
@@ -118,7 +118,7 @@ def evaluate(
         from fedcore.runs.api import evaluate_run
 
     display = make_display(output.stderr(), quiet=True)
-    metrics = evaluate_run(run_dir, notify=display, allow_code=allow_code, metrics=given.get("metrics"))
+    metrics = evaluate_run(run_dir, notify=display, allow_code=allow_code, metrics=flags.get("metrics"))
     if as_json:
         output.print_json(metrics)
     elif "metrics" in registry.available("table"):

@@ -67,7 +67,7 @@ def find_data(path: str, data_dir: Path | None) -> Path:
     return next((each for each in (place, *moved) if each.exists()), place)
 
 
-def as_dataset(given: Any, name: str = "arrays") -> Dataset:
+def as_dataset(data: Any, name: str = "arrays") -> Dataset:
     """Return arrays, tensors or torch's data sets as a data set.
 
     - Arrays or tensors ``(x_train, y_train, x_test, y_test)``, or a mapping with these keys. Images are read by
@@ -79,37 +79,37 @@ def as_dataset(given: Any, name: str = "arrays") -> Dataset:
       divided by 255. Classes are matched by name if both sets have ``classes``.
 
     :param name: name of the data set.
-    :raises DataError: ``given`` has another form, or its shapes, types or labels do not fit.
+    :raises DataError: ``data`` has another form, or its shapes, types or labels do not fit.
     """
-    if isinstance(given, Dataset):
-        return _checked(given)
-    if isinstance(given, Mapping):
-        missing = [key for key in KEYS if key not in given]
+    if isinstance(data, Dataset):
+        return _checked(data)
+    if isinstance(data, Mapping):
+        missing = [key for key in KEYS if key not in data]
         if missing:
             raise DataError(f"dataset has no {missing[0]!r}; expected the keys {', '.join(KEYS)}")
-        dataset = _of_arrays([given[key] for key in KEYS], name)
-        unused = sorted(repr(key) for key in given if key not in KEYS)
+        dataset = _of_arrays([data[key] for key in KEYS], name)
+        unused = sorted(repr(key) for key in data if key not in KEYS)
         note = f"dataset: keys not used: {first_ten(unused)}"
         return replace(dataset, notes=(*dataset.notes, *([note] if unused else [])))
-    if isinstance(given, Sequence) and len(given) == len(KEYS):
-        return _of_arrays(given, name)
-    if isinstance(given, Sequence) and len(given) == 2 and all(hasattr(part, "__getitem__") for part in given):
-        if all(hasattr(part, "__array__") for part in given):
+    if isinstance(data, Sequence) and len(data) == len(KEYS):
+        return _of_arrays(data, name)
+    if isinstance(data, Sequence) and len(data) == 2 and all(hasattr(part, "__getitem__") for part in data):
+        if all(hasattr(part, "__array__") for part in data):
             raise DataError(f"dataset is two arrays; expected four, ({', '.join(KEYS)}): docs/your-data.md")
-        train, test = map(_stacked, given)
+        train, test = map(_stacked, data)
         forms = [f"{x.dtype} of shape {tuple(x.shape[1:])}".removeprefix("torch.") for x, _ in (train, test)]
         if forms[0] != forms[1]:
             raise DataError(f"dataset: training samples are {forms[0]}, test samples {forms[1]}; they must be alike")
-        names, test_labels = _numbered_alike(given, train[1], test[1])
+        names, test_labels = _numbered_alike(data, train[1], test[1])
         return _checked(_of_tensors(name, train, (test[0], test_labels), names))
     raise DataError(
-        f"dataset is a {type(given).__name__}; expected a fedcore.data.Dataset, arrays or tensors ({', '.join(KEYS)}), "
+        f"dataset is a {type(data).__name__}; expected a fedcore.data.Dataset, arrays or tensors ({', '.join(KEYS)}), "
         "a mapping with these keys, or a pair (train, test) of torch's data sets"
     )
 
 
-def _of_arrays(given: Sequence[Any], name: str) -> Dataset:
-    x_train, y_train, x_test, y_test = given
+def _of_arrays(data: Sequence[Any], name: str) -> Dataset:
+    x_train, y_train, x_test, y_test = data
     columns = column_names(x_train)
     x_test = in_order(x_test, columns, "dataset: x_test")
     try:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import html
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from fedcore.data.samples import as_array
 from fedcore.models import SplitModel, forward_chunk
 from fedcore.models.split import evaluating
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.rounds import accuracies, evaluated, history_rows
+from fedcore.runs.rounds import evaluated, history_rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -201,20 +199,12 @@ class RunResult:
         accuracy = f", accuracy: {', '.join(figures)}" if figures else ""
         return f"<RunResult {title(self.config)}, {self.summary['rounds']} rounds{accuracy}; {self.directory}>"
 
-    def _repr_html_(self) -> str:
-        """Return the final figures for a notebook, with fedcore-report also the learning curve."""
-        rows = []
-        for name, row in evaluated(self.metrics).items():
-            loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
-            words, figures = [name, PROTOCOLS[name].heading], [f"{100 * row['accuracy']:.2f}", loss]
-            rows.append(_table_row("td", words, figures))
-        head = _table_row("th", ["protocol", "of what"], ["accuracy %", "loss"])
-        return (
-            f"<p><b>{html.escape(title(self.config))}</b>, {self.summary['rounds']} rounds, "
-            f"{self.summary['seconds']:.1f} s</p><table>{head}{''.join(rows)}</table>"
-            f"{learning_curve(self.records, self.config.rounds)}"
-            f"<p><code>{html.escape(str(self.directory))}</code></p>"
-        )
+    def _repr_html_(self) -> str | None:
+        """Return the final figures for a notebook, as a package draws them; None without one."""
+        if "result" not in registry.available("table"):
+            return None
+        page: str = registry.resolve("table", "result")(self)
+        return page
 
 
 def _is_samples(x: Any) -> bool:
@@ -235,20 +225,3 @@ class _Pair(nn.Module):
 
 def _device(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def _table_row(cell: str, words: Sequence[str], figures: Sequence[str]) -> str:
-    """Return a row of a table. Notebooks align all cells to the right, which suits figures alone."""
-    left = [f'<{cell} style="text-align:left">{html.escape(word)}</{cell}>' for word in words]
-    return f"<tr>{''.join(left)}{''.join(f'<{cell}>{html.escape(figure)}</{cell}>' for figure in figures)}</tr>"
-
-
-def learning_curve(records: Sequence[Mapping[str, Any]], rounds: int) -> str:
-    """Return accuracy over rounds as an SVG element of fedcore-report; an empty text if that package is not installed.
-
-    :param rounds: the number of rounds of the whole run.
-    """
-    if "learning-curve" not in registry.available("figure"):
-        return ""
-    svg: str = registry.resolve("figure", "learning-curve")(accuracies(records), rounds)
-    return svg

@@ -181,17 +181,17 @@ def code_in(config: RunConfig) -> list[str]:
 
 def objects_in(config: RunConfig) -> list[str]:
     """Return the arguments of ``fedcore.resume`` for objects that a program passed to the run: ``model=Net``."""
-    given = [
+    arguments = [
         f"{kind}={name.removeprefix(OBJECT)}"
         for kind, name in (("model", "" if config.client_models else config.model), ("dataset", config.dataset))
         if name.startswith(OBJECT)
     ]
     if any(name.startswith(OBJECT) for name in config.client_models):
-        given.append(f"model=[{', '.join(name.removeprefix(OBJECT) for name in config.client_models)}]")
+        arguments.append(f"model=[{', '.join(name.removeprefix(OBJECT) for name in config.client_models)}]")
     for kind, names in (("plugins", config.plugins), ("metrics", config.metrics)):
         listed = [name.removeprefix(OBJECT) for name in names if name.startswith(OBJECT)]
-        given += [f"{kind}=[{', '.join(listed)}]"] if listed else []
-    return given
+        arguments += [f"{kind}=[{', '.join(listed)}]"] if listed else []
+    return arguments
 
 
 def how_to_resume(directory: Path, config: RunConfig | None) -> str:
@@ -204,8 +204,8 @@ def how_to_resume(directory: Path, config: RunConfig | None) -> str:
         to_import = any(map(registry.is_code, (*config.trackers, config.engine)))  # not for a hint
         allowed += ["code"] if code_in(config) else []
         allowed += ["outside"] if not to_import and places_in(config, directory) else []
-        if given := objects_in(config):
-            words = [repr(str(directory)), *given, *(f"allow_{each}=True" for each in allowed)]
+        if arguments := objects_in(config):
+            words = [repr(str(directory)), *arguments, *(f"allow_{each}=True" for each in allowed)]
             return f"in Python, fedcore.resume({', '.join(words)})"
     return " ".join([f"fedcore resume {shlex.quote(str(directory))}", *(f"--allow-{each}" for each in allowed)])
 
@@ -298,14 +298,14 @@ def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collec
 def places_in(config: RunConfig, directory: Path) -> list[str]:
     """Return the options, ``name.option=value``, with which trackers or the engine leave a run's directory."""
     found = []
-    chosen = [("tracker", name, given) for name, given in config.trackers.items()]
-    for kind, name, given in [*chosen, ("engine", config.engine, config.engine_options)]:
+    chosen = [("tracker", *item) for item in config.trackers.items()]
+    for kind, name, values in [*chosen, ("engine", config.engine, config.engine_options)]:
         try:
-            options = getattr(registry.resolve(kind, name), "Options", None) if given else None
+            options = getattr(registry.resolve(kind, name), "Options", None) if values else None
         except FedcoreError:
             continue  # an unknown name cannot be started, so it cannot reach anything
         for option in places(options) if options else ():
-            value = given.get(option)
+            value = values.get(option)
             if value is not None and not _is_inside(value, directory):
                 found.append(f"{name}.{option}={value}")
     return found

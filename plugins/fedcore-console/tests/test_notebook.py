@@ -1,5 +1,7 @@
 """The progress of a run in a notebook."""
 
+from xml.etree import ElementTree as Xml
+
 from rich.console import Console
 
 import fedcore
@@ -34,3 +36,16 @@ def test_a_notebook_does_not_count_clients_that_the_simulated_system_lost(tmp_pa
 def test_a_script_has_no_notebook():
     assert notebook.notebook_output() is None
     assert notebook.show(Console()) is None
+
+
+def test_the_page_of_a_result_has_the_table_and_the_curve(tmp_path, monkeypatch):
+    result = fedcore.run(CONFIG, client_test_fraction=0.25, progress=False, out=tmp_path / "run")
+    page = Xml.fromstring(f"<div>{result._repr_html_()}</div>")  # noqa: S314 - our own text
+    rows = [[cell.text for cell in row] for row in page.iter("tr")]
+    assert [row[0] for row in rows] == ["protocol", "global", "global_local"]
+    assert rows[1][2] == f"{100 * result.metrics['global']['accuracy']:.2f}"
+    lines = [curve for curve in page.iter() if curve.tag.endswith("polyline")]
+    assert [len(curve.attrib["points"].split()) for curve in lines] == [2, 2]
+    monkeypatch.setattr(notebook, "available", lambda kind: {})  # fedcore-report is not installed
+    page = notebook.result_page(result)
+    assert ("<table>" in page, "<svg" in page) == (True, False)

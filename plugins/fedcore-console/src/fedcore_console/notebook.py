@@ -1,17 +1,18 @@
-"""Progress of a run in a notebook: one output that is redrawn with IPython's own display."""
+"""A run in a notebook: its progress, one output that is redrawn with IPython's own display, and its result."""
 
 from __future__ import annotations
 
 import html
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from rich.console import Console
 
-from fedcore.tools import Progress, available, resolve, rounds, title
+from fedcore import RunResult
+from fedcore.tools import PROTOCOLS, Progress, available, resolve, rounds, title
 
 REDRAWN = 0.25
 """The least seconds between two drawings within a round."""
@@ -73,15 +74,46 @@ class NotebookDisplay(Progress):
         if failed := self.failed + sum(rounds.errors(rounds.lost(record)) for record in self.records):
             times += f"; {failed} clients failed"
         notes = "".join(f"<p>note: {html.escape(note)}</p>" for note in self.notes)
-        curve = ""
-        if "learning-curve" in available("figure"):
-            curve = resolve("figure", "learning-curve")(rounds.accuracies(self.records), self.rounds)
+        curve = _curve(self.records, self.rounds)
         return (
             f"<div><b>{html.escape(self.title)}</b> "
             f"<progress value='{self.completed:.2f}' max='{self.rounds}'></progress> "
             f"{min(self.done, self.rounds)}/{self.rounds} rounds, {self.doing}, {times}{notes}"
             f"{curve if self.ending != 'done' else ''}</div>"
         )
+
+
+def result_page(result: RunResult) -> str:
+    """Return the final figures of a run as HTML, with fedcore-report also the learning curve."""
+    rows = []
+    for name, row in rounds.evaluated(result.metrics).items():
+        loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
+        words, figures = [name, PROTOCOLS[name].heading], [f"{100 * row['accuracy']:.2f}", loss]
+        rows.append(_table_row("td", words, figures))
+    head = _table_row("th", ["protocol", "of what"], ["accuracy %", "loss"])
+    return (
+        f"<p><b>{html.escape(title(result.config))}</b>, {result.summary['rounds']} rounds, "
+        f"{result.summary['seconds']:.1f} s</p><table>{head}{''.join(rows)}</table>"
+        f"{_curve(result.records, result.config.rounds)}"
+        f"<p><code>{html.escape(str(result.directory))}</code></p>"
+    )
+
+
+def _table_row(cell: str, words: Sequence[str], figures: Sequence[str]) -> str:
+    """Return a row of a table. Notebooks align all cells to the right, which suits figures alone."""
+    left = [f'<{cell} style="text-align:left">{html.escape(word)}</{cell}>' for word in words]
+    return f"<tr>{''.join(left)}{''.join(f'<{cell}>{html.escape(figure)}</{cell}>' for figure in figures)}</tr>"
+
+
+def _curve(records: Sequence[Mapping[str, Any]], most: int) -> str:
+    """Return accuracy over rounds as an SVG element of fedcore-report; an empty text if that package is not installed.
+
+    :param most: the number of rounds of the whole run.
+    """
+    if "learning-curve" not in available("figure"):
+        return ""
+    svg: str = resolve("figure", "learning-curve")(rounds.accuracies(records), most)
+    return svg
 
 
 def notebook_output() -> Callable[[str], None] | None:
