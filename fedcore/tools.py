@@ -7,7 +7,7 @@
 - Figures: ``PROTOCOLS`` has the evaluation protocols with their titles, ``SIGNS`` says of which figures more is better.
 - A command: ``options`` declares flags, ``output`` prints, ``build_config`` combines preset, file and flags.
 - A display: ``Progress`` follows a run by its events; ``Display`` prints its notes on a terminal.
-- Names: ``available`` and ``resolve`` find what packages provide.
+- Names: ``available`` and ``resolve`` find what packages provide; ``unknown_option`` is the error about another one.
 
 ``options``, ``output`` and ``rounds`` are modules. All names are imported on first use.
 """
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fedcore.base.registry import available as available
     from fedcore.base.registry import resolve as resolve
     from fedcore.base.safe_yaml import write_yaml as write_yaml
+    from fedcore.base.section import unknown_option as unknown_option
     from fedcore.cli import options as options
     from fedcore.cli.settings import build_config as build_config
     from fedcore.hooks.plugin import option_names as option_names

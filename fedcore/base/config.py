@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 import os
 import re
+import warnings
 from collections.abc import Collection, Iterable
-from enum import Enum
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from types import NoneType, new_class
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -28,10 +26,11 @@ from pydantic import (
     model_validator,
 )
 
-from fedcore.base.errors import ConfigError, UnknownNameError, describe
+from fedcore.base import registry
+from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError, describe
 from fedcore.base.protocols import EVALUATED
-from fedcore.base.registry import resolve
 from fedcore.base.safe_yaml import read_system
+from fedcore.base.section import CHANGEABLE, EVERYDAY, LABEL, NO_EFFECT, PARTITION, Section, Trait
 
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
 
@@ -54,7 +53,7 @@ def _system_of(value: Any) -> Any:
 
     :raises UnknownNameError: that package is not installed.
     """
-    return None if value is None else resolve("system", SYSTEM).model_validate(read_system(value))
+    return None if value is None else registry.resolve("system", SYSTEM).model_validate(read_system(value))
 
 
 def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:
@@ -105,42 +104,6 @@ def _from_anywhere(path: Path | None) -> Path | None:
 Choices = Annotated[dict[str, dict[str, Json]], BeforeValidator(_choices)]
 Name = Annotated[str, BeforeValidator(_names_only)]
 UserPath = Annotated[Path | None, AfterValidator(_at_home)]
-
-
-class Trait(Enum):
-    """What holds for an option. A field's annotation has its traits."""
-
-    NO_EFFECT = "says where and how a run is executed; does not change the bits of the results"
-    LABEL = "describes a run to people"
-    CHANGEABLE = "may change when a run is resumed"
-    PARTITION = "determines, together with the seed, which client holds which samples"
-    EVERYDAY = "belongs to the brief help"
-
-
-NO_EFFECT, LABEL, CHANGEABLE, PARTITION, EVERYDAY = Trait
-
-
-class Section(BaseModel):
-    """Some options of a run, which the help of the command line shows in one panel."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
-
-    panel: ClassVar[str]
-
-    if TYPE_CHECKING:
-        seed: int = 0
-        """Functions that read a section may draw. The field is in :class:`TrainingOptions`, where the help has it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_options(cls, values: Any, info: ValidationInfo) -> Any:
-        """Refuse an unknown option and suggest a similar one, as the command line does."""
-        for name in values if isinstance(values, dict) else ():
-            if name not in cls.model_fields:
-                hint = f"(in {info.context})" if info.context else ""
-                hint = "Several seeds are a sweep: fedcore_study.sweep(seeds=3)" if name == "seeds" else hint
-                raise UnknownNameError("option", str(name), cls.model_fields, hint)
-        return values
 
 
 class MethodOptions(Section):
@@ -435,23 +398,6 @@ class ExecutionOptions(Section):
         default="auto",
         description="Layout of images and convolutions in memory. auto is a fixed rule per device and model.",
     )
-    autotune: bool = Field(
-        default=False,
-        description="At the start, measure which memory format is faster on this machine, and record the choice.",
-    )
-    capture: bool = Field(default=True, description="On CUDA, record training steps as graphs and replay them.")
-    lanes: Annotated[int, NO_EFFECT, CHANGEABLE] = Field(
-        default=1,
-        ge=1,
-        le=64,
-        description="Number of clients that train side by side on CUDA without worker processes. Their steps are"
-        " branches of one captured graph.",
-    )
-    stack: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
-        default=1,
-        description="Number of clients that train as one computation, for small models. Results differ by rounding."
-        " auto chooses it at the start.",
-    )
     min_clients: int = Field(
         default=1,
         ge=0,
@@ -473,20 +419,6 @@ class ExecutionOptions(Section):
         description="Seconds after which a client without an answer counts as failed and its worker is replaced. Not"
         " with --workers 0. Off by default.",
     )
-
-    @model_validator(mode="after")
-    def _check_side_by_side(self) -> Self:
-        alone = next((name for name in ("client_timeout", "max_waiting") if getattr(self, name) is not None), None)
-        if self.stack_size > 1 and alone is not None:
-            raise ValueError(f"stack trains clients together, but {alone} is about single clients; leave one out")
-        if self.stack_size > 1 and self.lanes > 1:
-            raise ValueError("stack and lanes are two ways to train clients side by side; leave one out")
-        return self
-
-    @property
-    def stack_size(self) -> int:
-        """Number of clients that train as one computation; 1 while ``auto`` is not replaced."""
-        return 1 if self.stack == "auto" else self.stack
 
 
 class RecordOptions(Section):
@@ -591,6 +523,53 @@ class RunConfig(
             return cls.model_validate(values, context=source)
         except ValidationError as error:
             raise ConfigError(describe(error, f"{source}: " if source else "", typed=typed)) from None
+
+    @classmethod
+    def sections(cls) -> list[type[Section]]:
+        """Return the sections, those of packages first."""
+        return [section for section in cls.__mro__ if issubclass(section, Section) and "panel" in vars(section)]
+
+    def written(self) -> dict[str, Any]:
+        """Return the options as config.yaml holds them, as plain values.
+
+        An option of a package is left out at its default, so that the run can be read without the package.
+        """
+        own = self.model_dump(mode="json", include=_OWN)
+        return own | self.model_dump(mode="json", exclude=_OWN, exclude_defaults=True)
+
+
+_OWN = {*RunConfig.model_fields}
+"""The options of fedcore itself."""
+
+
+def _with_options_of_packages(config: type[RunConfig]) -> type[RunConfig]:
+    """Return a configuration that has the sections of installed packages, too.
+
+    Every option has an entry point of the group ``fedcore.options``, which names its section. What cannot be imported,
+    or would replace something that is there, is left out with a warning: it must not stop other runs.
+    """
+    for name in registry.available("option"):
+        try:
+            section = registry.resolve("option", name)
+            if not (isinstance(section, type) and issubclass(section, Section) and name in section.model_fields):
+                raise PluginContractError.of(name, "is not a field of a fedcore.Section", kind="option")
+            if issubclass(config, section):
+                continue
+            names = {*vars(section), *section.model_fields} - {*dir(Section), "panel"}
+            if taken := names & {*dir(config), *config.model_fields}:
+                raise PluginContractError.of(name, f"has a section with {min(taken)!r}, a name in use", kind="option")
+        except FedcoreError as error:
+            warnings.warn(f"{error}; the option is left out", RuntimeWarning, stacklevel=2)
+            continue
+        extended = new_class(config.__name__, (section, config))
+        for attribute in ("__module__", "__qualname__", "__doc__"):
+            setattr(extended, attribute, getattr(config, attribute))
+        config = extended
+    return config
+
+
+if not TYPE_CHECKING:
+    RunConfig = _with_options_of_packages(RunConfig)
 
 
 def options_with(*traits: Trait) -> tuple[str, ...]:

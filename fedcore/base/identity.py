@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fedcore.base import registry
-from fedcore.base.config import RecordOptions, RunConfig, Trait, options_with
+from fedcore.base.config import RecordOptions, RunConfig, options_with
 from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError
 from fedcore.base.protocols import SIGNS
 from fedcore.base.registry import CODE, OBJECT
+from fedcore.base.section import Trait
 
 LABELS = options_with(Trait.LABEL)
 """Options that describe a run to people."""

@@ -105,7 +105,7 @@ def resolve(kind: str, name: str) -> Any:
     if colon and prefix in prefixes:
         return call(kind, name, resolve(f"{kind} prefix", prefix), rest)
     if package := package_of(f"{kind} prefix", prefix) if colon else package_of(kind, name):
-        raise UnknownNameError(kind, name, (), f"{name!r} is in the package {package}: {how_to_install(package)}")
+        raise UnknownNameError(kind, name, (), is_in(repr(name), package))
     if meant := _meant(kind, name, points):
         raise UnknownNameError(kind, name, (), meant)
     others = ", ".join(f"{each}:NAME" for each in prefixes)
@@ -196,6 +196,11 @@ def packages() -> dict[str, dict[str, str]]:
 def package_of(kind: str, name: str) -> str | None:
     """Return fedcore's own package that provides a name; None for names of the core and unknown names."""
     return packages().get(kind, {}).get(name)
+
+
+def is_in(name: str, package: str) -> str:
+    """Return the sentence that says which of fedcore's own packages has something, and how to install it."""
+    return f"{name} is in the package {package}: {how_to_install(package)}"
 
 
 def how_to_install(package: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from fedcore.base import output
+from fedcore.base import output, registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import (
     DEBUG,
@@ -86,6 +86,8 @@ def _suggest(error: Any) -> None:
     if flag in map(flag_of, RunConfig.model_fields):
         meant = "--set ENGINE.OPTION=VALUE" if flag == flag_of("engine_options") else flag
         error.message, error.possibilities = f"No such option: {flag}. A new run has it: fedcore train {meant}", []
+    elif package := registry.package_of("option", flag.removeprefix("--").removeprefix("no-").replace("-", "_")):
+        error.message, error.possibilities = f"No such option: {flag}. {registry.is_in(flag, package)}", []
     elif not error.possibilities:
         near = nearest(flag.strip("-"), RunConfig.model_fields)
         known = {known for parameter in error.ctx.command.params for known in parameter.opts}

@@ -18,9 +18,10 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from fedcore.base import registry
-from fedcore.base.config import SYSTEM, MethodOptions, RecordOptions, RunConfig, Trait, options_with
+from fedcore.base.config import SYSTEM, MethodOptions, RecordOptions, RunConfig, options_with
 from fedcore.base.errors import FedcoreError, flag_of
 from fedcore.base.protocols import EVALUATED
+from fedcore.base.section import Trait
 from fedcore.cli.guard import debug
 
 METHODS, RECORDS = MethodOptions.panel, RecordOptions.panel
@@ -133,7 +134,7 @@ _REPEATED = {
     ),
 }
 """Fields whose flags can be repeated: the form of a value, and the help text."""
-_WRITTEN = {"client_models": "A,B,C", "stack": "N|auto"}
+_WRITTEN = {"client_models": "A,B,C"}
 """Fields whose values have a form of their own on the command line."""
 
 HelpAll = Annotated[bool, typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_print_all)]
@@ -232,9 +233,7 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
 
 def panel(name: str) -> str:
     """Return the help panel of a field, which is its section's."""
-    sections: Any = RunConfig.__bases__
-    panels = (section.panel for section in sections if name in section.model_fields)
-    return str(next(panels))
+    return next(section.panel for section in RunConfig.sections() if name in section.model_fields)
 
 
 def base_type(annotation: Any) -> Any:
@@ -244,8 +243,10 @@ def base_type(annotation: Any) -> Any:
 
 
 def choices(annotation: Any) -> list[str]:
-    """Return the values of a Literal; empty for other annotations."""
+    """Return the values of a Literal, or N and the values for a number or a Literal; empty for other annotations."""
     inner = base_type(annotation)
+    if get_origin(inner) in (Union, UnionType):
+        return [value for part in get_args(inner) for value in choices(part) or ["N"]]
     return [str(value) for value in get_args(inner)] if get_origin(inner) is Literal else []
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedcore.base.errors import PluginContractError
 from fedcore.client.context import Batch, BatchStep
-from fedcore.client.objective import SecondPass, change_gradients, objective, random_state, require_gradient
+from fedcore.client.objective import SecondPass, change_gradients, objective, require_gradient
 from fedcore.client.session import LocalSession
 from fedcore.models import Outputs
 
@@ -69,7 +69,7 @@ def take_step(batch: Batch, view: ViewOf = BatchStep) -> None:
     """
     session, plugins = batch.session, batch.session.plugins
     changes = plugins.implements("gradients")
-    random = random_state(session.working.device) if changes else None
+    random = session.working.memory.random_state(session.working.device) if changes else None
     step, total = _forward(batch, view)
     session.optimizer.zero_grad()
     try:

@@ -97,10 +97,10 @@ class SecondPass:
     """Takes further passes of one step, for the hook ``gradients``.
 
     A pass leaves no trace: afterwards the weights, the buffers, the plugins' notes and the random stream are as after
-    the first pass. All copies are on the device, so that the whole step can be captured.
+    the first pass. All copies are on the device, so that the whole step can be replayed there.
 
     :param evaluate: takes the forward pass on rows of the batch; returns the objective without recording it.
-    :param before: the :func:`random_state` before the first pass.
+    :param before: :meth:`Memory.random_state` before the first pass.
     """
 
     def __init__(self, session: LocalSession, evaluate: Callable[[Rows], Tensor], before: Tensor | None) -> None:
@@ -108,8 +108,8 @@ class SecondPass:
 
     @property
     def draws(self) -> bool:
-        """Whether the first pass drew random numbers. A graph cannot set their state: such a step is not captured."""
-        now = random_state(self._session.working.device)
+        """Whether the first pass drew random numbers. A replay cannot set their state: such a step is not replayed."""
+        now = self._session.working.memory.random_state(self._session.working.device)
         if now is None or self._before is None:
             return False
         # The states are on the CPU for every device. The kit takes torch.equal in a step for a wait for the device.
@@ -189,9 +189,3 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (Mapping, list, tuple)):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors_in(item)
-
-
-def random_state(device: torch.device) -> Tensor | None:
-    """Return the state of a device's global generator; None while a step is being captured."""
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return None if capturing else global_generators(device)[-1].get_state()

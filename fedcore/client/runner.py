@@ -7,7 +7,6 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError
 from fedcore.base.seeding import random_stream
 from fedcore.client.context import Batch
 from fedcore.client.loop import take_step
@@ -88,14 +87,9 @@ def _take_epoch(training: Iterator[Batch], batch: Batch, take: TakeStep) -> Exce
 
 
 def runner_of(config: RunConfig, dataset: Dataset) -> Runner:
-    """Return the runner for a configuration: the first that an installed package offers for it, else one by one.
-
-    :raises ConfigError: the configuration asks for a runner whose package is not installed.
-    """
+    """Return the runner for a configuration: the first that an installed package offers for it, else one by one."""
     for name in registry.available("runner"):
         runner: Runner | None = registry.resolve("runner", name)(config, dataset)
         if runner is not None:
             return runner
-    if config.stack_size > 1 and "stack" not in registry.available("runner"):
-        raise ConfigError(f"--stack is in a package: {registry.how_to_install('fedcore-accelerate')}")
     return OneByOne()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fedcore.base.seeding import global_generators
 from fedcore.base.tensors import clone, copy_into, numbers
 from fedcore.base.types import Tensors
 from fedcore.client.setup import Setup
@@ -116,6 +117,10 @@ class Memory:
     def reference(self, values: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the values of parameters at the start of a round, which steps read."""
         return list(values.values())
+
+    def random_state(self, device: torch.device) -> Tensor | None:
+        """Return the state of a device's global generator; None where it cannot be read in a step."""
+        return global_generators(device)[-1].get_state()
 
 
 _OF_TORCH = vars(nn.Module()).keys()

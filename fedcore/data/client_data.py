@@ -50,7 +50,7 @@ class Augmentation(Protocol):
 
         The batch is normalised by ``mean`` and ``std``; these are empty if the samples have none.
 
-        Runs inside captured CUDA graphs: no host synchronisation.
+        No host synchronisation: a runner may replay the operations on a device.
         """
 
 

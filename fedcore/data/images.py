@@ -98,7 +98,7 @@ def normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     """Return images (n, C, H, W), uint8 or float32, as (x/255 - mean)/std or (x - mean)/std in float32."""
     # Elementwise in float32: normalising the set at once or batch by batch gives the same bits.
     unit = pixels.to(torch.float32).div_(255) if pixels.dtype == torch.uint8 else pixels.clone()
-    for channel, shift, scale in zip(unit.unbind(1), mean, std, strict=True):  # scalars: a captured step copies nothing
+    for channel, shift, scale in zip(unit.unbind(1), mean, std, strict=True):  # scalars: nothing is copied to a device
         channel.sub_(shift).div_(scale)
     return unit
 

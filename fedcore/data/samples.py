@@ -32,7 +32,7 @@ class Samples(Protocol):
     kind: ClassVar[str]
     """Kind of the batches: ``"tensor"``, or another word, such as ``"graphs"``, that models name in ``takes``."""
     fixed_shape: ClassVar[bool]
-    """Whether all batches of one size have the same shapes. CUDA graphs need this."""
+    """Whether all batches of one size have the same shapes, so that a step on one can be replayed on another."""
 
     @property
     def labels(self) -> Tensor:

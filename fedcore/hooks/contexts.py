@@ -307,8 +307,8 @@ class Step(Protocol):
     def random(self, purpose: str) -> AbstractContextManager[None]:
         """Let torch draw from a stream of this purpose, client, round, epoch and batch inside a ``with`` block.
 
-        The random numbers of the model, such as dropout's, do not change. A step that draws here is neither captured as
-        a CUDA graph nor stacked (``--stack``): draw only if there is something to draw.
+        The random numbers of the model, such as dropout's, do not change. A runner that replays steps or takes several
+        at once takes a step that draws here by itself, which is slower: draw only if there is something to draw.
         """
 
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
@@ -317,7 +317,7 @@ class Step(Protocol):
         The objective is the task loss with the terms of all plugins. This method works in the hook ``gradients`` only.
         It leaves no trace: BatchNorm's statistics, notes of terms in ``scratch`` and the recorded losses come from the
         step's own pass. It draws the same random numbers (dropout) as that pass. A step with random numbers is not
-        captured as a CUDA graph.
+        replayed.
 
         :param weights: values by name of parameters that the step trains. Parameters you leave out keep their values.
         :param rows: positions in the batch; default all. A model with BatchNorm needs at least two.

@@ -22,7 +22,6 @@ from fedcore.client.setup import Setup
 from fedcore.data import Partition
 from fedcore.models.build import named_weights
 from fedcore.runs.provenance import INSTRUCTIONS, versions
-from fedcore.runs.resolve import why_unstacked
 from fedcore.runs.saved import SOURCE, code_in
 
 
@@ -39,7 +38,6 @@ def option_cautions(setup: Setup) -> list[str]:
             config.lr_schedule != "step",
             f"with --lr-schedule {config.lr_schedule}",
         ),
-        (("lanes",), _lacks_lanes(setup), "on the CPU, with worker processes or with --no-capture"),
         (("buffers",), not setup.layout.buffers, f"with --model {config.model}, which has no buffers"),
         (("alpha",), not _partitioner_takes("alpha", config.partition), with_partition),
         (("classes_per_client",), not _partitioner_takes("classes_per_client", config.partition), with_partition),
@@ -50,9 +48,7 @@ def option_cautions(setup: Setup) -> list[str]:
         for option in options
         if idle and getattr(config, option) != RunConfig.model_fields[option].default
     ]
-    if config.stack_size > 1 and (reason := why_unstacked(setup)):
-        found.append(f"--stack {config.stack} has no effect: {reason}")
-    return found
+    return found + [caution for section in RunConfig.sections() for caution in section.cautions(config, setup)]
 
 
 def weights_cautions(setup: Setup) -> list[str]:
@@ -118,12 +114,6 @@ def _heads_apart(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) ->
 def _is_among(tensor: Tensor, others: Mapping[str, Tensor]) -> bool:
     """Whether a model holds a tensor, under any name: a plugin may have put a loaded layer into one of its own."""
     return any(tensor.shape == other.shape and torch.equal(tensor.to(other), other) for other in others.values())
-
-
-def _lacks_lanes(setup: Setup) -> bool:
-    config = setup.config
-    captured = setup.placement.device.type == "cuda" and config.capture
-    return config.engine == "local" and (bool(config.workers) or not captured)
 
 
 def _partitioner_takes(option: str, name: str) -> bool:

@@ -33,10 +33,6 @@ _SMALL: dict[str, Any] = {
     "engine": "local",
     "engine_options": {},
     "workers": 0,
-    "lanes": 1,
-    "stack": 1,
-    "capture": False,
-    "autotune": False,
     "client_timeout": None,
     "trackers": {},
 }

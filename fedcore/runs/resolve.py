@@ -1,49 +1,31 @@
-"""Resolve a configuration before anything runs or is written: replace ``auto``, load data, split it.
-
-``--autotune`` chooses the memory format of images and convolutions by measurement instead of a fixed rule.
-"""
+"""Resolve a configuration before anything runs or is written: replace ``auto``, load data, split it."""
 
 from __future__ import annotations
 
-import copy
-import math
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch.nn import functional as F
 
 from fedcore.base import registry
 from fedcore.base.config import ExecutionOptions, FederationOptions, MethodOptions, RunConfig
 from fedcore.base.errors import ConfigError
-from fedcore.base.process import cores
-from fedcore.client.setup import Setup, first_sample
-from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset, load_partition
+from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data.assign import Scenario, with_public
 from fedcore.data.dataset import data_digest
 from fedcore.data.partition import check_partition, labels_sha256, plain_info
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
-from fedcore.models import SplitModel
 from fedcore.models.build import with_digest
-from fedcore.models.placement import Placement, convolves, problem_in_channels_last, resolve_device
-
-FORMATS: tuple[str, ...] = ("contiguous", "channels_last")
-SMALLEST_STACK, LARGEST_STACK = 12, 50
-"""The stacks that ``--stack auto`` chooses. On digits 4 clients in a stack were slower than 1, and 25 twice as fast."""
-TURNS = 15
-"""The steps that ``--autotune`` takes in each memory format. The first ones are slow, so the fastest one counts."""
+from fedcore.models.placement import resolve_device
 
 
 def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfig, Dataset]:
     """Replace ``auto`` and load the data. Names are checked before any long work.
 
     :param dataset: the configured data set, if it is loaded already.
-    :returns: the configuration with all options of its plugins and engine, and the data set. Only the memory format
-        and the stack, which depend on the model, stay ``auto``.
+    :returns: the configuration with all options of its plugins and engine, and the data set. What depends on the
+        model, such as the memory format, stays ``auto``.
     :raises ConfigError: or a subclass. A name or option is unknown, or options cannot be combined.
     """
     plugins = PluginSet.create(config.plugins)
@@ -152,72 +134,3 @@ def resolve_trackers(trackers: Mapping[str, Mapping[str, Any]]) -> dict[str, dic
     :raises ConfigError: an option does not exist or is out of bounds.
     """
     return tracking(trackers).resolve_trackers(trackers) if trackers else {}
-
-
-def tuned(config: RunConfig, model: SplitModel, dataset: Dataset) -> RunConfig:
-    """Return the configuration with the memory format in which training steps are faster on this machine.
-
-    A format that the user chose stays. ``auto`` stays, too, if the model or the data set leaves no choice.
-    """
-    if config.memory_format != "auto" or not convolves(model) or not isinstance(dataset.train, ResidentSamples):
-        return config
-    if problem_in_channels_last(model, first_sample(dataset)):
-        return config
-    seconds = measure(config, model, dataset)
-    return config.model_copy(update={"memory_format": min(seconds, key=lambda name: seconds[name])})
-
-
-def usual_stack(setup: Setup) -> int:
-    """Return the stack that ``--stack auto`` stands for; 1 where clients that train as one are not faster.
-
-    The stacks of a round keep every worker busy. A convolution is slower in a stack on a CPU, and so is a small stack.
-    """
-    config = setup.config
-    workers = cores() if config.workers is None else max(1, config.workers)
-    size = min(LARGEST_STACK, math.ceil(config.cohort_size / workers))
-    alone = why_unstacked(setup) or config.device != "cpu" or convolves(setup.model) or config.client_timeout
-    return 1 if alone or config.max_waiting or config.lanes > 1 or size < SMALLEST_STACK else size
-
-
-def why_unstacked(setup: Setup) -> str:
-    """Return the reason for which no clients come together to train as one; empty if they do."""
-    if setup.config.engine != "local":
-        return f"--engine {setup.config.engine} trains clients one by one"
-    if setup.config.client_models:
-        return "clients have models of their own (--client-models)"
-    for name in [name for names in setup.breaks.values() for name in names]:
-        return f"plugin {name!r} pauses clients in the middle of their training"
-    for plugin in setup.plugins.implementers("broadcast_to"):
-        return f"plugin {plugin.name!r} sends each client tensors of its own"
-    return ""
-
-
-def measure(config: RunConfig, model: SplitModel, dataset: Dataset) -> dict[str, float]:
-    """Return the minimum seconds of a training step in each memory format, measured in turns."""
-    steps = {name: _step(config.model_copy(update={"memory_format": name}), model, dataset) for name in FORMATS}
-    found = dict.fromkeys(FORMATS, float("inf"))
-    for _ in range(TURNS):
-        for name, step in steps.items():
-            found[name] = min(found[name], step())
-    return found
-
-
-def _step(config: RunConfig, model: SplitModel, dataset: Dataset) -> Callable[[], float]:
-    """Return a function that trains a copy of the model on one batch, and returns the seconds that it took."""
-    placement = Placement.of(config, model, None)
-    model = placement.model(copy.deepcopy(model)).train()
-    rows = torch.arange(min(config.batch_size, len(dataset.train)))
-    x = dataset.train.gather(rows).to(placement.device).contiguous(memory_format=placement.memory_format)
-    y = dataset.train.labels[rows].to(placement.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=config.momentum)
-
-    def step() -> float:
-        began = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(model(x)[1], y).backward()
-        optimizer.step()
-        if placement.device.type == "cuda":
-            torch.cuda.synchronize(placement.device)
-        return time.perf_counter() - began
-
-    return step

@@ -37,7 +37,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.progress import noting, only_notes
 from fedcore.runs.provenance import session, versions
-from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking, tuned, usual_stack
+from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking
 from fedcore.runs.result import RunResult
 from fedcore.runs.rounds import may_be_unsaved
 from fedcore.runs.saved import (
@@ -119,7 +119,7 @@ class Run:
         with RunDirectory.create(config.out, names, with_clients=not partition.is_declared) as directory:
             setup = replace(setup, config=setup.config.model_copy(update={"out": directory.path}))
             partition.save(directory.partition_file)
-            file = SavedConfig(setup.config.model_dump(mode="json"), *digests)
+            file = SavedConfig(setup.config.written(), *digests)
             directory.write_config(file)  # last: with this file the folder is a run that can be resumed
             yield cls(setup, dataset, partition, directory, file)
 
@@ -193,8 +193,9 @@ class Run:
     @property
     def changes(self) -> dict[str, tuple[Any, Any]]:
         """The options whose values are others from here on, with the values before and after."""
-        before, now = self.file.values, self.config.model_dump(mode="json")
-        return {name: (before.get(name), now[name]) for name in sorted(self.asked) if before.get(name) != now[name]}
+        now = self.config.model_dump(mode="json")
+        before = {name: RunConfig.model_fields[name].default for name in self.asked} | {**self.file.values}
+        return {name: (before[name], now[name]) for name in sorted(self.asked) if before[name] != now[name]}
 
     @contextmanager
     def federation(self, make: Make | None = None) -> Iterator[Federation]:
@@ -411,11 +412,10 @@ class Run:
 def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
     setup = Setup.build(config, dataset)
     check_client_models(setup, dataset)
-    if config.autotune:
-        setup = replace(setup, config=tuned(config, setup.model, dataset))
-    if config.stack == "auto":
-        return replace(setup, config=setup.config.model_copy(update={"stack": usual_stack(setup)}))
-    return setup
+    settled: dict[str, Any] = {}
+    for section in RunConfig.sections():
+        settled |= section.settled(setup.config, setup, dataset)
+    return replace(setup, config=setup.config.model_copy(update=settled))
 
 
 def _require_held_out(option: str, config: RunConfig, partition: Partition) -> None:

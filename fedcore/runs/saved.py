@@ -25,6 +25,7 @@ from fedcore.base.files import RecordFile, parse_record, refuse_links, write_tex
 from fedcore.base.identity import CHANGEABLE, WITHOUT_EFFECT
 from fedcore.base.registry import OBJECT
 from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping, write_yaml
+from fedcore.base.section import unknown_option
 from fedcore.hooks.plugin import places
 
 HOW_TO_CHANGE = (
@@ -66,6 +67,8 @@ class SavedConfig:
         """
         content = read_mapping(file, plain=True)
         values = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
+        for name in values.keys() - RunConfig.model_fields:  # without the option's package the digest would differ
+            raise unknown_option(name, RunConfig.model_fields, f"(in {file})")
         digests, versions, changes = (content.get(name) for name in ("digests", "versions", "changes"))
         if not (isinstance(digests, dict) and set(digests) == {"settings", *_PARTS}):
             raise RunDirectoryError(f"{file} is damaged: `digests` is incomplete. {HOW_TO_CHANGE}")

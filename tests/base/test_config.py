@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as torchs
 
-from fedcore import ConfigError, RunConfig, UnknownNameError
-from fedcore.base.config import DataOptions, FederationOptions, RecordOptions, Section, TrainingOptions
+from fedcore import ConfigError, RunConfig, Section, UnknownNameError
+from fedcore.base.config import DataOptions, FederationOptions, RecordOptions, TrainingOptions
 
 
 def rates(**options):

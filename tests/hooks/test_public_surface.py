@@ -42,7 +42,7 @@ SURFACE = {
 
 EXTENDS = {
     "fedcore-accelerate": (
-        {"fedcore.base", "fedcore.client", "fedcore.data", "fedcore.hooks", "fedcore.runs"},
+        {"fedcore.base", "fedcore.client", "fedcore.data", "fedcore.hooks", "fedcore.models"},
         "its runners take the steps of trainings themselves",
     ),
     "fedcore-testing": (

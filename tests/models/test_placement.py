@@ -7,8 +7,6 @@ from fedcore import ConfigError, RunConfig
 from fedcore.data import ResidentSamples
 from fedcore.models import build_model
 from fedcore.models.placement import Placement
-from fedcore.runs import resolve
-from fedcore.runs.directory import RunDirectory
 from tests import support
 
 IMAGES = {"dataset": "module:tests.models.test_placement.images", "model": "simple-cnn", "workers": 0}
@@ -74,32 +72,6 @@ def test_channels_last_gives_the_same_bits_for_any_number_of_workers(go, workers
     assert support.model_bytes(here) == support.model_bytes(there)
 
 
-@pytest.mark.parametrize("faster", ["contiguous", "channels_last"])
-def test_autotune_takes_the_faster_format_and_records_it(go, monkeypatch, faster):
-    times = {name: 1.0 if name == faster else 2.0 for name in resolve.FORMATS}
-    monkeypatch.setattr(resolve, "measure", lambda *_: times)
-    result = go(**IMAGES, autotune=True)
-    assert RunDirectory(result.directory).read_config().memory_format == faster
-
-
-def test_autotune_measures_both_formats_and_leaves_the_model_alone(monkeypatch):
-    monkeypatch.setattr(resolve, "TURNS", 2)
-
-    before = model()
-    state = {name: tensor.clone() for name, tensor in before.state_dict().items()}
-    seconds = resolve.measure(RunConfig(device="cpu"), before, images())
-    assert set(seconds) == {"contiguous", "channels_last"}
-    assert all(0 < value < float("inf") for value in seconds.values())
-    assert all(torch.equal(tensor, state[name]) for name, tensor in before.state_dict().items())
-
-
-@pytest.mark.parametrize("options", [{"memory_format": "contiguous"}, {"model": "mlp"}])
-def test_autotune_leaves_a_choice_and_what_has_none(go, monkeypatch, options):
-    monkeypatch.setattr(resolve, "measure", lambda *_: pytest.fail("nothing to measure"))
-    result = go(**{**IMAGES, **options}, autotune=True)
-    assert RunDirectory(result.directory).read_config().memory_format == options.get("memory_format", "auto")
-
-
 class Viewed(torch.nn.Module):
     """Joins channels with height and width by ``view``, as most code of the field does, also in training alone."""
 
@@ -125,7 +97,6 @@ def test_a_network_with_a_view_runs_in_the_contiguous_format(go, network, datase
     result = go(model=network, dataset=dataset, workers=0)
     contiguous = go(model=network, dataset=dataset, workers=2, memory_format="contiguous")
     assert support.model_bytes(result) == support.model_bytes(contiguous)
-    assert go(model=network, dataset=dataset, autotune=True).config.memory_format == "auto"
     with pytest.raises(ConfigError, match=r"--memory-format channels_last: .* view size is not compatible.* reshape"):
         go(model=network, dataset=dataset, memory_format="channels_last")
 

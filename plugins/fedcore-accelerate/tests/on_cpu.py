@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import fedcore_accelerate
-from fedcore_accelerate import graphs
+from fedcore_accelerate import graphs, offers
 from fedcore_testing import federate, forbid_host_sync, model_bytes, records
 
 
@@ -104,7 +103,7 @@ def _redo(func, args, kwargs, out):
 def captured_on_cpu(monkeypatch, recorder):
     """Capture training steps in a block, with this recorder."""
     with monkeypatch.context() as patch:
-        for module in (fedcore_accelerate, graphs):
+        for module in (offers, graphs):
             patch.setattr(module, "captures", lambda *given: True)
         patch.setattr(graphs, "CudaRecorder", lambda device: recorder)
         yield

@@ -12,11 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedcore import ConfigError, Interrupted, Loss, Plugin, RunConfig, SplitModel, hookimpl, load_run, resume, run
-from fedcore.client.setup import Setup
-from fedcore.data import load_dataset
-from fedcore.runs.cautions import option_cautions
-from fedcore.runs.resolve import usual_stack
+from fedcore import Interrupted, Loss, Plugin, SplitModel, hookimpl, resume
 from fedcore_accelerate import StackWarning
 from fedcore_accelerate import stack as stack_runner
 from fedcore_accelerate.stacks import Group
@@ -376,56 +372,3 @@ def test_an_exception_of_observe_is_its_clients(both):
     assert_close(stacked, plain)
     failures = support.lines(stacked)[0]["failures"]
     assert [(each["client"], each["kind"]) for each in failures] == [(1, "raised")]
-
-
-@pytest.mark.parametrize(
-    ("plugins", "options", "reason"),
-    [
-        (["fedcme"], {}, "plugin 'fedcme' pauses clients"),
-        (["fedamp"], {}, "plugin 'fedamp' sends each client tensors of its own"),
-        (["moon"], {"local_epochs": 1}, ""),
-        ([], {"stack": 1}, ""),
-        ([], {"stack": 1, "lanes": 8, "device": "cpu"}, "on the CPU"),
-    ],
-)
-def test_an_option_without_effect_is_noted(plugins, options, reason):
-    config = RunConfig.create({"plugins": plugins, "model": "mlp", "stack": 8, **options})
-    notes = option_cautions(Setup.build(config, load_dataset("digits")))
-    flag = f"--{'lanes' if 'lanes' in options else 'stack'} 8 has no effect"
-    assert [note[: len(flag)] for note in notes] == [flag] * bool(reason)
-    assert reason in "".join(notes)
-
-
-@pytest.mark.parametrize(
-    ("options", "size"),
-    [
-        ({}, 50),
-        ({"workers": 0}, 50),
-        ({"workers": 5}, 20),
-        ({"workers": 16}, 1),  # fewer than 12 for each worker
-        ({"participation": 0.1}, 1),
-        ({"model": "fdcl-cnn"}, 1),
-        ({"plugins": ["fedcme"]}, 1),
-        ({"client_timeout": 5.0}, 1),
-        ({"client_models": ["mlp", "mlp"]}, 1),
-        ({"lanes": 2}, 1),  # without effect on a CPU, but no configuration has both
-    ],
-)
-def test_auto_stacks_where_it_is_faster(options, size):
-    config = RunConfig.create(
-        {"clients": 100, "model": "mlp", "workers": 2, "stack": "auto", "device": "cpu", **options}
-    )
-    assert usual_stack(Setup.build(config, load_dataset("digits"))) == size
-
-
-def test_a_run_records_the_stack_that_auto_stands_for(tmp_path):
-    options = {"clients": 24, "rounds": 1, "workers": 0, "stack": "auto", "partition": "iid", "out": tmp_path / "run"}
-    result = run(**options)
-    assert load_run(result.directory).config.stack == 24
-    again = run(**{**options, "stack": 24, "out": tmp_path / "again"})
-    assert support.lines(result)[0]["losses"] == support.lines(again)[0]["losses"]
-
-
-def test_limits_on_single_clients_are_refused():
-    with pytest.raises(ConfigError, match=r"client_timeout is about single clients"):
-        RunConfig.create({"stack": 8, "client_timeout": 5.0})

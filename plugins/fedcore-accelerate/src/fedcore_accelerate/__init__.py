@@ -2,51 +2,34 @@
 
 ``graphs`` records training steps as CUDA graphs and replays them. ``lanes`` trains several clients side by side on one
 GPU. ``stack`` trains many small clients as one computation. fedcore finds them through the entry-point group
-``fedcore.runners``: each is a function of a run's configuration and data set, and returns None where it does not apply.
+``fedcore.runners``, and their options through ``fedcore.options``. All names are imported on first use: the options are
+read without torch.
 """
 
 from __future__ import annotations
 
-from fedcore.base.config import RunConfig
-from fedcore.data import Dataset
-from fedcore.models import resolve_device
-from fedcore_accelerate.captured_steps import CaptureWarning, take_watched_step
-from fedcore_accelerate.graphs import Graphs, captures
-from fedcore_accelerate.lanes import Lanes
-from fedcore_accelerate.stack import Stacks, StackWarning
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "CaptureWarning",
-    "Graphs",
-    "Lanes",
-    "StackWarning",
-    "Stacks",
-    "offer_graphs",
-    "offer_lanes",
-    "offer_stack",
-    "take_watched_step",
-]
+from fedcore.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from fedcore_accelerate.captured_steps import CaptureWarning as CaptureWarning
+    from fedcore_accelerate.captured_steps import take_watched_step as take_watched_step
+    from fedcore_accelerate.graphs import Graphs as Graphs
+    from fedcore_accelerate.lanes import Lanes as Lanes
+    from fedcore_accelerate.offers import offer_graphs as offer_graphs
+    from fedcore_accelerate.offers import offer_lanes as offer_lanes
+    from fedcore_accelerate.offers import offer_stack as offer_stack
+    from fedcore_accelerate.options import Acceleration as Acceleration
+    from fedcore_accelerate.stack import Stacks as Stacks
+    from fedcore_accelerate.stack import StackWarning as StackWarning
+
+_attribute, __all__ = lazy(__name__, __file__)
 
 
-def offer_graphs(config: RunConfig, dataset: Dataset) -> Graphs | None:
-    """Return the runner of CUDA graphs: on CUDA, unless the run has ``--no-capture``."""
-    device = resolve_device(config.device)
-    return Graphs(device) if captures(config, device, dataset) and not lanes_of(config) else None
+def __getattr__(name: str) -> Any:
+    return _attribute(name)
 
 
-def offer_lanes(config: RunConfig, dataset: Dataset) -> Lanes | None:
-    """Return the runner of ``--lanes``: on CUDA, in the run's own process."""
-    device = resolve_device(config.device)
-    count = lanes_of(config)
-    return Lanes(device, count) if count and captures(config, device, dataset) else None
-
-
-def lanes_of(config: RunConfig) -> int:
-    """Return the number of lanes of a run; 0 if clients do not train side by side."""
-    count = min(config.lanes, config.clients)
-    return count if count > 1 and not config.workers else 0
-
-
-def offer_stack(config: RunConfig, dataset: Dataset) -> Stacks | None:
-    """Return the runner of ``--stack``."""
-    return Stacks(config.stack_size) if config.stack_size > 1 and not config.client_models else None
+def __dir__() -> list[str]:
+    return __all__

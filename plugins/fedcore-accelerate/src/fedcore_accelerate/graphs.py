@@ -16,6 +16,7 @@ from fedcore.client.session import LocalSession
 from fedcore.client.working_model import Memory, WorkingModel
 from fedcore.data import Dataset
 from fedcore_accelerate.captured_steps import StepGraphs
+from fedcore_accelerate.options import options_of
 from fedcore_accelerate.recorder import CudaRecorder
 
 
@@ -24,7 +25,10 @@ def captures(config: RunConfig, device: torch.device, dataset: Dataset) -> bool:
 
     With ``--stack`` no step is captured: stacks move the parameters and the momentum, which a graph has by address.
     """
-    return device.type == "cuda" and config.capture and config.stack_size == 1 and dataset.train.fixed_shape
+    options = options_of(config)
+    if torch.is_anomaly_enabled():
+        return False
+    return device.type == "cuda" and options.capture and options.stack_size == 1 and dataset.train.fixed_shape
 
 
 class FixedMemory(Memory):
@@ -46,6 +50,11 @@ class FixedMemory(Memory):
                 self._reference[name] = torch.empty_like(value)
             self._reference[name].copy_(value)
         return [self._reference[name] for name in values]
+
+    def random_state(self, device: torch.device) -> Tensor | None:
+        """Return the state of a device's global generator; None while a step is being captured."""
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return None if capturing else super().random_state(device)
 
 
 class Graphs:

@@ -82,10 +82,9 @@ def bench(
         "device": device,
         "workers": workers,
         "precision": precision,
-        "capture": capture,
-        "lanes": lanes,
-        "stack": stack,
     }
+    added = {"capture": (capture, True), "lanes": (lanes, 1), "stack": (stack, 1)}  # of the package fedcore-accelerate
+    given |= {name: value for name, (value, default) in added.items() if value != default}
     measured: list[Measured] = []
     scaled: list[Scaled] = []
     for name in wanted:

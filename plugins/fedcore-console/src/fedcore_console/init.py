@@ -67,7 +67,9 @@ def commented(chosen: Mapping[str, Any], file: Path, preset: str | None = None) 
     origin = f" Preset {preset}." if preset else ""
     lines = list(_comment(f"A run of fedcore: fedcore train --config {file}.{origin} Remove a # to set an option."))
     panel = ""
-    for name, field in RunConfig.model_fields.items():
+    panels = [*dict.fromkeys(map(options.panel, RunConfig.model_fields))]
+    for name in sorted(RunConfig.model_fields, key=lambda name: panels.index(options.panel(name))):
+        field = RunConfig.model_fields[name]
         if options.panel(name) != panel:
             panel = options.panel(name)
             lines += ["", f"# {f' {panel} ':-^{_WIDTH - 2}}"]

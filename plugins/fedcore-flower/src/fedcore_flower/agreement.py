@@ -27,7 +27,20 @@ RunId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 """The id of a run. A client names a folder by it, so it must not contain a path."""
 
 LOCAL_OPTIONS = (
-    *("data_dir", "out", "weights", "workers", "lanes", "stack", "device", "engine_options", "trackers", "system"),
+    *(
+        "data_dir",
+        "out",
+        "weights",
+        "workers",
+        "autotune",
+        "capture",
+        "lanes",
+        "stack",
+        "device",
+        "engine_options",
+        "trackers",
+        "system",
+    ),
     *LABELS,
 )
 """The options that the server does not send and a client ignores.

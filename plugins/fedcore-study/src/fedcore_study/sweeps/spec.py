@@ -15,6 +15,7 @@ from fedcore.base.config import Json
 from fedcore.base.errors import describe
 from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method, preset_options, short_name
 from fedcore.base.safe_yaml import parse_setting, read_config_file, read_mapping, read_yaml, write_yaml
+from fedcore.base.section import unknown_option
 from fedcore_study.words import without_module
 
 MOST_RUNS = 100_000
@@ -71,7 +72,7 @@ class SweepSpec(BaseModel):
             if name in _ELSEWHERE:
                 raise ConfigError(f"base: {name}: {_ELSEWHERE[name]}")
             if name not in RunConfig.model_fields:
-                raise UnknownNameError("option", name, RunConfig.model_fields, "(in base)")
+                raise unknown_option(name, RunConfig.model_fields, "(in base)")
             if name in grid:
                 flag = "plugin" if name == "plugins" else name
                 raise ConfigError(f"{flag} is an axis of the grid and an option of every run; give it once")
@@ -204,7 +205,7 @@ def axis_name(name: str) -> str:
     if field in WITHOUT_EFFECT:
         raise ConfigError(f"grid axis {name!r}: it does not change a run's results")
     if field not in RunConfig.model_fields:
-        raise UnknownNameError("grid axis", name, ["plugin", *RunConfig.model_fields], "(or write PLUGIN.OPTION)")
+        raise unknown_option(name, ["plugin", *RunConfig.model_fields], "(or write PLUGIN.OPTION)", kind="grid axis")
     return field
 
 

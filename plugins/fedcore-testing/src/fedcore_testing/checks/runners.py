@@ -12,11 +12,10 @@ from torch import Tensor
 
 from fedcore import RunConfig, RunResult
 from fedcore.client import runtime
-from fedcore.client.runner import OneByOne, Runner
+from fedcore.client.runner import OneByOne, Runner, runner_of
 from fedcore.data import Dataset
 from fedcore.engines import local
 from fedcore.hooks.plugins import match
-from fedcore_accelerate import offer_stack
 from fedcore_testing.checks.base import NotApplicable, check, trial_of
 from fedcore_testing.compare import close, require_close_states, require_same
 from fedcore_testing.federation import weights
@@ -44,13 +43,14 @@ def the_same_as_one_by_one(runner: Offer, plugin: Any, *, rounding: bool = False
     :raises NotApplicable: the runner does not apply to the run, or warned; the message has its reason.
     """
     trial = trial_of(*plugin) if isinstance(plugin, tuple) else trial_of(plugin)
-    package = runner.__module__.partition(".")[0]
     offered: list[Runner] = []
 
     def offer(config: RunConfig, dataset: Dataset) -> Runner:
         found = runner(config, dataset)
-        offered.extend([found] if found is not None else [])
-        return found or OneByOne()
+        if found is None or type(found) is OneByOne:
+            return OneByOne()
+        offered.append(found)
+        return found
 
     with warnings.catch_warnings(record=True) as caught, steps_taken_by(offer):
         warnings.simplefilter("always")
@@ -63,10 +63,15 @@ def the_same_as_one_by_one(runner: Offer, plugin: Any, *, rounding: bool = False
         require_close_states(result, plain, how)
     else:
         require_same(result, plain, how)
-    own = [str(each.message) for each in caught if each.category.__module__.partition(".")[0] == package]
+    packages = {_package(type(each)) for each in offered}
+    own = [str(each.message) for each in caught if _package(each.category) in packages]
     if own or not offered:
         raise NotApplicable(own[0] if own else "the runner does not apply to this run")
     return result
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 @contextmanager
@@ -87,4 +92,8 @@ def require_close_models(trial: Trial, found: Mapping[str, Tensor], expected: Ma
 @check("let losses read what differs between clients from step and step.client only: attributes of self are shared.")
 def check_the_same_as_one_by_one(trial: Trial) -> None:
     """Clients whose steps are taken together (``--stack``) get the same model and states up to rounding."""
-    the_same_as_one_by_one(offer_stack, trial, rounding=True, stack=3)
+    tried = [options for section in RunConfig.sections() for options in section.tries]
+    if not tried:
+        raise NotApplicable("no installed package takes steps together")
+    for options in tried:
+        the_same_as_one_by_one(runner_of, trial, rounding=True, **options)

@@ -1,0 +1,79 @@
+"""A section of the options of a run: fedcore's own, or a package's. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
+
+from fedcore.base import registry
+from fedcore.base.errors import UnknownNameError
+
+
+class Trait(Enum):
+    """What holds for an option. A field's annotation has its traits."""
+
+    NO_EFFECT = "says where and how a run is executed; does not change the bits of the results"
+    LABEL = "describes a run to people"
+    CHANGEABLE = "may change when a run is resumed"
+    PARTITION = "determines, together with the seed, which client holds which samples"
+    EVERYDAY = "belongs to the brief help"
+
+
+NO_EFFECT, LABEL, CHANGEABLE, PARTITION, EVERYDAY = Trait
+
+
+class Section(BaseModel):
+    """Some options of a run, which the help of the command line shows in one panel.
+
+    ``RunConfig`` inherits every section, those of packages too: ``self`` has all options of the run. A package names
+    its section in the entry points of the group ``fedcore.options``, once for each option.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+    panel: ClassVar[str]
+
+    tries: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    """Settings of a package's options under which the conformance kit compares plugins with a run without them."""
+
+    if TYPE_CHECKING:
+        seed: int = 0
+        """Functions that read a section may draw. The field is in :class:`TrainingOptions`, where the help has it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_options(cls, values: Any, info: ValidationInfo) -> Any:
+        """Refuse an unknown option and suggest a similar one, as the command line does."""
+        for name in values if isinstance(values, dict) else ():
+            if name not in cls.model_fields:
+                hint = f"(in {info.context})" if info.context else ""
+                hint = "Several seeds are a sweep: fedcore_study.sweep(seeds=3)" if name == "seeds" else hint
+                raise unknown_option(str(name), cls.model_fields, hint)
+        return values
+
+    def settled(self, setup: Any, dataset: Any) -> Mapping[str, Any]:
+        """Return the values of options that the set-up of the run decides, such as what ``auto`` stands for.
+
+        A run's config.yaml records them.
+
+        :param setup: a :class:`fedcore.RunSetup`.
+        :param dataset: the :class:`fedcore.data.Dataset` of the run.
+        """
+        return {}
+
+    def cautions(self, setup: Any) -> list[str]:
+        """Return what the user should know when the run begins, such as an option without effect.
+
+        :param setup: a :class:`fedcore.RunSetup`.
+        """
+        return []
+
+
+def unknown_option(name: str, known: Collection[str], hint: str = "", *, kind: str = "option") -> UnknownNameError:
+    """Return the error about an option that is not there. It names the package of fedcore that would bring it."""
+    if package := registry.package_of("option", name):
+        return UnknownNameError(kind, name, (), registry.is_in(repr(name), package))
+    return UnknownNameError(kind, name, known, hint)
