@@ -15,7 +15,19 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "fedcore" / "base" / "packages.json"
 
 KINDS = (
-    *("plugin", "dataset", "model", "partitioner", "augmentation", "metric", "engine", "runner", "system", "tracker"),
+    *(
+        "plugin",
+        "dataset",
+        "model",
+        "partitioner",
+        "augmentation",
+        "metric",
+        "option",
+        "engine",
+        "runner",
+        "system",
+        "tracker",
+    ),
     *("tracking", "preset", "command", "figure", "display", "table"),
     *(f"{kind} prefix" for kind in PREFIXED),
 )
