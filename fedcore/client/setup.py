@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, permutations
 from typing import Any
@@ -53,6 +53,8 @@ class Setup:
     """A batch with one sample of the training set, on the CPU."""
     public: PublicSamples | None = None
     """The public samples of ``--public``; None without this option."""
+    notes: list[str] = field(default_factory=list)
+    """The notes of the plugins about the set-up. Those of the server's side are shown when the run begins."""
 
     @classmethod
     def build(cls, config: RunConfig, dataset: Dataset, plugins: PluginSet | None = None) -> Setup:
@@ -142,6 +144,10 @@ class Setup:
         """Return the first plugin that keeps any of some names on the clients; None if no plugin does."""
         return next((plugin for plugin, kept in self.kept.items() if not set(kept).isdisjoint(names)), None)
 
+    def note(self, plugin: str, text: str) -> None:
+        """Tell the user once, as a note at the start of the run, what a plugin found in the set-up."""
+        self.notes.append(f"{plugin}: {text}")
+
     def require_shared(self, plugin: str) -> None:
         """Refuse a plugin that works on trained shared parameters if all of them stay on the clients.
 
@@ -193,6 +199,7 @@ def check_client_models(setup: Setup, dataset: Dataset) -> None:
     """
     for name in setup.config.client_models[1:]:
         other = Setup.build(with_model(setup.config, name), dataset)
+        setup.notes.extend(note for note in other.notes if note not in setup.notes)
         (mine, theirs), widths = map(_travelling, (setup, other)), (setup.model.feature_dim, other.model.feature_dim)
         if mine != theirs:
             tensor = sorted(mine ^ theirs)[0][0]

@@ -97,6 +97,9 @@ class RunSetup(Protocol):
         :raises PluginConflictError: names the plugin that keeps the parameters on the clients.
         """
 
+    def note(self, plugin: str, text: str) -> None:
+        """Tell the user once, as a note at the start of the run, what a plugin found in the set-up."""
+
     def require_received_start(self, plugin_name: str) -> None:
         """Refuse other plugins that let clients start from other shared values than the received ones.
 
@@ -448,6 +451,14 @@ class ServerContext(Protocol):
 
         :param updates: some of the updates that ``aggregate`` is given.
         :returns: The means by the names that the plugin owns; empty if there is no update or all weights are 0.
+        """
+
+    def note(self, text: str) -> None:
+        """Tell the user something about this round, such as a client that has no counterpart.
+
+        The output has a text of a plugin once, as a note, with the first round that it is about. Each round's line of
+        ``metrics.jsonl`` has its own under ``notes``. They come when the round commits. In an evaluation and in
+        ``report`` this method does nothing.
         """
 
     def update_model(self, tensors: Mapping[str, Tensor]) -> None:

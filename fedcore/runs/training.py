@@ -71,7 +71,7 @@ class Experiment:
         self._unsaved: ServerState | None = None  # the last recorded state, until its checkpoint is being written
         self._best: ServerState | None = None  # of the best round, until its model is being written with a checkpoint
         self._latest: dict[str, Any] | None = None
-        self._problems_noted: set[Callable[..., str]] = set()
+        self._told: set[object] = set()
         self._random: bytes | None = global_digest()  # None once other draws are noted
         self._times = RoundTimes()
         self._failures = Failures()
@@ -146,6 +146,7 @@ class Experiment:
         if self._random not in (None, global_digest()):
             self._random = None
             self.note(OTHER_DRAWS)
+        self._note_plugins(record, f", round {state.round}")
         self._latest = record["metrics"]
         self._failures.add(record)
         record = {**record, **self.reports(state), "time": seconds}
@@ -181,8 +182,9 @@ class Experiment:
         before = self._latest or self.evaluator.evaluate(state)
         after, record = run_post_train(self.federation, state)
         changed = any(not torch.equal(after.model[name], tensor) for name, tensor in state.model.items())
-        if changed or record["failures"] or record["ignored"]:
+        if changed or record["failures"] or record["ignored"] or "notes" in record:
             after = replace(after, metrics_bytes=self.directory.metrics.append(record))
+        self._note_plugins(record)
         after = replace(after, phase="done")
         if changed:
             self._latest = None
@@ -235,13 +237,21 @@ class Experiment:
         best = {**state.best, "round": state.best["round"] + 1} if state.best else None  # from 1, as people count
         return {**metrics, "best_by_validation": best}
 
+    def _note_once(self, about: object, message: str) -> None:
+        """Pass on a message if there is one, and none about the same thing was passed on before."""
+        if message and about not in self._told:
+            self._told.add(about)
+            self.note(message)
+
+    def _note_plugins(self, record: Mapping[str, Any], when: str = "") -> None:
+        """Pass on the notes of plugins in a record."""
+        for note in record.get("notes", ()):
+            self._note_once((note["plugin"], note["message"]), f"{note['plugin']}{when}: {note['message']}")
+
     def _noted(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Return an evaluation's figures. A note tells the first time what could not be evaluated."""
         for problem in (not_evaluated, undefined):
-            words = problem(metrics)
-            if words and problem not in self._problems_noted:
-                self._problems_noted.add(problem)
-                self.note(words)
+            self._note_once(problem, problem(metrics))
         return metrics
 
     def reports(self, state: ServerState) -> dict[str, Any]:

@@ -217,6 +217,10 @@ class ScopeContext(View, ServerContext):
             return {}
 
     @override
+    def note(self, text: str) -> None:
+        self._scope.notes.add((self._plugin, text))
+
+    @override
     def update_model(self, tensors: Mapping[str, Tensor]) -> None:
         scope = self._scope
         if scope.phase != "post_train":

@@ -160,10 +160,8 @@ def _record(current: Round, collector: Collector, state: ServerState) -> dict[st
         "lr": current.lr,
         "cohort": current.cohort,
         "accepted": len(current.accepted),
-        "failures": current.failures,
-        "ignored": current.ignored,
         "losses": collector.mean_losses(),
-        "bytes": current.ledger.as_json(),
+        **current.record(),
     }
     if current.epochs:
         record["local_epochs"] = {str(client): current.epochs[client] for client in current.cohort}
@@ -193,5 +191,4 @@ def run_post_train(federation: Federation, committed: ServerState) -> tuple[Serv
     """Run every ``post_train``; return the state to commit, and the line of metrics.jsonl."""
     with ServerScope(federation, committed, committed.round, "post_train") as scope:
         federation.setup.plugins.call_all("post_train", server=ScopeContext(scope))
-    record = {"failures": scope.failures, "ignored": scope.ignored, "bytes": scope.ledger.as_json()}
-    return scope.commit(), {"phase": "post_train", **record}
+    return scope.commit(), {"phase": "post_train", **scope.record()}

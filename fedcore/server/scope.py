@@ -87,6 +87,8 @@ class ServerScope:
     """The outcomes that changed nothing."""
     shared_keys: list[str] = field(default_factory=list)
     """The keys of the payloads that the engine holds until this scope is closed."""
+    notes: set[tuple[str, str]] = field(default_factory=set)
+    """Plugins with their notes. Hooks are called in an order that depends on the workers; records sort the notes."""
     asked: int = 0
     """The number of questions so far."""
     # Of a round; empty outside of one.
@@ -202,6 +204,12 @@ class ServerScope:
         if raised and len(raised) == len(tasks):
             plugin, question = tasks[0].meta["plugin"], tasks[0].meta["question"]
             raise PluginCallError(raised[0], plugin=plugin, hook=f"question {question}")
+
+    def record(self) -> dict[str, Any]:
+        """Return failures, bytes and notes as entries of the record."""
+        notes = [{"plugin": plugin, "message": message} for plugin, message in sorted(self.notes)]
+        counted = {"failures": self.failures, "ignored": self.ignored, "bytes": self.ledger.as_json()}
+        return {**counted, **({"notes": notes} if notes else {})}
 
     def fail(self, client: int, kind: str, message: str, **more: str) -> None:
         """Record a client without a usable outcome. The message is cut to MESSAGE_LENGTH characters.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from torch.nn import functional as F
 from fedcore import ConfigError, Loss, Plugin, PluginConflictError, PluginOptions, hookimpl
 from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore_fedcme import ExchangeWarning
 from fedcore_fedcme.plugin import FeatureAlignment
 from fedcore_testing import (
     PersonalClassifier,
@@ -156,12 +153,10 @@ def test_the_exchange_is_at_the_start_of_epoch_half(go, recorded, epochs, middle
 
 
 def test_one_epoch_has_no_middle(go):
-    with pytest.warns(ExchangeWarning, match="one local epoch has no middle"):
+    with pytest.warns(RuntimeWarning, match="one local epoch has no middle"):
         run = go({"fedcme": {"mu": 0.0}}, local_epochs=1)
     assert model_bytes(run) == model_bytes(go({}, local_epochs=1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        go({"fedcme": OFF}, local_epochs=1)
+    assert "notes" not in records(go({"fedcme": OFF}, local_epochs=1))[0]
 
 
 # --- the whole method by hand ---------------------------------------------------------------------------------
@@ -441,7 +436,7 @@ def test_ledger_counts_what_the_card_says(go):
 @pytest.mark.parametrize("matching", ["one-to-one", "many-to-one"])
 @pytest.mark.parametrize("trouble", [Fails, Diverges])
 def test_a_survivor_keeps_its_own_classifier(go, trouble, matching):
-    with pytest.warns(ExchangeWarning, match=r"round 1\): client 0 keeps its own classifier.*client 1, failed"):
+    with pytest.warns(RuntimeWarning, match=r"fedcme, round 1: client 0 keeps its own classifier.*client 1, failed"):
         run = go({"fedcme": {"mu": 0.0, "matching": matching}, trouble: {}}, **DISJOINT)
     assert plugin_state(run, "fedcme")["left_alone"] == [[0, 0, 1]]
     assert [failure["client"] for failure in records(run)[0]["failures"]] == [1]
@@ -451,7 +446,7 @@ def test_a_survivor_keeps_its_own_classifier(go, trouble, matching):
 
 def test_a_client_that_takes_no_step_hands_nothing_over(go):
     options = {"clients": 2, "model": with_batch_norm, "partition": one_sample, "rounds": 1}
-    with pytest.warns(ExchangeWarning, match=r"client 1 keeps its own classifier.*client 0, failed"):
+    with pytest.warns(RuntimeWarning, match=r"client 1 keeps its own classifier.*client 0, failed"):
         run = go({"fedcme": {"mu": 0.0}}, **options)
     assert [(failure["client"], failure["kind"]) for failure in records(run)[0]["failures"]] == [(0, "no_steps")]
     assert model_bytes(run) == model_bytes(go({"fedcme": OFF}, **options))
@@ -459,7 +454,7 @@ def test_a_client_that_takes_no_step_hands_nothing_over(go):
 
 def test_the_others_go_on_exchanging(go, recorded):
     options = {**DISJOINT, "clients": 4, "rounds": 2}
-    with pytest.warns(ExchangeWarning):
+    with pytest.warns(RuntimeWarning):
         run = go({"fedcme": {"mu": 0.0}, Fails: {"client": 1}, Recorder: {}}, **options)
     assert plugin_state(run, "fedcme")["left_alone"] == [[0, 0, 1]]  # 0 and 1, 2 and 3 in the first round
     swapped = dict(recorded.begun)
@@ -473,10 +468,9 @@ def test_the_others_go_on_exchanging(go, recorded):
 
 
 def test_failing_after_the_exchange_leaves_the_partner_alone(go):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ExchangeWarning)
-        run = go({"fedcme": {"mu": 0.0}, Fails: {"epoch": 3}}, **DISJOINT)
+    run = go({"fedcme": {"mu": 0.0}, Fails: {"epoch": 3}}, **DISJOINT)
     assert records(run)[0]["accepted"] == 1
+    assert "notes" not in records(run)[0]
     assert model_bytes(run) != model_bytes(go({"fedcme": OFF, Fails: {"epoch": 3}}, **DISJOINT))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedcore import Plugin, PluginConflictError, SplitModel, hookimpl
-from fedcore_fedpac import EncoderWarning, combination, head_statistics, least_quadratic, objective
+from fedcore_fedpac import combination, head_statistics, least_quadratic, objective
 from fedcore_testing import (
     client_arrays,
     federations,
@@ -193,9 +193,9 @@ def test_every_option_changes_the_trajectory(go):
 
 
 def test_an_encoder_that_nobody_trains_is_warned_of(go):
-    with pytest.warns(EncoderWarning, match=r"2 local epochs are all for the head.*--local-epochs 3"):
+    with pytest.warns(RuntimeWarning, match=r"2 local epochs are all for the head.*--local-epochs 3"):
         go({"fedpac": {"head_epochs": 2}}, rounds=1)
-    with pytest.warns(EncoderWarning, match="whose 5 local steps are no more than 1 of its epochs.*--local-epochs 2"):
+    with pytest.warns(RuntimeWarning, match="whose 5 local steps are no more than 1 of its epochs.*--local-epochs 2"):
         go("fedpac", rounds=1, local_steps=5)
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from fedcore import PluginConflictError, SplitModel
-from fedcore_fedrep import HeadWarning
 from fedcore_testing import (
     Quadratic,
     W,
@@ -120,7 +119,7 @@ def test_a_run_is_the_algorithm_in_numpy(go, tmp_path, method):
                 np.testing.assert_allclose(personal_state(result, k)[name], value, atol=2e-5)
 
 
-@pytest.mark.filterwarnings("ignore::fedcore_fedrep.HeadWarning")
+@pytest.mark.filterwarnings("ignore:fedrep")
 def test_fedrep_without_epochs_for_the_head_trains_fedbabus_body_to_the_bit(go):
     rep, babu = (
         weights(go(one, model=with_batch_norm)) for one in ({"fedrep": {"representation_epochs": 9}}, "fedbabu")
@@ -129,9 +128,9 @@ def test_fedrep_without_epochs_for_the_head_trains_fedbabus_body_to_the_bit(go):
 
 
 def test_heads_that_nobody_trains_are_warned_of(go):
-    with pytest.warns(HeadWarning, match="2 local epochs are all for the representation.*--local-epochs 3"):
+    with pytest.warns(RuntimeWarning, match="2 local epochs are all for the representation.*--local-epochs 3"):
         go({"fedrep": {"representation_epochs": 2}}, rounds=1)
-    with pytest.warns(HeadWarning, match="whose 5 local steps are no more than 1 of its epochs.*--local-epochs 2"):
+    with pytest.warns(RuntimeWarning, match="whose 5 local steps are no more than 1 of its epochs.*--local-epochs 2"):
         go("fedrep", rounds=1, local_steps=5)
 
 

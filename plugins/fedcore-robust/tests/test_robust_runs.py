@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional as F
 
 from fedcore import Plugin, PluginConflictError, generator, hookimpl
-from fedcore_robust import RobustnessWarning
 from fedcore_testing import (
     EqualWeights,
     OwnsClassifier,
@@ -268,7 +267,7 @@ def test_buffers_that_stay_on_the_clients_are_no_ones_business(go, rule):
 @pytest.mark.parametrize("clients", [1, 2, 3])
 def test_few_clients(go, rule, clients):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RobustnessWarning)
+        warnings.filterwarnings("ignore", ".*outvote")
         result = go({rule: {}}, clients=clients, partition="iid")
     assert records(result)[0]["accepted"] == clients
     assert all(torch.isfinite(tensor).all() for tensor in weights(result).values())
@@ -284,15 +283,13 @@ def test_few_clients(go, rule, clients):
     ],
 )
 def test_too_few_updates_for_the_assumed_attackers_are_warned_of(go, plugins, words):
-    with pytest.warns(RobustnessWarning, match=words):
+    with pytest.warns(RuntimeWarning, match=words):
         go(plugins)
 
 
 @pytest.mark.parametrize("plugins", [{"krum": {}}, {"trimmed-mean": {}}, {"median": {}}], ids=str)
 def test_enough_updates_are_not(go, plugins):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RobustnessWarning)
-        go(plugins)
+    assert not any("notes" in record for record in records(go(plugins)))
 
 
 # --- options and company -----------------------------------------------------------------------------------------

@@ -11,12 +11,11 @@ from fedcore_attacks.equations import (
     swapped_payload,
     triggered,
 )
-from fedcore_attacks.plugin import Attack, AttackOptions, NoAttackWarning, malicious_clients
+from fedcore_attacks.plugin import Attack, AttackOptions, malicious_clients
 
 __all__ = [
     "Attack",
     "AttackOptions",
-    "NoAttackWarning",
     "alie",
     "alie_z",
     "flipped_labels",

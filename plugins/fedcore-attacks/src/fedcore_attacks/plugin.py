@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -69,10 +68,6 @@ ON_PAYLOADS = ("payload-flip", "payload-scale", "payload-swap", "payload-counts"
 """Attacks on what methods send next to the model, and on answers to questions."""
 
 CHUNK = 1000
-
-
-class NoAttackWarning(UserWarning):
-    """The attack finds nothing to change."""
 
 
 class AttackOptions(PluginOptions):
@@ -163,12 +158,11 @@ class Attack(Plugin[AttackOptions]):
                 raise PluginConflictError.of(self.name, other.name, reason)
         sends = [other for other in setup.plugins if other.implements("end_local") or other.questions]
         if options.kind in ON_PAYLOADS and not sends:
-            warnings.warn(
-                f"attack: {options.kind} changes what a method sends next to the model, but no plugin of this run "
+            setup.note(
+                self.name,
+                f"{options.kind} changes what a method sends next to the model, but no plugin of this run "
                 "sends anything there or asks clients, so nothing is attacked; add such a method, as fedproc, or take "
                 "another attack.kind",
-                NoAttackWarning,
-                stacklevel=2,
             )
 
     @hookimpl
@@ -207,11 +201,9 @@ class Attack(Plugin[AttackOptions]):
         if self.options.kind in ON_PAYLOADS:
             found = sorted({name for update in evil for sent in update.payload.values() for name in sent})
             if self.options.names and found and not set(self.options.names).intersection(found):
-                warnings.warn(
-                    f"attack: attack.names={list(self.options.names)} matches nothing that malicious clients send next "
-                    f"to the model ({', '.join(found)}); it can still match their answers to questions",
-                    NoAttackWarning,
-                    stacklevel=2,
+                server.note(
+                    f"attack.names={list(self.options.names)} matches nothing that malicious clients send next "
+                    f"to the model ({', '.join(found)}); it can still match their answers to questions"
                 )
             return [
                 replace(u, payload={name: self._poisoned(sent, server.num_classes) for name, sent in u.payload.items()})

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcore import Plugin, RunSetup, SplitModel, hookimpl
 
-__all__ = ["FedBN", "NoBatchNormWarning", "batch_norm_names"]
-
-
-class NoBatchNormWarning(UserWarning):
-    """The model has no BatchNorm layer, so FedBN is FedAvg."""
+__all__ = ["FedBN", "batch_norm_names"]
 
 
 class FedBN(Plugin):
@@ -30,13 +24,12 @@ class FedBN(Plugin):
 
     @hookimpl
     def check_run(self, setup: RunSetup) -> None:
-        """Warn of a model without BatchNorm."""
+        """Tell of a model without BatchNorm."""
         if not batch_norm_names(setup.model):
-            warnings.warn(
-                "fedbn: this model has no BatchNorm layer, so every layer is averaged, as in FedAvg; choose a --model "
-                "with BatchNorm",
-                NoBatchNormWarning,
-                stacklevel=2,
+            setup.note(
+                self.name,
+                "this model has no BatchNorm layer, so every layer is averaged, as in FedAvg; choose a --model with "
+                "BatchNorm",
             )
 
 

@@ -7,10 +7,9 @@ from fedcore_fedcme.equations import (
     local_features,
 )
 from fedcore_fedcme.matching import match_clients, match_many_to_one
-from fedcore_fedcme.plugin import ExchangeWarning, FedCME, FedCMEOptions
+from fedcore_fedcme.plugin import FedCME, FedCMEOptions
 
 __all__ = [
-    "ExchangeWarning",
     "FedCME",
     "FedCMEOptions",
     "alignment_loss",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Literal
 
@@ -28,10 +27,6 @@ from fedcore_fedcme.matching import match_clients, match_many_to_one
 from fedcore_functional import FeatureOptions, check_means, class_sums, move_split
 
 PARTS = {"classifier": ("classifier.*",), "encoder": ("encoder.*",), "model": ("*",), "none": ()}
-
-
-class ExchangeWarning(UserWarning):
-    """A client keeps the layers that it should have exchanged, or no client exchanges."""
 
 
 class FedCMEOptions(FeatureOptions):
@@ -76,11 +71,7 @@ class LayerExchange(Plugin[FedCMEOptions]):
         if "vectors" not in server.state:
             server.state["vectors"] = torch.zeros(server.num_clients, server.num_classes, dtype=torch.float64)
             if server.config.local_epochs < 2:
-                warnings.warn(
-                    "fedcme: one local epoch has no middle, so nothing is exchanged; use --local-epochs 2 or more",
-                    ExchangeWarning,
-                    stacklevel=2,
-                )
+                server.note("one local epoch has no middle, so nothing is exchanged; use --local-epochs 2 or more")
         match = match_clients if self.options.matching == "one-to-one" else match_many_to_one
         donors = match({client: server.state["vectors"][client] for client in server.cohort})
         server.state["donors"] = sorted([receiver, donor] for receiver, donor in donors.items())
@@ -94,11 +85,9 @@ class LayerExchange(Plugin[FedCMEOptions]):
         donors = {receiver: donor for receiver, donor in server.state["donors"] if receiver in usable}
         left_alone = [[server.round, receiver, donor] for receiver, donor in donors.items() if donor not in usable]
         for _, receiver, donor in left_alone:
-            warnings.warn(
-                f"fedcme (round {server.round + 1}): client {receiver} keeps its own {self.options.exchange}, because "
-                f"its counterpart, client {donor}, failed or diverged before the exchange",
-                ExchangeWarning,
-                stacklevel=2,
+            server.note(
+                f"client {receiver} keeps its own {self.options.exchange}, because "
+                f"its counterpart, client {donor}, failed or diverged before the exchange"
             )
         if left_alone:
             server.state["left_alone"] = server.state.get("left_alone", []) + left_alone

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import torch
@@ -36,10 +35,6 @@ from fedcore_functional import (
 
 HEAD, EXTRACTOR = "classifier.", "encoder.*"
 STATISTICS = ("variance", "means")
-
-
-class EncoderWarning(UserWarning):
-    """No local epoch is left, or may be left, in which the encoder is trained."""
 
 
 class FedPACOptions(PluginOptions):
@@ -82,7 +77,7 @@ class FedPAC(Plugin[FedPACOptions]):
 
     @hookimpl
     def check_run(self, setup: RunSetup) -> None:
-        """Refuse methods that count steps, of which each part takes fewer; warn of an encoder that nobody trains."""
+        """Refuse methods that count steps, of which each part takes fewer; tell of an encoder that nobody trains."""
         refuse_changed_counts(setup, self.name)
         setup.plugins.require_unfrozen_steps(self.name)
         (unit, work), first = setup.config.local_work, self.options.head_epochs
@@ -94,7 +89,7 @@ class FedPAC(Plugin[FedPACOptions]):
             )
         else:
             return
-        warnings.warn(f"fedpac: {problem}; use --local-epochs {first + 1} or more", EncoderWarning, stacklevel=2)
+        setup.note(self.name, f"{problem}; use --local-epochs {first + 1} or more")
 
     @hookimpl
     def personal_parameters(self) -> list[str]:

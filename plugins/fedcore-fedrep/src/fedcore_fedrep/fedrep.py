@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 from pydantic import Field
 
 from fedcore import ClientContext, Plugin, PluginOptions, RunSetup, hookimpl
 
 HEAD, REPRESENTATION = ("classifier.*",), ("encoder.*",)
-
-
-class HeadWarning(UserWarning):
-    """No local epoch is left, or may be left, in which the heads are trained."""
 
 
 class FedRepOptions(PluginOptions):
@@ -35,7 +29,7 @@ class FedRep(Plugin[FedRepOptions]):
 
     @hookimpl
     def check_run(self, setup: RunSetup) -> None:
-        """Refuse methods that count steps, of which each part of the model takes fewer; warn of untrained heads."""
+        """Refuse methods that count steps, of which each part of the model takes fewer; tell of untrained heads."""
         setup.plugins.require_unfrozen_steps(self.name)
         (unit, work), last = setup.config.local_work, self.options.representation_epochs
         if unit == "epochs" and work <= last:
@@ -44,7 +38,7 @@ class FedRep(Plugin[FedRepOptions]):
             problem = f"a client whose {work} local steps are no more than {last} of its epochs never trains its head"
         else:
             return
-        warnings.warn(f"fedrep: {problem}; use --local-epochs {last + 1} or more", HeadWarning, stacklevel=2)
+        setup.note(self.name, f"{problem}; use --local-epochs {last + 1} or more")
 
     @hookimpl
     def personal_parameters(self) -> tuple[str, ...]:

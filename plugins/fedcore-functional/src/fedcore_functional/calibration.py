@@ -80,7 +80,7 @@ class ClassifierCalibration(Plugin[CalibrationOptions]):
             check_statistics(answer.tensors, server.num_classes, server.feature_dim, samples=samples, within=within)
 
         answers = server.ask("all", self.statistics, check=check)
-        counts, means, covariances = pool_answers(answers, server.num_classes, asker=self.name)
+        counts, means, covariances = pool_answers(server, answers, asker=self.name)
         features, labels = sample_features(
             means, covariances, options.per_class, generator=server.generator(self.stream), known=counts > 0
         )

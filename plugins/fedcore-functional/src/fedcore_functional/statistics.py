@@ -8,7 +8,6 @@ equations from CCVR.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from functools import reduce
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcore import Answer, RoundFailedError, Tensors, check_tensors
+from fedcore import Answer, RoundFailedError, ServerContext, Tensors, check_tensors
 from fedcore_functional.bounds import UNKNOWN, FeatureRange, check_covariance, check_means
 from fedcore_functional.classes import check_counts, class_statistics
 
@@ -159,15 +158,15 @@ def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Te
     return pack_statistics(*class_statistics(features, labels, num_classes))
 
 
-def pool_answers(answers: Iterable[Answer], num_classes: int, *, asker: str) -> Statistics:
+def pool_answers(server: ServerContext, answers: Iterable[Answer], *, asker: str) -> Statistics:
     """Return the pooled statistics of all clients that answered with their :func:`feature_statistics`.
 
-    Answers are read one by one, so memory does not grow with the clients. A warning names the classes without a holder.
+    Answers are read one by one, so memory does not grow with the clients. A note names the classes without a holder.
 
-    :param asker: the plugin's name, for the messages.
+    :param asker: the plugin's name, for the error.
     :raises RoundFailedError: no client answered.
     """
-    received = (unpack_statistics(answer.tensors, num_classes) for answer in answers)
+    received = (unpack_statistics(answer.tensors, server.num_classes) for answer in answers)
     first = next(received, None)
     if first is None:
         raise RoundFailedError(
@@ -177,8 +176,5 @@ def pool_answers(answers: Iterable[Answer], num_classes: int, *, asker: str) -> 
     pooled = reduce(pool_two, received, first)
     absent = ", ".join(str(c) for c, count in enumerate(pooled[0].tolist()) if count == 0)
     if absent:
-        warnings.warn(
-            f"{asker}: no client that answered holds class {absent}; the classifier is corrected without it",
-            stacklevel=2,
-        )
+        server.note(f"no client that answered holds class {absent}; the classifier is corrected without it")
     return pooled

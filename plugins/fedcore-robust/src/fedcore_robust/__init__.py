@@ -18,7 +18,7 @@ from fedcore_robust.heterogeneity import (
     neighbour_weights,
     trusted_mean,
 )
-from fedcore_robust.rules import Krum, KrumOptions, Median, RobustnessWarning, RuleOptions, TrimmedMean
+from fedcore_robust.rules import Krum, KrumOptions, Median, RuleOptions, TrimmedMean
 from fedcore_robust.vectors import (
     Bulyan,
     CentredClip,
@@ -40,7 +40,6 @@ __all__ = [
     "Median",
     "NormClip",
     "NormClipOptions",
-    "RobustnessWarning",
     "RuleOptions",
     "TrimmedMean",
     "bucket_weights",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Literal
@@ -15,10 +14,6 @@ from torch import Tensor
 from fedcore import ClientUpdate, Plugin, PluginOptions, ServerContext, hookimpl
 from fedcore_robust import equations as eq
 from fedcore_robust.heterogeneity import bucket_weights, neighbour_weights
-
-
-class RobustnessWarning(UserWarning):
-    """A round had fewer updates than it takes to outvote the attackers that were assumed, or none that is trusted."""
 
 
 class RuleOptions(PluginOptions):
@@ -77,11 +72,9 @@ class Rule(Plugin):
         fraction, most = self.options.fraction, max(0, most)
         assumed = math.ceil(fraction * (of or n) - 1e-9)  # 0.07 * 100 is a little more than 7
         if assumed > most:
-            warnings.warn(
-                f"{self.name}, round {server.round + 1}: {n} updates outvote {most} attackers at most, but fraction "
-                f"{fraction} assumes {assumed}; more clients per round or a smaller fraction would do",
-                RobustnessWarning,
-                stacklevel=1,
+            server.note(
+                f"{n} updates outvote {most} attackers at most, but fraction "
+                f"{fraction} assumes {assumed}; more clients per round or a smaller fraction would do"
             )
         return min(assumed, most)
 
@@ -103,7 +96,7 @@ class TrimmedMean(Rule):
     def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
         """Return the trimmed mean of every coordinate; of integer buffers the median."""
         stacked, found = self.mixed(server, updates), dict[str, Tensor]()
-        trim = cache(lambda n: self.attackers(server, n, (n - 1) // 2, len(updates)))  # warns once
+        trim = cache(lambda n: self.attackers(server, n, (n - 1) // 2, len(updates)))
         for name in updates[0].model:
             values = stacked(name)
             floating = values.is_floating_point()

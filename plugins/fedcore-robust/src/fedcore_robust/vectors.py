@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from itertools import islice
 
@@ -21,7 +20,7 @@ from fedcore_robust.heterogeneity import (
     mean_around_median,
     trusted_mean,
 )
-from fedcore_robust.rules import RobustnessWarning, Rule, RuleOptions, distances_of, medians
+from fedcore_robust.rules import Rule, RuleOptions, distances_of, medians
 
 
 class VectorRule(Rule):
@@ -112,18 +111,14 @@ class FLTrust(VectorRule):
     assumes = ("cross-entropy",)  # the server trains by it
 
     def combined(self, server: ServerContext, vectors: Tensor) -> Tensor:
-        """Return the trusted mean of the updates; warn where none is trusted."""
+        """Return the trusted mean of the updates; tell where none is trusted."""
         where = f"{self.name}, round {server.round + 1}"
         own = update_vector(self.trained(server), server.model, server.trainable)
         if not own.isfinite().all():
             raise DivergedError(f"{where}: the server's own training on --public diverged; lower --lr")
         step = trusted_mean(vectors, own)
         if not step.any():
-            warnings.warn(
-                f"{where}: no update has a positive cosine to the server's own, so the model stays as it is",
-                RobustnessWarning,
-                stacklevel=1,
-            )
+            server.note("no update has a positive cosine to the server's own, so the model stays as it is")
         return step
 
     def trained(self, server: ServerContext) -> dict[str, Tensor]:
