@@ -289,8 +289,8 @@ class ClientRuntime:
             frozen=(session.excluded & layout.trainable).intersection(layout.shared),
         )
         for plugin in sorted(plugins.implementers("pre_upload"), key=lambda plugin: bool(plugin.encodes)):
-            seen = plugins.call(plugin.name, "pre_upload", client=context_of(session, plugin.name), update=update)
-            update = update if seen is None else update.merged(plugin.name, seen)
+            client = context_of(session, plugin.name)
+            update = plugins.call(plugin.name, "pre_upload", client=client, update=update) or update
             update = _with_json_metrics(session, plugin.name, "pre_upload", update)
         for plugin, seen in plugins.each("guard_upload", client=context_of(session, ""), update=update):
             update = _with_json_metrics(session, plugin.name, "guard_upload", update if seen is None else seen)
@@ -317,8 +317,9 @@ class ClientRuntime:
         plugins = self.setup.plugins
         previous = self.working.snapshot() if plugins.reads("previous") else {}
         payload: dict[str, Tensors] = {}
-        for plugin, tensors in plugins.each("end_local", client=context_of(session, "")):
-            payload[plugin.name] = {name: tensor.detach().clone() for name, tensor in (tensors or {}).items()}
+        for _, sent in plugins.each("end_local", client=context_of(session, "")):
+            for namespace, tensors in (sent or {}).items():
+                payload[namespace] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         kept, _ = flatten({"previous": previous, "personal": personal()})
         return losses, payload, {CORE: kept} if kept else {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import reprlib
@@ -48,13 +49,14 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
     cls = registry.resolve("plugin", name)
     short = getattr(cls, "__name__", str(cls)).lower() if name.startswith((registry.CODE, registry.OBJECT)) else name
     check_class(short, cls)
-    return _created(short, cls, parse_options(short, cls, options))
+    parsed = parse_options(short, cls, options)
+    plugin: Plugin = registry.call("plugin", short, cls, parsed)
+    vars(plugin).setdefault("options", parsed)  # an __init__ may lack super().__init__(options)
+    return _completed(short, plugin)
 
 
-def _created(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
-    """Make the objects of a plugin and of its parts."""
-    plugin: Plugin = registry.call("plugin", name, cls, options)
-    vars(plugin).setdefault("options", options)  # an __init__ may lack super().__init__(options)
+def _completed(name: str, plugin: Plugin) -> Plugin:
+    """Give a plugin, and copies of its parts, the plugin's name; check what ``__init__`` made of them."""
     plugin.name = name
     for row in ATTRIBUTES:
         _check_declaration(name, row, getattr(plugin, row.name))
@@ -66,25 +68,19 @@ def _created(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
             hook=hidden[0],
             hint="use another name for the attribute",
         )
-    plugin._made_parts = tuple(_part(name, part, options) for part in plugin.parts)
-    for part in plugin._made_parts:
+    if not (isinstance(plugin.parts, tuple) and all(isinstance(part, Plugin) for part in plugin.parts)):
+        expected = "a tuple of plugin objects, such as (Part(options),)"
+        raise PluginContractError.of(name, f"has parts = {plugin.parts!r}", expected=expected)
+    for part in plugin.parts:
+        check_class(name, type(part))
+    plugin.parts = tuple(_completed(name, copy.copy(part)) for part in plugin.parts)
+    for part in plugin.parts:
         _declare_too(plugin, part)
     for method in (*EXCLUSIVE, *plugin.questions):
         if sum(hasattr(type(member), method) for member in plugin.members) > 1:
             raise PluginContractError.of(name, f"has {method} in two of its parts, but only one can have it")
     plugin._sealed = True
     return plugin
-
-
-def _part(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
-    check_class(name, cls)
-    if not isinstance(options, cls.Options):
-        raise PluginContractError.of(
-            name,
-            f"has the part {cls.__name__}, but not its options",
-            expected=f"options that inherit from {cls.Options.__name__}",
-        )
-    return _created(name, cls, options)
 
 
 def _declare_too(plugin: Plugin, part: Plugin) -> None:
@@ -103,14 +99,12 @@ def check_class(name: str, cls: Any) -> None:
 
     :raises PluginContractError: with the hook, the mistake, the expectation and a hint.
     """
-    if not _is_plugin(cls):
+    if not (inspect.isclass(cls) and issubclass(cls, Plugin)):
         raise PluginContractError.of(name, f"is {cls!r}", expected="a subclass of fedcore.Plugin")
     if not (inspect.isclass(cls.Options) and issubclass(cls.Options, PluginOptions)):
         raise PluginContractError.of(
             name, f"has Options = {cls.Options!r}", expected="a subclass of fedcore.PluginOptions"
         )
-    if not (isinstance(cls.parts, tuple) and all(map(_is_plugin, cls.parts))):
-        raise PluginContractError.of(name, f"has parts = {cls.parts!r}", expected="a tuple of subclasses of Plugin")
     for attribute in dir(cls):
         member = inspect.getattr_static(cls, attribute)
         marks = getattr(member, "fedcore_impl", None)
@@ -125,10 +119,6 @@ def check_class(name: str, cls: Any) -> None:
                 hook=attribute,
                 hint="put @hookimpl above it, or give it another name",
             )
-
-
-def _is_plugin(cls: Any) -> bool:
-    return inspect.isclass(cls) and issubclass(cls, Plugin)
 
 
 def _check_declaration(name: str, row: Declaration, value: Any) -> None:

@@ -80,7 +80,8 @@ def called(**how: Any) -> Callable[[Spec], Spec]:
 
     :param how: ``replaces``, an argument: a result takes its place for the parts and plugins after this one.
         ``whole``, an argument that a plugin sees with the entries of all plugins. ``rejects``, for a hook that sees
-        one update: if it raises RejectUpdate or any other exception, the update is left out.
+        one update: if it raises RejectUpdate or any other exception, the update is left out. ``apart``, for a hook
+        whose results of a plugin's parts stay apart.
     """
 
     def marked(spec: Spec) -> Spec:
@@ -412,6 +413,7 @@ def observe(step: Step) -> None:
 
 
 @hookspec
+@called(apart=True)
 def end_local(client: ClientContext) -> Mapping[str, Tensor] | None:
     """Finish one client's local training: write ``client.state``, send tensors to the server.
 

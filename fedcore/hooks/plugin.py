@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, get_args, get_origin
+from typing import Any, ClassVar, Generic, Protocol, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import TypeVar, get_original_bases
@@ -140,9 +140,9 @@ class Plugin(Generic[OptionsT]):
     name that another plugin keeps on the clients. :mod:`fedcore.hooks.declarations` lists the declarations of two
     plugins that conflict.
 
-    A plugin can be made of ``parts``: small plugins without a name of their own. Their hooks run before the plugin's
-    hooks, in its namespace (state, payload, received, scratch). They have the plugin's options, whose class inherits
-    from the parts' options. The declarations of the parts are declarations of the plugin.
+    A plugin can be made of ``parts``: small plugins without a name of their own, which are made with their options or
+    other arguments. Their hooks run before the plugin's hooks. State, received tensors and scratch are the plugin's.
+    The payload of an update is each part's own. The declarations of the parts are declarations of the plugin.
 
     :ivar neutral: Options with which the method is FedAvg, bit by bit; None if no options do this.
     :ivar owns: Parameters and buffers that ``aggregate`` returns.
@@ -220,17 +220,16 @@ class Plugin(Generic[OptionsT]):
     )
 
     name: str
-    parts: tuple[type[Plugin], ...] = ()
-    _made_parts: tuple[Plugin, ...] = ()
+    parts: tuple[Plugin, ...] = ()
     _sealed = False
 
-    def __init__(self, options: OptionsT) -> None:
-        self.options = options
+    def __init__(self, options: OptionsT | None = None) -> None:
+        self.options: OptionsT = options or cast(OptionsT, self.Options())
 
     @property
     def members(self) -> tuple[Plugin, ...]:
         """The objects whose hooks are the plugin's hooks: its parts, with the parts of these, then the plugin."""
-        return (*(member for part in self._made_parts for member in part.members), self)
+        return (*(member for part in self.parts for member in part.members), self)
 
     def implements(self, hook: str) -> bool:
         """Return whether the plugin or one of its parts has this hook."""

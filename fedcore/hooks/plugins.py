@@ -38,6 +38,8 @@ class _Method(NamedTuple):
 
     function: Any
     arguments: tuple[str, ...]
+    namespace: str
+    """The name of its plugin; ``plugin.Part`` for a method of a part. Payloads of updates stand under it."""
 
 
 _Methods = dict[str, list[_Method]]
@@ -52,6 +54,8 @@ class PluginSet:
         self._by_name = {plugin.name: plugin for plugin in self.plugins}
         self._calls = _calls(self.plugins)
         self._questions = {plugin.name: plugin.questions for plugin in self.plugins}
+        self.namespaces = {namespace(plugin, member): plugin.name for plugin in self for member in plugin.members}
+        """The namespaces of payloads -> their plugins."""
         self.seconds = dict.fromkeys((plugin.name for plugin in self), 0.0)
         """Time spent in each of the user's plugins since this set was made."""
 
@@ -122,6 +126,10 @@ class PluginSet:
         methods = self._calls[hook].get(plugin_name)
         return None if methods is None else self._invoke(plugin_name, methods, hook, arguments)
 
+    def aggregates_in(self, plugin_name: str) -> str:
+        """Return the namespace of a plugin's method ``aggregate``."""
+        return self._calls["aggregate"][plugin_name][0].namespace
+
     def question(self, plugin_name: str, method: Any) -> str:
         """Return the name of a question that a plugin asks.
 
@@ -142,7 +150,7 @@ class PluginSet:
         method = self._questions[plugin_name].get(question)
         if method is None:
             raise PluginContractError.of(plugin_name, f"is asked {question!r}, which it does not mark as a question")
-        asked = _Method(method, tuple(inspect.signature(method).parameters))
+        asked = _Method(method, tuple(inspect.signature(method).parameters), plugin_name)
         return self._invoke_one(plugin_name, asked, f"{QUESTION} {question}", arguments)
 
     def _invoke(self, name: str, methods: list[_Method], hook: str, arguments: Mapping[str, Any]) -> Any:
@@ -153,10 +161,11 @@ class PluginSet:
             if found is None:
                 continue
             if replaced := CALLED[hook].get("replaces"):
-                value = arguments[replaced]
-                new = value.merged(name, found) if isinstance(value, ClientUpdate) else found
-                arguments, result = {**arguments, replaced: new}, found
+                if isinstance(found, ClientUpdate):
+                    found = arguments[replaced].merged(method.namespace, found)
+                arguments, result = {**arguments, replaced: found}, found
             else:
+                found = {method.namespace: found} if CALLED[hook].get("apart") else found
                 result = found if result is None else _joined(result, found, name, hook)
         return result
 
@@ -166,7 +175,8 @@ class PluginSet:
         for argument in method.arguments:
             value = arguments[argument]
             whole = name == BUILTIN or argument == how.get("whole")
-            values.append(value if whole or not hasattr(value, "scoped") else value.scoped(name))
+            view = method.namespace if argument == "update" else name
+            values.append(value if whole or not hasattr(value, "scoped") else value.scoped(view))
         began = time.perf_counter()
         try:
             result = method.function(*values)
@@ -265,18 +275,23 @@ def _calls(plugins: tuple[Plugin, ...]) -> dict[str, _Methods]:
     """
     manager = pluggy.PluginManager("fedcore")
     manager.add_hookspecs(hookspecs)
-    owners: dict[int, str] = {}
+    owners: dict[int, tuple[str, str]] = {}
     for plugin in reversed(plugins):  # pluggy calls the last registered first
         for member in reversed(plugin.members):
-            owners[id(member)] = plugin.name
+            owners[id(member)] = plugin.name, namespace(plugin, member)
             manager.register(member)
     calls: dict[str, _Methods] = {}
     for hook in HOOKS:
         calls[hook] = {}
         for method in reversed(getattr(manager.hook, hook).get_hookimpls()):
-            methods = calls[hook].setdefault(owners[id(method.plugin)], [])
-            methods.append(_Method(method.function, method.argnames))
+            name, own = owners[id(method.plugin)]
+            calls[hook].setdefault(name, []).append(_Method(method.function, method.argnames, own))
     return calls
+
+
+def namespace(plugin: Plugin, member: Plugin) -> str:
+    """Return the name under which the payload of a plugin or its part is: ``plugin`` or ``plugin.Part``."""
+    return plugin.name if member is plugin else f"{plugin.name}.{type(member).__name__}"
 
 
 def _joined(one: Any, other: Any, plugin: str, hook: str) -> Any:

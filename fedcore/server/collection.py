@@ -14,7 +14,6 @@ from fedcore.base.errors import PluginCallError, RejectUpdate, print_traceback
 from fedcore.base.tensors import bytes_of, clone
 from fedcore.base.types import ClientUpdate
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
-from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.plugins import REJECTING
 from fedcore.server.aggregation import RunningMean
 from fedcore.server.context import ScopeContext
@@ -78,18 +77,20 @@ class Collector:
         current, plugins = self._current, self._federation.setup.plugins
         sent = self._federation.validator.update(task, outcome, current.lr)
         # Sizes of what the client sent: hooks change the update, and its payload is cleared below.
-        sizes = {"model": bytes_of(sent.model)}
-        sizes.update({plugin: bytes_of(tensors) for plugin, tensors in sent.payload.items()})
+        sizes = Counter({"model": bytes_of(sent.model)})
+        for namespace, tensors in sent.payload.items():
+            sizes[plugins.namespaces[namespace]] += bytes_of(tensors)
         largest = largest_in(sent)
         update = self._inspected(task, sent)
         weight = self._weight(update)
         for plugin in plugins.implementers("accumulate"):
             plugins.call(plugin.name, "accumulate", server=self.server, update=update)
-            if plugin.name not in self._owners:
-                update.payload.get(plugin.name, {}).clear()
+        for namespace, tensors in update.payload.items():
+            if plugins.namespaces[namespace] not in self._owners:
+                tensors.clear()
         self.running_mean.add(update.model, weight=weight, samples=update.samples)
         for plugin_name, names in self._owners.items():
-            self.kept[plugin_name].append(_kept(update.scoped(plugin_name), names))
+            self.kept[plugin_name].append(_kept(update.scoped(plugins.aggregates_in(plugin_name)), names))
         current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
         current.accepted.append(task.client)
         current.largest[task.client] = largest
@@ -106,12 +107,12 @@ class Collector:
         plugins, validator = self._federation.setup.plugins, self._federation.validator
         implementers = plugins.implementers("pre_aggregate")
         for plugin in (plugin for plugin in implementers if plugin.encodes):
-            update = self._seen(plugin, update) or update
+            update = plugins.call(plugin.name, "pre_aggregate", server=self.server, update=update) or update
         if validator.encoded:
             decoders = [plugin.name for plugin in implementers if plugin.encodes]
             self._check_changed(task, update, *decoders)  # whole models from here on
         for plugin in (plugin for plugin in implementers if not plugin.encodes):
-            seen = self._seen(plugin, update)
+            seen = plugins.call(plugin.name, "pre_aggregate", server=self.server, update=update)
             if seen is not None:
                 update = seen
                 self._check_changed(task, update, plugin.name)
@@ -141,11 +142,6 @@ class Collector:
                 "number >= 0"
             )
         return weight
-
-    def _seen(self, plugin: Plugin, update: ClientUpdate) -> ClientUpdate | None:
-        call = self._federation.setup.plugins.call
-        seen = call(plugin.name, "pre_aggregate", server=self.server, update=update)
-        return None if seen is None else update.merged(plugin.name, seen)
 
     def mean_losses(self) -> dict[str, float]:
         """Return the clients' mean losses by name, weighted by samples."""

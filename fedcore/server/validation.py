@@ -89,7 +89,7 @@ class UpdateValidator:
         self._trainable = setup.layout.trainable.intersection(setup.layout.shared)
         self._shared = frozenset(setup.uploads.shared)
         self._metrics = setup.metrics
-        self._plugins = {plugin.name for plugin in setup.plugins}
+        self._plugins = setup.plugins.namespaces
         self.encoded = {name for plugin in setup.plugins for name in setup.claimed(plugin, "encodes")}
         """The parameters that an update may lack until ``pre_aggregate`` of the plugin that ``encodes`` them."""
         hooks = ("end_local", "pre_upload", "guard_upload")
@@ -109,7 +109,7 @@ class UpdateValidator:
         claims = _parsed(_Claims, update, what)
         self._check_claims(claims, task, lr)
         self._check_metrics(update.metrics, claims.metrics.losses, what)
-        for plugin in sorted(set(update.payload) & self._plugins - self._senders):
+        for plugin in sorted({self._plugins.get(name, "") for name in update.payload} - {"", *self._senders}):
             raise RejectUpdate(f"{what}: sent tensors for plugin {plugin!r}, which has no hook that sends tensors")
         self.check(task, update, encoded=True)
         return update

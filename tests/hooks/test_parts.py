@@ -11,7 +11,7 @@ from pydantic import Field
 from fedcore import ClientUpdate, Plugin, PluginContractError, PluginOptions, hookimpl, question
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugins import PluginSet
-from fedcore_testing import federate, name_of, plugin_state
+from fedcore_testing import federate, name_of, plugin_state, records
 
 
 class CountsOptions(PluginOptions):
@@ -39,7 +39,8 @@ class Counts(Plugin[CountsOptions]):
 
     @hookimpl
     def accumulate(self, server, update):
-        server.state["count"] = server.state.get("count", 0) + int(update.payload.pop("step"))
+        assert update.payload.keys() == {"step"}
+        server.state["count"] = server.state.get("count", 0) + int(update.payload["step"])
 
 
 class OwnerOptions(CountsOptions):
@@ -51,8 +52,11 @@ class OwnerOptions(CountsOptions):
 class Owner(Plugin[OwnerOptions]):
     """Made of the part; sends something else next to it."""
 
-    parts = (Counts,)
     owns = ("classifier.*",)
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.parts = (Counts(options),)
 
     @hookimpl
     def begin_local(self, client):
@@ -64,8 +68,8 @@ class Owner(Plugin[OwnerOptions]):
 
     @hookimpl
     def accumulate(self, server, update):
+        assert update.payload.keys() == {"seen"}
         server.state["seen"] = float(update.payload.pop("seen"))
-        assert not update.payload
 
     @hookimpl
     def aggregate(self):
@@ -97,19 +101,18 @@ def refused(**attributes):
 
 
 def test_parts_that_do_not_fit_are_refused():
-    assert "expected a tuple of subclasses of Plugin" in refused(parts=(3,))
-    words = "has the part Counts, but not its options, expected options that inherit from CountsOptions"
-    assert words in refused(parts=(Counts,))
+    for parts in ((3,), (Counts,), Counts()):
+        assert "expected a tuple of plugin objects, such as (Part(options),)" in refused(parts=parts)
 
     class Weighs(Plugin):
         @hookimpl
         def weight(self):
             return 1.0
 
-    both = {"parts": (Weighs,), "weight": hookimpl(lambda self: 2.0)}
+    both = {"parts": (Weighs(),), "weight": hookimpl(lambda self: 2.0)}
     assert "has weight in two of its parts, but only one can have it" in refused(**both)
     asks = [type("Asks", (Plugin,), {"size": question(lambda self: None)}) for _ in range(2)]
-    assert "has size in two of its parts, but only one can have it" in refused(parts=tuple(asks))
+    assert "has size in two of its parts, but only one can have it" in refused(parts=tuple(ask() for ask in asks))
 
 
 def test_two_parts_cannot_send_the_same_name():
@@ -119,7 +122,7 @@ def test_two_parts_cannot_send_the_same_name():
             return {"x": torch.zeros(1)}
 
     class Twice(Sends):
-        parts = (Sends,)
+        parts = (Sends(),)
 
     globals()["Twice"] = Twice
     Twice.__qualname__ = "Twice"
@@ -142,10 +145,10 @@ def test_parts_change_an_update_one_after_the_other():
         @hookimpl
         def pre_aggregate(self, update):
             assert float(update.model["w"]) == 3.0
-            assert update.payload == {"own": 1}
+            assert update.payload == {}
 
     class Chain(Plugin):
-        parts = (First, Idle)
+        parts = (First(), Idle())
         pre_aggregate = clips(2.0)
 
     Chain.__qualname__ = "Chain"
@@ -154,7 +157,52 @@ def test_parts_change_an_update_one_after_the_other():
     update = ClientUpdate(0, {"w": torch.tensor(9.0)}, 1, 1, 0.1, 0.0, payload={"chain": {"own": 1}, "other": {"x": 2}})
     seen = plugins.call("chain", "pre_aggregate", server=None, update=update)
     assert float(seen.model["w"]) == 2.0
-    assert seen.payload == {"own": 1}
+    assert seen.payload == {**update.payload, "chain.First": {}, "chain.Idle": {}}
+
+
+class Sender(Plugin):
+    """A part with an argument: sends its number under the name that its brother uses, too."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    @hookimpl
+    def end_local(self, client):
+        return {"number": torch.tensor(self.number)}
+
+    @hookimpl
+    def accumulate(self, server, update):
+        assert update.payload.keys() == {"number"}
+        server.state[f"got {self.number}"] = int(update.payload["number"])
+        update.payload.clear()
+
+
+class Other(Sender):
+    """A second part of this kind."""
+
+
+class Pair(Plugin):
+    """Made of two parts with arguments; its objects do not share them."""
+
+    parts = (Sender(3), Other(4))
+
+
+class Reversed(Plugin):
+    """The same in another order."""
+
+    parts = Pair.parts[::-1]
+
+
+@pytest.mark.parametrize("pair", [Pair, Reversed])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_each_part_has_a_payload_of_its_own_whatever_their_order(tmp_path, pair, workers):
+    result = federate(tmp_path, pair, clients=2, rounds=1, participation=1.0, workers=workers)
+    name = pair.__name__.lower()
+    state = plugin_state(result, name)
+    assert (state["got 3"], state["got 4"]) == (3, 4)
+    assert records(result)[0]["bytes"]["by_plugin"][name]["up"] == 2 * 2 * 8
+    assert not hasattr(pair.parts[0], "name")
 
 
 def test_the_patterns_of_two_parts_are_joined_whatever_sequence_they_are():
@@ -164,7 +212,7 @@ def test_the_patterns_of_two_parts_are_joined_whatever_sequence_they_are():
             return ("encoder.*",)
 
     class Both(Plugin):
-        parts = (Keeps,)
+        parts = (Keeps(),)
 
         @hookimpl
         def personal_parameters(self):

@@ -18,6 +18,9 @@ class Server(SimpleNamespace):
 
     num_classes, feature_dim, client_sizes = 3, 2, torch.full((9,), 2)
 
+    def note(self, text):
+        self.notes = [*vars(self).get("notes", []), text]
+
     def network(self):
         return SimpleNamespace(encoder=nn.Identity())
 

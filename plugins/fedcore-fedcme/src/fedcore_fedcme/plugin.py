@@ -111,11 +111,11 @@ class LayerExchange(Plugin[FedCMEOptions]):
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
         """Keep the client's vector."""
-        sent = {name: update.payload.pop(name) for name in ("vector",) if name in update.payload}
-        check_tensors(sent, {"vector": ((server.num_classes,), torch.float64)})
-        if not 0 <= float(sent["vector"].min()) <= float(sent["vector"].max()) <= 1:
-            raise ValueError(f"'vector' is {sent['vector'].tolist()}, expected accuracies from 0 to 1")
-        server.state["vectors"][update.client] = sent["vector"].cpu()
+        check_tensors(update.payload, {"vector": ((server.num_classes,), torch.float64)})
+        vector = update.payload["vector"].cpu()
+        if not 0 <= float(vector.min()) <= float(vector.max()) <= 1:
+            raise ValueError(f"'vector' is {vector.tolist()}, expected accuracies from 0 to 1")
+        server.state["vectors"][update.client] = vector
 
 
 class FeatureAlignment(Plugin[FedCMEOptions]):
@@ -192,7 +192,8 @@ class FedCME(Plugin[FedCMEOptions]):
     def __init__(self, options: FedCMEOptions) -> None:
         super().__init__(options)
         exchanging, aligning = options.exchange != "none", options.align and options.mu > 0
-        self.parts = (*((LayerExchange,) if exchanging else ()), *((FeatureAlignment,) if aligning else ()))
+        exchange = (LayerExchange(options),) if exchanging else ()
+        self.parts = (*exchange, FeatureAlignment(options)) if aligning else exchange
 
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:

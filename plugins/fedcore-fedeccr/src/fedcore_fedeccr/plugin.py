@@ -25,16 +25,6 @@ class FedECCROptions(UsccOptions, PrototypeOptions):
     correct: bool = Field(default=True, description="Stage 2, USCC, after the last round; without it stage 1 alone.")
 
 
-class Prototypes(PrototypeExchange):
-    """z_r: Algorithm 1, lines 2, 5, 8 and 23 to 28; Eq. 2. At temperature 1 this is the exchange of FedProc."""
-
-    options: FedECCROptions
-
-    def temperature(self) -> float:
-        """Return tau of Eq. 1."""
-        return self.options.temperature
-
-
 class FedECCR(Plugin[FedECCROptions]):
     """FedECCR (Zeng et al., CollaborateCom 2023): alpha * Loss_pc + (1 - alpha) * CE, alpha = 1 - r/R; then USCC.
 
@@ -48,12 +38,13 @@ class FedECCR(Plugin[FedECCROptions]):
 
     def __init__(self, options: FedECCROptions) -> None:
         super().__init__(options)
-        self.parts = (Prototypes, Uscc) if options.correct else (Prototypes,)
+        exchange = PrototypeExchange(options, temperature=options.temperature)  # z_r: Algorithm 1, lines 2 to 28; Eq. 2
+        self.parts = (exchange, Uscc(options)) if options.correct else (exchange,)
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
         """Return alpha * w * Loss_pc, and 1 - alpha for the cross-entropy (Eq. 3; lines 16 to 18)."""
-        ready = Prototypes.ready(step.client)
+        ready = PrototypeExchange.ready(step.client)
         if ready is None:
             return None
         alpha = 1 - step.round / step.rounds

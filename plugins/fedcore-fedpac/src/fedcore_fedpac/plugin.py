@@ -73,7 +73,7 @@ class FedPAC(Plugin[FedPACOptions]):
     def __init__(self, options: FedPACOptions) -> None:
         super().__init__(options)
         self.starts = (HEAD + "*",) if options.combine else ()
-        self.parts = () if options.head_lr is None else (HeadRate,)
+        self.parts = () if options.head_lr is None else (HeadRate(options),)
 
     @hookimpl
     def check_run(self, setup: RunSetup) -> None:

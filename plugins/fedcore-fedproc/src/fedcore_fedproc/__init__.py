@@ -54,20 +54,6 @@ def alpha_of(options: FedProcOptions, at: Step | ClientContext | ServerContext) 
     return max(0.0, 1 - at.round / (options.schedule_rounds or at.rounds))
 
 
-class Prototypes(PrototypeExchange):
-    """c^t: Algorithm 1, lines 2, 6, 9 and 27 to 31; Eq. 5. The model is aggregated as in FedAvg (line 10)."""
-
-    options: FedProcOptions
-
-    def contrasts(self, at: ClientContext | ServerContext) -> bool:
-        """Return whether alpha is not 0."""
-        return alpha_of(self.options, at) > 0
-
-    def within(self) -> FeatureRange:
-        """Return the range of the features: of length 1 with ``normalize``."""
-        return self.options.narrowed(FeatureRange(1.0)) if self.options.normalize else super().within()
-
-
 class FedProc(Plugin[FedProcOptions]):
     """FedProc (Mu et al., FGCS 2023, arXiv 2109.12273): alpha * l_gpc + (1 - alpha) * CE, alpha = 1 - t/T (Eq. 2).
 
@@ -76,13 +62,15 @@ class FedProc(Plugin[FedProcOptions]):
     the clients' means (``prototype_weights``).
     """
 
-    parts = (Prototypes,)
     neutral = {"alpha": 0.0, "projection": False}
     scales_task = True
 
     def __init__(self, options: FedProcOptions) -> None:
         super().__init__(options)
         self.assumes = ("rounds",) if options.alpha is None and options.schedule_rounds is None else ()
+        within = FeatureRange(1.0) if options.normalize else FeatureRange()
+        exchange = PrototypeExchange(options, within=within, contrasts=lambda at: alpha_of(options, at) > 0)
+        self.parts = (exchange,)  # c^t: Algorithm 1, lines 2, 6, 9 and 27 to 31; Eq. 5
 
     @hookimpl
     def configure_model(self, model: SplitModel) -> None:
@@ -99,7 +87,7 @@ class FedProc(Plugin[FedProcOptions]):
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
         """Return alpha * l_gpc, and 1 - alpha for the cross-entropy (Eqs. 2 to 4)."""
-        ready = Prototypes.ready(step.client)
+        ready = PrototypeExchange.ready(step.client)
         if ready is None:
             return None
         alpha = alpha_of(self.options, step)

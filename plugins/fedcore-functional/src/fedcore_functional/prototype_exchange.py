@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -18,7 +19,7 @@ from fedcore import (
     hookimpl,
     question,
 )
-from fedcore_functional.bounds import FeatureOptions, FeatureRange
+from fedcore_functional.bounds import UNKNOWN, FeatureOptions, FeatureRange
 from fedcore_functional.contrast import ReadyPrototypes, ready_prototypes
 from fedcore_functional.prototypes import (
     Weights,
@@ -66,21 +67,25 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
     The server keeps ``prototypes`` and ``known`` in ``server.state``. A client keeps the prototypes of one round in
     ``client.scratch``, and :meth:`ready` returns them. Until prototypes exist nothing is broadcast, and :meth:`ready`
     returns None.
+
+    :param temperature: of the contrast.
+    :param within: the range of the features, outside of which a client's prototypes are refused.
+    :param contrasts: tells whether a round uses prototypes. Without use there is no exchange.
     """
 
     assumes = ("one-model",)
 
-    def contrasts(self, at: ClientContext | ServerContext) -> bool:
-        """Return whether this round uses prototypes. Without use there is no exchange."""
-        return True
-
-    def temperature(self) -> float:
-        """Return the temperature of the contrast."""
-        return 1.0
-
-    def within(self) -> FeatureRange:
-        """Return the range of the features, outside of which a client's prototypes are refused."""
-        return self.options.narrowed()
+    def __init__(
+        self,
+        options: PrototypeOptions | None = None,
+        *,
+        temperature: float = 1.0,
+        within: FeatureRange = UNKNOWN,
+        contrasts: Callable[[ClientContext | ServerContext], bool] = lambda at: True,
+    ) -> None:
+        super().__init__(options)
+        self.temperature, self.contrasts = temperature, contrasts
+        self.within = self.options.narrowed(within)
 
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
@@ -125,7 +130,6 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
             return
         self._check(server, update.payload, update.samples)
         server.state.update(add_prototypes(server.state, update.payload))
-        update.payload.clear()
 
     @hookimpl
     def end_round(self, server: ServerContext) -> None:
@@ -137,7 +141,7 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
 
     def _check(self, server: ServerContext, sent: Tensors, samples: int) -> None:
         width, weights = server.feature_dim, self.options.prototype_weights
-        check_prototypes(sent, server.num_classes, width, weights=weights, samples=samples, within=self.within())
+        check_prototypes(sent, server.num_classes, width, weights=weights, samples=samples, within=self.within)
 
     # --- client --------------------------------------------------------------------------------------------
 
@@ -146,7 +150,7 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
         """Make the received prototypes ready for all batches of the round."""
         if client.received:
             client.scratch["prototypes"] = ready_prototypes(
-                client.received["prototypes"], temperature=self.temperature(), known=client.received["known"]
+                client.received["prototypes"], temperature=self.temperature, known=client.received["known"]
             )
 
     @staticmethod

@@ -54,7 +54,7 @@ def describe(name: str) -> dict[str, Any]:
             {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": first_line(HOOKS[hook])}
             for hook in hooks
         ],
-        "parts": [part.__name__ for part in source.parts],
+        "parts": [type(part).__name__ for part in source.parts],
         "sends": sent,
         "not_run": not_run,
         "declarations": {row.name: _plain(getattr(source, row.name)) for row in ATTRIBUTES},

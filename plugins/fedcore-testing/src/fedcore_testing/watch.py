@@ -6,6 +6,7 @@ Sensors and inspectors report findings and do not raise, so that one run gives a
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from contextlib import ExitStack
@@ -28,7 +29,9 @@ def watched(cls: type[Plugin], findings: list[Finding]) -> type[Plugin]:
 
     def init(plugin: Plugin, options: Any) -> None:
         cls.__init__(plugin, options)
-        plugin.parts = tuple(watched(part, findings) for part in plugin.parts)
+        plugin.parts = tuple(map(copy.copy, plugin.parts))
+        for part in plugin.parts:
+            part.__class__ = watched(type(part), findings)
 
     made = {**hooks, "__init__": init, "__doc__": cls.__doc__, "__module__": cls.__module__}
     return type(cls.__name__, (cls,), made)
