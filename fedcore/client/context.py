@@ -15,14 +15,13 @@ from typing_extensions import override
 from fedcore.base.errors import PluginContractError
 from fedcore.base.plugin_state import State
 from fedcore.base.seeding import random_stream
-from fedcore.base.tensors import copy_into
 from fedcore.base.types import Tensors
 from fedcore.client.objective import SecondPass
 from fedcore.client.optimizer import ParameterGroup
 from fedcore.client.session import LocalSession
 from fedcore.client.working_model import MeanLoss, all_outputs, cross_entropy, mean_gradients
 from fedcore.data.client_data import Picked
-from fedcore.hooks.checks import check_weights
+from fedcore.hooks.checks import load_weights
 from fedcore.hooks.contexts import ClientContext, Step, View
 from fedcore.hooks.plugins import match
 from fedcore.models import Outputs, SplitModel
@@ -112,10 +111,7 @@ class SessionContext(View, ClientContext):
     @override
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
         own = copied(self.model)
-        weights = tensors or {}
-        state = own.state_dict()
-        check_weights(weights, state, self._plugin, "client.network")
-        copy_into(state, weights)
+        load_weights(own, tensors or {}, self._plugin, "client.network")
         return own.eval()
 
     @override
@@ -268,13 +264,13 @@ class BatchStep(View, Step):
 
     @override
     def frozen(self, name: str) -> Outputs | None:
-        self._require(name)
+        self._session.plugins.require_reads(name, self._plugin)
         return self._batch.frozen(name)
 
     @property
     @override
     def global_model(self) -> SplitModel:
-        self._require("global")
+        self._session.plugins.require_reads("global", self._plugin)
         return self._session.working.frozen["global"].module
 
     @property
@@ -298,6 +294,3 @@ class BatchStep(View, Step):
         trained, names = self._session.working.trained, "names of parameters that the step trains"
         self._session.check_fit(weights, trained, plugin=self._plugin, hook="gradients", names=names)
         return self._second.gradients_at(weights, rows)
-
-    def _require(self, model: str) -> None:
-        self._session.plugins.require_reads(model, self._plugin)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedcore.base import registry
 from fedcore.base.errors import PluginContractError, suggestion
+from fedcore.base.tensors import copy_into
 from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
 from fedcore.hooks.plugin import ATTRIBUTES, Declaration, Plugin, PluginOptions, parse_options
@@ -203,11 +204,12 @@ def whole_numbers(values: Iterable[Any], plugin: str, hook: str) -> list[int]:
     return numbers
 
 
-def check_weights(weights: Mapping[str, Tensor], state: Mapping[str, Tensor], plugin: str, method: str) -> None:
-    """Refuse weights for a network that the model does not have, or not in this shape, which would be broadcast.
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], plugin: str, method: str) -> None:
+    """Load weights into a network. Refuse those that it does not have, or not in this shape, which would be broadcast.
 
     :raises PluginContractError: names the plugin, the method that it called, and the tensor.
     """
+    state = model.state_dict()
     for name, tensor in weights.items():
         if name not in state:
             raise PluginContractError.of(plugin, f"passes {name!r} to {method}, but the model has no such tensor")
@@ -215,6 +217,7 @@ def check_weights(weights: Mapping[str, Tensor], state: Mapping[str, Tensor], pl
             shape = f"of shape {tuple(tensor.shape)}"
             expected = f"{tuple(state[name].shape)}"
             raise PluginContractError.of(plugin, f"passes {name!r} {shape} to {method}", expected=expected)
+    copy_into(state, weights)
 
 
 def _tensors(value: Any) -> bool:

@@ -357,6 +357,13 @@ class ServerContext(Protocol):
     """The names of the trainable shared parameters, in the model's order."""
     personal: list[str]
     """The names of the parameters and buffers that stay on the clients, in the model's order."""
+    staleness: Mapping[int, int]
+    """Client of the cohort -> server steps since it received its model, with ``--system concurrency``.
+
+    A plugin of the run has to declare ``reads = ("staleness",)``. The mapping is empty without the option.
+    """
+    public: PublicSamples | None
+    """The public samples of ``--public``, on the run's device; None without this option."""
 
     @property
     def available(self) -> Sequence[int]:
@@ -392,13 +399,6 @@ class ServerContext(Protocol):
         """
 
     @property
-    def staleness(self) -> Mapping[int, int]:
-        """Client of the cohort -> server steps since it received its model, with ``--system concurrency``.
-
-        A plugin of the run has to declare ``reads = ("staleness",)``. The mapping is empty without the option.
-        """
-
-    @property
     def client_sizes(self) -> Tensor:
         """The training samples n_k of every client that can take part, (N,) int64."""
 
@@ -429,10 +429,6 @@ class ServerContext(Protocol):
         :param check: called with each answer. If it raises, the answer is rejected, and the record has the message.
         :raises PluginCallError: the question's method raised on every client that was asked.
         """
-
-    @property
-    def public(self) -> PublicSamples | None:
-        """The public samples of ``--public``, on the run's device; None without this option."""
 
     @property
     def test(self) -> PublicSamples:

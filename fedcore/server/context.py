@@ -13,11 +13,11 @@ from typing_extensions import override
 from fedcore.base.errors import PluginContractError, RejectUpdate
 from fedcore.base.plugin_state import State
 from fedcore.base.seeding import generator
-from fedcore.base.tensors import bytes_of, copy_into, on_cpu
+from fedcore.base.tensors import bytes_of, on_cpu
 from fedcore.base.types import Answer, ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask, Outcome
 from fedcore.data import PublicSamples
-from fedcore.hooks.checks import check_weights, whole_numbers
+from fedcore.hooks.checks import load_weights, whole_numbers
 from fedcore.hooks.contexts import ServerContext, View
 from fedcore.models import SplitModel
 from fedcore.server.aggregation import RunningMean
@@ -63,6 +63,8 @@ class ScopeContext(View, ServerContext):
         self.shared = list(layout.shared)
         self.trainable = [name for name in layout.shared if name in layout.trainable]
         self.personal = [name for name in layout.shapes if name in layout.personal]
+        self.public = scope.federation.dataset.public
+        self.staleness = ReadOnly(scope.staleness)
         self._sealed = True
 
     def scoped(self, plugin: str) -> Self:
@@ -103,11 +105,6 @@ class ScopeContext(View, ServerContext):
 
     @property
     @override
-    def staleness(self) -> Mapping[int, int]:
-        return ReadOnly(self._scope.staleness)
-
-    @property
-    @override
     def client_sizes(self) -> Tensor:
         return self._scope.federation.partition.train.sizes[: self.num_clients]
 
@@ -132,10 +129,8 @@ class ScopeContext(View, ServerContext):
             found, hint = "asks the cohort before it is selected", "name the candidates: ids of server.available"
             raise PluginContractError.of(self._plugin, found, hook="select_clients", hint=hint)
         name = scope.federation.setup.plugins.question(self._plugin, question)
-        if isinstance(clients, str):
-            chosen = {"all": range(self.num_clients), "cohort": self.cohort}[clients]
-        else:
-            chosen = whole_numbers(clients, self._plugin, scope.phase)
+        named = {"all": range(self.num_clients), "cohort": self.cohort}
+        chosen = named[clients] if isinstance(clients, str) else whole_numbers(clients, self._plugin, scope.phase)
         ids = sorted(set(chosen))
         if ids and not 0 <= ids[0] <= ids[-1] < self.num_clients:
             found, expected = f"asks clients {ids[:1]} to {ids[-1:]}", f"ids from 0 to {self.num_clients - 1}"
@@ -183,11 +178,6 @@ class ScopeContext(View, ServerContext):
 
     @property
     @override
-    def public(self) -> PublicSamples | None:
-        return self._scope.federation.dataset.public
-
-    @property
-    @override
     def test(self) -> PublicSamples:
         if self._scope.phase != "report":
             raise PluginContractError.of(self._plugin, "reads server.test, which works in report only")
@@ -198,9 +188,7 @@ class ScopeContext(View, ServerContext):
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
         setup = self._scope.federation.setup
         model = setup.placement.model(copy.deepcopy(setup.model))
-        state = model.state_dict()
-        check_weights(tensors or {}, state, self._plugin, "server.network")
-        copy_into(state, {**self._scope.model, **(tensors or {})})
+        load_weights(model, {**self._scope.model, **(tensors or {})}, self._plugin, "server.network")
         return model.eval()
 
     @override
