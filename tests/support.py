@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from fedcore import RunConfig
 from fedcore.base.process import environment
@@ -22,6 +26,31 @@ __all__ = [
     "name_of",
     "weights",
 ]  # those of fedcore_testing, beside what is defined here
+
+
+def in_one_test(**cases: Iterable[Any]) -> Callable[[Any], Any]:
+    """Return a decorator: one test runs a check on each value of one argument, as a subtest.
+
+    For checks that read files or classes, of which a report names each that fails, as it would with parameters. The
+    other arguments are fixtures, which the values share.
+    """
+    ((argument, values),) = ((name, [*values]) for name, values in cases.items())
+
+    def decorate(test: Any) -> Any:
+        def run(subtests: Any, **fixtures: Any) -> None:
+            for value in values:
+                with subtests.test(value.as_posix() if isinstance(value, Path) else str(value)):
+                    test(**{argument: value}, **fixtures)
+
+        others = [each for name, each in inspect.signature(test).parameters.items() if name != argument]
+        first = inspect.Parameter("subtests", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        functools.update_wrapper(run, test)
+        del run.__wrapped__  # pytest would ask it for the arguments
+        run.__signature__ = inspect.Signature([first, *others])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
 
 DIGITS = {"clients": 4, "rounds": 1, "model": "auto"}
 TOY = {

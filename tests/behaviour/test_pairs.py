@@ -1,4 +1,4 @@
-"""Every two installed methods: they run together, or are refused before anything is written, with the reason."""
+"""Two installed methods: they run together, or are refused before anything is written, with the reason."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from fedcore.base.errors import ConfigError, PluginConflictError
 from fedcore.base.serial import read_tensors
 from fedcore.client.setup import Setup
 from fedcore.data import load_dataset, with_public
+from fedcore.hooks.checks import create_plugin
+from fedcore.hooks.declarations import refuse_together
 from fedcore.runs.directory import RunDirectory
 from fedcore_testing import same_tensors
+from tests.support import in_one_test
 
 NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} - {"fedavg"})
 PAIRS = list(combinations(NAMES, 2))
-# Each method with the next one by name; all pairs are in the slow set.
-NEIGHBOURS = set(pairwise(NAMES))
+# Each method with the next one by name; all pairs are in the slow set, of which a sample is trained.
+NEIGHBOURS = list(pairwise(NAMES))
+SAMPLE = PAIRS[::20]
 EXAMPLES = [
     ("fedavgm", "fedcd"),
     ("fedavgm", "fednova"),
@@ -97,13 +101,8 @@ def check_pair(names, digits, tmp_path):
     assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
 
 
-@pytest.mark.parametrize(
-    "names",
-    [pytest.param(names, marks=() if names in NEIGHBOURS else pytest.mark.slow) for names in PAIRS],
-    ids=map("+".join, PAIRS),
-)
-def test_a_refusal_names_both_and_the_reason_or_another_order(names, digits):
-    """``configure_model`` works in the user's order, so a refusal may ask for the other one."""
+def check_refusals(names, digits):
+    """A refusal names both and the reason, or another order: ``configure_model`` works in the user's order."""
     refusals = [error for error in (refusal(names, digits), refusal(names[::-1], digits)) if error is not None]
     explained = []
     for error in refusals:
@@ -116,7 +115,31 @@ def test_a_refusal_names_both_and_the_reason_or_another_order(names, digits):
     assert explained or len(refusals) < 2, "no order starts, and no message says why"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_one_test(names=NEIGHBOURS)
+def test_some_pairs_start_or_are_refused_with_the_reason(names, digits):
+    check_refusals(names, digits)
+
+
+@pytest.mark.slow
+@in_one_test(names=PAIRS)
+def test_every_pair_starts_or_is_refused_with_the_reason(names, digits):
+    check_refusals(names, digits)
+
+
+def test_what_declarations_refuse_is_refused_with_both_names():
+    """Of all pairs; tests/hooks/test_declarations.py has every two declarations."""
+    made = {name: create_plugin(name, {}) for name in NAMES}
+    refused = {}
+    for pair in PAIRS:
+        try:
+            refuse_together(*(made[name] for name in pair))
+        except PluginConflictError as error:
+            refused[pair] = str(error)
+    assert 0 < len(refused) < len(PAIRS)
+    assert [text for pair, text in refused.items() if not all(repr(name) in text for name in pair)] == []
+
+
+@in_one_test(name=NAMES)
 def test_every_method_starts_alone(name, digits):
     assert refusal([name], digits) is None
 
@@ -148,8 +171,8 @@ def test_some_pairs_give_the_same_model_in_both_orders(names, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", PAIRS, ids="+".join)
-def test_every_pair_runs_or_is_refused(names, digits, tmp_path):
+@pytest.mark.parametrize("names", SAMPLE, ids="+".join)
+def test_a_sample_of_pairs_runs_or_is_refused(names, digits, tmp_path):
     check_pair(names, digits, tmp_path)
 
 

@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 from fedcore.base import registry
 from fedcore.hooks.plugin import BUILTIN
 from fedcore_testing.traffic import Traffic, watch
+from tests.support import in_one_test
 
 ROOT = Path(__file__).parents[2]
 HEADING = "## What travels, and what it reveals"
@@ -47,7 +48,7 @@ def test_the_cards_are_found() -> None:
 INSTALLED = re.compile(r"^    pip install -e \. -e (.+?)  # in a checkout$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("card", sorted((ROOT / "plugins").glob("*/README.md")), ids=lambda card: card.parent.name)
+@in_one_test(card=sorted((ROOT / "plugins").glob("*/README.md")))
 def test_the_card_installs_every_package_of_ours_that_is_needed(card: Path) -> None:
     """No index has them yet, so that pip finds a package of ours only where the command names its folder."""
     for line in INSTALLED.findall(card.read_text(encoding="utf-8")):
@@ -67,7 +68,7 @@ def forms(default: object) -> set[str]:
     return {str(default), repr(default), str(default).lower(), *(["null"] if default is None else [])}
 
 
-@pytest.mark.parametrize("name", OURS)
+@in_one_test(name=OURS)
 def test_the_card_lists_every_option_with_its_default(name: str) -> None:
     listed = set()
     for line in OURS[name].read_text(encoding="utf-8").splitlines():

@@ -11,6 +11,7 @@ import yaml
 from fedcore.cli import app as cli_app
 from fedcore.hooks import hookspecs
 from fedcore.hooks.checks import HOOKS
+from tests.support import in_one_test
 
 ROOT = Path(__file__).parents[2]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -18,13 +19,13 @@ ONE_ROUND = (ROOT / "docs" / "one-round.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@in_one_test(hook=HOOKS)
 def test_every_hook_stands_in_both_call_trees(hook):
     assert re.search(rf"\b{hook}\b", hookspecs.__doc__)
     assert re.search(rf"\b{hook}\b", ONE_ROUND)
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@in_one_test(hook=HOOKS)
 def test_every_hook_says_when_it_is_called_and_how_several_combine(hook):
     text = HOOKS[hook].__doc__
     assert "When: " in text
@@ -52,7 +53,7 @@ FOLDERS = ("docs/**", "lab", "results", "plugins/*", "examples/*", "benchmarks/*
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md"))])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@in_one_test(page=PAGES)
 def test_links_lead_to_files_and_their_labels_name_them(page):
     """In the repository, as it is shown there: no link leads to a page that ``make docs`` makes."""
     links = re.findall(r"\[([^\]]+)\]\(([^)\s]+)[^)]*\)", outside_of_code(page))
@@ -100,7 +101,7 @@ def test_pages_show_files_as_they_are(monkeypatch):
     assert not changed, "run: python tools/site/includes.py"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@in_one_test(page=PAGES)
 def test_modules_that_a_page_names_exist(page):
     """``fedcore/server/round.py``, ``fedcore.server.round`` and ``fedcore_study.sweep``, in text and in code."""
     text = page.read_text(encoding="utf-8")

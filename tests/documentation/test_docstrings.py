@@ -7,12 +7,12 @@ import importlib
 import pkgutil
 from importlib.metadata import entry_points
 
-import pytest
+from tests.support import in_one_test
 
 PACKAGES = sorted({point.module.partition(".")[0] for point in entry_points(group="fedcore.plugins")} - {"fedcore"})
 
 
-@pytest.mark.parametrize("name", PACKAGES)
+@in_one_test(name=PACKAGES)
 def test_the_examples_in_docstrings(name):
     package = importlib.import_module(name)
     names = [name, *(f"{name}.{module.name}" for module in pkgutil.iter_modules(package.__path__))]

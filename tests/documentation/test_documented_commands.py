@@ -26,6 +26,7 @@ from fedcore.cli.app import app
 from fedcore.client.setup import Setup
 from fedcore.hooks.plugin import parse_options
 from fedcore.runs import resolve as prepare
+from tests.support import in_one_test
 
 sys.path.insert(0, str(Path(__file__).parent))
 import documented
@@ -142,7 +143,7 @@ def commands():
     return get_command(app)
 
 
-@pytest.mark.parametrize("command", ALL, ids=ids)
+@in_one_test(command=ALL)
 def test_the_command_exists_and_takes_these_options(command, commands):
     here, rest = commands, list(command.words)
     context = Context(here)
@@ -187,7 +188,7 @@ def test_the_axes_of_a_sweep_are_ones(command, folder):
     assert "none started" in told(result)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@in_one_test(setting=SETTINGS)
 def test_the_option_of_a_setting_takes_its_value(setting, folder):
     """Of those in a sentence or a table, too."""
     name, option, value = parse_setting(setting)

@@ -17,7 +17,7 @@ import pytest
 
 from fedcore.base.registry import available
 from fedcore.hooks.checks import HOOKS
-from tests.support import run_code
+from tests.support import in_one_test, run_code
 
 sys.path.insert(0, str(Path(__file__).parent))
 import documented
@@ -56,7 +56,7 @@ DESCRIBED = {
 """For each page, the objects whose links stand alone on a line."""
 
 
-@pytest.mark.parametrize("page", PAGES)
+@in_one_test(page=PAGES)
 def test_every_example_that_a_page_includes_stands_on_it(site, page):
     """Line by line; a marker that is not replaced, such as one that a formatter has split, would be shown as text."""
     text = text_of(site / page.replace(".md", ".html"))
@@ -86,7 +86,7 @@ def beginning(thing) -> str:
     return re.split("[`:<$]", " ".join(paragraph.split()))[0].strip()
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@in_one_test(hook=HOOKS)
 def test_every_hook_is_documented_with_its_exact_signature(site, hook):
     page = site / "reference" / "hooks.html"
     text = text_of(page)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import pydoc
 import re
+from itertools import product
 
 import pytest
 
 from fedcore import Exchange, Plugin, hookimpl
 from fedcore.base.errors import PluginConflictError
-from fedcore.hooks.checks import EXCLUSIVE
-from fedcore.hooks.declarations import TABLE
+from fedcore.hooks.checks import EXCLUSIVE, create_plugin
+from fedcore.hooks.declarations import TABLE, refuse_together
 from fedcore.hooks.plugin import ATTRIBUTES
 from fedcore.hooks.plugins import PluginSet
 from fedcore_testing.card import excluded_by, meanings
@@ -83,6 +84,13 @@ def test_what_is_refused_stands_on_both_cards(name, other):
     article = "another" if name == other else "a"
     assert f"{article} {TABLE[other].plugin}" in excluded_by(one)
     assert f"{article} {TABLE[name].plugin}" in excluded_by(two)
+
+
+def test_every_two_declarations_that_exclude_nothing_go_together():
+    made = {name: [create_plugin(name_of(declaring(title, name)), {}) for title in ("One", "Two")] for name in TABLE}
+    for name, other in product(TABLE, TABLE):
+        if (name, other) not in CONFLICTS and (other, name) not in CONFLICTS:
+            refuse_together(made[name][0], made[other][1])
 
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.patterns])

@@ -16,7 +16,7 @@ import pytest
 import fedcore
 from fedcore.tools import digest
 from fedcore_testing import federate
-from tests.support import run_code
+from tests.support import in_one_test, run_code
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "python.md"
@@ -127,7 +127,7 @@ def further(package: str, module: str, name: str) -> bool:
     return any(f"{module}.{name}.".startswith(f"{folder}.") for folder in folders)
 
 
-@pytest.mark.parametrize("folder", [*PACKAGES, ROOT / "examples"], ids=lambda path: path.name)
+@in_one_test(folder=[*PACKAGES, ROOT / "examples"])
 def test_only_public_names_are_imported(folder: Path) -> None:
     wrong = [
         f"{where}: {name} of {module}" if name else f"{where}: {module}"
@@ -161,7 +161,7 @@ def test_no_package_imports_another() -> None:
     assert not wrong, "packages share by fedcore-functional, or not at all:\n" + "\n".join(wrong)
 
 
-@pytest.mark.parametrize("package", EXTENDS)
+@in_one_test(package=EXTENDS)
 def test_no_folder_is_listed_in_vain(package: str) -> None:
     used = {module for _, module, _ in imports(ROOT / "plugins" / package)}
     used |= {f"{module}.{name}" for _, module, name in imports(ROOT / "plugins" / package)}
@@ -170,7 +170,7 @@ def test_no_folder_is_listed_in_vain(package: str) -> None:
     assert not [folder for folder in folders if not any(f"{one}.".startswith(f"{folder}.") for one in used)]
 
 
-@pytest.mark.parametrize("package", EXTENDS)
+@in_one_test(package=EXTENDS)
 def test_packages_that_extend_the_framework_need_its_very_version(package: str) -> None:
     project = tomllib.loads((ROOT / "plugins" / package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert f"fedcore-fl=={fedcore.__version__}" in project["dependencies"]
@@ -185,7 +185,7 @@ def test_every_name_has_one_import_path() -> None:
     assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
 
 
-@pytest.mark.parametrize("module", SURFACE)
+@in_one_test(module=SURFACE)
 def test_every_name_is_there(module: str) -> None:
     offered = importlib.import_module(module)
     assert len(offered.__all__) == len(set(offered.__all__))

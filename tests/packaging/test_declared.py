@@ -10,9 +10,10 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.support import in_one_test
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted((ROOT / "plugins").iterdir())
@@ -50,7 +51,7 @@ def read(folder: Path) -> dict:
     return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-every_package = pytest.mark.parametrize("folder", PLUGINS, ids=lambda path: path.name)
+every_package = in_one_test(folder=PLUGINS)
 
 
 @every_package
@@ -89,7 +90,7 @@ def test_a_method_requires_no_library_of_weight(folder):
         assert not {"torch", "torchvision"} & needs
 
 
-@pytest.mark.parametrize("folder", [ROOT, *PLUGINS], ids=lambda path: path.name)
+@in_one_test(folder=[ROOT, *PLUGINS])
 def test_nobody_is_told_to_install_the_other_project_s_fedcore(folder):
     assert "fedcore" not in declared(read(folder))
     files = [path for path in folder.iterdir() if path.is_file()] if folder == ROOT else folder.rglob("*")

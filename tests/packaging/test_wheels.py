@@ -7,15 +7,17 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 from zipfile import ZipFile
 
-import pytest
 from packaging.metadata import Metadata
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from fedcore import __version__
+from tests.support import in_one_test
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted((ROOT / "plugins").iterdir())
@@ -24,31 +26,35 @@ LICENSE = (ROOT / "LICENSE").read_bytes()
 COMPILED = ("__pycache__", ".mypy_cache")
 
 
-@pytest.fixture
-def project(request):
+class Project(NamedTuple):
     """A folder with a pyproject.toml, its contents, and its package's folder."""
-    folder = request.param
+
+    folder: Path
+    described: dict
+    package: Path
+
+
+def project_of(folder):
     described = tomllib.loads((folder / "pyproject.toml").read_text())
     package, *_ = described["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    return folder, described["project"], folder / package
+    return Project(folder, described["project"], folder / package)
 
 
-@pytest.fixture
-def wheel(project, dist):
-    """The project's wheel, and its metadata as checked by the reference implementation."""
-    _, described, _ = project
-    (path,) = dist.glob(f"{described['name'].replace('-', '_')}-*.whl")
+@contextmanager
+def wheel_of(project, dist):
+    """Open the project's wheel, with its metadata as checked by the reference implementation."""
+    (path,) = dist.glob(f"{project.described['name'].replace('-', '_')}-*.whl")
     with ZipFile(path) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         yield archive, Metadata.from_email(archive.read(name), validate=True)
 
 
-every_project = pytest.mark.parametrize("project", PROJECTS, indirect=True, ids=lambda path: path.name)
-every_plugin = pytest.mark.parametrize("project", PLUGINS, indirect=True, ids=lambda path: path.name)
+every_project = in_one_test(project=map(project_of, PROJECTS))
+every_plugin = in_one_test(project=map(project_of, PLUGINS))
 
 
 @every_project
-def test_a_wheel_holds_the_whole_package_and_nothing_else(project, wheel):
+def test_a_wheel_holds_the_whole_package_and_nothing_else(project, dist):
     folder, _, package = project
     source = {
         f"{package.name}/{path.relative_to(package).as_posix()}": path
@@ -57,39 +63,44 @@ def test_a_wheel_holds_the_whole_package_and_nothing_else(project, wheel):
     }
     if folder == ROOT:
         source |= {name: ROOT / name for name in ("fedcore_fl.py", "fedcore_fl.pth")}
-    archive, _ = wheel
-    packed = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert packed == set(source)
-    assert [name for name, path in source.items() if archive.read(name) != path.read_bytes()] == []
-    assert f"{package.name}/py.typed" in packed
+    with wheel_of(project, dist) as (archive, _):
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+        assert packed == set(source)
+        assert [name for name, path in source.items() if archive.read(name) != path.read_bytes()] == []
+        assert f"{package.name}/py.typed" in packed
 
 
 @every_project
-def test_metadata_is_complete_and_true(project, wheel):
+def test_metadata_is_complete_and_true(project, dist):
     folder, described, _ = project
-    archive, metadata = wheel
-    assert metadata.name == described["name"] == ("fedcore-fl" if folder == ROOT else folder.name)
-    assert metadata.summary
-    assert metadata.license_expression == "Apache-2.0"
-    (licence,) = metadata.license_files
-    (stored,) = (name for name in archive.namelist() if name.endswith(f".dist-info/licenses/{licence}"))
-    assert archive.read(stored) == LICENSE
-    assert metadata.requires_python == SpecifierSet(">=3.11")
-    assert metadata.description_content_type == "text/markdown"
-    assert metadata.description.strip() == (folder / "README.md").read_text(encoding="utf-8").strip()
-    assert not metadata.project_urls, "there is no address to name yet"
-    assert not metadata.home_page
-    points = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith("entry_points.txt"))
-    assert points or folder.name == "fedcore-functional"
-    for module in re.findall(r"= ([\w.]+):", points):
-        path = module.replace(".", "/")
-        assert {f"{path}.py", f"{path}/__init__.py"} & set(archive.namelist()), f"{module} is in no file of the wheel"
+    with wheel_of(project, dist) as (archive, metadata):
+        assert metadata.name == described["name"] == ("fedcore-fl" if folder == ROOT else folder.name)
+        assert metadata.summary
+        assert metadata.license_expression == "Apache-2.0"
+        (licence,) = metadata.license_files
+        (stored,) = (name for name in archive.namelist() if name.endswith(f".dist-info/licenses/{licence}"))
+        assert archive.read(stored) == LICENSE
+        assert metadata.requires_python == SpecifierSet(">=3.11")
+        assert metadata.description_content_type == "text/markdown"
+        assert metadata.description.strip() == (folder / "README.md").read_text(encoding="utf-8").strip()
+        assert not metadata.project_urls, "there is no address to name yet"
+        assert not metadata.home_page
+        points = "".join(
+            archive.read(name).decode() for name in archive.namelist() if name.endswith("entry_points.txt")
+        )
+        assert points or folder.name == "fedcore-functional"
+        for module in re.findall(r"= ([\w.]+):", points):
+            path = module.replace(".", "/")
+            assert {f"{path}.py", f"{path}/__init__.py"} & set(archive.namelist()), (
+                f"{module} is in no file of the wheel"
+            )
 
 
 @every_project
-def test_a_version_is_written_in_one_place(project, wheel):
+def test_a_version_is_written_in_one_place(project, dist):
     folder, described, package = project
-    assert str(wheel[1].version) == described.get("version", __version__)
+    with wheel_of(project, dist) as (_, metadata):
+        assert str(metadata.version) == described.get("version", __version__)
     written = [
         path.name
         for path in package.rglob("*.py")
@@ -99,8 +110,9 @@ def test_a_version_is_written_in_one_place(project, wheel):
 
 
 @every_plugin
-def test_a_plugin_takes_this_core_and_no_incompatible_one(wheel, project):
-    (needed,) = (need for need in wheel[1].requires_dist if need.name == "fedcore-fl")
+def test_a_plugin_takes_this_core_and_no_incompatible_one(project, dist):
+    with wheel_of(project, dist) as (_, metadata):
+        (needed,) = (need for need in metadata.requires_dist if need.name == "fedcore-fl")
     version = Version(__version__)
     major, minor = version.major, version.minor
     following = f"0.{minor + 1}.0" if major == 0 else f"{major + 1}.0.0"  # where an interface may change
@@ -109,7 +121,7 @@ def test_a_plugin_takes_this_core_and_no_incompatible_one(wheel, project):
         assert Version(f"{major}.{minor}.99") in needed.specifier
     assert Version(following) not in needed.specifier
     assert Version("0.0.9") not in needed.specifier
-    assert not [need.name for need in wheel[1].requires_dist if need.url]
+    assert not [need.name for need in metadata.requires_dist if need.url]
 
 
 def test_an_unpacked_sdist_gives_the_wheel_of_the_working_tree(dist, tmp_path):
