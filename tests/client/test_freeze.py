@@ -10,7 +10,7 @@ from fedcore import Plugin, PluginConflictError, hookimpl
 from fedcore.client.setup import Setup
 from fedcore.client.working_model import WorkingModel
 from fedcore.data import load_dataset
-from fedcore_testing import federate, interrupted, model_bytes, small_config, weights, with_batch_norm
+from fedcore_testing import federate, interrupted, model_bytes, records, small_config, weights, with_batch_norm
 
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16, "rounds": 2, "local_epochs": 3}
 MOVED = []
@@ -137,4 +137,4 @@ def test_methods_that_count_steps_are_refused(tmp_path, method):
 
 
 def test_it_goes_with_an_exchange_in_mid_epoch(tmp_path):
-    federate(tmp_path, Alternates, "fedcme", **{**FEW, "rounds": 1})
+    assert records(federate(tmp_path, Alternates, "fedcme", **{**FEW, "rounds": 1}))[0]["failures"] == []

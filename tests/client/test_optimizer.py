@@ -10,7 +10,7 @@ from torch import nn
 from fedcore import ConfigError, RunConfig
 from fedcore.base.identity import digest
 from fedcore.client.optimizer import Optimizer, ParameterGroup
-from fedcore_testing import Quadratic, W, analytic_federation, federate, interrupted, model_bytes, weights
+from fedcore_testing import Quadratic, W, analytic_federation, federate, interrupted, model_bytes, records, weights
 from tests.support import run_code
 
 
@@ -66,7 +66,9 @@ def check_steps(lean, reference, own, theirs):
 
 
 def test_no_parameters_no_step():
-    Optimizer(RunConfig(), [ParameterGroup([], 0.1, 0.0)]).step()
+    optimizer = Optimizer(RunConfig(), [ParameterGroup([], 0.1, 0.0)])
+    optimizer.step()
+    assert not optimizer.state
 
 
 def test_a_run_loads_no_compiler(tmp_path):
@@ -130,7 +132,7 @@ def test_what_reads_gradients_out_of_sgds_steps_is_refused(tmp_path, method):
 
 @pytest.mark.parametrize("method", ["feddyn", "moon", ("feddc", {"linear": False})], ids=str)
 def test_other_methods_train_with_it(tmp_path, method):
-    federate(tmp_path, method, **FEW)
+    assert [record["failures"] for record in records(federate(tmp_path, method, **FEW))] == [[]] * FEW["rounds"]
 
 
 def test_the_default_keeps_the_digest_of_a_run():

@@ -15,6 +15,7 @@ from fedcore_testing import (
     federate,
     interrupted,
     model_bytes,
+    records,
     weights,
 )
 
@@ -95,7 +96,8 @@ class Looks(Plugin):
 
 @pytest.mark.parametrize("plugins", [(Looks, AtOnes), (AtOnes, Looks)])
 def test_other_plugins_see_the_start_before_the_first_step(tmp_path, plugins):
-    federate(tmp_path, Quadratic, *plugins, **{**analytic_federation([[2.0, 0.0]]), "rounds": 1})
+    result = federate(tmp_path, Quadratic, *plugins, **{**analytic_federation([[2.0, 0.0]]), "rounds": 1})
+    assert records(result)[0]["failures"] == []  # Looks would raise
 
 
 def test_a_stopped_run_ends_with_the_same_bits(tmp_path):

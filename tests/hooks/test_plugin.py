@@ -32,7 +32,7 @@ def test_a_property_is_not_evaluated():
         def expensive(self):
             raise AssertionError("evaluated")
 
-    PluginSet.create({name_of(Lazy): {}})
+    assert [plugin.name for plugin in PluginSet.create({name_of(Lazy): {}})] == ["lazy"]
 
 
 def test_self_is_read_only_after_init(go):

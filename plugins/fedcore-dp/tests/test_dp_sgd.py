@@ -175,7 +175,11 @@ def test_a_poisson_sample_takes_the_place_of_the_batch(tmp_path):
 
 def test_a_step_without_a_sample_is_noise_alone(tmp_path):
     options = {**OPTIONS, "sampling": "poisson"}
-    federate(tmp_path, ("dp-sgd", options), **{**ONE, "batch_size": 1, "local_steps": 3})
+    result = federate(tmp_path, ("dp-sgd", options), **{**ONE, "batch_size": 1, "local_steps": 3})
+    start = initial_weights(result.config)
+    assert all(
+        tensor.isfinite().all() and not torch.equal(tensor, start[name]) for name, tensor in weights(result).items()
+    )
 
 
 def test_one_sample_moves_a_step_by_no_more_than_the_bound(tmp_path):

@@ -17,6 +17,7 @@ from fedcore_testing import (
     initial_weights,
     mean_by_hand,
     model_bytes,
+    records,
     sgd_by_hand,
     small_config,
     weights,
@@ -125,7 +126,8 @@ def test_another_use_of_the_fixed_classifier_is_refused(go, other, does):
 
 
 def test_clients_may_keep_heads_that_are_not_combined(go):
-    go("fedetf", ("fedpac", {"combine": False}), local_epochs=2, rounds=1)
+    result = go("fedetf", ("fedpac", {"combine": False}), local_epochs=2, rounds=1)
+    assert records(result)[0]["failures"] == []
 
 
 def test_learns_digits(go):

@@ -58,6 +58,9 @@ def test_a_run_has_the_environment_of_its_job(monkeypatch):
     run = python("import os, sys; sys.exit(os.environ.get('CUDA_VISIBLE_DEVICES') != '3')")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # as SLURM sets it on the node
     run()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        run()
 
 
 def test_a_job_at_its_time_limit_goes_back_into_the_queue(monkeypatch):

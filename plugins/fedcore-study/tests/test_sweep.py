@@ -294,8 +294,9 @@ class TestDirectory:
             raise OSError(95, "Operation not supported")
 
         monkeypatch.setattr("fcntl.flock", flock)
-        with SweepDirectory(tmp_path).lock():
-            pass
+        with SweepDirectory(tmp_path).lock(), SweepDirectory(tmp_path).lock():
+            nothing_is_locked = True
+        assert nothing_is_locked
 
 
 SLEEP = 'import sys, time; print(\'{"event": "up"}\', flush=True); time.sleep(60)'

@@ -39,6 +39,7 @@ def test_the_tutorials_lines(tmp_path):
     (code,) = re.findall(
         r"```python\n(from fedcore_testing import Quadratic.*?)```", TUTORIAL.read_text("utf-8"), re.DOTALL
     )
+    assert "assert " in code
     exec(code, {"folder": tmp_path})  # noqa: S102 - our own page
 
 
