@@ -11,7 +11,7 @@ import pytest
 
 from fedcore import Exchange, Plugin, hookimpl
 from fedcore.base.errors import PluginConflictError
-from fedcore.hooks.checks import EXCLUSIVE, create_plugin
+from fedcore.hooks.checks import EXCLUSIVE
 from fedcore.hooks.declarations import TABLE, refuse_together
 from fedcore.hooks.plugin import ATTRIBUTES
 from fedcore.hooks.plugins import PluginSet
@@ -87,10 +87,12 @@ def test_what_is_refused_stands_on_both_cards(name, other):
 
 
 def test_every_two_declarations_that_exclude_nothing_go_together():
-    made = {name: [create_plugin(name_of(declaring(title, name)), {}) for title in ("One", "Two")] for name in TABLE}
     for name, other in product(TABLE, TABLE):
+        pair = declaring("One", name)(), declaring("Two", other)()
+        for plugin in pair:
+            plugin.name = type(plugin).__name__.lower()
         if (name, other) not in CONFLICTS and (other, name) not in CONFLICTS:
-            refuse_together(made[name][0], made[other][1])
+            refuse_together(*pair)
 
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.patterns])
