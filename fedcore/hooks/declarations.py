@@ -6,7 +6,7 @@ The checks of :class:`~fedcore.hooks.plugins.PluginSet` and ``fedcore plugins sh
 from __future__ import annotations
 
 from fedcore.base.errors import PluginConflictError, PluginContractError
-from fedcore.hooks.checks import EXCLUSIVE
+from fedcore.hooks.checks import EXCLUSIVE, HOOKS
 from fedcore.hooks.plugin import ATTRIBUTES, Declaration, Plugin, patterns_of
 
 TABLE = {
@@ -18,7 +18,8 @@ TABLE = {
                 plugin=f"plugin that implements {hook}",
                 alone=f"both implement {hook}, which only one plugin can",
             )
-            for hook in EXCLUSIVE
+            for hook in HOOKS
+            if hook in EXCLUSIVE
         ),
         *ATTRIBUTES,
     )
