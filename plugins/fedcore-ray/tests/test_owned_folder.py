@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.base.process import environment
+from fedcore.tools import environment
 from fedcore_ray.owned_folder import OwnedFolder, remove_abandoned
 
 PREFIX = "fedcore-here-"

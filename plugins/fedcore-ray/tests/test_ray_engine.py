@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from ray_faults import Away, Breaks, CannotSetUp, Hangs, Notes, look_elsewhere
-from typer.testing import CliRunner
 
 from fedcore import ConfigError, FedcoreError, PluginContractError, RunConfig
-from fedcore.cli.app import app
-from fedcore.runs.api import started
-from fedcore.runs.directory import RunDirectory
-from fedcore.runs.saved import SavedConfig
-from fedcore_testing import check_engine, committed, federate, model_bytes, records, small_config
+from fedcore.tools import RunFiles
+from fedcore_testing import check_engine, committed, federate, model_bytes, records
 from tests.reliability.processes import wait_for
 
 pytest.importorskip("ray", reason="ray is not installed")
@@ -131,7 +126,7 @@ def test_a_killed_worker_costs_its_clients_one_round(cluster, tmp_path, monkeypa
     result = federate(tmp_path, "fedcme", **{**SETTINGS, "participation": 1.0}, engine=AllReady, workers=2)
     ((victim, pid),) = killer.killed
     assert not os.path.exists(f"/proc/{pid}")
-    lines = RunDirectory(result.directory).metrics.read()
+    lines = RunFiles(result.directory).metrics.read()
     assert [line["round"] for line in lines] == [0, 1, 2]
     assert [line["failures"] for line in lines if line["round"] != 1] == [[], []]
     failed = {failure["client"]: failure["kind"] for failure in lines[1]["failures"]}
@@ -170,7 +165,7 @@ def test_a_lost_worker_is_replaced_and_works_again(cluster, tmp_path, monkeypatc
 def test_a_client_that_hangs_is_given_up(cluster, tmp_path):
     """Its worker is replaced; its time begins when a worker takes the task, not when it is queued."""
     result = federate(tmp_path, Hangs, **ONE_ROUND, engine="ray", engine_options={"timeout": 3}, workers=2)
-    (line,) = RunDirectory(result.directory).metrics.read()
+    (line,) = RunFiles(result.directory).metrics.read()
     assert [(failure["client"], failure["kind"], failure["message"]) for failure in line["failures"]] == [
         (1, "timeout", "no answer within 3 s; its worker was replaced")
     ]
@@ -219,23 +214,17 @@ def test_workers_end_with_their_engine_and_the_cluster_stays(cluster, tmp_path):
 
 @pytest.mark.slow
 def test_two_runs_in_one_cluster_do_not_meet(cluster, tmp_path):
-    """Same names of tasks, sessions and payloads, other seeds; round by round in turn."""
+    """Same names of tasks, sessions and payloads, other seeds: one trains between two rounds of the other."""
     alone = [federate(tmp_path, "fedcme", **SETTINGS, seed=seed) for seed in (0, 1)]
-    with ExitStack() as stack:
-        pairs = [
-            stack.enter_context(
-                started(small_config(tmp_path, "fedcme", **SETTINGS, engine="ray", workers=2, seed=seed))
-            )
-            for seed in (0, 1)
-        ]
-        states = [state for _, state in pairs]
-        for _ in range(SETTINGS["rounds"]):
-            states = [experiment.one_round(state) for (experiment, _), state in zip(pairs, states, strict=True)]
-        for (experiment, _), state in zip(pairs, states, strict=True):
-            experiment.train(state)
-    assert [model_bytes(experiment.directory.path) for experiment, _ in pairs] == [
-        model_bytes(result) for result in alone
-    ]
+    together = {"engine": "ray", "workers": 2}
+    inner = []
+
+    def train_another(event, details):
+        if event == "round" and details["round"] == 0:
+            inner.append(federate(tmp_path, "fedcme", **SETTINGS, **together, seed=1))
+
+    outer = federate(tmp_path, "fedcme", **SETTINGS, **together, seed=0, notify=train_another)
+    assert [model_bytes(result) for result in (outer, *inner)] == [model_bytes(result) for result in alone]
 
 
 @pytest.mark.parametrize(
@@ -258,23 +247,22 @@ def test_two_runs_in_one_cluster_do_not_meet(cluster, tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_options_that_cannot_work_are_refused(cluster, tmp_path, options, words):
-    result = CliRunner().invoke(
-        app, ["train", "--engine", "ray", "--device", "cpu", "--out", str(tmp_path / "run"), *options]
-    )
+def test_options_that_cannot_work_are_refused(cluster, cli, options, words):
+    result = cli("train", "--engine", "ray", "--device", "cpu", "--out", "run", *options)
     assert result.exit_code == 2
     assert words in " ".join(result.output.replace("│", " ").split())
     assert "Traceback" not in result.output
 
 
-def test_a_run_directory_does_not_decide_what_is_connected_to(cluster, tmp_path):
+def test_a_run_directory_does_not_decide_what_is_connected_to(cluster, tmp_path, cli):
     """An address in a configuration from someone else is not connected to unasked."""
     result = federate(tmp_path, **ONE_ROUND)
-    file = result.directory / "config.yaml"
-    saved = SavedConfig.read(file)
+    saved = RunFiles.open(result.directory).read_saved()
     changed = {"engine": "ray", "engine_options": {"address": "host:6379"}}
-    replace(saved, values={**saved.values, **changed}).write(file)  # as somebody would who knows of its digest
-    refused = CliRunner().invoke(app, ["resume", str(result.directory)])
+    replace(saved, values={**saved.values, **changed}).write(
+        result.directory / "config.yaml"
+    )  # as somebody would who knows of its digest
+    refused = cli("resume", result.directory)
     assert refused.exit_code == 2
     assert "--allow-outside" in refused.output
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.runs.directory import RunDirectory
+from fedcore.tools import RunDirectory
 from fedcore_testing import federate, model_bytes
 from tests.reliability import processes
 from tests.reliability.processes import alive, descendants
@@ -177,7 +177,7 @@ TWO_NODES = """
     from pathlib import Path
     import ray
     from ray.cluster_utils import Cluster
-    from fedcore.runs.directory import RunDirectory
+    from fedcore.tools import RunDirectory
     from fedcore_testing import federate, model_bytes
     from fedcore_ray import cluster as module
 

@@ -23,7 +23,7 @@ from fedcore.engines import (
     pack_site,
     pack_task,
 )
-from fedcore.runs.directory import RunDirectory
+from fedcore.tools import RunFiles
 from fedcore_ray.last_words import LastWords
 from fedcore_ray.options import RayOptions
 from fedcore_ray.payload import pack, view
@@ -55,7 +55,7 @@ class RayEngine:
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         self._cluster = Cluster(self.options, gpus)
         try:
-            go_on = RunDirectory(site.state_dir.parent).how_to_resume
+            go_on = RunFiles(site.state_dir.parent).how_to_resume
             self._last_words = LastWords(
                 "stopped: the run's process was killed, or Ray ended it because a part of Ray on this machine was "
                 f"killed (raylet, agent or head; for want of memory, for example). Go on with: {go_on}"

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from fedcore import ConfigError
-from fedcore.base import registry
-from fedcore.base.files import storing
-from fedcore.runs.provenance import installed_versions
+from fedcore.tools import available, installed_versions, storing
 from fedcore_ray.cluster import Cluster
 
 SERVER_SIDE = ("tracker", "command")
@@ -59,7 +57,7 @@ def look(state_dir: str, token: str) -> str:
 
 def describe() -> dict[str, Any]:
     """Return the versions that bits depend on, and the instructions that torch uses."""
-    away = {point.dist.name for kind in SERVER_SIDE for point in registry.available(kind).values() if point.dist}
+    away = {point.dist.name for kind in SERVER_SIDE for point in available(kind).values() if point.dist}
     versions = {name: version for name, version in installed_versions().items() if name not in away}
     return {
         "versions": {"python": platform.python_version(), **versions},

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcore.base.files import parse_json
 from fedcore.engines import dumps
+from fedcore.tools import parse_json
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
