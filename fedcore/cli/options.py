@@ -137,6 +137,7 @@ _REPEATED = {
 _WRITTEN = {"client_models": "A,B,C"}
 """Fields whose values have a form of their own on the command line."""
 
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory that train printed.")]
 HelpAll = Annotated[bool, typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_print_all)]
 Json = Annotated[bool, option("--json", "Print only the result as JSON on stdout.")]
 Quiet = Annotated[bool, option("--quiet", "Print the result in one line, without progress. Notes go to stderr.")]

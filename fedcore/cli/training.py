@@ -23,8 +23,6 @@ from fedcore.cli import options
 from fedcore.cli.guard import INTERRUPTED
 from fedcore.cli.settings import build_config
 
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory that train printed.")]
-
 
 @options.config_flags()
 def train(
@@ -68,7 +66,7 @@ def _what_ran(config: RunConfig) -> str:
 def resume(
     flags: dict[str, Any],
     *,
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     out: Annotated[
         Path | None, typer.Option(help="Resume in a copy in this new folder; RUN_DIR is not changed.")
     ] = None,
@@ -102,7 +100,7 @@ def resume(
 def evaluate(
     flags: dict[str, Any],
     *,
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     allow_code: options.AllowCode = False,
     as_json: options.Json = False,
     debug: options.Debug = False,

@@ -16,10 +16,7 @@ from fedcore.base.identity import preset_options
 from fedcore.base.process import one_thread
 from fedcore.base.registry import lent
 from fedcore.data import Partition
-from fedcore.engines.in_process import InProcessEngine
-from fedcore.models.placement import Placement
 from fedcore.runs import fast_dev_run as trial
-from fedcore.runs.evaluation import evaluation_tasks
 from fedcore.runs.objects import (
     DatasetObject,
     MetricObjects,
@@ -35,7 +32,6 @@ from fedcore.runs.result import RunResult
 from fedcore.runs.run import Make, Run
 from fedcore.runs.training import Experiment, OnRound
 from fedcore.server.round import Notify
-from fedcore.server.scope import ServerScope
 from fedcore.server.state import ServerState
 
 
@@ -247,7 +243,7 @@ def client_model(
     :raises PluginCallError: ``personal_model`` raised.
     """
     with _reopened(path, model, plugins, dataset, allow_code, reads=True) as reopened:
-        return own_model(reopened, client)[0]
+        return reopened.own_model(client)[0]
 
 
 @contextmanager
@@ -273,24 +269,3 @@ def _reopened(
         changes["metrics"] = named.metrics
     with one_thread(), lent(again):
         yield Run.open(path, allow_code=allow_code, changes=changes, **how)
-
-
-def own_model(run: Run, client: int) -> tuple[nn.Module, bool]:
-    """Return a client's model of a run, see :func:`fedcore.client_model`, and whether the client has trained.
-
-    If it has not, personal parameters are initial ones.
-    """
-    setup, path = run.setup, run.directory.path
-    if not setup.has_own_models:
-        raise ConfigError(f"the clients of {path} have no models of their own: all of them use the global model")
-    if not 0 <= client < run.config.clients:
-        raise ConfigError(f"{path} has no client {client}, its clients are 0 to {run.config.clients - 1}")
-    state = run.last_state()
-    with (
-        run.federation(InProcessEngine) as running,
-        ServerScope(running, state, state.round, "evaluation") as scope,
-    ):
-        (task,) = evaluation_tasks(scope, [(client, {})])
-        assert isinstance(running.engine, InProcessEngine)
-        network = running.engine.own_model(task)
-    return Placement.plain().model(network).eval(), bool(task.meta["took_part"])

@@ -13,12 +13,9 @@ import yaml
 from torch import Tensor, nn
 
 from fedcore import SplitModel, __version__
-from fedcore.base.identity import digest, method, settings
-from fedcore.base.output import clean, percent
-from fedcore.base.protocols import PROTOCOLS, UNSEEN
 from fedcore.data import Dataset, ResidentSamples, TensorSamples
 from fedcore.models import build_model
-from fedcore.runs.run import Run
+from fedcore.tools import PROTOCOLS, Run, digest, method, output, settings
 
 _ROUNDING = 1e-4
 """How far normalised and restored float32 brightness may lie outside of 0..1."""
@@ -119,20 +116,28 @@ def _figures(metrics: Mapping[str, Any]) -> Iterator[str]:
         row = metrics.get(protocol)
         if isinstance(row, Mapping):
             over = [row.get(part) for part in ("std", "worst10")]
-            rows.append([meaning.measures, percent(row["accuracy"]), _number(row.get("loss")), *map(percent, over)])
+            rows.append(
+                [
+                    meaning.measures,
+                    output.percent(row["accuracy"]),
+                    _number(row.get("loss")),
+                    *map(output.percent, over),
+                ]
+            )
     yield from _table(["of what", "accuracy %", "loss", "std over clients %", "worst 10 % of clients %"], rows)
     yield ""
     yield "The samples behind these figures are the run's own; on other data the model can be worse."
 
 
 def _own_figures(metrics: Mapping[str, Any], client: int) -> Iterator[str]:
-    rows, (unseen, adapted) = [], UNSEEN
+    rows = []
     for protocol, meaning in PROTOCOLS.items():
         accuracy = (metrics.get(protocol) or {}).get("per_client", {}).get(str(client))
-        exported = (meaning.own_model or protocol == unseen) and protocol != adapted  # an adaptation is not kept
+        is_kept = protocol != "unseen_adapted"
+        exported = (meaning.own_model or protocol == "unseen") and is_kept
         if accuracy is not None and exported:
             where = "its held-out part" if meaning.held_out else "the server's test set"
-            rows.append([where, percent(accuracy)])
+            rows.append([where, output.percent(accuracy)])
     yield from _table(["measured on", "accuracy %"], rows)
 
 
@@ -221,7 +226,7 @@ def _block(language: str, text: str) -> str:
 def _span(text: str) -> str:
     """Return a text as code within a line, which no backticks of the text end."""
     ticks = "`" * (1 + _longest_run(text))
-    line = " ".join(clean(text).split())
+    line = " ".join(output.clean(text).split())
     return f"{ticks} {line} {ticks}" if "`" in line else f"{ticks}{line}{ticks}"
 
 
@@ -231,7 +236,7 @@ def _longest_run(text: str) -> int:
 
 def _text(text: str) -> str:
     """Return a name as Markdown that shows it: no HTML, link, code, emphasis or formula begins in it."""
-    return re.sub(r"[\\`*_\[\]<>&|~#$]|:(?=//)|(?<=www)\.", r"\\\g<0>", " ".join(clean(text).split()))
+    return re.sub(r"[\\`*_\[\]<>&|~#$]|:(?=//)|(?<=www)\.", r"\\\g<0>", " ".join(output.clean(text).split()))
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

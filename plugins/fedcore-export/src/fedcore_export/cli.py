@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fedcore.base import output
-from fedcore.cli import command, options
-from fedcore.cli.training import RunDir
+from fedcore.cli import command
+from fedcore.tools import options, output
 
 
 def export(
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     to: Annotated[str, typer.Option("--to", metavar="safetensors|torch|onnx", help="The format.")],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="New folder; default the run's name with the format.")

@@ -20,12 +20,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from fedcore import ConfigError, RunDirectoryError, SplitModel, UnknownNameError
-from fedcore.base.files import storing, write_text
-from fedcore.base.process import one_thread
 from fedcore.data import Dataset
 from fedcore.models import Placement
-from fedcore.runs.api import own_model
-from fedcore.runs.run import Run
+from fedcore.tools import Run, one_thread, storing, write_text
 from fedcore_export.card import ExportedFile, model_card, plain_model
 
 FORMATS = ("safetensors", "torch", "onnx")
@@ -89,7 +86,7 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
         if client is None:
             model: nn.Module = trained_model(run)
         else:
-            model, took_part = own_model(run, client)
+            model, took_part = run.own_model(client)
             notes += [] if took_part else [f"client {client} took part in no round"]
         merge_adapters(run, model, client)
         session = (run.directory.sessions.read() or [{}])[-1]
