@@ -1,7 +1,8 @@
 """What tools are written with: packages that read, compare, show or follow runs, or add commands.
 
 - A run directory: ``RunFiles`` reads configuration, records and summary without torch, ``RunDirectory`` also the
-  checkpoints and the model. ``rounds`` has the figures of a round's record.
+  checkpoints and the model. ``Run.open`` loads data set and plugins, too. ``rounds`` has the figures of a round's
+  record.
 - Two runs: ``settings`` and ``digest`` say whether they must have the same results. ``WITHOUT_EFFECT``, ``CHANGEABLE``,
   ``PARTITION_OPTIONS`` and ``LABELS`` say what each option determines.
 - Figures: ``PROTOCOLS`` has the evaluation protocols with their titles, ``SIGNS`` says of which figures more is better.
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from fedcore.runs.directory import RunDirectory as RunDirectory
     from fedcore.runs.progress import Progress as Progress
     from fedcore.runs.provenance import installed_versions as installed_versions
+    from fedcore.runs.run import Run as Run
     from fedcore.runs.saved import RunFiles as RunFiles
     from fedcore.runs.terminal import Display as Display
 

@@ -63,9 +63,9 @@ def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
         temporary.write_bytes(content)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically. Errors are as for :func:`replacing`."""
-    write_bytes(path, text.encode())
+def write_text(path: Path, text: str, *, sync: bool = True) -> None:
+    """Write a text file atomically. Parameters and errors are as for :func:`replacing`."""
+    write_bytes(path, text.encode(), sync=sync)
 
 
 def write_json(path: Path, value: Any) -> None:

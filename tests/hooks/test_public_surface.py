@@ -57,14 +57,6 @@ EXTENDS = {
         },
         "it takes runs apart",
     ),
-    "fedcore-trackers": (
-        {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs"},
-        "its processes follow a run directory",
-    ),
-    "fedcore-export": (
-        {"fedcore.base", "fedcore.cli", "fedcore.runs"},
-        "its command opens a finished run",
-    ),
     "fedcore-bench": ({"fedcore.base", "fedcore.cli", "fedcore.runs"}, "it takes runs apart"),
     "fedcore-report": (
         {"fedcore.base", "fedcore.cli", "fedcore.client", "fedcore.runs"},
@@ -86,10 +78,6 @@ EXTENDS = {
             "fedcore.runs",
         },
         "its commands start runs, and its clients keep their own data and state",
-    ),
-    "fedcore-ray": (
-        {"fedcore.base", "fedcore.cli", "fedcore.runs"},
-        "its engine compares the nodes' versions and writes files for them; its tests call commands",
     ),
 }
 """Packages that extend the framework itself: the further folders that they import from, and why they need these."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedcore import Interrupted, resume, run
-from fedcore.runs.directory import RunDirectory
+from fedcore.tools import RunDirectory
 from fedcore_testing import federate, small_config
 from fedcore_trackers.testing import check_tracker
 

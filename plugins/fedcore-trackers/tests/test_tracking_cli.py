@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from fedcore import ConfigError
-from fedcore.cli.app import app
-from fedcore.cli.settings import build_config
+from fedcore.tools import build_config
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
-
-
-def test_a_switched_off_tracker_is_a_note_and_the_run_succeeds(tmp_path):
+def test_a_switched_off_tracker_is_a_note_and_the_run_succeeds(cli, tmp_path):
     small = ["--model", "mlp", "--clients", 2, "--rounds", 1, "--local-epochs", 1, "--workers", 0]
-    result = run("train", *small, "--quiet", "--tracker", "module:odd_trackers.InStart", "--out", tmp_path / "run")
+    result = cli("train", *small, "--quiet", "--tracker", "module:odd_trackers.InStart", "--out", tmp_path / "run")
     assert result.exit_code == 0
     assert result.stderr.count("note: ") == 1
     assert "tracker 'module:odd_trackers.InStart' is switched off: start raised ValueError: boom" in result.stderr
@@ -39,17 +33,17 @@ def test_an_option_of_a_tracker_that_is_not_used_says_how_to_use_it():
         build_config({}, None, ["tensorboard.dir=events"])
 
 
-def test_an_unknown_tracker_ends_with_the_nearest_name():
-    result = run("train", "--tracker", "tensorbord")
+def test_an_unknown_tracker_ends_with_the_nearest_name(cli):
+    result = cli("train", "--tracker", "tensorbord")
     assert result.exit_code == 2
     assert "unknown tracker 'tensorbord'. Did you mean 'tensorboard'?" in result.stderr
 
 
-def test_trackers_are_in_a_group_of_the_list_and_have_a_card():
-    rows = {row["name"]: row for row in json.loads(run("plugins", "list", "--json").stdout)}
+def test_trackers_are_in_a_group_of_the_list_and_have_a_card(cli):
+    rows = {row["name"]: row for row in json.loads(cli("plugins", "list", "--json").stdout)}
     assert rows["tensorboard"]["group"] == "trackers"
     assert rows["tensorboard"]["package"] == "fedcore-trackers"
-    assert "trackers (--tracker NAME)" in run("plugins", "list").stdout
-    card = json.loads(run("plugins", "show", "tensorboard", "--json").stdout)
+    assert "trackers (--tracker NAME)" in cli("plugins", "list").stdout
+    card = json.loads(cli("plugins", "show", "tensorboard", "--json").stdout)
     assert [option["name"] for option in card["options"]] == ["patience", "dir"]
-    assert "tensorboard.dir" in run("plugins", "show", "tensorboard").stdout
+    assert "tensorboard.dir" in cli("plugins", "show", "tensorboard").stdout

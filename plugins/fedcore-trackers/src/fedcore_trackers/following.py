@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import RunConfig
-from fedcore.base.process import environment, python_command
+from fedcore.tools import environment, python_command
 from fedcore_trackers.base import Status, TrackerOptions, resolve_trackers
 from fedcore_trackers.process import SWITCHED_OFF, Memory, memory_file
 

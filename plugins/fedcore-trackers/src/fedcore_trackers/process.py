@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from fedcore.base.files import parse_json, parse_record, write_bytes
-from fedcore.runs.saved import SavedConfig
+from fedcore.tools import RunFiles, parse_json, write_text
 from fedcore_trackers.base import Status, TrackedRun, Tracker, create_tracker
 
 SWITCHED_OFF = 3
@@ -57,7 +56,7 @@ class Memory:
         except (TypeError, ValueError) as error:
             raise RuntimeError(f"run.state can hold JSON only: {error}") from error
         file.parent.mkdir(exist_ok=True)
-        write_bytes(file, text.encode(), sync=False)
+        write_text(file, text, sync=False)
 
 
 def memory_file(directory: Path, name: str) -> Path:
@@ -79,7 +78,7 @@ def main(arguments: list[str]) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a run that was killed may still be closing
         try:
             memory = Memory.read(file)
-            config = SavedConfig.read(directory / "config.yaml").config(directory)
+            config = RunFiles(directory).read_config()
             if memory.status == "finished" and memory.round >= config.rounds:
                 return 0
             memory.status, memory.error = "running", ""
@@ -114,8 +113,8 @@ class Follower:
                 status = line.strip()  # type: ignore[assignment]
                 break
         self._catch_up()
-        summary = self.run.directory / "summary.json"
-        self._call("finish", status, parse_record(summary.read_bytes()) if status == "finished" else None)
+        summary = RunFiles(self.run.directory).read_summary() if status == "finished" else None
+        self._call("finish", status, summary)
         self.memory.status = status
         self.memory.write(self.file)
 
@@ -131,10 +130,11 @@ class Follower:
                     return
                 self._offset += len(line)
                 try:
-                    record = parse_record(line)
-                except ValueError:
+                    record = parse_json(line)
+                    is_due = record.get("round", -1) >= self.memory.round
+                except (ValueError, AttributeError):
                     continue  # damaged while the run was stopped; the run has warned about it
-                if record.get("round", -1) >= self.memory.round:
+                if is_due:
                     self._take(record)
 
     def _take(self, record: dict[str, Any]) -> None:

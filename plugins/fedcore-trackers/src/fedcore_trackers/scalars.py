@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcore import RunConfig
-from fedcore.base.identity import flat, settings
-from fedcore.runs.rounds import lost
+from fedcore.tools import flat, rounds, settings
 
 
 def round_scalars(record: Mapping[str, Any]) -> dict[str, float]:
@@ -17,7 +16,7 @@ def round_scalars(record: Mapping[str, Any]) -> dict[str, float]:
     ``seconds/PART``, ``clients/accepted``, ``clients/failed``, ``lr``; ``virtual_time`` of a simulated system,
     ``report/PLUGIN/NAME`` of a plugin that reports figures.
     """
-    counts = {"accepted": record["accepted"], "failed": lost(record).total()}
+    counts = {"accepted": record["accepted"], "failed": rounds.lost(record).total()}
     parts = {"loss": record["losses"], "bytes": record["bytes"], "seconds": record["time"], "clients": counts}
     others = {"virtual_time": record.get("virtual_time"), "report": record.get("reports", {})}
     return {"lr": float(record["lr"]), **scalars(parts), **scalars(others)}

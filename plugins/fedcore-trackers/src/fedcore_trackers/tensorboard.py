@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from pydantic import Field
 
-from fedcore.base.safe_yaml import write_yaml
+from fedcore.tools import write_yaml
 from fedcore_trackers.base import Status, TrackedRun, Tracker, TrackerOptions, requires
 from fedcore_trackers.scalars import parameters, round_scalars, scalars
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, UnknownNameError
-from fedcore.hooks.plugin import option_names, parse_options
-from fedcore.runs.saved import SavedConfig
+from fedcore.tools import RunFiles, option_names, parse_options
 from fedcore_testing import federate, model_bytes, name_of, records
 from fedcore_trackers.base import TrackedRun, Tracker, tracker_class
 from fedcore_trackers.process import Follower, Memory, memory_file
@@ -70,7 +69,7 @@ def _check_options(name: str, cls: type[Tracker], options: Mapping[str, Any]) ->
 
 def _check_stop_and_resume(name: str, cls: type[Tracker], options: Mapping[str, Any], directory: Path) -> None:
     """Pass a finished run in two parts, as two processes would, and check that the records are not changed."""
-    config = SavedConfig.read(directory / "config.yaml").config(directory)
+    config = RunFiles(directory).read_config()
     file = directory / "metrics.jsonl"
     whole = file.read_text(encoding="utf-8")
     memory = Memory()
