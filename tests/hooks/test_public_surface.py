@@ -165,6 +165,14 @@ def test_packages_that_extend_the_framework_need_its_very_version(package: str) 
     assert project["version"] == fedcore.__version__
 
 
+def test_import_linter_knows_every_package_and_no_other_exceptions() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    roots = ["fedcore", *(folder.name.replace("-", "_") for folder in PACKAGES)]
+    assert settings["root_packages"] == roots
+    (contract,) = (each for each in settings["contracts"] if each["type"] == "protected")
+    assert contract["allowed_importers"] == ["fedcore", *sorted(name.replace("-", "_") for name in EXTENDS)]
+
+
 def test_every_name_has_one_import_path() -> None:
     homes: dict[str, list[str]] = {}
     for module in SURFACE:
