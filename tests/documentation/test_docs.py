@@ -118,6 +118,7 @@ ENTRY_POINT_GROUPS = {
 ENTRY_POINT_GROUPS |= {
     "fedcore.augmentations",
     "fedcore.displays",
+    "fedcore.options",
     "fedcore.runners",
     "fedcore.tables",
     "fedcore.trackers",
