@@ -213,7 +213,7 @@ class StackedStep(BatchStep):
 
     @override
     def frozen(self, name: str) -> Outputs | None:
-        self._require(name)
+        self._session.plugins.require_reads(name, self._plugin)
         present = self._session.working.frozen[name].present
         found: Outputs | None = self._read(Path("frozen", name)) if present else None
         return found
