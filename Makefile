@@ -13,7 +13,7 @@ TORCH_INDEX ?=
 DEV := $(VENV)/.installed
 CORE := $(VENV)/.installed-core
 
-.PHONY: setup train test test-slow test-reliability test-flower test-dist lint types docs results dist audit check clean
+.PHONY: setup train test test-slow test-reliability test-flower test-dist oracles lint types docs results dist audit check clean
 
 setup: $(if $(filter core,$(PROFILE)),$(CORE),$(DEV))
 
@@ -58,6 +58,14 @@ test-flower: $(FLOWER_STAMP)
 # Wheels are built, read, and installed into an empty environment.
 test-dist: setup
 	$(BIN)/python -m pytest -m "slow or not slow" tests/packaging
+
+# make oracles flgo fluke: these libraries run in environments of their own, and their fixtures are written again.
+ifeq (oracles,$(firstword $(MAKECMDGOALS)))
+ORACLES := $(wordlist 2,$(words $(MAKECMDGOALS)),$(MAKECMDGOALS))
+$(eval $(ORACLES):;@:)
+endif
+oracles: setup
+	$(BIN)/python benchmarks/oracles/run.py $(ORACLES)
 
 lint: setup
 	$(BIN)/ruff format --check .

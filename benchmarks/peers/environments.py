@@ -25,12 +25,13 @@ def pins(requirements: Path) -> dict[str, str]:
     return {_normal(name): version for name, version in pairs}
 
 
-def python_of(peer: str, folder: Path) -> Path:
+def python_of(peer: str, folder: Path, requirements: Path = HERE / "requirements") -> Path:
     """Return the interpreter of a peer's environment, which is made, or completed, where that is needed.
 
+    :param requirements: the folder with ``PEER.txt``.
     :raises EnvironmentFailed: venv or pip failed.
     """
-    environment, requirements = folder / peer, HERE / "requirements" / f"{peer}.txt"
+    environment, requirements = folder / peer, requirements / f"{peer}.txt"
     python = environment / "bin" / "python"
     if not python.exists():
         _run([sys.executable, "-m", "venv", str(environment)], f"environment {environment}")
