@@ -113,7 +113,7 @@ order = [int(row[0] - 1) // 3 for row in np.random.permutation(rows)]
 C.add("bucketing", "Bucketing(2) of 3 in its order", "bucketing", buckets, rows=rows, order=order, size=2)
 
 f, n, d = 3, 12, 20
-for seed in range(4):
+for seed in (0, 1, 2, 3, 14):
     rows = spread(seed + 50, n, d, hostile=f, shift=4.0)
     said, exact = f"12 clients, f 3, seed {seed}", {"rows": rows, "tolerance": 1e-10}
     C.add("median", said, "median", byzfl.Median()(rows), **exact)
