@@ -25,12 +25,13 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError, describe
 from fedcore.base.protocols import EVALUATED
 from fedcore.base.safe_yaml import read_system
-from fedcore.base.section import CHANGEABLE, EVERYDAY, LABEL, NO_EFFECT, PARTITION, Section, Trait
+from fedcore.base.section import CHANGEABLE, EVERYDAY, LABEL, NO_EFFECT, PARTITION, Kind, Section, Trait
 
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
 
@@ -111,7 +112,7 @@ class MethodOptions(Section):
 
     panel = "Methods"
 
-    plugins: Annotated[Choices, EVERYDAY] = Field(
+    plugins: Annotated[Choices, Kind("plugin"), EVERYDAY] = Field(
         default_factory=dict,
         description="Methods with their options, in the order in which their hooks are called. Empty: FedAvg.",
     )
@@ -122,7 +123,7 @@ class DataOptions(Section):
 
     panel = "Data and model"
 
-    dataset: Annotated[Name, PARTITION, EVERYDAY] = Field(
+    dataset: Annotated[Name, Kind("dataset"), PARTITION, EVERYDAY] = Field(
         default="digits", description="Data set: a name, npz:FILE or imagefolder:DIR."
     )
     data_dir: Annotated[UserPath, AfterValidator(_from_anywhere), NO_EFFECT, CHANGEABLE] = Field(
@@ -138,11 +139,11 @@ class ModelOptions(Section):
 
     panel = "Data and model"
 
-    model: Annotated[Name, EVERYDAY] = Field(
+    model: Annotated[Name, Kind("model"), EVERYDAY] = Field(
         default="auto",
         description="Model: a name, torchvision:NAME or timm:NAME. auto is the data set's usual model.",
     )
-    client_models: Annotated[list[str], BeforeValidator(_split)] = Field(
+    client_models: Annotated[list[str], BeforeValidator(_split), Kind("model")] = Field(
         default_factory=list,
         description="Models of the clients, such as A,B,C, instead of --model: client k has the model k modulo their"
         " number. For methods in which the parts that differ stay on the clients.",
@@ -163,7 +164,7 @@ class FederationOptions(Section):
 
     panel = "Clients"
 
-    partition: Annotated[str, PARTITION, EVERYDAY] = Field(
+    partition: Annotated[str, Kind("partitioner"), PARTITION, EVERYDAY] = Field(
         default="dirichlet", description="Partitioner that assigns samples to clients, or a partition.json."
     )
     alpha: Annotated[float, PARTITION, EVERYDAY] = Field(
@@ -201,7 +202,7 @@ class FederationOptions(Section):
         " as it is.",
     )
 
-    public: Annotated[str | None, PARTITION] = Field(
+    public: Annotated[str | None, Kind("dataset"), PARTITION] = Field(
         default=None,
         description="Public samples, which belong to no client, for methods that use them. Give a share of the training"
         " set, such as 0.1, or the name of another data set.",
@@ -375,7 +376,7 @@ class ExecutionOptions(Section):
 
     panel = "Execution"
 
-    engine: str = Field(
+    engine: Annotated[str, Kind("engine")] = Field(
         default="local", description="Engine that runs the clients: local, or the name of an installed engine."
     )
     engine_options: Annotated[dict[str, Json], NO_EFFECT] = Field(
@@ -429,7 +430,7 @@ class RecordOptions(Section):
     eval_every: int = Field(
         default=1, ge=1, description="Rounds between evaluations. The last round is always evaluated."
     )
-    metrics: Annotated[list[str], BeforeValidator(_names_only), NO_EFFECT, CHANGEABLE] = Field(
+    metrics: Annotated[list[str], BeforeValidator(_names_only), Kind("metric"), NO_EFFECT, CHANGEABLE] = Field(
         default_factory=list, description="Metrics of an evaluation next to accuracy and loss."
     )
     protocols: Annotated[list[str], NO_EFFECT] = Field(
@@ -455,7 +456,7 @@ class RecordOptions(Section):
         default_factory=list, max_length=_MANY_TAGS, description="Words by which fedcore runs list finds the run."
     )
     note: Annotated[str | None, LABEL] = Field(default=None, max_length=2000, description="A remark about the run.")
-    trackers: Annotated[Choices, NO_EFFECT] = Field(
+    trackers: Annotated[Choices, Kind("tracker"), NO_EFFECT] = Field(
         default_factory=dict, description="Trackers that show the run while it trains, each with its options."
     )
 
@@ -529,6 +530,11 @@ class RunConfig(
         """Return the sections, those of packages first."""
         return [section for section in cls.__mro__ if issubclass(section, Section) and "panel" in vars(section)]
 
+    def names(self) -> list[str]:
+        """Return the names of objects in the configuration, in the order of the fields."""
+        values = [getattr(self, option) for option, field in type(self).model_fields.items() if kind_of(field)]
+        return [name for value in values for name in ([value] if isinstance(value, str) else value or ())]
+
     def written(self) -> dict[str, Any]:
         """Return the options as config.yaml holds them, as plain values.
 
@@ -570,6 +576,11 @@ def _with_options_of_packages(config: type[RunConfig]) -> type[RunConfig]:
 
 if not TYPE_CHECKING:
     RunConfig = _with_options_of_packages(RunConfig)
+
+
+def kind_of(field: FieldInfo) -> str:
+    """Return the kind of the objects that an option names; empty if it names none."""
+    return next((item for item in field.metadata if isinstance(item, Kind)), "")
 
 
 def options_with(*traits: Trait) -> tuple[str, ...]:

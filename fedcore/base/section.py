@@ -25,6 +25,10 @@ class Trait(Enum):
 NO_EFFECT, LABEL, CHANGEABLE, PARTITION, EVERYDAY = Trait
 
 
+class Kind(str):
+    """The kind of the objects that an option names, as the registry has it. The field's annotation has it."""
+
+
 class Section(BaseModel):
     """Some options of a run, which the help of the command line shows in one panel.
 

@@ -18,7 +18,7 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from fedcore.base import registry
-from fedcore.base.config import SYSTEM, MethodOptions, RecordOptions, RunConfig, options_with
+from fedcore.base.config import SYSTEM, MethodOptions, RecordOptions, RunConfig, kind_of, options_with
 from fedcore.base.errors import FedcoreError, flag_of
 from fedcore.base.protocols import EVALUATED
 from fedcore.base.section import Trait
@@ -35,15 +35,6 @@ BY_SET = ("engine_options",)
 _HUGE = 1_000_000
 """Bounds from here on only refuse typos. The help does not print them."""
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-_NAMES_OF = {
-    "plugins": "plugin",
-    "dataset": "dataset",
-    "model": "model",
-    "partition": "partitioner",
-    "engine": "engine",
-    "trackers": "tracker",
-    "metrics": "metric",
-}
 
 
 class BriefHelp(TyperCommand):
@@ -226,7 +217,7 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
         show_default=False,
         metavar=metavar,
         rich_help_panel=panel(name),
-        autocompletion=_completer(_NAMES_OF[name]) if name in _NAMES_OF else None,
+        autocompletion=_completer(kind_of(field)) if kind_of(field) else None,
     )
     annotation = operator.getitem(Annotated, (kind | None, shown_as))
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

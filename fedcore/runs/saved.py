@@ -177,9 +177,7 @@ def _differing(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
 
 def code_in(config: RunConfig) -> list[str]:
     """Return the names in a configuration that import code: ``module:package.attribute``."""
-    single = (config.dataset, config.public or "", config.model, config.partition, config.engine)
-    listed = (*config.plugins, *config.trackers, *config.metrics, *config.client_models)
-    return [name for name in dict.fromkeys((*listed, *single)) if registry.is_code(name)]
+    return [name for name in dict.fromkeys(config.names()) if registry.is_code(name)]
 
 
 def objects_in(config: RunConfig) -> list[str]:

@@ -104,3 +104,10 @@ def test_each_option_is_in_one_section() -> None:
 def test_a_section_has_its_own_rules(section: type[Section], values: dict[str, Any], words: str) -> None:
     with pytest.raises((ValueError, ConfigError), match=words):
         section.model_validate(values)
+
+
+def test_the_names_of_objects_in_a_configuration() -> None:
+    config = RunConfig.create(
+        {"dataset": "d", "client_models": "a,b", "public": "p", "metrics": ["m"], "plugins": ["x"]}
+    )
+    assert config.names() == ["x", "d", "auto", "a", "b", "dirichlet", "p", "local", "m"]
