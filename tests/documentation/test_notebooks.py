@@ -56,7 +56,7 @@ def test_an_own_method(tmp_path):
     progress, result = run
     assert "4/4 rounds, done" in progress.data["text/html"]
     assert result.data["text/plain"].startswith("<RunResult NearFeatures on arrays, 4 rounds, accuracy: global ")
-    assert "<polyline" in result.data["text/html"]
+    assert "<svg" in result.data["text/html"]
     accuracies = [float(number) for number in re.findall(r"[\d.]+", history[0].data["text/plain"])]
     assert len(accuracies) == 4
     assert accuracies[-1] > 0.6

@@ -10,12 +10,14 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 import fedcore
 from fedcore import RunConfig
-from fedcore_report import static, svg
+from fedcore_report import axes, svg
 from fedcore_report.axes import Scale, apart, scale_of
 from fedcore_report.breakdowns import _fared, _parts
 from fedcore_report.charts import (
@@ -24,13 +26,11 @@ from fedcore_report.charts import (
     Boxes,
     Curves,
     Heatmap,
-    Interval,
-    Intervals,
     Line,
     Part,
-    color,
     legible,
 )
+from fedcore_report.files import save
 from tests.made_runs import make as make
 from tests.made_runs import seal
 
@@ -77,17 +77,6 @@ class TestCurves:
         chart = curves([10.0, 30.0, 50.0, 70.0], [10.0, 30.0, 50.0, 62.0])
         assert (chart.covers, chart.coinciding) == ([0, 1], "")
 
-    def test_the_upper_line_has_gaps_and_rings_in_files(self):
-        from matplotlib.figure import Figure
-
-        axes = Figure().add_subplot()
-        static.draw(curves([10.0, 50.0, 90.0], [10.0, 50.0, 90.0], [20.0, 20.0, 20.0]), axes)
-        below, above, apart = axes.lines
-        assert (below.get_linestyle(), above.get_linestyle(), apart.get_linestyle()) == ("-", "--", "-")
-        assert (below.get_marker(), above.get_marker()) == ("None", "o")
-        assert above.get_markerfacecolor() == "none"
-        assert above.get_color() == color(1)
-
     def test_names_stand_at_the_ends_and_do_not_overlap(self, tmp_path):
         figure = drawn(curves(*([float(x), 50.0 + n / 100] for n, x in enumerate(range(8)))), tmp_path)
         labels = figure.all("text", "label")
@@ -95,16 +84,16 @@ class TestCurves:
         heights = [label.number("y") for label in labels]
         assert heights == sorted(heights, reverse=True), "in the order of the values"
         assert all(a - b >= 14 for a, b in pairwise(heights))
-        assert not figure.all("ul")
+        assert not figure.all("g", "legend")
 
     @pytest.mark.parametrize("names", [["short", "fedprox (fedprox.mu=0.001)"], [f"m{n}" for n in range(13)]])
     def test_names_that_do_not_fit_are_a_legend_in_full(self, names, tmp_path):
         figure = drawn(curves(*([n + 0.5, float(n)] for n in range(len(names))), names=names), tmp_path)
-        assert [entry.text() for entry in figure.all("li")] == names
+        assert [entry.text() for entry in figure.all("g", "legend")] == names
         assert not figure.all("text", "label")
-        dashes = [line.attributes["class"] for line in figure.all("svg")[0].all("path", "line")]
-        swatches = [path.attributes["class"] for path in figure.all("ul")[0].all("path", "line")]
-        assert swatches == dashes
+        lines = [line.attributes["class"] for line in figure.all("path", "line")]
+        swatches = lines[len(names) :]
+        assert swatches == lines[: len(names)]
         assert len(set(swatches)) == len(names)
 
     def test_the_last_third_has_axes_of_its_own(self, tmp_path):
@@ -123,6 +112,38 @@ class TestCurves:
         strips = [strip.all("rect")[0] for strip in figure.all("g", "strip")]
         for one, other in pairwise(strips):
             assert one.number("x") + one.number("width") == pytest.approx(other.number("x"), abs=0.11)
+
+
+class TestFiles:
+    """What is in a file is what the page shows, with colours of its own."""
+
+    def test_an_svg_is_a_document_with_the_marks_of_the_page(self, tmp_path):
+        chart = curves([10.0, 50.0, 90.0], [10.0, 50.0, 90.0], names=["<a> & 'b'", "c"])
+        file = ElementTree.fromstring(svg.standalone(chart))  # noqa: S314 - our own
+        assert {element.tag.partition("}")[0] for element in file.iter()} == {"{http://www.w3.org/2000/svg"}
+        marks = [element.get("d") for element in file.iter() if element.tag.endswith("path")]
+        assert marks == [mark.attributes["d"] for mark in drawn(chart, tmp_path).all("path")]
+        assert "".join(file.itertext()).count("<a> & 'b'") == 4, "a label, and the values of three rounds"
+
+    def test_no_colour_is_left_to_a_page(self):
+        text = svg.standalone(curves([1.0, 2.0]))
+        assert "var(" not in text
+        light, dark = text.split("@media (prefers-color-scheme: dark)")
+        assert ".fedcore-chart .paper { fill: #fff; }" in light
+        assert ".fedcore-chart .paper { fill: #12161c; }" in dark
+
+    def test_rules_hold_for_figures_alone(self):
+        rules = [line for line in axes.style(axes.LIGHT).splitlines() if line]
+        selectors = [part for rule in rules for part in rule.partition(" {")[0].split(", ")]
+        assert all(selector.startswith(".fedcore-chart ") for selector in selectors)
+
+    def test_a_png_has_the_colours_of_the_lines(self, tmp_path):
+        save(curves([10.0, 20.0], [90.0, 80.0], names=["a", "b"]), tmp_path / "chart.png")
+        with Image.open(tmp_path / "chart.png") as image:
+            assert image.width == 1200
+            colors = {color for _, color in image.convert("RGBA").getcolors(100_000)}
+        assert {(255, 255, 255, 255), (0x3B, 0x82, 0xC4, 255), (0xE0, 0x7B, 0x22, 255)} <= colors
+        assert (0, 0, 0, 255) not in colors, "all that has no style is black"
 
 
 class TestPlaces:
@@ -217,16 +238,6 @@ class TestIntervals:
         result = cli("report", *folders, "--points", 0, "--baseline", "mooon", "--out", "other.html")
         assert (result.exit_code, "Did you mean 'moon'?" in result.stderr) == (2, True)
 
-    def test_in_files(self):
-        from matplotlib.figure import Figure
-
-        axes = Figure().add_subplot()
-        rows = [Interval("a", 0, 2.0, (1.0, 3.0), {"seed 0": 2.5}), Interval("b", 1, -1.0, None, {"seed 0": -1.0})]
-        static.draw(Intervals(name="d", title="d", x_title="points", rows=rows), axes)
-        assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
-        _, seeds, mean, bar, *_ = axes.lines
-        assert [list(line.get_xdata()) for line in (seeds, mean, bar)] == [[2.5], [2.0], [1.0, 3.0]]
-
 
 class TestOtherFigures:
     def test_parts_too_narrow_to_be_seen_are_one_or_none(self):
@@ -246,9 +257,10 @@ class TestOtherFigures:
         chart = Bars(
             name="b", title="b", x_title="s", bars=["a", "b"], parts=[Part("p", [1.0, 1.0]), Part("q", [1.0, 0.001])]
         )
-        boxes = drawn(chart, tmp_path).all("svg")[0].all("rect", "bar")  # none where a part is too narrow
+        *boxes, p, q = drawn(chart, tmp_path).all("rect", "bar")  # none where a part is too narrow
         assert [(box.number("x"), box.number("width")) for box in boxes] == [(8, 190), (198, 190), (8, 190)]
-        assert [entry.text() for entry in drawn(chart, tmp_path).all("li")] == ["p", "q"]
+        assert [swatch.number("width") for swatch in (p, q)] == [10, 10]
+        assert [entry.text() for entry in drawn(chart, tmp_path).all("g", "legend")] == ["p", "q"]
 
     def test_quartiles(self, tmp_path):
         box = Box("m", 0, [1.0, 2.0, 3.0, 10.0], ["a", "b", "c", "d"])
@@ -309,7 +321,7 @@ def test_long_names_and_many_methods(make, cli, tmp_path):
     labels = [row[0] for row in page.table()[2:]]
     assert len(set(labels)) == 14
     figure = page.figures["Accuracy over rounds, global"]
-    assert [entry.text() for entry in figure.all("li")] == labels
+    assert [entry.text() for entry in figure.all("g", "legend")] == labels
     assert "coincide" in figure.all("strong")[0].text()
     rows = page.figures["Differences by seed, global"]
     assert [text.text() for text in rows.all("text") if text.text().startswith("fedprox")] == labels[:-1]

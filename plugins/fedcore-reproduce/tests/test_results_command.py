@@ -340,12 +340,6 @@ def test_mistakes(cli, recipes: Path, tmp_path: Path) -> None:
         gone.unlink()
 
 
-@pytest.mark.parametrize("command", [("report",), ("results", "page")])
-def test_the_help_names_the_extra(cli, command) -> None:
-    """In brackets rich would take it for markup and leave it out."""
-    assert "extra `report` of fedcore" in " ".join(cli(*command, "--help").stdout.split())
-
-
 def test_a_run_that_is_further_than_the_others_goes_on_alone() -> None:
     from fedcore_reproduce.curves import chart
     from fedcore_reproduce.evidence import Curve

@@ -12,20 +12,18 @@ if TYPE_CHECKING:
     from fedcore_report.api import report as report
     from fedcore_report.charts import Curves as Curves
     from fedcore_report.charts import Line as Line
-    from fedcore_report.figures import require_matplotlib as require_matplotlib
     from fedcore_report.lines import mean_line as mean_line
-    from fedcore_report.static import save_svg as save_svg
+    from fedcore_report.svg import standalone as standalone
 
 _HOMES = {
     "Curves": "charts",
     "Line": "charts",
     "mean_line": "lines",
     "report": "api",
-    "require_matplotlib": "figures",
-    "save_svg": "static",
+    "standalone": "svg",
 }
 
-__all__ = ["Curves", "Line", "mean_line", "report", "require_matplotlib", "save_svg"]
+__all__ = ["Curves", "Line", "mean_line", "report", "standalone"]
 
 
 def __getattr__(name: str) -> Any:

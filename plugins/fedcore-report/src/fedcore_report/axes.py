@@ -1,14 +1,16 @@
 """The elements of the page's figures as SVG: scales, axes, rows, marks, texts and legends.
 
-Colours are classes, which page.css defines for light and dark pages. The title of a mark is its value, which page.js
-shows. All texts are escaped here.
+Colours are classes, which chart.css defines by the variables of a page or the colours of a palette. The title of a mark
+is its value, which page.js shows. All texts are escaped here.
 """
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from typing import NamedTuple
 
 from fedcore_report.charts import COLORS, Chart, legible, plain
@@ -18,6 +20,24 @@ WIDTH = 400
 
 CHARACTER = 7.0
 """The mean width of a character, in a wide font such as DejaVu Sans."""
+
+LIGHT = {
+    "ink": "#1d2530",
+    "quiet": "#5b6673",
+    "paper": "#fff",
+    "line": "#dde2e8",
+    "heat": "#1c5fa8",
+    "on": "#fff",
+}
+DARK = {
+    "ink": "#dce3ea",
+    "quiet": "#98a4b1",
+    "paper": "#12161c",
+    "line": "#333c47",
+    "heat": "#6cace8",
+    "on": "#0c1218",
+}
+"""Palettes: text, quieter text, the background, lines of axes, cells of a grid, text on dark cells."""
 
 ROW = 40
 """The height of a row: a label, and marks below it."""
@@ -53,10 +73,13 @@ class Scale(NamedTuple):
         return [step * n for n in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
 
 
-def scale_of(values: Iterable[float], start: float, end: float, *, pad: float = 0.05, log: bool = False) -> Scale:
+def scale_of(
+    values: Iterable[float], start: float, end: float, *, pad: float = 0.05, log: bool = False, least: float = 0.0
+) -> Scale:
     """Return a scale for all values. Equal values are in its middle.
 
     :param pad: the part of the values' range that is left free at each end.
+    :param least: the smallest range, so that small differences look small.
     """
     known = list(values)
     low, high = min(known), max(known)
@@ -64,6 +87,8 @@ def scale_of(values: Iterable[float], start: float, end: float, *, pad: float = 
         return Scale(low / 1.3, high * 1.3, start, end, log=True)
     if high - low <= 1e-9 * max(1.0, abs(high)):
         low, high = low - max(1.0, abs(low) / 20), high + max(1.0, abs(high) / 20)
+    short = max(0.0, least - (high - low)) / 2
+    low, high = low - short, high + short
     reach = pad * (high - low)
     return Scale(low - reach, high + reach, start, end)
 
@@ -82,26 +107,46 @@ def apart(wanted: Sequence[float], low: float, high: float, distance: float = 14
 
 def svg(chart: Chart, height: float, drawn: Iterable[str]) -> str:
     """Return a figure."""
-    head = f'<svg viewBox="0 0 {WIDTH} {n(height)}" role="img" aria-label="{html.escape(plain(chart.title))}">'
+    head = (
+        '<svg class="fedcore-chart" xmlns="http://www.w3.org/2000/svg" width="480" role="img" '
+        f'viewBox="-6 -6 {WIDTH + 12} {n(height + 12)}" aria-label="{html.escape(plain(chart.title))}">'
+    )
     return f"{head}{''.join(drawn)}</svg>"
 
 
-def legend(entries: Sequence[tuple[int, str, str]]) -> str:
-    """Return a list of colours with their names; empty without entries.
+def style(palette: Mapping[str, str] | None = None) -> str:
+    """Return the style of figures.
+
+    :param palette: the colours by name; by default they are the page's variables.
+    """
+    rules = (files("fedcore_report") / "templates" / "chart.css").read_text(encoding="utf-8")
+    rules += "".join(f".c{number} {{ color: {value}; }}\n" for number, value in enumerate(COLORS))
+    if palette is not None:
+        rules = re.sub(r"var\(--(\w+)\)", lambda name: palette[name[1]], rules)
+    return re.sub(r"(^|, )(?=[.\w][^;]*\{)", r"\1.fedcore-chart ", rules.strip(), flags=re.MULTILINE)
+
+
+def legend(entries: Iterable[tuple[int, str, str]], top: float) -> tuple[float, list[str]]:
+    """Return the end of a legend below a figure, and its entries in lines.
 
     :param entries: for each colour its number, the class of its dash (empty for an area), and its name.
+    :param top: the end of the figure.
     """
-    items = []
+    drawn, left = [], 4.0
     for number, dash, label in entries:
+        name = legible(label, int((WIDTH - 40) / CHARACTER))
+        room = (32 if dash else 15) + CHARACTER * len(name)
+        if left == 4 or left + room > WIDTH:
+            left, top = 4.0, top + 18
         kind = color(number)
-        swatch = (
-            mark("path", f"{kind} line {dash}", d="M0 5h26")
-            if dash
-            else mark("rect", f"{kind} bar", width=10, height=10)
-        )
-        items.append(f'<li><svg width="{26 if dash else 10}" height="10" aria-hidden="true">{swatch}</svg>')
-        items.append(f"{html.escape(plain(label))}</li>")
-    return f'<ul class="legend">{"".join(items)}</ul>' if items else ""
+        if dash:
+            swatch = mark("path", f"{kind} line {dash}", d=f"M{n(left)} {n(top - 8)}h26")
+        else:
+            swatch = mark("rect", f"{kind} bar", x=left, y=top - 13, width=10, height=10)
+        words = text(left + (32 if dash else 15), top - 4, name, "entry", whole=label)
+        drawn.append(mark("g", "legend", inside=swatch + words))
+        left += room + 14
+    return top, drawn
 
 
 def y_axis(y: Scale, left: float, right: float, name: str) -> str:

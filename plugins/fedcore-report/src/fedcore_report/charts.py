@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -88,6 +89,10 @@ class Curves(Chart):
     """Whether the y axis is logarithmic."""
     rounds: bool = True
     """Whether x counts rounds, which are whole numbers and the same for all lines."""
+    ends: Sequence[float] = ()
+    """Places on the x axis to show besides those of the lines."""
+    least: float = 0.0
+    """The smallest range of the y axis, so that small differences look small."""
 
     def band(self, line: Line) -> tuple[list[float], list[float]]:
         """Return the ends of a line's deviation at each x; empty for a single run, and beyond ``BANDS`` lines.

@@ -12,9 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedcore import ConfigError, __version__
 from fedcore.base.files import storing, write_text
-from fedcore_report import svg
+from fedcore_report import axes, svg
 from fedcore_report.build import Report
-from fedcore_report.charts import COLORS, plain
+from fedcore_report.charts import plain
 
 CONFIGURATIONS = 100
 """The largest number of runs whose configuration is in the page, of some 3 KB each."""
@@ -49,7 +49,8 @@ def page(report: Report) -> str:
     """Return the report as HTML."""
     sources = files("fedcore_report") / "templates"
     style, script = ((sources / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    colors = "".join(f".c{number} {{ color: {color}; }}\n" for number, color in enumerate(COLORS))
+    light, dark = ("".join(f"--{name}: {value}; " for name, value in of.items()) for of in (axes.LIGHT, axes.DARK))
+    colors = f":root {{ {light}}}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"
     environment = Environment(
         loader=PackageLoader("fedcore_report"),
         autoescape=True,
@@ -63,7 +64,7 @@ def page(report: Report) -> str:
         policy=_policy(script),
         report=report,
         most=CONFIGURATIONS,
-        style=style + colors,
+        style=f"{colors}{axes.style()}\n{style}",
         script=script,
     )
 

@@ -1,4 +1,4 @@
-"""Charts as SVG for the page: lines, rows with boxes, intervals or bars, a grid of numbers, a cloud of points."""
+"""Charts as SVG: lines, rows with boxes, intervals or bars, a grid of numbers, a cloud of points."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from fedcore_report import axes
 from fedcore_report.axes import CHARACTER, WIDTH, Scale, color, mark, n, path, scale_of, text
@@ -38,14 +39,34 @@ DOTS = 1000
 """The largest number of values that are drawn as dots over boxes."""
 
 
+Entries: TypeAlias = "list[tuple[int, str, str]]"
+
+
+def draw(chart: Chart, *before: str) -> str:
+    """Return a chart as an SVG element, with a legend if it needs one. All texts in it are escaped.
+
+    :param before: elements below the chart's own.
+    """
+    height, drawn, entries = _drawn(chart)
+    end, legend = axes.legend(entries, height)
+    return axes.svg(chart, end, [*before, *drawn, *legend])
+
+
+def standalone(chart: Chart) -> str:
+    """Return a chart as an SVG file for light and dark screens. Its bits depend on the chart alone."""
+    dark = f"@media (prefers-color-scheme: dark) {{\n{axes.style(axes.DARK)}\n}}"
+    style = f"<style>\n{axes.style(axes.LIGHT)}\n{dark}\n</style>"
+    return draw(chart, style, '<rect class="paper" x="-6" y="-6" width="100%" height="100%"/>') + "\n"
+
+
 @functools.singledispatch
-def draw(chart: Chart) -> str:
-    """Return a chart as HTML: an SVG element, and a legend if it needs one. All texts in it are escaped."""
+def _drawn(chart: Chart) -> tuple[float, list[str], Entries]:
+    """Return a chart's height, its elements, and the entries of its legend."""
     raise TypeError(f"no way to draw {type(chart).__name__}")
 
 
-@draw.register
-def _(chart: Curves) -> str:
+@_drawn.register
+def _(chart: Curves) -> tuple[float, list[str], Entries]:
     names = [plain(line.label) for line in chart.lines]
     longest = max(map(len, names))
     direct = len(names) <= LABELS[0] and longest <= LABELS[1]
@@ -53,8 +74,9 @@ def _(chart: Curves) -> str:
     right = WIDTH - (12 + CHARACTER * longest if direct else 10)
     points = [(x, y) for line in chart.lines for xs, ys in line.parts for x, y in zip(xs, ys, strict=True)]
     edges = [value for line in chart.lines for edge in chart.band(line) for value in edge]
-    x = scale_of((x for x, _ in points), left, right, pad=0)._replace(whole=chart.rounds)
-    y = scale_of([*(y for _, y in points), *edges], bottom, top, log=chart.log)
+    places = [*(x for x, _ in points), *chart.ends]
+    x = scale_of(places, left, right, pad=0)._replace(whole=chart.rounds)
+    y = scale_of([*(y for _, y in points), *edges], bottom, top, log=chart.log, least=chart.least)
     lines = list(zip(chart.lines, (f"d{dash}" for dash in chart.dashes), chart.covers, strict=True))
     drawn = [axes.y_axis(y, left, right, chart.y_title), axes.x_axis(x, bottom, chart.x_title)]
     for line in chart.lines:
@@ -66,7 +88,7 @@ def _(chart: Curves) -> str:
     drawn += _names(chart, x, y, right) if direct else []
     drawn += _strips(chart, x, top, bottom) if chart.rounds else _hits(chart, x, y)
     legend = [] if direct else [(line.color, dash, line.label) for line, dash, _ in lines]
-    return axes.svg(chart, HEIGHT, drawn) + axes.legend(legend)
+    return HEIGHT, drawn, legend
 
 
 def _line(line: Line, dash: str, covers: int, x: Scale, y: Scale) -> str:
@@ -119,8 +141,8 @@ def _hits(chart: Curves, x: Scale, y: Scale) -> Iterator[str]:
             yield mark("circle", "hit", *said, cx=x(a), cy=y(b), r=6)
 
 
-@draw.register
-def _(chart: Boxes) -> str:
+@_drawn.register
+def _(chart: Boxes) -> tuple[float, list[str], Entries]:
     x = scale_of((value for box in chart.boxes for value in (box.five[0], box.five[-1])), 8, WIDTH - 12)
     drawn, places, bottom = axes.rows([b.label for b in chart.boxes], [f"median {b.five[2]:.1f}" for b in chart.boxes])
     few = sum(len(box.values) for box in chart.boxes) <= DOTS
@@ -136,11 +158,11 @@ def _(chart: Boxes) -> str:
             height = at - 5 + number * 7 % 11  # not over one another, and the same in each report
             said = name, f"{value:.1f}"
             drawn.append(mark("circle", f"{color(box.color)} dot", *said, cx=x(value), cy=height, r=2.5))
-    return axes.svg(chart, bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), *drawn])
+    return bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), *drawn], []
 
 
-@draw.register
-def _(chart: Intervals) -> str:
+@_drawn.register
+def _(chart: Intervals) -> tuple[float, list[str], Entries]:
     ends = [end for row in chart.rows for end in (row.mean, *(row.ends or ()))]
     ends += [0.0] if chart.differences else []
     x = scale_of([*ends, *(value for row in chart.rows for value in row.each.values())], 8, WIDTH - 12)
@@ -161,11 +183,11 @@ def _(chart: Intervals) -> str:
             said = f"{row.label}, {name}", f"{single:{form}}"
             drawn.append(mark("circle", f"{color(row.color)} ring", *said, cx=x(single), cy=place + 7, r=3))
     zero = [mark("path", "zero", d=f"M{n(x(0))} 0V{n(bottom)}")] if chart.differences else []
-    return axes.svg(chart, bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), *zero, *drawn])
+    return bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), *zero, *drawn], []
 
 
-@draw.register
-def _(chart: Bars) -> str:
+@_drawn.register
+def _(chart: Bars) -> tuple[float, list[str], Entries]:
     ends = [
         list(itertools.accumulate((part.values[bar] for part in chart.parts), initial=0.0))
         for bar in range(len(chart.bars))
@@ -180,11 +202,11 @@ def _(chart: Bars) -> str:
                 drawn.append(mark("rect", kind, *said, x=x(start), y=at - 7, width=x(stop) - x(start), height=14))
     legend = [(number, "", part.label) for number, part in enumerate(chart.parts)] if len(chart.parts) > 1 else []
     axis = axes.x_axis(x, bottom, chart.x_title, grid=True)
-    return axes.svg(chart, bottom + 38, [axis, *drawn]) + axes.legend(legend)
+    return bottom + 38, [axis, *drawn], legend
 
 
-@draw.register
-def _(chart: Heatmap) -> str:
+@_drawn.register
+def _(chart: Heatmap) -> tuple[float, list[str], Entries]:
     rows = [legible(name, 18) for name in chart.rows]
     columns = [legible(name, 12) for name in chart.columns]
     left = 24 + CHARACTER * max(map(len, rows))
@@ -202,7 +224,7 @@ def _(chart: Heatmap) -> str:
     below = bottom + 28 + (0.65 * longest if slanted else 0)
     drawn.append(text((left + WIDTH) / 2, below, chart.x_title, "axis middle"))
     drawn.append(axes.upright(10, bottom / 2, chart.y_title))
-    return axes.svg(chart, below + 6, drawn)
+    return below + 6, drawn, []
 
 
 def _cells(chart: Heatmap, left: float, wide: float, high: float) -> Iterator[str]:
@@ -233,8 +255,8 @@ def _cells(chart: Heatmap, left: float, wide: float, high: float) -> Iterator[st
         yield mark("path", "cell", fill_opacity=f"{shade / 20:g}", d=boxes, transform=place)
 
 
-@draw.register
-def _(chart: Scatter) -> str:
+@_drawn.register
+def _(chart: Scatter) -> tuple[float, list[str], Entries]:
     height = 320
     x = scale_of((value for group in chart.groups for value in group.x), 8, WIDTH - 8, pad=0)
     y = scale_of((value for group in chart.groups for value in group.y), height - 8, 8, pad=0)
@@ -245,4 +267,4 @@ def _(chart: Scatter) -> str:
         drawn.append(mark("path", kind, group.label, d=points))
     few = len(chart.groups) <= LABELS[0]
     legend = [(number, "", group.label) for number, group in enumerate(chart.groups)] if few else []
-    return axes.svg(chart, height, drawn) + axes.legend(legend)
+    return height, drawn, legend

@@ -1,18 +1,14 @@
-"""Pictures of evidence: accuracy over rounds of a table's column. Needs the extra ``fedcore-fl[report]``."""
+"""Pictures of evidence: accuracy over rounds of a table's column."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcore_report import Curves, Line, mean_line
+from fedcore.base.files import write_text
+from fedcore_report import Curves, Line, mean_line, standalone
 from fedcore_reproduce.evidence import Evidence
 from fedcore_reproduce.recipe import Recipe
-
-_FINGERPRINT = re.compile(r"data ([0-9a-f]{16})")
 
 
 def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
@@ -72,24 +68,14 @@ def final(recipe: Recipe, run: Evidence) -> float | None:
 
 
 def draw(drawn: Curves, file: Path) -> None:
-    """Draw curves into an SVG file. Its bits depend on the data and on matplotlib alone."""
-    from fedcore_report import save_svg
-
+    """Draw curves into an SVG file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    save_svg(drawn, file, description=f"data {fingerprint(drawn)}")
-
-
-def fingerprint(drawn: Curves) -> str:
-    """Return a hash of the drawn lines."""
-    return hashlib.sha256(json.dumps([vars(line) for line in drawn.lines]).encode()).hexdigest()[:16]
+    write_text(file, standalone(drawn))
 
 
 def is_current(drawn: Curves, file: Path) -> bool:
     """Return whether a file shows these curves."""
-    if not file.is_file():
-        return False
-    found = _FINGERPRINT.search(file.read_text(encoding="utf-8"))
-    return found is not None and found[1] == fingerprint(drawn)
+    return file.is_file() and file.read_text(encoding="utf-8") == standalone(drawn)
 
 
 def _points(recipe: Recipe, run: Evidence) -> dict[int, tuple[float, float]]:

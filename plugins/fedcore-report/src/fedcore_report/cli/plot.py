@@ -15,7 +15,7 @@ from fedcore.cli import options
 from fedcore.cli.settings import typed_code
 from fedcore.runs.saved import check_code, code_in
 from fedcore_console import SPLIT_FIELDS, check_out
-from fedcore_report.figures import require_matplotlib
+from fedcore_report.files import FORMATS, require_converter, save
 
 
 @options.config_flags(only=SPLIT_FIELDS)
@@ -26,7 +26,8 @@ def plot(
         Path | None, typer.Argument(metavar="[RUN_OR_FILE]", help="A run, or a partition file of split or of a run.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.png", help="Also write the picture to a .png or .pdf file.")
+        Path | None,
+        typer.Option("--out", metavar="FILE.png", help="Also write the picture: .png, .pdf or .svg."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     allow_code: options.AllowCode = False,
@@ -38,8 +39,8 @@ def plot(
     preview its result.
     """
     if out is not None:
-        check_out(out, [".png", ".pdf"], force=force)
-        require_matplotlib()
+        check_out(out, [f".{form}" for form in FORMATS], force=force)
+        require_converter(out.suffix[1:])
     if file is not None and given.get("partition") is not None:
         raise ConfigError(f"name either {file} or --partition {given['partition']}")
     config = RunConfig.create(given)
@@ -67,11 +68,11 @@ def plot(
     for message in cast(list[str], partition.info.get("notes", [])):
         output.note(message)
     if out is not None:
-        from fedcore_report import samples, static
+        from fedcore_report import samples
 
         with storing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
-            static.save(samples.picture(partition, dataset), out)
+            save(samples.picture(partition, dataset), out)
         output.line(f"written: {out}")
 
 

@@ -10,9 +10,8 @@ import typer
 from fedcore import UnknownNameError
 from fedcore.base import output
 from fedcore.cli import options
+from fedcore_report.files import FORMATS, require_converter, write
 from fedcore_study.tools import Baseline, By, Reported, Runs
-
-FORMATS = ("png", "pdf")
 
 
 def report(
@@ -42,10 +41,10 @@ def report(
     """Write one HTML page about runs: comparison, curves, clients, classes, features, losses, bytes and times.
 
     The page is self-contained. Runs of other data or settings have a separate section and are never averaged
-    with these. Running and stopped runs are shown as far as they came. --figures needs the extra `report` of fedcore.
+    with these. Running and stopped runs are shown as far as they came. Figures as png or pdf need the extra `report` of
+    fedcore.
     """
     from fedcore_report.build import build, heading
-    from fedcore_report.figures import require_matplotlib
     from fedcore_report.page import check_target, write_page
     from fedcore_study.tools import find_runs
 
@@ -53,7 +52,7 @@ def report(
     if form not in FORMATS:
         raise UnknownNameError("figure format", form, FORMATS)
     if figures is not None:
-        require_matplotlib()
+        require_converter(form)
     notes: list[str] = []
     found = find_runs(runs, notes.append)
     with output.stderr().status(output.text("reading"), spinner="line") as status:
@@ -78,7 +77,5 @@ def report(
     write_page(made, out)
     output.line(f"written: {out} ({len(made.runs)} runs, {len(made.charts)} figures)")
     if figures is not None:
-        from fedcore_report import static
-
-        files = static.write(made.charts, figures, form)
-        output.line(f"written: {len(files)} {form} files in {figures}")
+        written = write(made.charts, figures, form)
+        output.line(f"written: {len(written)} {form} files in {figures}")

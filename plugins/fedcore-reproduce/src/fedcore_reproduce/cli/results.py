@@ -59,11 +59,8 @@ def page(
 ) -> None:
     """Make the tables and pictures of a page from evidence, between lines <!-- results: TABLE --> and their end.
 
-    TABLE is a folder's name, such as fedproc-table-2-paper. Needs the extra `report` of fedcore.
+    TABLE is a folder's name, such as fedproc-table-2-paper.
     """
-    from fedcore_report import require_matplotlib
-
-    require_matplotlib()
     from fedcore_reproduce import curves
     from fedcore_reproduce.evidence import read_all
     from fedcore_reproduce.find import find_recipes

@@ -1,0 +1,67 @@
+"""Charts as files: SVG, and PNG or PDF for papers, converted by vl-convert."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedcore import ConfigError
+from fedcore.base.files import replacing, storing
+
+if TYPE_CHECKING:
+    from fedcore_report.charts import Chart
+
+FORMATS = ("png", "pdf", "svg")
+
+SCALE = 2.5
+"""The pixels of a PNG for each of the SVG: 1,200 in width, for 4 inches in print."""
+
+
+def require_converter(form: str) -> None:
+    """Check that charts can be written in a format, without importing what converts them.
+
+    :raises ConfigError: vl-convert is not installed, and this is no SVG.
+    """
+    if form != "svg" and importlib.util.find_spec("vl_convert") is None:
+        raise ConfigError(
+            f"figures as {form} need vl-convert, which is not installed: pip install vl-convert-python. SVG needs none"
+        )
+
+
+def save(chart: Chart, file: Path) -> None:
+    """Draw one chart into a file, whose name says its format."""
+    from fedcore_report import svg  # here: it imports numpy
+
+    text = svg.standalone(chart)
+    if file.suffix == ".svg":
+        content = text.encode()
+    else:
+        import vl_convert
+
+        as_pdf = file.suffix == ".pdf"
+        content = vl_convert.svg_to_pdf(text) if as_pdf else vl_convert.svg_to_png(text, scale=SCALE)
+    with replacing(file, sync=False) as temporary:
+        temporary.write_bytes(content)
+
+
+def write(charts: Iterable[tuple[str, Chart]], folder: Path, form: str) -> list[Path]:
+    """Write charts as files of a format, named by group and chart; return the files.
+
+    :raises StorageError: the folder cannot be written.
+    """
+    written: list[Path] = []
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for group, chart in charts:
+            stem = _file_name("-".join(part for part in (group, chart.name) if part))
+            taken = sum(path.stem == stem or path.stem.startswith(f"{stem}.") for path in written)
+            written.append(folder / f"{stem}{f'.{taken + 1}' if taken else ''}.{form}")
+            save(chart, written[-1])
+    return written
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=+-]+", "_", text).strip("._-")[:100] or "figure"
