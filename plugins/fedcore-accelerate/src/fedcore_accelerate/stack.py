@@ -24,7 +24,7 @@ class StackWarning(UserWarning):
     """Clients train one by one although the run asks for stacks: slower, with the same result up to rounding."""
 
 
-class _Place(Steps):
+class _Member(Steps):
     """A client in a stack, with its next step."""
 
     slot = 0
@@ -69,52 +69,52 @@ class Stacks:
     def run(self, trainings: Iterable[Training]) -> list[Outcome]:
         """Take all steps; see :class:`fedcore.client.runner.Runner`."""
         outcomes: dict[int, Outcome] = {}
-        places: list[_Place] = []
+        members: list[_Member] = []
         for asked, training in enumerate(trainings):
-            place = _Place(training, asked)
-            if place.advance():
-                place.slot = len(places)
-                places.append(place)
+            member = _Member(training, asked)
+            if member.advance():
+                member.slot = len(members)
+                members.append(member)
             else:
-                outcomes[asked] = place.outcome
-        if places:
-            self._train(places, outcomes)
-        return [with_share_of_time(outcomes[asked], max(1, len(places))) for asked in sorted(outcomes)]
+                outcomes[asked] = member.outcome
+        if members:
+            self._train(members, outcomes)
+        return [with_share_of_time(outcomes[asked], max(1, len(members))) for asked in sorted(outcomes)]
 
-    def _train(self, places: list[_Place], outcomes: dict[int, Outcome]) -> None:
+    def _train(self, members: list[_Member], outcomes: dict[int, Outcome]) -> None:
         """Take all steps of all clients; add the outcomes by the number of the training."""
-        stack = self._try(lambda: self._begin(places)) if len(places) > 1 else None
+        stack = self._try(lambda: self._begin(members)) if len(members) > 1 else None
         groups: dict[Hashable, Group | None] = {}
-        while places:
-            turn = min(place.turn for place in places)
-            now = [place for place in places if place.turn == turn]
+        while members:
+            turn = min(member.turn for member in members)
+            now = [member for member in members if member.turn == turn]
             # A run: neighbours in the stack (slot minus position is the same), whose steps are of one kind.
             for _, run in groupby(enumerate(now), lambda pair: (pair[1].slot - pair[0], pair[1].kind)):
-                together = [place for _, place in run]
+                together = [member for _, member in run]
                 errors = self._together(together, groups) if stack and len(together) > 1 else None
-                for place, error in zip(together, errors or map(_alone, together), strict=True):
-                    if not place.advance(error):
-                        outcomes[place.asked] = place.outcome
-            places = [place for place in places if place.asked not in outcomes]
+                for member, error in zip(together, errors or map(_alone, together), strict=True):
+                    if not member.advance(error):
+                        outcomes[member.asked] = member.outcome
+            members = [member for member in members if member.asked not in outcomes]
 
-    def _begin(self, places: Sequence[_Place]) -> Stack:
+    def _begin(self, members: Sequence[_Member]) -> Stack:
         """Return the stack with the clients' weights and optimizer state. Their working models are its first ones."""
-        workings = [place.session.working for place in places]
+        workings = [member.session.working for member in members]
         if any(mine is not own for mine, own in zip(self._workings, workings)) or len(workings) > len(self._workings):
             self._workings, self._stack = workings, Stack(workings)
-        return self._stack.begin([place.session for place in places])
+        return self._stack.begin([member.session for member in members])
 
-    def _together(self, places: Sequence[_Place], groups: dict[Hashable, Group | None]) -> Errors | None:
+    def _together(self, members: Sequence[_Member], groups: dict[Hashable, Group | None]) -> Errors | None:
         """Take a step of each client as one; return their exceptions. None: it was not possible, and nothing changed.
 
         :param groups: the groups of this stack; None for one that cannot be stacked.
         """
-        sessions = [place.session for place in places]
-        key = places[0].slot, len(places), sessions[0].excluded
+        sessions = [member.session for member in members]
+        key = members[0].slot, len(members), sessions[0].excluded
         if key not in groups:
-            groups[key] = self._try(lambda: Group(self._stack, places[0].slot, sessions))
+            groups[key] = self._try(lambda: Group(self._stack, members[0].slot, sessions))
         group = groups[key]
-        errors = None if group is None else self._try(lambda: group.take([place.step.batch for place in places]))
+        errors = None if group is None else self._try(lambda: group.take([member.step.batch for member in members]))
         if errors is None:
             groups[key] = None
         return errors
@@ -136,11 +136,11 @@ def _noted(notes: Mapping[str, Mapping[str, Any]]) -> Hashable:
     return tuple((plugin, *values) for plugin, values in notes.items() if values)
 
 
-def _alone(place: _Place) -> Exception | None:
+def _alone(member: _Member) -> Exception | None:
     """Take a step of one client; return the exception if it raises."""
     try:
-        with place.step.stream.running():
-            take_step(place.step.batch)
+        with member.step.stream.running():
+            take_step(member.step.batch)
     except Exception as error:
         return error
     return None
