@@ -105,6 +105,10 @@ def _from_anywhere(path: Path | None) -> Path | None:
 Choices = Annotated[dict[str, dict[str, Json]], BeforeValidator(_choices)]
 Name = Annotated[str, BeforeValidator(_names_only)]
 UserPath = Annotated[Path | None, AfterValidator(_at_home)]
+Count = Annotated[int, Field(ge=1, le=_MANY)]
+CountOrNone = Annotated[int | None, Field(ge=1, le=_MANY)]
+Part = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class MethodOptions(Section):
@@ -170,22 +174,20 @@ class FederationOptions(Section):
     alpha: Annotated[float, PARTITION, EVERYDAY] = Field(
         default=0.5, gt=0, description="Dirichlet concentration. Smaller is more heterogeneous."
     )
-    classes_per_client: Annotated[int, PARTITION] = Field(
-        default=2, ge=1, le=_MANY, description="Classes (or shards) per client, for the partitions classes and shards."
+    classes_per_client: Annotated[Count, PARTITION] = Field(
+        default=2, description="Classes (or shards) per client, for the partitions classes and shards."
     )
     clients: Annotated[int, PARTITION, EVERYDAY] = Field(
         default=10, ge=1, le=100_000_000, description="Number of registered clients."
     )
-    participation: Annotated[float, EVERYDAY] = Field(
-        default=1.0, gt=0, le=1, description="Fraction of the clients sampled in each round."
+    participation: Annotated[Share, EVERYDAY] = Field(
+        default=1.0, description="Fraction of the clients sampled in each round."
     )
-    client_test_fraction: Annotated[float, PARTITION] = Field(
-        default=0.0, ge=0, lt=1, description="Fraction of each client's samples held out for evaluation on the client."
+    client_test_fraction: Annotated[Part, PARTITION] = Field(
+        default=0.0, description="Fraction of each client's samples held out for evaluation on the client."
     )
-    validation_share: float = Field(
+    validation_share: Part = Field(
         default=0.0,
-        ge=0,
-        lt=1,
         description="Share of each client's held-out samples that chooses the best round. The reported figures leave"
         " it out. 0: the reported samples choose.",
     )
@@ -212,11 +214,8 @@ class FederationOptions(Section):
         description="Domain that no client holds, of a data set with domains. The global model is evaluated"
         " on it separately.",
     )
-    unseen_clients: Annotated[float, PARTITION] = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="Share of the clients that never train. They are evaluated on their held-out parts.",
+    unseen_clients: Annotated[Part, PARTITION] = Field(
+        default=0.0, description="Share of the clients that never train. They are evaluated on their held-out parts."
     )
     adapt_epochs: int = Field(
         default=0,
@@ -268,18 +267,13 @@ class TrainingOptions(Section):
 
     panel = "Training"
 
-    rounds: Annotated[int, CHANGEABLE, EVERYDAY] = Field(
-        default=20, ge=1, le=_MANY, description="Communication rounds T."
+    rounds: Annotated[Count, CHANGEABLE, EVERYDAY] = Field(default=20, description="Communication rounds T.")
+    local_epochs: Annotated[Count, EVERYDAY] = Field(default=5, description="Local epochs E per round.")
+    local_steps: CountOrNone = Field(
+        default=None, description="Optimizer steps K that every client takes per round, instead of local epochs."
     )
-    local_epochs: Annotated[int, EVERYDAY] = Field(default=5, ge=1, le=_MANY, description="Local epochs E per round.")
-    local_steps: int | None = Field(
-        default=None,
-        ge=1,
-        le=_MANY,
-        description="Optimizer steps K that every client takes per round, instead of local epochs.",
-    )
-    batch_size: int = Field(
-        default=16, ge=1, le=_MANY, description="Samples per local mini-batch. The last one of an epoch may be smaller."
+    batch_size: Count = Field(
+        default=16, description="Samples per local mini-batch. The last one of an epoch may be smaller."
     )
     drop_last: bool = Field(
         default=False,
@@ -288,15 +282,13 @@ class TrainingOptions(Section):
     lr: Annotated[float, EVERYDAY] = Field(
         default=0.02, gt=0, description="Local learning rate, before decay, schedule and warm-up."
     )
-    lr_decay: float = Field(default=1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
+    lr_decay: Share = Field(default=1.0, description="Factor on the learning rate after every round.")
     lr_schedule: Literal["constant", "cosine", "step"] = Field(
         default="constant",
         description="Schedule of the learning rate over the rounds: constant, half a cosine down to 0, or steps down.",
     )
-    lr_step_rounds: int = Field(
-        default=10, ge=1, le=_MANY, description="Rounds between two steps of --lr-schedule step."
-    )
-    lr_step_factor: float = Field(default=0.1, gt=0, le=1, description="Factor of each step of --lr-schedule step.")
+    lr_step_rounds: Count = Field(default=10, description="Rounds between two steps of --lr-schedule step.")
+    lr_step_factor: Share = Field(default=0.1, description="Factor of each step of --lr-schedule step.")
     warmup_rounds: int = Field(
         default=0,
         ge=0,
@@ -306,9 +298,9 @@ class TrainingOptions(Section):
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         default="sgd", description="Optimizer of local training. Its state is reset in each round."
     )
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum of local SGD.")
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of Adam's first moment.")
-    beta2: float = Field(default=0.999, ge=0, lt=1, description="Decay of Adam's second moment.")
+    momentum: Part = Field(default=0.9, description="Momentum of local SGD.")
+    beta1: Part = Field(default=0.9, description="Decay of Adam's first moment.")
+    beta2: Part = Field(default=0.999, description="Decay of Adam's second moment.")
     epsilon: float = Field(default=1e-8, gt=0, description="Added to the root of Adam's second moment.")
     weight_decay: float = Field(
         default=1e-5,
@@ -323,10 +315,8 @@ class TrainingOptions(Section):
     seed: Annotated[int, EVERYDAY] = Field(
         default=0, ge=0, lt=2**63, description="Seed of all random streams of the run."
     )
-    patience: Annotated[int | None, CHANGEABLE] = Field(
+    patience: Annotated[CountOrNone, CHANGEABLE] = Field(
         default=None,
-        ge=1,
-        le=_MANY,
         description="Stop after so many rounds that are not better on the clients' held-out parts. Default: off.",
     )
 
