@@ -77,11 +77,17 @@ def conflict(kind: str, name: str) -> str:
 
 @functools.cache
 def _scan(kind: str, path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
-    """Read the metadata on a search path once: reading takes longer than a round of a small run."""
     found: dict[str, list[EntryPoint]] = {}
-    for point in sorted(entry_points(group=group_of(kind)), key=lambda point: (_origin(point) != CORE, point.name)):
+    points = _read(path).select(group=group_of(kind))
+    for point in sorted(points, key=lambda point: (_origin(point) != CORE, point.name)):
         found.setdefault(point.name, []).append(point)
     return found
+
+
+@functools.cache
+def _read(path: tuple[str, ...]) -> Any:  # the type is another one in each version of Python
+    """Read the metadata on a search path once for all kinds: reading takes longer than a round of a small run."""
+    return entry_points()
 
 
 def resolve(kind: str, name: str) -> Any:
