@@ -9,7 +9,7 @@ from exported import Exported, Job
 
 from fedcore import RunConfig
 from fedcore.data import Dataset, ResidentSamples
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_bench.measure import configured
 from fedcore_bench.reference import make_model
 from fedcore_bench.workloads import Workload
@@ -23,7 +23,7 @@ NEEDED = (
 
 def export(workload: Workload, folder: Path) -> Exported:
     """Write a workload's data, partition, initial weights and settings into a folder."""
-    config, dataset = resolve(configured(workload, {"device": "cpu"}))
+    config, dataset = resolve_config(configured(workload, {"device": "cpu"}))
     partition = resolve_partition(config, dataset)
     partition.save(folder / PARTITION)
     train, test = dataset.train, dataset.test

@@ -7,14 +7,14 @@ import time
 import export
 from exported import Job, Stopwatch
 
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_bench.measure import reference_for
 
 
 def main() -> None:
     """Run the loop."""
     job = Job.from_command_line()
-    config, dataset = resolve(export.config_of(job))
+    config, dataset = resolve_config(export.config_of(job))
     reference = reference_for(config, dataset, resolve_partition(config, dataset))
     watch = Stopwatch(job)
     ready = time.monotonic()

@@ -27,7 +27,7 @@ from fedcore.client.messages import ClientTask
 from fedcore.client.setup import Setup
 from fedcore.client.store import RemoteClientStore
 from fedcore.models import SplitModel
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore.server.collection import Collector
 from fedcore.server.scope import Federation, Round
 from fedcore.server.state import ServerState
@@ -99,7 +99,7 @@ def counted(copied: dict[str, int]) -> Iterator[None]:
 
 def measured(plugin: type[Plugin], clients: int, folder: Path) -> dict[str, Any]:
     """Take one update of every client; returns what it cost."""
-    config, dataset = resolve(small_config(folder, plugin, clients=clients, model=wide, partition="iid"))
+    config, dataset = resolve_config(small_config(folder, plugin, clients=clients, model=wide, partition="iid"))
     setup, partition = Setup.build(config, dataset), resolve_partition(config, dataset)
     federation = Federation(setup, dataset, partition, None, RemoteClientStore(folder))  # type: ignore[arg-type]
     model = dict(setup.model.state_dict())

@@ -14,7 +14,7 @@ from fedcore.base.config import FederationOptions, RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, PublicSamples
-from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers
+from fedcore.runs.resolve import resolve_config, resolve_partition, resolve_trackers
 from fedcore.runs.result import RunResult
 from fedcore.runs.run import Run
 from fedcore.runs.training import OnRound
@@ -58,7 +58,7 @@ def fast_dev_run(
     The arguments are as for :func:`fedcore.run`. The result's directory does not exist any more.
     """
     resolve_trackers(config.trackers)
-    config, dataset = resolve(config)
+    config, dataset = resolve_config(config)
     partition = resolve_partition(config, dataset, partition)
     if partition.is_declared:
         raise ConfigError("a fast dev run trains in this process, but these clients hold their own data")

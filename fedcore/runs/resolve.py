@@ -20,7 +20,7 @@ from fedcore.models.build import with_digest
 from fedcore.models.placement import resolve_device
 
 
-def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfig, Dataset]:
+def resolve_config(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfig, Dataset]:
     """Replace ``auto`` and load the data. Names are checked before any long work.
 
     :param dataset: the configured data set, if it is loaded already.
@@ -61,7 +61,7 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfi
 
 def digest_of_data(config: RunConfig) -> str:
     """Return the digest of a run's data as its config.yaml will have it."""
-    return data_digest(resolve(config)[1])
+    return data_digest(resolve_config(config)[1])
 
 
 def resolve_engine(options: ExecutionOptions) -> dict[str, Any]:

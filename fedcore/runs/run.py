@@ -40,7 +40,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator, evaluation_tasks
 from fedcore.runs.progress import noting, only_notes
 from fedcore.runs.provenance import session, versions
-from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking
+from fedcore.runs.resolve import resolve_config, resolve_partition, resolve_trackers, tracking
 from fedcore.runs.result import RunResult
 from fedcore.runs.rounds import may_be_unsaved
 from fedcore.runs.saved import (
@@ -92,7 +92,7 @@ class Run:
         :raises ConfigError: or a subclass. Nothing has been written by then.
         """
         refuse_while_importing()
-        config, dataset = resolve(config, dataset)
+        config, dataset = resolve_config(config, dataset)
         config = config.model_copy(update={"trackers": resolve_trackers(config.trackers)})
         partition = resolve_partition(config, dataset, partition)
         if partition.is_declared:
@@ -163,7 +163,7 @@ class Run:
         check_code(code, source, allow=allow_code, own=changes.get("metrics", ()))
         if not allow_outside:
             check_places(places_in(config, directory.path), source, allow=False)
-        config, dataset = resolve(config)
+        config, dataset = resolve_config(config)
         partition = load_partition(directory.partition_file, dataset)
         if partition.is_declared:
             directory = RunDirectory(directory.path, with_clients=False)  # they keep their states themselves

@@ -12,7 +12,7 @@ from fedcore.base.seeding import choose, generator
 from fedcore.client.messages import ClientSite, pack_site, unpack_site
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.runs.api import resume
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore.runs.training import Experiment
 from fedcore_bench import scale
 from fedcore_bench.measure import engine
@@ -31,7 +31,7 @@ def test_a_cohort_is_the_head_of_a_random_permutation(population, count):
 
 
 def test_a_site_carries_the_partition_as_it_is(tmp_path):
-    config, dataset = resolve(support.config(tmp_path, clients=5, client_test_fraction=0.2))
+    config, dataset = resolve_config(support.config(tmp_path, clients=5, client_test_fraction=0.2))
     partition = resolve_partition(config, dataset)
     partition.train.size(0)  # it caches an array
     packed = pack_site(ClientSite(config, dataset, partition, tmp_path))
@@ -52,7 +52,7 @@ TINY = {"workers": 0, "device": "cpu", "dataset": "digits"}
 
 
 def test_clients_that_share_windows_of_samples(tmp_path):
-    config, dataset = resolve(scaled_config("fedavg", 150, {**TINY, "seed": 4}))
+    config, dataset = resolve_config(scaled_config("fedavg", 150, {**TINY, "seed": 4}))
     partition = resolve_partition(config, dataset)
     assert set(partition.train.sizes.tolist()) == {10}
     held = partition.train.positions

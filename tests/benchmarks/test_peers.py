@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from fedcore.models import build_model
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_bench.measure import Spread
 from fedcore_bench.workloads import AGAINST_REFERENCE, PFL, W1, W2, Workload
 
@@ -43,7 +43,7 @@ def tiny(tmp_path_factory):
 def test_clients_that_share_samples_are_exported(tmp_path):
     workload = AGAINST_REFERENCE["tiny"]
     written = export.export(workload, tmp_path)
-    config, dataset = resolve(export.config_of(exported.Job(tmp_path, rounds=3, cores=1)))
+    config, dataset = resolve_config(export.config_of(exported.Job(tmp_path, rounds=3, cores=1)))
     partition = resolve_partition(config, dataset)
     assert len(partition.train) == len(written.holds) == 1000
     assert {len(held) for held in partition.train} == {16}
@@ -79,7 +79,7 @@ def test_what_is_exported_comes_back(tiny):
 
 def test_fedcore_trains_what_was_exported(tiny):
     folder, written = tiny
-    config, dataset = resolve(export.config_of(exported.Job(folder, rounds=3, cores=1)))
+    config, dataset = resolve_config(export.config_of(exported.Job(folder, rounds=3, cores=1)))
     partition = resolve_partition(config, dataset)
     everything = torch.arange(len(written.labels))
     assert torch.equal(dataset.train.gather(everything), written.images)

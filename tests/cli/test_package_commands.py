@@ -17,7 +17,7 @@ from fedcore.cli.app import app
 from fedcore.cli.settings import build_config
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.hooks.plugin import PLACE, PluginOptions
-from fedcore.runs.resolve import resolve
+from fedcore.runs.resolve import resolve_config
 from fedcore.runs.saved import places_in
 from fedcore_testing import federate, model_bytes
 
@@ -132,7 +132,7 @@ def test_without_a_package_its_commands_say_what_brings_them(monkeypatch, comman
 def test_set_reaches_the_engine_and_the_run_records_it(installed, tmp_path):
     config = build_config({"engine": "cloud"}, None, ["cloud.size=3"])
     assert config.engine_options == {"size": 3}
-    resolved, _ = resolve(config)
+    resolved, _ = resolve_config(config)
     assert resolved.engine_options == {"size": 3, "address": None}
 
 

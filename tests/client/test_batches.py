@@ -13,7 +13,7 @@ from fedcore.base.errors import ConfigError
 from fedcore.cli.app import app
 from fedcore.client.messages import ClientSite, pack_site, unpack_site
 from fedcore.data import Dataset, SequenceSamples
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from tests import support
 
 WORDS = {"dataset": "module:tests.client.test_batches.words", "model": "auto", "clients": 3, "lr": 0.5}
@@ -51,7 +51,7 @@ def from_a_script(data_dir=None):
 
 
 def spec(tmp_path, **options):
-    config, dataset = resolve(support.config(tmp_path, **{**WORDS, **options}))
+    config, dataset = resolve_config(support.config(tmp_path, **{**WORDS, **options}))
     return ClientSite(config, dataset, resolve_partition(config, dataset), tmp_path)
 
 

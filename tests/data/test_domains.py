@@ -11,7 +11,7 @@ from fedcore import ConfigError, RunConfig, UnknownNameError, run
 from fedcore.client.evaluation import by_domain
 from fedcore.data import Domains, TensorSamples, load_dataset, make_partition
 from fedcore.data.dataset import data_digest
-from fedcore.runs.resolve import resolve
+from fedcore.runs.resolve import resolve_config
 from fedcore_metrics import AUROC, CalibrationError, MacroF1
 from fedcore_testing import records
 
@@ -170,7 +170,7 @@ def test_test_samples_of_the_domain_and_of_others_are_needed(kept, message):
     test = TensorSamples(DATASET.test.gather(rows), DATASET.test.labels[rows])
     domains = replace(DATASET.domains, test=DATASET.domains.test[rows])
     with pytest.raises(ConfigError, match=message):
-        resolve(RunConfig(unseen_domain="noisy"), replace(DATASET, test=test, domains=domains))
+        resolve_config(RunConfig(unseen_domain="noisy"), replace(DATASET, test=test, domains=domains))
 
 
 def test_the_digest_covers_domains():

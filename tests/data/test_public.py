@@ -9,7 +9,7 @@ from fedcore import ConfigError, Plugin, RunConfig, hookimpl
 from fedcore.base.identity import digest
 from fedcore.client.messages import ClientSite, pack_site, unpack_site
 from fedcore.data.dataset import data_digest
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_testing import partition_of
 from tests.support import client_state, committed, lines, model_bytes
 
@@ -35,7 +35,7 @@ class Uses(Plugin):
 
 
 def resolved(**options):
-    config, dataset = resolve(RunConfig(dataset="digits", clients=4, workers=0, **options))
+    config, dataset = resolve_config(RunConfig(dataset="digits", clients=4, workers=0, **options))
     return config, dataset, resolve_partition(config, dataset)
 
 

@@ -166,7 +166,7 @@ def test_the_options_of_a_run_fit_together(command, folder, monkeypatch):
     built = []
 
     def stop_here(config, **_):
-        config, dataset = prepare.resolve(config)
+        config, dataset = prepare.resolve_config(config)
         built.append(Setup.build(config, dataset))
         raise SystemExit
 

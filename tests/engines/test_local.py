@@ -12,7 +12,7 @@ import pytest
 from fedcore.base.errors import ConfigError, FedcoreError, StorageError
 from fedcore.client.messages import ClientSite
 from fedcore.engines import local, transport
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_testing import federate, model_bytes, records, small_config
 from tests.reliability.processes import alive, descendants, open_files
 
@@ -34,7 +34,7 @@ def started(monkeypatch):
 
 
 def spec(tmp_path, **options):
-    config, dataset = resolve(small_config(tmp_path, **options))
+    config, dataset = resolve_config(small_config(tmp_path, **options))
     return ClientSite(config, dataset, resolve_partition(config, dataset), tmp_path)
 
 

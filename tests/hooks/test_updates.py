@@ -10,7 +10,7 @@ import torch
 from fedcore import Plugin, RejectUpdate, hookimpl
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_testing import W, same_tensors
 from tests.support import client_state, committed, lines, model_bytes, weights
 
@@ -65,7 +65,7 @@ def test_accumulate_in_dispatch_order_with_its_own_payload(go):
     assert kept["n"] == 1437
     assert kept["left"] == ["n"]
     assert sorted(kept["order"]) == [0, 1, 2, 3]
-    partition = resolve_partition(*resolve(RunDirectory(result.directory).read_config()))
+    partition = resolve_partition(*resolve_config(RunDirectory(result.directory).read_config()))
     assert kept["order"] == sorted(range(4), key=lambda k: (-len(partition.train[k]), k))
     counted = lines(result)[0]["bytes"]["by_plugin"]["payload"]
     assert counted == {"down": 0, "up": 4 * (4 + 8)}

@@ -11,7 +11,7 @@ from fedcore.base.errors import ConfigError
 from fedcore.client.setup import Setup
 from fedcore.models import build_model
 from fedcore.models.build import with_digest
-from fedcore.runs.resolve import resolve as prepare
+from fedcore.runs.resolve import resolve_config as prepare
 from fedcore_zoo import load_torchvision
 
 SMALL = "torchvision:shufflenet_v2_x0_5"

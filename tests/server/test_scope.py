@@ -11,7 +11,7 @@ from fedcore import Plugin, question
 from fedcore.client.messages import ClientFailure, ClientTask, Reply, SharedPayload
 from fedcore.client.setup import Setup
 from fedcore.client.store import RemoteClientStore
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore.server.context import ScopeContext
 from fedcore.server.scope import MESSAGE_LENGTH, Federation, Round, ServerScope, in_order
 from fedcore.server.state import ServerState
@@ -51,7 +51,7 @@ class Silent:
 @pytest.fixture
 def federation(tmp_path):
     options = {"rounds": 2, "lr_schedule": "cosine", "clients": 4, "system": {"availability": 0.5}}
-    config, dataset = resolve(small_config(tmp_path, Someone, **options))
+    config, dataset = resolve_config(small_config(tmp_path, Someone, **options))
     setup, partition = Setup.build(config, dataset), resolve_partition(config, dataset)
     return Federation(setup, dataset, partition, Silent(), RemoteClientStore(tmp_path / "clients"))
 

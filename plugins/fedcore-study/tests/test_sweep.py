@@ -17,7 +17,7 @@ from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
 from fedcore.base.identity import digest
 from fedcore.client.setup import Setup
 from fedcore.data import load_dataset
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.processes import Job, run_jobs
 from fedcore_study.sweeps.run import plan_sweep, run_sweep
@@ -169,7 +169,7 @@ class TestPlan:
         dataset = load_dataset("digits")
         hashes, weights = {}, {}
         for _, config in plan_sweep(spec):
-            config, _ = resolve(config)
+            config, _ = resolve_config(config)
             dealt = hashes.setdefault((config.alpha, config.seed), set())
             dealt.add(resolve_partition(config, dataset).sha256)
             model = Setup.build(config, dataset).model.state_dict()

@@ -18,7 +18,7 @@ from fedcore.base.tensors import clone
 from fedcore.client.messages import ClientFailure, ClientSite, ClientTask, Engine, FailureKind, Outcome, Reply
 from fedcore.client.setup import Setup
 from fedcore.client.store import RemoteClientStore
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 from fedcore_testing.compare import require_same_states
@@ -112,7 +112,7 @@ def _check_conversation(make: MakeEngine, folder: Path, options: Mapping[str, An
         config = small_config(
             folder, (Probe, {"raising": [RAISING]}), out=folder, **{**RUN, "clients": CLIENTS, **options}
         )
-        config, dataset = resolve(config)
+        config, dataset = resolve_config(config)
         setup, partition = Setup.build(config, dataset), resolve_partition(config, dataset)
         engine = make(ClientSite(config, dataset, partition, folder / "clients"))
         try:

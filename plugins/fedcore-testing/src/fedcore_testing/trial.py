@@ -19,7 +19,7 @@ from fedcore.base.protocols import PROTOCOLS
 from fedcore.client.messages import ClientSite, Engine
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import BUILTIN
-from fedcore.runs.resolve import resolve
+from fedcore.runs.resolve import resolve_config
 from fedcore_testing import problems
 from fedcore_testing.federation import Choice, federate, name_of, records
 from fedcore_testing.findings import Finding
@@ -117,7 +117,7 @@ class Trial:
     def config(self) -> RunConfig:
         """The run of :data:`RUN`, as a configuration."""
         own = {"plugins": {self.name: self.options}, "workers": 0}
-        return resolve(RunConfig.create(self.run_options(**own)))[0]
+        return resolve_config(RunConfig.create(self.run_options(**own)))[0]
 
     @cached_property
     def usual(self) -> RunResult:

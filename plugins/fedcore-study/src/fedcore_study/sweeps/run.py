@@ -118,7 +118,7 @@ def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
     """
     from fedcore.client.setup import Setup
     from fedcore.hooks.plugins import PluginSet
-    from fedcore.runs.resolve import resolve
+    from fedcore.runs.resolve import resolve_config
 
     planned: list[tuple[str, RunConfig]] = []
     loaded: dict[str, tuple[RunConfig, Dataset]] = {}
@@ -130,7 +130,7 @@ def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
             values = settings(config)
             data = key([str(config.data_dir), config.engine, config.device, *(values[name] for name in LOADED)])
             if data not in loaded:
-                loaded[data] = resolve(config)
+                loaded[data] = resolve_config(config)
             combined = key([data, *(values[name] for name in COMBINED)])
             if combined not in checked:
                 found, dataset = loaded[data]
