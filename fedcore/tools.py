@@ -8,6 +8,8 @@
 - Figures: ``PROTOCOLS`` has the evaluation protocols with their titles, ``SIGNS`` says of which figures more is better.
 - A command: ``options`` declares flags, ``output`` prints, ``build_config`` combines preset, file and flags.
 - A display: ``Progress`` follows a run by its events; ``Display`` prints its notes on a terminal.
+- A run with an engine of its own: ``resolve_config``, then ``Run.new`` or ``Run.open``, in the block ``training``, and
+  ``show_summary``. ``code_in`` names the code that a configuration imports.
 - Names: ``available`` and ``resolve`` find what packages provide; ``unknown_option`` is the error about another one.
 
 ``options``, ``output`` and ``rounds`` are modules. All names are imported on first use.
@@ -21,6 +23,7 @@ from fedcore.base.lazy import lazy
 
 if TYPE_CHECKING:
     from fedcore.base import output as output
+    from fedcore.base.config import public_share as public_share
     from fedcore.base.errors import nearest as nearest
     from fedcore.base.files import parse_json as parse_json
     from fedcore.base.files import storing as storing
@@ -50,14 +53,19 @@ if TYPE_CHECKING:
     from fedcore.base.section import unknown_option as unknown_option
     from fedcore.cli import options as options
     from fedcore.cli.settings import build_config as build_config
+    from fedcore.cli.training import show_summary as show_summary
+    from fedcore.cli.training import training as training
     from fedcore.hooks.plugin import option_names as option_names
     from fedcore.hooks.plugin import parse_options as parse_options
     from fedcore.runs import rounds as rounds
     from fedcore.runs.directory import RunDirectory as RunDirectory
     from fedcore.runs.progress import Progress as Progress
+    from fedcore.runs.provenance import RECORDED as RECORDED
     from fedcore.runs.provenance import installed_versions as installed_versions
+    from fedcore.runs.resolve import resolve_config as resolve_config
     from fedcore.runs.run import Run as Run
     from fedcore.runs.saved import RunFiles as RunFiles
+    from fedcore.runs.saved import code_in as code_in
     from fedcore.runs.terminal import Display as Display
 
 _attribute, __all__ = lazy(__name__, __file__)

@@ -70,15 +70,6 @@ EXTENDS = {
         {"fedcore.base", "fedcore.cli", "fedcore.client", "fedcore.hooks", "fedcore.runs"},
         "its commands read, start and compare runs",
     ),
-    "fedcore-flower": (
-        {
-            "fedcore.base",
-            "fedcore.cli",
-            "fedcore.client",
-            "fedcore.runs",
-        },
-        "its commands start runs, and its clients keep their own data and state",
-    ),
 }
 """Packages that extend the framework itself: the further folders that they import from, and why they need these."""
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from fedcore import RunConfig
+from fedcore import RunConfig, run
 from fedcore.data import Partition, TensorSamples, load_dataset, make_partition
-from fedcore.runs import api
-from fedcore.runs.resolve import resolve
+from fedcore.tools import resolve_config
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
+from fedcore_flower.conditions import TrainerOptions
 from fedcore_flower.courier import Courier
 from fedcore_flower.engine import FederationEngine
 from fedcore_flower.handler import RequestHandler
@@ -95,8 +95,12 @@ class Here:
         return [(ticket, self.replies.pop(ticket)) for ticket in tickets if ticket in self.replies]
 
 
-def make_handlers(folder: Path, **options):
-    return [RequestHandler(own_data(k), folder / NAMES[k], **options) for k in range(CLIENTS)]
+def make_handler(own: OwnData, state: Path) -> RequestHandler:
+    return RequestHandler(own, TrainerOptions("own", str(state), device="cpu"))
+
+
+def make_handlers(folder: Path):
+    return [make_handler(own_data(k), folder / NAMES[k]) for k in range(CLIENTS)]
 
 
 def courier(link, **options) -> Courier:
@@ -122,10 +126,10 @@ def make_engine(link, **options):
 def run_over(link, folder: Path, *plugins, make=None, **options):
     folder.mkdir(parents=True, exist_ok=True)
     config = small_config(folder, *plugins, **{**SETTINGS, **options})
-    return api.run(config, engine=make or make_engine(link), partition=declared())
+    return run(config, engine=make or make_engine(link), partition=declared())
 
 
 def resolved(folder: Path, *plugins, **options):
     folder.mkdir(parents=True, exist_ok=True)
-    config, dataset = resolve(small_config(folder, *plugins, **{**SETTINGS, **options}))
+    config, dataset = resolve_config(small_config(folder, *plugins, **{**SETTINGS, **options}))
     return config, dataset

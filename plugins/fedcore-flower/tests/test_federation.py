@@ -17,14 +17,11 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
+import fedcore
 from fedcore import ConfigError, DataError, FedcoreError, RunConfig, RunDirectoryError
-from fedcore.cli.app import app
-from fedcore.client.store import ClientStore
 from fedcore.data import Dataset, Partition, TensorSamples, load_dataset
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask
-from fedcore.runs import api, training
-from fedcore.runs.directory import RunDirectory
-from fedcore.runs.provenance import RECORDED
+from fedcore.tools import RECORDED, RunDirectory
 from fedcore_flower import wire
 from fedcore_flower.agreement import (
     Setup,
@@ -34,10 +31,13 @@ from fedcore_flower.agreement import (
     read_setup,
     versions_of,
 )
+from fedcore_flower.commands import app
+from fedcore_flower.conditions import TrainerOptions
 from fedcore_flower.courier import LostMessage, Request
 from fedcore_flower.engine import FederationEngine
 from fedcore_flower.handler import RequestHandler, _Run
 from fedcore_flower.history import History
+from fedcore_flower.keys import make_keys
 from fedcore_flower.members import Member, Members
 from fedcore_flower.own_data import OwnData, _public
 from fedcore_flower.server import ServerOptions, _check_config, _sizes, start
@@ -235,7 +235,7 @@ def test_a_client_that_is_away_fails_at_once_and_takes_part_again(tmp_path):
         if event == "round" and details["round"] == 0:
             link.away = set()
 
-    result = api.run(config, engine=helpers.make_engine(link), partition=helpers.declared(), notify=notify)
+    result = fedcore.run(config, engine=helpers.make_engine(link), partition=helpers.declared(), notify=notify)
     assert failed(result) == [[(1, "unreachable")], [], []]
 
 
@@ -246,7 +246,7 @@ def test_a_training_process_that_starts_again_asks_for_the_run_and_its_sessions_
     def dies(client, blobs):
         task = wire.unpack(blobs)[2].get("task", {})
         if client == 1 and task.get("kind") == "fit_resume" and task["round"] == 1:
-            link.handlers[1] = helpers.RequestHandler(helpers.own_data(1), tmp_path / "own" / NAMES[1])
+            link.handlers[1] = helpers.make_handler(helpers.own_data(1), tmp_path / "own" / NAMES[1])
         return deliver(client, blobs)
 
     link.deliver = dies
@@ -263,7 +263,7 @@ def test_a_lost_state_is_its_client_s_failure(tmp_path):
                 file.unlink()
 
     config = helpers.small_config(tmp_path, "moon", **SETTINGS)
-    result = api.run(config, engine=helpers.make_engine(link), partition=helpers.declared(), notify=notify)
+    result = fedcore.run(config, engine=helpers.make_engine(link), partition=helpers.declared(), notify=notify)
     assert failed(result) == [[], [(1, "raised")], [(1, "raised")]]
     assert "state of round 0 is lost" in records(result)[1]["failures"][0]["message"]
 
@@ -281,10 +281,10 @@ def test_a_stopped_run_goes_on_to_the_same_bits_with_clients_that_stayed(tmp_pat
         return deliver(client, blobs)
 
     stops.armed, link.deliver = True, stops
-    with pytest.raises(training.Interrupted):
+    with pytest.raises(fedcore.Interrupted):
         helpers.run_over(link, tmp_path / "stopped", "fedcme")
     (stopped,) = [path.parent for path in (tmp_path / "stopped").rglob("config.yaml")]
-    resumed = api.resume(stopped, engine=helpers.make_engine(link))
+    resumed = fedcore.resume(stopped, engine=helpers.make_engine(link))
     assert model_bytes(resumed) == model_bytes(whole)
 
 
@@ -383,7 +383,7 @@ def setup_of(tmp_path, *plugins, public=None, **changes):
 
 
 def accepted(setup, allowed=None, models=(), tell=print):
-    return own_config(setup, allowed=allowed, models=models, device="cpu", dataset="own", tell=tell)
+    return own_config(setup, TrainerOptions("own", "", allowed=allowed, models=models, device="cpu"), "own", tell)
 
 
 def test_a_client_uses_its_own_paths_and_device(tmp_path):
@@ -468,7 +468,8 @@ def test_data_has_to_fit(tmp_path, change, words):
 
 def test_a_refusal_is_an_answer(tmp_path):
     told = []
-    handler = helpers.RequestHandler(helpers.own_data(1), tmp_path, allowed={"fedcme"}, tell=told.append)
+    options = TrainerOptions("own", str(tmp_path), allowed=["fedcme"], device="cpu")
+    handler = RequestHandler(helpers.own_data(1), options, told.append)
     config, dataset = helpers.resolved(tmp_path, "moon")
     answer = handler.answer({"head": wire.pack("join"), "setup": helpers.setups_for(config, dataset)[1]})
     op, _, header = wire.unpack(answer)
@@ -546,7 +547,7 @@ def site(names):
 
 
 def serve_sites(folder, monkeypatch, *names, **options):
-    handlers = [RequestHandler(site(each), folder / "own" / str(k)) for k, each in enumerate(names)]
+    handlers = [helpers.make_handler(site(each), folder / "own" / str(k)) for k, each in enumerate(names)]
     return handlers, serve(Here(handlers), folder, monkeypatch, dataset=without_names(folder, classes=3), **options)
 
 
@@ -773,10 +774,10 @@ def test_columns_of_organisations_are_matched_by_name(tmp_path):
     found = []
     for name, columns in (("one", [list(table.columns)] * 3), ("own", orders)):
         sites = [site_of(table, slice(140 * k, 140 * k + 140), columns[k]) for k in range(3)]
-        link = Here([RequestHandler(site, tmp_path / name / NAMES[k]) for k, site in enumerate(sites)])
+        link = Here([helpers.make_handler(site, tmp_path / name / NAMES[k]) for k, site in enumerate(sites)])
         config = helpers.small_config(tmp_path, "ditto", dataset="breast-cancer", client_test_fraction=40 / 140)
         partition = Partition.declared([100] * 3, [40] * 3, "breast-cancer")
-        result = api.run(config, engine=helpers.make_engine(link), partition=partition)
+        result = fedcore.run(config, engine=helpers.make_engine(link), partition=partition)
         found.append((model_bytes(result), result.metrics))
     assert found[0] == found[1]
 
@@ -788,7 +789,11 @@ def test_other_columns_than_the_run_s_are_refused_with_both_lists(tmp_path, monk
     fewer = TensorSamples(table.inputs[:, 2:], table.labels, columns=columns[2:])
     unnamed = TensorSamples(table.inputs, table.labels)
     handlers = [
-        RequestHandler(OwnData(Dataset("own", own, own, 2, own.inputs.shape[1:]), *parts), tmp_path, tell=told.append)
+        RequestHandler(
+            OwnData(Dataset("own", own, own, 2, own.inputs.shape[1:]), *parts),
+            TrainerOptions("own", str(tmp_path), device="cpu"),
+            told.append,
+        )
         for own, parts in ((each, torch.arange(140).split(100)) for each in (renamed, fewer, unnamed))
     ]
     with pytest.raises(ConfigError) as raised:
@@ -805,35 +810,36 @@ def test_other_columns_than_the_run_s_are_refused_with_both_lists(tmp_path, monk
 
 
 def test_states_are_kept_as_long_as_the_server_could_go_back(tmp_path):
-    store = ClientStore(tmp_path)
-    kept = {}
+    states, kept = tmp_path / "000000", {}
+    states.mkdir()
     for round in range(12):
-        history = History(store, 0, reach=3)  # a process that starts again reads what was named
+        history = History(states, reach=3)  # a process that starts again reads what was named
         history.note(round, None if round == 0 else round - 1)
-        store.write(0, round, {"moon": {"x": torch.zeros(1)}})
+        (states / f"{round:06d}.safetensors").touch()
         history.prune(round)
-        kept[round] = sorted(int(path.stem) for path in (tmp_path / "000000").iterdir())
+        kept[round] = sorted(int(path.stem) for path in states.iterdir())
     assert kept[3] == [0, 1, 2, 3]
     assert kept[11] == [6, 7, 8, 9, 10, 11]
 
 
 def test_a_state_that_still_counts_outlives_rejected_ones(tmp_path):
-    store = ClientStore(tmp_path)
-    store.write(0, 0, {"moon": {"x": torch.zeros(1)}})
+    states = tmp_path / "000000"
+    states.mkdir()
+    (states / "000000.safetensors").touch()
     for round in range(1, 20):  # nothing after round 0 is accepted
-        history = History(store, 0, reach=3)
+        history = History(tmp_path / "000000", reach=3)
         history.note(round, 0)
-        store.write(0, round, {"moon": {"x": torch.zeros(1)}})
+        (states / f"{round:06d}.safetensors").touch()
         history.prune(round)
-    assert sorted(int(path.stem) for path in (tmp_path / "000000").iterdir()) == [0, 16, 17, 18, 19]
+    assert sorted(int(path.stem) for path in states.iterdir()) == [0, 16, 17, 18, 19]
 
 
 def test_going_back_forgets_what_never_was(tmp_path):
-    history = History(ClientStore(tmp_path), 0, reach=3)
+    history = History(tmp_path / "000000", reach=3)
     for round in range(10):
         history.note(round, round)
     history.note(8, 7)
-    assert History(ClientStore(tmp_path), 0, reach=3)._named == [(5, 5), (6, 6), (7, 7), (8, 7)]
+    assert History(tmp_path / "000000", reach=3)._named == [(5, 5), (6, 6), (7, 7), (8, 7)]
 
 
 def test_states_of_a_run_stay_with_the_client_and_are_pruned(tmp_path):
@@ -882,32 +888,27 @@ def test_a_process_that_ended_is_a_lost_worker(tmp_path):
 # The command line
 
 
-def invoke(*arguments):
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    return result.exit_code, " ".join(result.output.split())
-
-
 def test_the_engine_is_not_for_train(tmp_path):
-    code, output = invoke("train", "--engine", "flower", "--out", tmp_path / "run")
-    assert code == 2
-    assert "fedcore federate server" in output
+    with pytest.raises(ConfigError, match="fedcore federate server"):
+        fedcore.run(engine="flower", out=tmp_path / "run")
 
 
 def test_a_run_of_another_kind_is_not_resumed(tmp_path):
     run = federate(tmp_path, rounds=1).directory
-    assert invoke("federate", "keys", tmp_path / "keys", "--host", "localhost", "--client", "a")[0] == 0
-    code, output = invoke("federate", "server", "--keys", tmp_path / "keys", "--resume", run, "--rounds", "3")
-    assert (code, "leave --rounds out" in output) == (2, True)
-    code, output = invoke("federate", "server", "--keys", tmp_path / "keys", "--resume", run)
-    assert code == 2
-    assert "not the run of a federation" in output or "fedcore federate needs version" in output
+    make_keys(tmp_path / "keys", ["localhost"], ["a"])
+    resumes = ["server", "--keys", str(tmp_path / "keys"), "--resume", str(run)]
+    refused = CliRunner().invoke(app, [*resumes, "--rounds", "3"])
+    assert (refused.exit_code, "leave --rounds out" in refused.output) == (2, True)
+    refused = CliRunner().invoke(app, resumes)
+    assert refused.exit_code == 2
+    assert "not the run of a federation" in refused.output or "fedcore federate needs version" in refused.output
 
 
 class Open(RequestHandler):
     """Takes part in every run, on the data and states of a site. The check of engines needs this."""
 
     def __init__(self, spec):
-        super().__init__(None, spec.state_dir)
+        super().__init__(None, TrainerOptions("", str(spec.state_dir)))
         self._site = spec
 
     def _set_up(self, blobs):

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from typer.testing import CliRunner
 
 from fedcore import ConfigError
-from fedcore.cli.app import app
+from fedcore_flower.commands import app
 from fedcore_flower.keys import Tls, check_private_key, check_server_key, make_keys, public_keys
 
 
@@ -139,10 +139,10 @@ def test_certificates_last(folder):
 
 
 def test_the_command_says_which_file_goes_to_whom(tmp_path):
-    result = CliRunner().invoke(app, ["federate", "keys", str(tmp_path / "k"), "--host", "h", "--client", "alder"])
+    result = CliRunner().invoke(app, ["keys", str(tmp_path / "k"), "--host", "h", "--client", "alder"])
     assert result.exit_code == 0, result.output
     words = " ".join(result.output.split())
     assert "to every client: ca.crt; for another --host make another folder" in words
     assert "to alder: alder.key" in words
-    again = CliRunner().invoke(app, ["federate", "keys", str(tmp_path / "k"), "--host", "h"])
+    again = CliRunner().invoke(app, ["keys", str(tmp_path / "k"), "--host", "h"])
     assert again.exit_code == 2

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from fedcore import ConfigError, FedcoreError
 from fedcore_flower import client, processes
+from fedcore_flower.conditions import TrainerOptions
 from fedcore_flower.processes import Child, require_flower
 from fedcore_flower.superlink_app import HEADER, OwnerOnly
-from fedcore_flower.trainer import TrainerOptions
 
 STARTS_ONE = """
 import sys, time
@@ -86,12 +89,56 @@ def test_flower_reports_nothing_from_any_child(tmp_path):
     assert child.tail() == "0"
 
 
-def test_flower_s_version_is_checked(monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.43.0")
-    with pytest.raises(ConfigError, match=r"flwr 1\.43\.0 is installed; fedcore federate needs version 1\.42"):
+@pytest.mark.parametrize("installed", ["1.39.4", "1.43.0", "2.41.0"])
+def test_versions_of_flower_that_were_not_tested_are_refused(monkeypatch, installed):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
+    with pytest.raises(ConfigError, match=rf"flwr {re.escape(installed)} is installed.*1\.40 to 1\.42.*>=1\.40,<1\.43"):
         require_flower()
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.42.7")
+
+
+@pytest.mark.parametrize("installed", ["1.40.0", "1.41.3", "1.42.7"])
+def test_versions_of_flower_that_were_tested_are_taken(monkeypatch, installed):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
     require_flower()
+
+
+def test_the_project_asks_for_the_versions_that_the_code_takes():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    (major, first), (_, below) = processes.FLOWER
+    assert f"flwr>={major}.{first},<{major}.{below}" in project["dependencies"]
+
+
+PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.common", "flwr.serverapp"}
+PRIVATE = {
+    "link.py": {"flwr.common.constant"},
+    "node.py": {
+        "flwr.common.constant",
+        "flwr.proto.fleet_pb2",
+        "flwr.proto.runtime_pb2",
+        "flwr.supercore.constant",
+        "flwr.supercore.interceptors",
+        "flwr.supercore.run",
+        "flwr.supercore.runtime",
+        "flwr.supernode.fleet_http_client",
+        "flwr.supernode.node_auth_http_interceptor",
+        "flwr.supernode.runtime.run_clientapp",
+    },
+    "superlink.py": {"flwr.cli.build", "flwr.proto.control_pb2", "flwr.proto.fab_pb2"},
+    "supernode_app.py": {"flwr.supernode"},
+}
+"""The modules of Flower that are not public, by the file that imports them. The package's page says why."""
+
+
+def test_only_these_files_import_private_modules_of_flower():
+    found = {}
+    for file in Path(processes.__file__).parent.glob("*.py"):
+        nodes = [
+            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom | ast.Import)
+        ]
+        modules = {getattr(node, "module", None) or node.names[0].name for node in nodes}
+        if private := {name for name in modules if name.partition(".")[0] == "flwr"} - PUBLIC:
+            found[file.name] = private
+    assert found == PRIVATE
 
 
 def answer_of(path, headers=(), kind="http"):

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcore import ConfigError, RunConfig
-from fedcore.base import registry
-from fedcore.base.identity import LABELS
 from fedcore.data import DECLARED, Dataset, ResidentSamples, TensorSamples
-from fedcore.runs.provenance import INSTRUCTIONS, RECORDED, installed_versions
-from fedcore.runs.saved import code_in
+from fedcore.tools import LABELS, RECORDED, available, code_in, installed_versions, resolve
 from fedcore_flower import wire
+from fedcore_flower.conditions import TrainerOptions
 
 RunId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 """The id of a run. A client names a folder by it, so it must not contain a path."""
@@ -47,6 +45,9 @@ LOCAL_OPTIONS = (
 
 At a client they have their defaults. Only the device is the client's own.
 """
+
+INSTRUCTIONS = "instruction set"
+"""The name, among the versions, of the instruction set with which torch computes on the CPU."""
 
 SAFE_PREFIXES = ("torchvision", "timm")
 """The prefixes of models that read no files of the client."""
@@ -118,7 +119,7 @@ def versions_of(config: RunConfig) -> dict[str, str]:
     parts += [("model prefix", name.partition(":")[0]) for name in models]
     needed = {"fedcore", *RECORDED}
     for kind, name in parts:
-        point = registry.available(kind).get(name)
+        point = available(kind).get(name)
         if point is not None and point.dist is not None:
             required = [text for text in point.dist.requires or () if "extra ==" not in text]
             needed |= {point.dist.name, *(re.split(r"[^\w-]", text)[0] for text in required)}
@@ -142,26 +143,16 @@ def read_setup(header: Mapping[str, Any]) -> Setup:
         raise ConfigError(f"the server's description of the run is not valid: {where}: {first['msg']}") from None
 
 
-def own_config(
-    setup: Setup,
-    *,
-    allowed: Collection[str] | None,
-    models: Collection[str],
-    device: str,
-    dataset: str,
-    tell: Callable[[str], None],
-) -> RunConfig:
+def own_config(setup: Setup, options: TrainerOptions, dataset: str, tell: Callable[[str], None]) -> RunConfig:
     """Return the run's configuration for this client.
 
-    :param allowed: the methods that this client takes part in; None for all that are installed.
-    :param models: the names of models that may read files of this machine.
-    :param device: this client's device.
+    :param options: the conditions under which this client takes part.
     :param dataset: the name of this client's data in messages.
     :param tell: called with warnings for the user.
     :raises ConfigError: the configuration is not valid, or this client refuses a name or a version in it.
     """
     values = {key: value for key, value in setup.config.items() if key not in LOCAL_OPTIONS}
-    values.update(dataset=dataset, partition=DECLARED, engine="local", workers=0, device=device)
+    values.update(dataset=dataset, partition=DECLARED, engine="local", workers=0, device=options.device)
     config = RunConfig.create(values, source="the server's configuration")
     if config.clients != setup.clients or setup.client >= setup.clients:
         raise ConfigError(
@@ -171,15 +162,15 @@ def own_config(
     for name in code_in(config.model_copy(update={"dataset": "", "engine": "", "partition": ""})):
         raise ConfigError(f"the server names {name!r}, which imports code; a client only runs installed packages")
     for name in config.plugins:
-        if allowed is not None and name != "fedavg" and name not in allowed:
-            given = ", ".join(sorted(allowed)) or "none"
-            raise ConfigError(f"method {name!r} is not allowed at the client (--allow-plugin: {given})")
-        registry.resolve("plugin", name)
+        if options.allowed is not None and name not in ("fedavg", *options.allowed):
+            allowed = ", ".join(sorted(options.allowed)) or "none"
+            raise ConfigError(f"method {name!r} is not allowed at the client (--allow-plugin: {allowed})")
+        resolve("plugin", name)
     for name in {config.model, *config.client_models}:
         prefix, colon, _ = name.partition(":")
-        if colon and prefix not in SAFE_PREFIXES and name not in models:
+        if colon and prefix not in SAFE_PREFIXES and name not in options.models:
             raise ConfigError(f"model {name!r} may read files of the client; it is permitted by --allow-model {name}")
-        registry.resolve("model", name)
+        resolve("model", name)
     _check_versions(setup.versions, versions_of(config), tell)
     return config
 
@@ -205,7 +196,7 @@ def _check_versions(theirs: Mapping[str, str], ours: Mapping[str, str], tell: Ca
             continue
         if name not in ("python", INSTRUCTIONS, *RECORDED):
             found = f"{name} {version} is installed at the client, and {expected or 'no such package'} at the server"
-            package = registry.CORE if name == "fedcore" else name
+            package = "fedcore-fl" if name == "fedcore" else name
             raise ConfigError(f"{found}; install the same: pip install {package}{'==' + expected if expected else ''}")
         if expected:
             tell(f"{name} is {version} here and {expected} at the server: results may differ in their last bits")

@@ -1,7 +1,7 @@
-"""A process that ends with its parent: ``python -m fedcore_flower.child PARENT SIGNAL MODULE:FUNCTION ARGUMENT ...``.
+"""A process that ends with its parent: ``python -m fedcore_flower.child PARENT SIGNAL TARGET ARGUMENT ...``.
 
-Linux sends SIGNAL to the process when its parent ends, even if the parent is killed. The arguments are the function's
-command line.
+TARGET is ``MODULE:FUNCTION`` or the name of an installed command, such as ``flower-superexec``. The arguments are its
+command line. Linux sends SIGNAL to the process when its parent ends, even if the parent is killed.
 """
 
 from __future__ import annotations
@@ -11,21 +11,30 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Ask the kernel for the signal, and call the function."""
+    """Ask the kernel for the signal, and run the target."""
     parent, signal_number, target, *rest = arguments
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal_number))
     if os.getppid() != int(parent):
         sys.exit(1)  # the parent ended before this process asked for the signal
-    module, _, function = target.partition(":")
+    module, colon, function = target.partition(":")
     sys.argv = [target, *rest]
-    getattr(importlib.import_module(module), function)()
+    (getattr(importlib.import_module(module), function) if colon else installed_command(target))()
+
+
+def installed_command(name: str) -> Callable[[], Any]:
+    """Return the function behind a command that a package installs."""
+    function: Callable[[], Any] = entry_points(group="console_scripts")[name].load()
+    return function
 
 
 if __name__ == "__main__":

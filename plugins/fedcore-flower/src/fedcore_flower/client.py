@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError
-from fedcore_flower.processes import PRIVATE, Child, require_flower, silence_flower
-from fedcore_flower.trainer import TrainerOptions, receive_blobs, send_blobs
+from fedcore_flower.conditions import TrainerOptions
+from fedcore_flower.processes import PRIVATE, Child, receive_blobs, require_flower, send_blobs, silence_flower
 
 TRAINER = "fedcore_flower.trainer:main"
 POLL = 0.1

@@ -10,18 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from fedcore import ConfigError, RunConfig
-from fedcore.base import output
-from fedcore.base.identity import PARTITION_OPTIONS
-from fedcore.cli import options
-from fedcore.cli.settings import build_config
-from fedcore.cli.training import show_summary, training
+from fedcore.cli import group
+from fedcore.tools import PARTITION_OPTIONS, build_config, options, output, show_summary, training
 
-app = typer.Typer(
-    help="Federations across organisations, on Flower's SuperLink and SuperNodes.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = group("Federations across organisations, on Flower's SuperLink and SuperNodes.")
 
 WITHOUT_FLAG = {
     *PARTITION_OPTIONS,
@@ -228,8 +220,8 @@ def client(
 ) -> None:
     """Take part in federations with this machine's own data, until Ctrl-C."""
     from fedcore_flower.client import join
+    from fedcore_flower.conditions import TrainerOptions
     from fedcore_flower.keys import check_private_key
-    from fedcore_flower.trainer import TrainerOptions
 
     fingerprint = check_private_key(key)
     if not ca.is_file():
@@ -245,7 +237,7 @@ def client(
         test_fraction=test_fraction,
         seed=seed,
         allowed=allow_plugin,
-        models=allow_model,
+        models=allow_model or (),
         device=device,
         quiet=quiet,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedcore.engines import (
 )
 from fedcore_flower import wire
 from fedcore_flower.agreement import Setup, own_config, read_setup
+from fedcore_flower.conditions import TrainerOptions
 from fedcore_flower.history import History
 from fedcore_flower.own_data import OwnData
 from fedcore_flower.wire import HEAD, SETUP, SHARED, Blobs, WireError
@@ -33,7 +34,8 @@ class _Run:
 
     def __init__(self, setup: Setup, runtime: ClientRuntime) -> None:
         self.setup, self.runtime = setup, runtime
-        self.history = History(runtime.store, setup.client, reach=3 * runtime.config.checkpoint_every + 1)
+        states = runtime.store.path(setup.client, 0).parent
+        self.history = History(states, reach=3 * runtime.config.checkpoint_every + 1)
         self.shared_key: str | None = None
         self.shared: SharedPayload | None = None
 
@@ -43,24 +45,14 @@ class RequestHandler:
 
     An answer contains only what the run's methods declare: the outcome of a task, as ``ClientRuntime`` returns it.
 
-    :param state: the folder of the client's states.
-    :param allowed: the methods that this client takes part in; None for all that are installed.
-    :param models: the names of models that may read files of this machine.
+    :param options: the folder of the client's states, and the conditions under which it takes part.
     :param tell: called with status messages for the user.
     """
 
     def __init__(
-        self,
-        own: OwnData,
-        state: Path,
-        *,
-        allowed: Collection[str] | None = None,
-        models: Collection[str] = (),
-        device: str = "auto",
-        tell: Callable[[str], None] = lambda message: None,
+        self, own: OwnData, options: TrainerOptions, tell: Callable[[str], None] = lambda message: None
     ) -> None:
-        self._own, self._state, self._tell = own, state, tell
-        self._conditions: dict[str, Any] = {"allowed": allowed, "models": models, "device": device, "tell": tell}
+        self._own, self._options, self._tell = own, options, tell
         self._run: _Run | None = None
         self._answers: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
@@ -93,12 +85,12 @@ class RequestHandler:
         _, _, header = wire.unpack(blobs, SETUP)
         setup = read_setup(header)
         self._run = None  # free the memory of the run before
-        config = own_config(setup, dataset=self._own.dataset.name, **self._conditions)
+        config = own_config(setup, self._options, self._own.dataset.name, self._tell)
         own = getattr(self._own.dataset.train, "columns", ())
         if bool(own) != bool(setup.columns) and setup.kind == self._own.dataset.kind:
             whose = "the server's" if own else "the client's"
             self._tell(f"{whose} columns have no names, so their order must be: {', '.join(own or setup.columns)}")
-        site = self._own.site(config, setup, self._state / "runs" / setup.run)
+        site = self._own.site(config, setup, Path(self._options.state, "runs", setup.run))
         self._run = _Run(setup, ClientRuntime(site))
         methods = ", ".join(config.plugins) or "fedavg"
         self._tell(f"joined run {setup.run[:8]} as {setup.name!r}, client {setup.client} of {setup.clients}: {methods}")

@@ -7,19 +7,21 @@ these rounds named, and all versions that were written in these rounds.
 
 from __future__ import annotations
 
-from fedcore.base.files import parse_json, write_json
-from fedcore.client.store import ClientStore
+from pathlib import Path
+
+from fedcore.tools import parse_json, write_json
 
 
 class History:
     """The versions that the tasks of a run named, in ``named.json`` next to the states of the run.
 
+    :param states: the folder of the client's states of the run.
     :param reach: the number of rounds that the server may go back.
     """
 
-    def __init__(self, store: ClientStore, client: int, reach: int) -> None:
-        self._store, self._client, self._reach = store, client, reach
-        self._file = store.root / "named.json"
+    def __init__(self, states: Path, reach: int) -> None:
+        self._states, self._reach = states, reach
+        self._file = states.parent / "named.json"
         content = parse_json(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
         self._named: list[tuple[int, int | None]] = [(round, version) for round, version in content]
 
@@ -34,13 +36,13 @@ class History:
         named = [*past[max(outdated - 1, 0) :], (round, version)]
         if named != self._named:
             self._named = named
-            self._store.root.mkdir(parents=True, exist_ok=True)
+            self._file.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._file, named)
 
     def prune(self, round: int) -> None:
         """Delete the versions that the server can no longer name after a round."""
         kept = {version for _, version in self._named}
-        for path in self._store.path(self._client, 0).parent.glob("*.safetensors"):
+        for path in self._states.glob("*.safetensors"):
             version = int(path.stem)
             if version < round - self._reach and version not in kept:
                 path.unlink()

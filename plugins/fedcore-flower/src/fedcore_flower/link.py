@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
-from flwr.app import Array, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fedcore.engines import ClientFailure, FailureKind
 from fedcore_flower.courier import LostMessage
-from fedcore_flower.records import INLINE, as_array, from_content, to_content
-from fedcore_flower.superlink import MalformedReply, SuperLink
-from fedcore_flower.wire import SHARED, Blobs
+from fedcore_flower.superlink import SuperLink
+from fedcore_flower.wire import Blobs
 
 ONLINE_FOR = 0.5
 """The seconds for which the list of connected nodes is used before it is asked for again."""
@@ -39,22 +36,20 @@ class FlowerLink:
         self._superlink, self._nodes = superlink, list(nodes)
         self._online: set[int] = set()
         self._asked = float("-inf")
-        self._shared: tuple[bytes, Array] | None = None
         self._one_by_one = False
 
     def online(self) -> Collection[int]:
         """Return the clients whose nodes are connected, as the SuperLink knows it."""
         if time.monotonic() - self._asked > ONLINE_FOR:
-            found = set(self._superlink.call(self._superlink.grid.get_node_ids))
-            self._online = {client for client, node in enumerate(self._nodes) if node in found}
+            nodes, _ = self._superlink.call("nodes")
+            self._online = {client for client, node in enumerate(self._nodes) if node in nodes}
             self._asked = time.monotonic()
         return self._online
 
     def send(self, client: int, kind: str, blobs: Blobs, ttl: float) -> str | None:
         """Send a message to a client's node."""
-        message = Message(self._content(blobs), self._nodes[client], f"{kind}.fedcore", ttl=ttl)
-        (ticket,) = self._superlink.call(self._superlink.grid.push_messages, [message]) or [None]
-        return ticket or None
+        ticket, _ = self._superlink.call("push", blobs, node=self._nodes[client], kind=kind, ttl=ttl)
+        return str(ticket) if ticket else None
 
     def collect(self, tickets: Collection[str]) -> Iterator[tuple[str, Blobs | ClientFailure]]:
         """Return the replies that have arrived. A reply that Flower cannot decode is a failure of its client.
@@ -63,28 +58,20 @@ class FlowerLink:
         itself, and the courier's probes find out which requests must be sent again.
         """
         for group in [[ticket] for ticket in tickets] if self._one_by_one else [list(tickets)]:
-            try:
-                replies = self._superlink.call(self._superlink.grid.pull_messages, group)
-            except MalformedReply as error:
+            replies, blobs = self._superlink.call("pull", messages=group)
+            if isinstance(replies, str):
                 self._one_by_one = True
                 if len(group) == 1:
-                    yield group[0], ClientFailure("rejected", f"sent a message that Flower cannot decode: {error}")
+                    yield group[0], ClientFailure("rejected", f"sent a message that Flower cannot decode: {replies}")
                 continue
-            for reply in replies:
-                yield reply.metadata.reply_to_message_id, _read(reply)
-
-    def _content(self, blobs: Blobs) -> RecordDict:
-        """Return the content of a message. A round's payload is the same for all clients and is converted once."""
-        if len(blobs.get(SHARED, b"")) <= INLINE:
-            return to_content(blobs)
-        if self._shared is None or self._shared[0] is not blobs[SHARED]:
-            self._shared = (blobs[SHARED], as_array(blobs[SHARED]))
-        return to_content({name: blob for name, blob in blobs.items() if name != SHARED}, {SHARED: self._shared[1]})
+            for ticket, error in replies:
+                if error is None:
+                    names = [name for name in blobs if name.startswith(f"{ticket} ")]
+                    yield ticket, {name.removeprefix(f"{ticket} "): blobs[name] for name in names}
+                else:
+                    yield ticket, _failure(*error)
 
 
-def _read(reply: Any) -> Blobs | ClientFailure:
-    if not reply.has_error():
-        return from_content(reply.content)
-    code = reply.error.code
+def _failure(code: int, reason: str) -> ClientFailure:
     failure = LostMessage if code in LOST else ClientFailure
-    return failure(KINDS.get(code, "worker_lost"), f"Flower reports {reply.error.reason!r} (code {code})")
+    return failure(KINDS.get(code, "worker_lost"), f"Flower reports {reason!r} (code {code})")

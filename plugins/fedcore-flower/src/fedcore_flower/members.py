@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcore import ConfigError, RunDirectoryError
-from fedcore.base.files import parse_json, write_json
+from fedcore.tools import parse_json, write_json
 from fedcore_flower.agreement import RunId
 from fedcore_flower.keys import PublicKey
 

@@ -1,22 +1,28 @@
-"""The child processes of the server and of a client, which end with their parent, and the environment of Flower."""
+"""The child processes of the server and of a client: they end with their parent, and exchange blobs with it.
+
+And the environment and the versions of Flower.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
+import sysconfig
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-from fedcore.base.process import environment, python_command
+from fedcore.tools import environment, python_command
 
 PRIVATE = 0o700
 """The mode of a folder for its owner only."""
 
-FLOWER = "1.42"
-"""The version of Flower whose internal interfaces this package uses."""
+FLOWER = ((1, 40), (1, 43))
+"""The versions of Flower that this package is tested with: from the first, below the second."""
 
 _TAIL_LINES = 20
 _STOP_WITHIN = 8.0
@@ -32,7 +38,7 @@ SILENT = {
 class Child:
     """A process that ends when this process ends.
 
-    :param target: the function that it runs, as ``module:function``.
+    :param target: the function that it runs, as ``module:function``, or the name of an installed command.
     :param arguments: its command line.
     :param log: the file for its output; None for this process's stderr.
     :param at_parent_end: the signal that it gets when this process ends.
@@ -53,6 +59,7 @@ class Child:
         line = python_command("fedcore_flower.child", str(os.getpid()), str(int(at_parent_end)), target)
         if log is not None:
             log.touch(mode=0o600)
+        commands = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
         with contextlib.nullcontext() if log is None else log.open("ab") as stream:
             self._process = subprocess.Popen(  # noqa: S603 - a module of this package
                 [*line, *arguments],
@@ -61,7 +68,7 @@ class Child:
                 stderr=stream,
                 pass_fds=tuple(pass_fds),
                 start_new_session=True,  # Ctrl-C in the terminal goes to this process only
-                env=environment(**SILENT, **(env or {})),
+                env=environment(**SILENT, PATH=commands, **(env or {})),
             )
 
     @property
@@ -93,6 +100,25 @@ class Child:
         self._process.wait()
 
 
+def send_blobs(connection: Connection, blobs: dict[str, bytes]) -> None:
+    """Send one message."""
+    connection.send_bytes(json.dumps(list(blobs)).encode())
+    for blob in blobs.values():
+        connection.send_bytes(blob)
+
+
+def receive_blobs(connection: Connection) -> dict[str, bytes]:
+    """Wait for one message.
+
+    :raises EOFError: the other process has ended, maybe in the middle of the message.
+    """
+    try:
+        names = json.loads(connection.recv_bytes())
+        return {name: connection.recv_bytes() for name in names}
+    except OSError as error:  # also a plain one, if a message ends too early
+        raise EOFError(str(error)) from error
+
+
 def silence_flower(home: Path) -> None:
     """Set this process's environment so that Flower reports nothing. Call it before Flower is imported.
 
@@ -109,7 +135,7 @@ def silence_flower(home: Path) -> None:
 
 
 def require_flower() -> None:
-    """Check that Flower is installed in the minor version that this package needs.
+    """Check that Flower is installed in a version that this package is tested with.
 
     :raises ConfigError: it is not installed, or in another version.
     """
@@ -118,14 +144,17 @@ def require_flower() -> None:
     from fedcore import ConfigError
 
     try:
-        found = version("flwr")
+        installed = version("flwr")
     except PackageNotFoundError:
-        found = ""
-    if not found.startswith(f"{FLOWER}."):
-        installed = f"flwr {found} is installed" if found else "Flower is not installed"
+        installed = ""
+    first, below = FLOWER
+    if not installed or not first <= tuple(map(int, installed.split(".")[:2])) < below:
+        what = f"flwr {installed} is installed" if installed else "Flower is not installed"
+        (major, minor), (_, end) = first, below
         raise ConfigError(
-            f"{installed}; fedcore federate needs version {FLOWER}: pip install 'flwr~={FLOWER}.0', in an environment "
-            "without packages that need newer versions of protobuf, typer or rich"
+            f"{what}; fedcore federate needs version {major}.{minor} to {major}.{end - 1}: pip install "
+            f"'flwr>={major}.{minor},<{major}.{end}', in an environment without packages that need newer versions of "
+            "protobuf, typer or rich"
         )
 
 

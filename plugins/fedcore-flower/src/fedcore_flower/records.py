@@ -15,18 +15,13 @@ INLINE = 1 << 18
 """The most bytes of a small blob. Each further object of a message costs a request in each of four hops."""
 
 
-def as_array(blob: bytes) -> Array:
-    """Return a large blob as an array."""
-    return Array(dtype="uint8", shape=(len(blob),), stype=SMALL, data=blob)
-
-
-def to_content(blobs: Mapping[str, bytes], arrays: Mapping[str, Array] | None = None) -> RecordDict:
-    """Return blobs as the content of a message.
-
-    :param arrays: large blobs that :func:`as_array` has already converted, for messages to several clients.
-    """
-    large = {name: as_array(blob) for name, blob in blobs.items() if len(blob) > INLINE}
-    large.update(arrays or {})
+def to_content(blobs: Mapping[str, bytes]) -> RecordDict:
+    """Return blobs as the content of a message."""
+    large = {
+        name: Array(dtype="uint8", shape=(len(blob),), stype=SMALL, data=blob)
+        for name, blob in blobs.items()
+        if len(blob) > INLINE
+    }
     content = RecordDict({SMALL: ConfigRecord({name: blob for name, blob in blobs.items() if name not in large})})
     if large:
         content[LARGE] = ArrayRecord(large)

@@ -12,15 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig, RunResult
-from fedcore.base.config import public_share
-from fedcore.base.process import one_thread
-from fedcore.client.setup import Setup
 from fedcore.data import DECLARED, Dataset, Partition
-from fedcore.engines import ClientFailure
-from fedcore.runs.directory import RunDirectory
-from fedcore.runs.resolve import resolve
-from fedcore.runs.run import Run
-from fedcore.runs.saved import code_in
+from fedcore.engines import ClientFailure, ClientRuntime, ClientSite
+from fedcore.tools import Run, RunDirectory, code_in, one_thread, public_share, resolve_config
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
 from fedcore_flower.courier import Courier, Request
@@ -80,7 +74,7 @@ def start(config: RunConfig, options: ServerOptions, *, notify: Notify, tell: Te
     require_flower()
     run_id = uuid.uuid4().hex
     fixed = {"engine": "flower", "engine_options": {"federation": run_id}, "partition": DECLARED}
-    config, dataset = resolve(_check_config(config.model_copy(update=fixed)))
+    config, dataset = resolve_config(_check_config(config.model_copy(update=fixed)))
     _check_weights(config, dataset)
     names = list(options.keys)
     with _open_federation(options, config, list(options.keys.values()), tell) as courier:
@@ -191,7 +185,8 @@ def _check_weights(config: RunConfig, dataset: Dataset) -> None:
     """
     if config.weights is None:
         return
-    layout = Setup.build(config, dataset).layout  # with plugins of its own
+    nobody = Partition.declared([1] * config.clients, [0] * config.clients, config.dataset)
+    layout = ClientRuntime(ClientSite(config, dataset, nobody, Path())).setup.layout  # with plugins of its own
     kept = sorted(layout.personal | layout.fixed)
     if kept:
         raise ConfigError(

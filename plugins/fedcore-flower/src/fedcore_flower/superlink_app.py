@@ -8,10 +8,17 @@ Control need the secret of the process that started the SuperLink.
 from __future__ import annotations
 
 import hmac
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
+from fedcore_flower.child import installed_command
+
 HEADER = "x-fedcore-secret"
+SECRET_FILE = "--superexec-auth-secret-file"  # noqa: S105 - an option
+"""Flower's option for the file with the secret, which its Runtime API also needs."""
+
 OPEN = ("/v1/fleet/", "/v1/runtime/")
 """The interfaces that check their requests themselves."""
 
@@ -44,22 +51,17 @@ class OwnerOnly:
 
 
 def main() -> None:
-    """Run the SuperLink with the arguments of ``flower-superlink``.
+    """Run the command ``flower-superlink`` with its arguments.
 
-    Flower reads the secret from the file of ``--superexec-auth-secret-file``, for its Runtime API.
+    The command serves its app by ``uvicorn.run``. The server checks that requests without the secret are refused before
+    it lets clients in.
     """
     import uvicorn
-    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
-    from flwr.superlink.main import create_app
 
-    config = _parse_superlink_lifespan_config()
-    uvicorn.run(
-        OwnerOnly(create_app(config, SuperLinkLifespan), config.superexec_auth_secret),
-        host=config.host,
-        port=config.port,
-        access_log=False,
-        ssl_keyfile=config.ssl_keyfile,
-        ssl_certfile=config.ssl_certfile,
-        workers=1,
-        timeout_graceful_shutdown=2,
-    )
+    serve, secret = uvicorn.run, Path(sys.argv[sys.argv.index(SECRET_FILE) + 1]).read_bytes()
+
+    def run(app: Any, **options: Any) -> None:
+        serve(OwnerOnly(app, secret), **{**options, "access_log": False, "timeout_graceful_shutdown": 2})
+
+    uvicorn.run = run
+    installed_command("flower-superlink")()

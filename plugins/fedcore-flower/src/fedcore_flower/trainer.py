@@ -7,51 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class TrainerOptions:
-    """A client's data and the conditions under which it takes part. They go to the training process as JSON."""
-
-    data: str
-    """The data set, as ``--dataset`` names one."""
-    state: str
-    """The folder of the client's states, Flower's files and logs."""
-    data_dir: str | None = None
-    """The folder of named data sets."""
-    test_fraction: float | None = None
-    """The part of the training samples to hold out. None holds out the data set's own test samples."""
-    seed: int = 0
-    """The seed by which held-out samples are drawn."""
-    allowed: list[str] | None = None
-    """The methods that the client takes part in; None for all that are installed."""
-    models: list[str] | None = None
-    """The models that may read files of this machine."""
-    device: str = "auto"
-    quiet: bool = False
-    """Whether to print nothing."""
-
-
-def send_blobs(connection: Connection, blobs: dict[str, bytes]) -> None:
-    """Send one message."""
-    connection.send_bytes(json.dumps(list(blobs)).encode())
-    for blob in blobs.values():
-        connection.send_bytes(blob)
-
-
-def receive_blobs(connection: Connection) -> dict[str, bytes]:
-    """Wait for one message.
-
-    :raises EOFError: the other process has ended, maybe in the middle of the message.
-    """
-    try:
-        names = json.loads(connection.recv_bytes())
-        return {name: connection.recv_bytes() for name in names}
-    except OSError as error:  # also a plain one, if a message ends too early
-        raise EOFError(str(error)) from error
+from fedcore_flower.conditions import TrainerOptions
+from fedcore_flower.processes import receive_blobs, send_blobs
 
 
 def main() -> None:
@@ -67,8 +27,7 @@ def main() -> None:
 
 def _serve(connection: Connection, options: TrainerOptions) -> None:
     from fedcore import FedcoreError
-    from fedcore.base import output
-    from fedcore.base.process import one_thread
+    from fedcore.tools import one_thread, output
     from fedcore_flower.handler import RequestHandler
     from fedcore_flower.own_data import OwnData
 
@@ -79,14 +38,7 @@ def _serve(connection: Connection, options: TrainerOptions) -> None:
         except FedcoreError as error:
             send_blobs(connection, {"broken": str(error).encode()})
             return
-        handler = RequestHandler(
-            own,
-            Path(options.state),
-            allowed=options.allowed,
-            models=options.models or (),
-            device=options.device,
-            tell=(lambda message: None) if options.quiet else output.note,
-        )
+        handler = RequestHandler(own, options, (lambda message: None) if options.quiet else output.note)
         send_blobs(connection, {"ready": json.dumps(own.describe()).encode()})
         while True:
             send_blobs(connection, handler.answer(receive_blobs(connection)))
