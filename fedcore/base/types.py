@@ -15,17 +15,23 @@ Tensors = dict[str, Tensor]
 class Loss:
     """One additive term of the local objective: total = task_scale * task + sum of weight * value.
 
-    A part whose factor is exactly 0 is left out, so that 0 * inf never becomes nan.
+    A part whose factor is exactly 0 is left out, so that 0 * inf never becomes nan. If ``value`` is a function, it is
+    called at once, but not with a weight of 0: such a term is not computed.
     """
 
-    value: Tensor
-    """Tensor of shape (), differentiable in the local model."""
+    value: Any
+    """Tensor of shape (), differentiable in the local model, or a function that returns it; None is no such term."""
     weight: float | Tensor = 1.0
     """Factor on ``value``: a number, or a tensor if it depends on the epoch."""
     task_scale: float = 1.0
     """Factor on the task loss. Only a plugin that declares ``scales_task`` may set it to another value than 1."""
     name: str | None = None
     """Name in the records, below the plugin's name. The default is the plugin's name."""
+
+    def __post_init__(self) -> None:
+        if callable(self.value):
+            computed = isinstance(self.weight, Tensor) or self.weight != 0
+            object.__setattr__(self, "value", self.value() if computed else None)
 
 
 @dataclass(frozen=True)

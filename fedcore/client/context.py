@@ -263,7 +263,7 @@ class BatchStep(View, Step):
         return list(session.working.shared.values())
 
     @override
-    def frozen(self, name: str) -> Outputs | None:
+    def frozen(self, name: str) -> Any:
         self._session.plugins.require_reads(name, self._plugin)
         return self._batch.frozen(name)
 

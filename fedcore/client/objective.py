@@ -41,7 +41,8 @@ def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tens
         for loss in [] if result is None else result if isinstance(result, list) else [result]:
             _check_loss(session, plugin, loss)
             task_scale *= loss.task_scale
-            parts.append((f"{plugin.name}.{loss.name}" if loss.name else plugin.name, loss.weight, loss.value))
+            if loss.value is not None:
+                parts.append((f"{plugin.name}.{loss.name}" if loss.name else plugin.name, loss.weight, loss.value))
     parts = [part for part in (*parts, ("task", task_scale, task)) if isinstance(part[1], Tensor) or part[1] != 0]
     if record:
         for name, _, value in parts:
@@ -76,7 +77,8 @@ def _check_loss(session: LocalSession, plugin: Plugin, loss: Any) -> None:
     if not isinstance(loss, Loss):
         found, expected = f"returned {type(loss).__name__}", "Loss, a list of Loss or None"
         raise session.broken(plugin.name, found, hook="local_loss", expected=expected, hint="wrap it: Loss(value)")
-    _check_scalar(session, plugin, "local_loss", loss.value)
+    if loss.value is not None:
+        _check_scalar(session, plugin, "local_loss", loss.value)
     if loss.task_scale != 1.0 and not plugin.scales_task:
         found = f"returned task_scale {loss.task_scale} without declaring scales_task = True"
         raise session.broken(plugin.name, found, hook="local_loss")

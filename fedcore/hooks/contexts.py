@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -292,7 +292,10 @@ class Step(Protocol):
     def parameters(self) -> list[nn.Parameter]:
         """The trainable shared parameters."""
 
-    def frozen(self, name: str) -> Outputs | None:
+    @overload
+    def frozen(self, name: Literal["global"]) -> Outputs: ...
+    @overload
+    def frozen(self, name: Literal["previous"]) -> Outputs | None:
         """Return (features, logits) of the ``"global"`` or ``"previous"`` model on this batch.
 
         :returns: None for ``"previous"`` on the client's first participation.

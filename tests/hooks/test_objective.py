@@ -28,6 +28,34 @@ def test_terms_add_up_and_are_recorded_by_plugin_and_name(toy):
     assert losses == {"task": 2.0, "terms": 0.0, "terms.a": 0.0}
 
 
+def test_a_term_of_weight_0_is_not_computed(toy):
+    computed = []
+
+    class Lazy(Plugin):
+        @hookimpl
+        def local_loss(self, step):
+            def term(name):
+                computed.append(name)
+                return step.logits.mean(dim=0).sum()
+
+            weights = {"off": 0.0, "on": 3.0, "tensor": torch.tensor(0.0)}
+            return [Loss(lambda name=name: term(name), weight=weight, name=name) for name, weight in weights.items()]
+
+    result = toy(Lazy, clients=1, dataset="module:tests.toy.one_centre", local_epochs=1)
+    assert computed == ["on", "tensor"]
+    assert lines(result)[0]["losses"].keys() == {"task", "lazy.on", "lazy.tensor"}
+
+
+def test_an_error_in_a_term_that_is_a_function_names_the_plugin(toy):
+    class Raises(Plugin):
+        @hookimpl
+        def local_loss(self, step):
+            return Loss(lambda: step.features["none"], weight=1.0)
+
+    with pytest.raises(FedcoreError, match="plugin 'raises' hook local_loss"):
+        toy(Raises)
+
+
 def test_task_scale(toy):
     class Scaler(Plugin):
         scales_task = True

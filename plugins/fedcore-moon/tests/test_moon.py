@@ -46,11 +46,11 @@ class Watched(Moon):
             "kind": "step",
             "round": step.round,
             "client": step.client.id,
-            "value": None if loss is None else loss.value.item(),
+            "value": None if loss.value is None else loss.value.item(),
             "previous": None if previous is None else copied(previous),
             "global": copied(frozen),
         }
-        if loss is not None:
+        if loss.value is not None:
             with torch.no_grad():
                 z = [model(step.x).features.double().numpy() for model in (frozen, previous)]
             of_frozen = [step.frozen(name).features for name in ("global", "previous")]
@@ -199,9 +199,9 @@ def test_the_frozen_models_are_not_asked_for_where_there_is_no_term():
             asked.append(name)
 
     asked: list[str] = []
-    assert Moon(MoonOptions(mu=0.0)).local_loss(Step()) is None
+    assert Moon(MoonOptions(mu=0.0)).local_loss(Step()).value is None
     assert asked == []
-    assert Moon(MoonOptions()).local_loss(Step()) is None
+    assert Moon(MoonOptions()).local_loss(Step()).value is None
     assert asked == ["previous"]
 
 

@@ -212,11 +212,9 @@ class StackedStep(BatchStep):
         return list(self.client.parameters.values())
 
     @override
-    def frozen(self, name: str) -> Outputs | None:
+    def frozen(self, name: str) -> Any:
         self._session.plugins.require_reads(name, self._plugin)
-        present = self._session.working.frozen[name].present
-        found: Outputs | None = self._read(Path("frozen", name)) if present else None
-        return found
+        return self._read(Path("frozen", name)) if self._session.working.frozen[name].present else None
 
     @property
     @override

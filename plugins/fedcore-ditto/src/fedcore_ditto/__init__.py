@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from pydantic import Field
@@ -60,11 +61,11 @@ class Ditto(Plugin[DittoOptions]):
         # w's dropout must draw what FedAvg's draws: v_k draws from a separate stream.
         with step.random("personal") if scratch["draws"] else nullcontext():
             logits = functional_call(step.model, tensors, (step.x,)).logits  # renews v_k's buffers in place
-        losses = [Loss(F.cross_entropy(logits, step.y), name="personal")]
-        if self.options.lambda_ > 0:
-            pull = proximal_term(list(personal.values()), scratch["received"])
-            losses.append(Loss(pull, weight=self.options.lambda_, name="proximal"))
-        return losses
+        pull = partial(proximal_term, list(personal.values()), scratch["received"])
+        return [
+            Loss(F.cross_entropy(logits, step.y), name="personal"),
+            Loss(pull, weight=self.options.lambda_, name="proximal"),
+        ]
 
     @hookimpl
     def end_local(self, client: ClientContext) -> None:

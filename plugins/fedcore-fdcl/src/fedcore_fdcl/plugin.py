@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedcore import ClientContext, Loss, ModelTask, Plugin, PluginOptions, SplitModel, Step, hookimpl
 from fedcore.models import Outputs
@@ -50,25 +52,28 @@ class FDCL(Plugin[FDCLOptions]):
             task.reshape_classifier(self.name)
 
     @hookimpl
-    def local_loss(self, step: Step) -> list[Loss] | None:
+    def local_loss(self, step: Step) -> list[Loss]:
         """Return mu * (L_e + L_c), or no term without a previous model."""
-        options = self.options
-        if options.mu == 0:
-            return None
-        received, previous = step.frozen("global"), self._previous(step)
-        if received is None or previous is None:
-            return None
-        losses, tau = [], options.temperature
-        if options.encoder_term:
-            value = encoder_loss(step.features, received.features, previous.features, temperature=tau)
-            losses.append(Loss(value, weight=options.mu, name="encoder"))
-        if options.classifier_term:
-            outputs = [step.logits, received.logits, previous.logits]
+        options, previous = self.options, cache(lambda: self._previous(step))
+
+        def encoder() -> Tensor | None:
+            if (far := previous()) is None:
+                return None
+            near = step.frozen("global")
+            return encoder_loss(step.features, near.features, far.features, temperature=options.temperature)
+
+        def classifier() -> Tensor | None:
+            if (far := previous()) is None:
+                return None
+            outputs = [step.logits, step.frozen("global").logits, far.logits]
             if options.outputs == "probabilities":
                 outputs = [logits.softmax(dim=1) for logits in outputs]
-            value = classifier_loss(*outputs, temperature=tau)
-            losses.append(Loss(value, weight=options.mu, name="classifier"))
-        return losses
+            return classifier_loss(*outputs, temperature=options.temperature)
+
+        return [
+            Loss(encoder, weight=options.mu * options.encoder_term, name="encoder"),
+            Loss(classifier, weight=options.mu * options.classifier_term, name="classifier"),
+        ]
 
     def _previous(self, step: Step) -> Outputs | None:
         """Return the outputs of p on the batch; None in a first participation or a first epoch, which have no p."""

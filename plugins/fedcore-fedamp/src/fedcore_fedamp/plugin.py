@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -82,12 +83,11 @@ class FedAMP(Plugin[FedAMPOptions]):
         client.scratch["pull"] = [u.detach() for u in mixed.parameters() if u.requires_grad]
 
     @hookimpl
-    def local_loss(self, step: Step) -> Loss | None:
+    def local_loss(self, step: Step) -> Loss:
         """Add lambda / (2 alpha) |w_i - u_i|^2."""
-        if self.options.lambda_ == 0:
-            return None
         scratch, weight = step.client.scratch, self.options.lambda_ / self.options.alpha
-        return Loss(proximal_term(scratch["parameters"], scratch["pull"]), weight=weight, name="attentive")
+        pull = partial(proximal_term, scratch["parameters"], scratch["pull"])
+        return Loss(pull, weight=weight, name="attentive")
 
     @hookimpl
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:

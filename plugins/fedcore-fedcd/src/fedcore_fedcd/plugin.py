@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from pydantic import Field
@@ -97,12 +98,23 @@ class FedCD(Plugin[FedCDOptions]):
     def local_loss(self, step: Step) -> list[Loss]:
         """Return L_hpc, L_bpr and L_gid with their weights in Eq. 11."""
         options, batch, global_classifier = self.options, self._rebalanced(step), step.global_model.classifier
-        hpc = self._hierarchical(step, batch, mu=1.0 - self._t(step.round) / step.rounds)
-        bpr = eq.batch_prototype_loss(step.features, step.y, global_classifier, step.client.num_classes)
-        teacher = batch.logits(global_classifier(step.features.detach()), global_classifier)
-        student = batch.logits(step.logits, step.model.classifier)
-        gid = batch.mean(self._distillation(teacher, student, batch.labels))
-        return [hpc, Loss(bpr, weight=options.gamma, name="bpr"), Loss(gid, weight=options.lambda_, name="gid")]
+        mu = 1.0 - self._t(step.round) / step.rounds
+        bpr = partial(eq.batch_prototype_loss, step.features, step.y, global_classifier, step.client.num_classes)
+
+        def gid() -> Tensor:
+            teacher = batch.logits(global_classifier(step.features.detach()), global_classifier)
+            student = batch.logits(step.logits, step.model.classifier)
+            return batch.mean(self._distillation(teacher, student, batch.labels))
+
+        return [
+            Loss(partial(self._hierarchical, step, batch), weight=self._weight_of_hpc(mu), task_scale=mu, name="hpc"),
+            Loss(bpr, weight=options.gamma, name="bpr"),
+            Loss(gid, weight=options.lambda_, name="gid"),
+        ]
+
+    def _weight_of_hpc(self, mu: float) -> float:
+        """Return the weight of L_hpc in Eq. 11."""
+        return 1.0 - mu
 
     @hookimpl
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:
@@ -131,14 +143,14 @@ class FedCD(Plugin[FedCDOptions]):
         """Return D^k+ of the batch."""
         return eq.appended(step.y, step.client.scratch["points"])
 
-    def _hierarchical(self, step: Step, batch: eq.Rebalanced, mu: float) -> Loss:
-        """Return L_hpc (Eqs. 2 to 5) with its weight 1 - mu, and mu as the weight of L_dcl."""
+    def _hierarchical(self, step: Step, batch: eq.Rebalanced) -> Tensor:
+        """Return L_hpc (Eqs. 2 to 5)."""
         start, known, weights = (step.client.scratch[name] for name in ("start", "known", "weights"))
         fine = eq.assign_fine_classes(step.features, step.y, start, known)
         z, fine = batch.join(step.features, batch.points.features), batch.join(fine, batch.points.fine)
         prototypes, tau = step.added["prototypes"], self.options.temperature
         each = eq.hierarchical_contrast(z, batch.labels, fine, prototypes, known, weights, temperature=tau)
-        return Loss(batch.mean(each), weight=1.0 - mu, task_scale=mu, name="hpc")
+        return batch.mean(each)
 
     def _distillation(self, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
         """Return L_gid of each sample (Eq. 8), (N,)."""

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedcore import ClientContext, ClientUpdate, Loss, ModelTask, ServerContext, SplitModel, Step, hookimpl
+from fedcore import ClientContext, ClientUpdate, ModelTask, ServerContext, SplitModel, Step, hookimpl
 from fedcore_fedcd import equations as eq
 from fedcore_fedcd.plugin import FedCD, FedCDOptions
 from fedcore_functional import FeatureRange, UnitLength, check_means, class_means
@@ -150,11 +150,9 @@ class FedCDVariants(FedCD):
             return mixed(step.y, points, step.indices, step.client.scratch["partners"])
         return averaged(step.y, points) if self.options.rebalance == "averaged" else eq.appended(step.y, points)
 
-    def _hierarchical(self, step: Step, batch: eq.Rebalanced, mu: float) -> Loss:
-        if self.options.hpc:
-            return super()._hierarchical(step, batch, mu)
-        # Nothing trains P^k then: end_local sends feature means in its place.
-        return Loss(step.features.new_zeros(()), weight=0.0, task_scale=mu, name="hpc")
+    def _weight_of_hpc(self, mu: float) -> float:
+        # Without L_hpc nothing trains P^k: end_local sends feature means in its place.
+        return super()._weight_of_hpc(mu) if self.options.hpc else 0.0
 
     def _distillation(self, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
         if self.options.distillation == "kl":

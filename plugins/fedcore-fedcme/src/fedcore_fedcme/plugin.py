@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import torch
@@ -142,8 +143,9 @@ class FeatureAlignment(Plugin[FedCMEOptions]):
         if not received:
             return None
         mean = self.options.distance == "mean"
-        value = eq.alignment_loss(step.features, step.y, received["features"], received["known"], mean=mean)
-        return Loss(value, weight=self.options.mu, name="alignment")
+        known = received["features"], received["known"]
+        distance = partial(eq.alignment_loss, step.features, step.y, *known, mean=mean)
+        return Loss(distance, weight=self.options.mu, name="alignment")
 
     @hookimpl
     def observe(self, step: Step) -> None:

@@ -58,14 +58,13 @@ class FedCP(Plugin[FedCPOptions]):
         client.freeze([HEAD + "*"])
 
     @hookimpl
-    def local_loss(self, step: Step) -> Loss | None:
+    def local_loss(self, step: Step) -> Loss:
         """Add lambda * MMD(h, f_g(x)), which keeps local features near the global encoder's."""
-        if self.options.lambda_ == 0:
-            return None
-        received = step.frozen("global")
-        assert received is not None
-        value = maximum_mean_discrepancy(step.features, received.features)
-        return Loss(value, weight=self.options.lambda_, name="mmd")
+        return Loss(
+            lambda: maximum_mean_discrepancy(step.features, step.frozen("global").features),
+            weight=self.options.lambda_,
+            name="mmd",
+        )
 
     @hookimpl
     def end_local(self, client: ClientContext) -> None:

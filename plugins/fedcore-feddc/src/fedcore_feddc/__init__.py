@@ -86,8 +86,8 @@ class FedDC(Plugin[FedDCOptions]):
     def local_loss(self, step: Step) -> list[Loss]:
         """Add alpha/(2 W_i) R_i and, where s and s_i are known, G_i, over the shared parameters in training."""
         parameters, scratch = step.parameters, step.client.scratch
-        value = proximal_term(parameters, [scratch["target"][p] for p in parameters])
-        terms = [Loss(value, weight=scratch["alpha"], name="drift")]
+        pull = partial(proximal_term, parameters, [scratch["target"][p] for p in parameters])
+        terms = [Loss(pull, weight=scratch["alpha"], name="drift")]
         if "gap" in scratch:
             terms.append(Loss(linear_term(parameters, [scratch["gap"][p] for p in parameters]), name="gradient"))
         return terms

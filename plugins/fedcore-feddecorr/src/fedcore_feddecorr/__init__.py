@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -38,10 +39,10 @@ class FedDecorr(Plugin[FedDecorrOptions]):
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
         """Add beta * L_FedDecorr. A batch of one sample has no correlations."""
-        if self.options.beta == 0 or len(step.features) < 2:
+        if len(step.features) < 2:
             return None
         term = off_diagonal_term if self.options.form == "code" else frobenius_term
-        return Loss(term(step.features), weight=self.options.beta, name="decorrelation")
+        return Loss(partial(term, step.features), weight=self.options.beta, name="decorrelation")
 
 
 def correlation_matrix(features: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import torch
@@ -63,8 +64,8 @@ class FedDyn(Plugin[FedDynOptions]):
     def local_loss(self, step: Step) -> Loss:
         """Add alpha_i/2 |w - (w_t - lambda_i)|^2 (Eq. 1) over the shared parameters in training."""
         scratch = step.client.scratch
-        value = proximal_term(step.parameters, [scratch["target"][p] for p in step.parameters])
-        return Loss(value, weight=scratch["alpha"], name="dynamic")
+        pull = partial(proximal_term, step.parameters, [scratch["target"][p] for p in step.parameters])
+        return Loss(pull, weight=scratch["alpha"], name="dynamic")
 
     @hookimpl
     def end_local(self, client: ClientContext) -> None:

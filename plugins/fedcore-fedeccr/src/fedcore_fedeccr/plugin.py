@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from pydantic import Field
@@ -48,5 +49,5 @@ class FedECCR(Plugin[FedECCROptions]):
         if ready is None:
             return None
         alpha = 1 - step.round / step.rounds
-        value = contrast_with(step.features, step.y, ready, denominator=self.options.denominator)
-        return Loss(value, weight=alpha * self.options.contrast_weight, task_scale=1 - alpha, name="contrast")
+        contrast = partial(contrast_with, step.features, step.y, ready, denominator=self.options.denominator)
+        return Loss(contrast, weight=alpha * self.options.contrast_weight, task_scale=1 - alpha, name="contrast")

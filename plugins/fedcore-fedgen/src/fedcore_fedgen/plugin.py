@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -90,18 +91,27 @@ class FedGen(Plugin[FedGenOptions]):
         received, scratch = step.client.received, step.client.scratch
         if not received:
             return None
-        size, device = self.options.batch_size, step.y.device
-        with step.random("fedgen"):
-            drawn = torch.randint(len(scratch["classes"]), (size,), device=device)
-            labels = torch.cat([scratch["classes"][drawn], step.y])
-            noise = torch.randn(len(labels), self.options.noise, device=device)
-            logits = step.model.classifier(eq.generate(received, noise, labels))  # (size + B, C)
-        value = F.cross_entropy(logits[:size], labels[:size])
-        distance = eq.consistency_loss(step.logits, logits[size:], received["known"][step.y])
-        decay = self.options.decay**step.round
+        size, device, decay = self.options.batch_size, step.y.device, self.options.decay**step.round
+
+        @cache
+        def generated() -> tuple[Tensor, Tensor]:
+            """Return the logits (size + B, C) and labels of generated features: drawn ones, then the batch's."""
+            with step.random("fedgen"):
+                drawn = torch.randint(len(scratch["classes"]), (size,), device=device)
+                labels = torch.cat([scratch["classes"][drawn], step.y])
+                noise = torch.randn(len(labels), self.options.noise, device=device)
+                return step.model.classifier(eq.generate(received, noise, labels)), labels
+
+        def cross_entropy() -> Tensor:
+            logits, labels = generated()
+            return F.cross_entropy(logits[:size], labels[:size])
+
+        def consistency() -> Tensor:
+            return eq.consistency_loss(step.logits, generated()[0][size:], received["known"][step.y])
+
         return [
-            Loss(value, weight=self.options.alpha * decay, name="generated"),
-            Loss(distance, weight=self.options.beta * decay, name="consistency"),
+            Loss(cross_entropy, weight=self.options.alpha * decay, name="generated"),
+            Loss(consistency, weight=self.options.beta * decay, name="consistency"),
         ]
 
     @hookimpl

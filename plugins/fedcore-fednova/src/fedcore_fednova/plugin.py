@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 from pydantic import Field
@@ -40,11 +41,10 @@ class FedNova(Plugin[FedNovaOptions]):
     assumes = ("displacement", "sgd")  # after an exchange w_t - y_i is partly another client's work
 
     @hookimpl
-    def local_loss(self, step: Step) -> Loss | None:
+    def local_loss(self, step: Step) -> Loss:
         """Add mu/2 |w - w_t|^2."""
-        if self.options.mu == 0:
-            return None
-        return Loss(proximal_term(step.parameters, step.reference), weight=self.options.mu, name="proximal")
+        pull = partial(proximal_term, step.parameters, step.reference)
+        return Loss(pull, weight=self.options.mu, name="proximal")
 
     @hookimpl
     def weight(self, server: ServerContext, update: ClientUpdate) -> float:

@@ -30,13 +30,13 @@ class FedNTD(Plugin[FedNTDOptions]):
     reads = ("global",)
 
     @hookimpl
-    def local_loss(self, step: Step) -> Loss | None:
+    def local_loss(self, step: Step) -> Loss:
         """Add L_NTD between the model in training and the one received."""
-        frozen = None if self.options.beta == 0 else step.frozen("global")
-        if frozen is None:
-            return None
-        value = not_true_distillation(step.logits, frozen.logits, step.y, self.options.temperature)
-        return Loss(value, weight=self.options.beta, name="not_true")
+        return Loss(
+            lambda: not_true_distillation(step.logits, step.frozen("global").logits, step.y, self.options.temperature),
+            weight=self.options.beta,
+            name="not_true",
+        )
 
 
 def not_true_log_probabilities(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from pydantic import Field
@@ -116,11 +117,10 @@ class FedPAC(Plugin[FedPACOptions]):
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
         """Return lambda times the features' squared distance from the centroids, in the encoder's epochs."""
-        exist = "centroids" in step.client.scratch
-        if not exist or step.epoch < self.options.head_epochs or self.options.lambda_ == 0:
+        if "centroids" not in step.client.scratch or step.epoch < self.options.head_epochs:
             return None
-        value = prototype_distance(step.features, step.y, step.client.scratch["centroids"])
-        return Loss(value, weight=self.options.lambda_, name="alignment")
+        distance = partial(prototype_distance, step.features, step.y, step.client.scratch["centroids"])
+        return Loss(distance, weight=self.options.lambda_, name="alignment")
 
     @hookimpl
     def end_local(self, client: ClientContext) -> Tensors:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pydantic import Field, model_validator
 
 from fedcore import ClientContext, Loss, Plugin, ServerContext, SplitModel, Step, hookimpl
@@ -91,5 +93,5 @@ class FedProc(Plugin[FedProcOptions]):
         if ready is None:
             return None
         alpha = alpha_of(self.options, step)
-        value = contrast_with(step.features, step.y, ready)
-        return Loss(value, weight=alpha, task_scale=1 - alpha, name="contrast")
+        contrast = partial(contrast_with, step.features, step.y, ready)
+        return Loss(contrast, weight=alpha, task_scale=1 - alpha, name="contrast")

@@ -50,10 +50,13 @@ class FedProto(Plugin[FedProtoOptions]):
     def local_loss(self, step: Step) -> Loss | None:
         """Pull the features to the global prototypes of their classes."""
         received = step.client.received
-        if self.options.lambda_ == 0 or not received:
+        if not received:
             return None  # no client has sent prototypes before the first round
-        value = prototype_distance(step.features, step.y, received["prototypes"], received["known"])
-        return Loss(value, weight=self.options.lambda_, name="distance")
+        return Loss(
+            lambda: prototype_distance(step.features, step.y, received["prototypes"], received["known"]),
+            weight=self.options.lambda_,
+            name="distance",
+        )
 
     # --8<-- [end:local_loss]
     # --8<-- [start:end_local]

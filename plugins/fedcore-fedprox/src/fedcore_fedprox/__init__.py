@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pydantic import Field
 
 from fedcore import Loss, Plugin, PluginOptions, Step, hookimpl
@@ -25,8 +27,7 @@ class FedProx(Plugin[FedProxOptions]):
     neutral = {"mu": 0.0}
 
     @hookimpl
-    def local_loss(self, step: Step) -> Loss | None:
+    def local_loss(self, step: Step) -> Loss:
         """Add the proximal term."""
-        if self.options.mu == 0:
-            return None
-        return Loss(proximal_term(step.parameters, step.reference), weight=self.options.mu, name="proximal")
+        pull = partial(proximal_term, step.parameters, step.reference)
+        return Loss(pull, weight=self.options.mu, name="proximal")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,10 +55,10 @@ class FedTGP(Plugin[FedTGPOptions]):
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
         """Return lambda times the squared distance from the global prototypes; nothing before these exist."""
-        if not step.client.received or self.options.lambda_ == 0:
+        if not step.client.received:
             return None
-        value = prototype_distance(step.features, step.y, step.client.received["prototypes"])
-        return Loss(value, weight=self.options.lambda_, name="prototypes")
+        distance = partial(prototype_distance, step.features, step.y, step.client.received["prototypes"])
+        return Loss(distance, weight=self.options.lambda_, name="prototypes")
 
     @hookimpl
     def end_local(self, client: ClientContext) -> Tensors:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from pydantic import Field
 
@@ -49,15 +51,13 @@ class FPL(Plugin[FPLOptions]):
         received, scratch, options = step.client.received, step.client.scratch, self.options
         if not received:
             return None
-        losses = []
-        if options.contrast > 0:
-            clusters, tau = (received["clusters"], received["classes"]), options.temperature
-            value = eq.cluster_contrast(step.features, step.y, *clusters, temperature=tau)
-            losses.append(Loss(value, weight=options.contrast, name="contrast"))
-        if options.consistency > 0:
-            value = prototype_distance(step.features, step.y, scratch["unbiased"], scratch["known"])
-            losses.append(Loss(value, weight=options.consistency, name="consistency"))
-        return losses
+        clusters, tau = (received["clusters"], received["classes"]), options.temperature
+        contrast = partial(eq.cluster_contrast, step.features, step.y, *clusters, temperature=tau)
+        distance = partial(prototype_distance, step.features, step.y, scratch["unbiased"], scratch["known"])
+        return [
+            Loss(contrast, weight=options.contrast, name="contrast"),
+            Loss(distance, weight=options.consistency, name="consistency"),
+        ]
 
     @hookimpl
     def end_local(self, client: ClientContext) -> Tensors | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pydantic import Field
+from torch import Tensor
 
 from fedcore import Loss, ModelTask, Plugin, PluginOptions, SplitModel, Step, hookimpl
 from fedcore_functional import model_contrastive_loss
@@ -35,11 +36,14 @@ class Moon(Plugin[MoonOptions]):
             task.ensure_projection(model)
 
     @hookimpl
-    def local_loss(self, step: Step) -> Loss | None:
+    def local_loss(self, step: Step) -> Loss:
         """Add l_con; a client's first participation has no previous model, and the official code's term is 0 there."""
-        if self.options.mu == 0 or (far := step.frozen("previous")) is None:
-            return None
-        near = step.frozen("global")  # computed on first use: not where there is no term
-        assert near is not None
-        value = model_contrastive_loss(step.features, near.features, far.features, temperature=self.options.temperature)
-        return Loss(value, weight=self.options.mu, name="contrast")
+
+        def contrast() -> Tensor | None:
+            far, tau = step.frozen("previous"), self.options.temperature
+            if far is None:
+                return None
+            near = step.frozen("global")  # computed on first use: not where there is no term
+            return model_contrastive_loss(step.features, near.features, far.features, temperature=tau)
+
+        return Loss(contrast, weight=self.options.mu, name="contrast")

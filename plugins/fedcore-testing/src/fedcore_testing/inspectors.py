@@ -30,6 +30,8 @@ def _loss(call: Call, result: Any) -> None:
     for term in terms:
         if not isinstance(term, Loss):
             call.report(Rule.LOSS, f"returns {type(term).__name__}, expected Loss, a list of Loss or None")
+        elif term.value is None:
+            continue  # there is no such term in this step
         elif not isinstance(term.value, Tensor) or term.value.ndim:
             shape = tuple(term.value.shape) if isinstance(term.value, Tensor) else type(term.value).__name__
             call.report(Rule.LOSS, f"returns a value of {shape}, expected a tensor of shape (); forgot .mean()?")
@@ -50,7 +52,7 @@ def _trains(step: Any, term: Loss, name: str, idle: dict[str, float]) -> bool:
     :param idle: name -> in how many steps of the run it had a value, but a gradient of 0 only; updated.
     """
     if not term.value.requires_grad or not isinstance(step, BatchStep):
-        return term.value.requires_grad
+        return bool(term.value.requires_grad)
     added = (parameter for each in step._batch.session.requests.added.values() for parameter in each.values())
     trained = [parameter for parameter in (*step.model.parameters(), *added) if parameter.requires_grad]
     found = torch.autograd.grad(term.value, trained, retain_graph=True, allow_unused=True)

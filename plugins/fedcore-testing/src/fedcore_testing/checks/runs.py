@@ -73,7 +73,7 @@ def _other_random_state() -> Iterator[None]:
         torch.set_rng_state(kept[2])
 
 
-@check("leave terms of weight 0 out (return None), or correct `neutral`; neutral = None where no option is FedAvg.")
+@check("give Loss a function: weight 0 leaves it out. Or correct `neutral`; None where no option is FedAvg.")
 def check_neutral_options_are_fedavg(trial: Trial) -> None:
     """With its ``neutral`` options the global model is FedAvg's, bit by bit."""
     neutral = trial.plugin.neutral
