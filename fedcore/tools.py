@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fedcore.base.protocols import PROTOCOLS as PROTOCOLS
     from fedcore.base.protocols import SIGNS as SIGNS
     from fedcore.base.registry import available as available
+    from fedcore.base.registry import conflict as conflict
     from fedcore.base.registry import resolve as resolve
     from fedcore.base.safe_yaml import write_yaml as write_yaml
     from fedcore.base.section import unknown_option as unknown_option

@@ -215,18 +215,6 @@ def how_to_install(package: str) -> str:
     return f"pip install {f'-e {shlex.quote(str(folder))}' if folder.is_dir() else package}"
 
 
-def summary(point: EntryPoint) -> str:
-    """Return the one-line summary of the distribution behind an entry point.
-
-    A summary such as ``FedRep (ICML 2021): heads; FedBABU (ICLR 2022): a body`` has a part for each name. Then return
-    the part that begins with the entry point's name.
-    """
-    # Not metadata["Summary"]: with the backport importlib_metadata imported, a missing key raises.
-    whole = next(iter(point.dist.metadata.get_all("Summary") or []), "") if point.dist else ""
-    parts = whole.split("; ")
-    return next((part for part in parts if part.partition(" ")[0].strip(":").lower() == point.name), whole)
-
-
 def is_code(name: str) -> bool:
     """Return whether a name stands for code that is imported by its path, ``module:package.attribute``."""
     return name.startswith(CODE)

@@ -1,6 +1,6 @@
 """The command line: parses arguments, calls the Python API and prints the results.
 
-No module here imports torch before a command needs it. ``--help`` and ``plugins list`` thus answer at once.
+No module here imports torch before a command needs it. ``--help`` thus answers at once.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typer.main import get_command
 from fedcore import __version__
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, FedcoreError, suggestion
-from fedcore.cli import options, plugins, training
+from fedcore.cli import options, training
 from fedcore.cli.guard import guarded
 
 
@@ -119,4 +119,5 @@ def _root(
 app.command("train", cls=options.BriefHelp)(training.train)
 app.command("resume")(training.resume)
 app.command("evaluate")(training.evaluate)
-app.add_typer(plugins.app, name="plugins", cls=Commands)
+_plugins = typer.Typer(help="The methods, trackers and engines that are installed.", no_args_is_help=True)
+app.add_typer(_plugins, name="plugins", cls=Commands)  # packages bring its commands

@@ -18,7 +18,8 @@ FIGURES = r"global \d+\.\d\d %, global_local \d+\.\d\d %"
 
 
 @pytest.mark.parametrize(
-    "words", [["data"], ["data", "list"], ["data", "split", "--clients", "2"], ["data", "plot"], ["init"]]
+    "words",
+    [["data"], ["data", "list"], ["data", "split", "--clients", "2"], ["data", "plot"], ["init"], ["plugins", "list"]],
 )
 def test_without_the_package_its_commands_are_answered_with_it(monkeypatch, words: list[str]) -> None:
     installed = registry._scan
@@ -26,7 +27,8 @@ def test_without_the_package_its_commands_are_answered_with_it(monkeypatch, word
     outcome = CliRunner().invoke(app, words)
     assert outcome.exit_code == 2
     remedy = registry.how_to_install("fedcore-console")
-    assert outcome.output == f"error: {words[0]!r} needs the package fedcore-console: {remedy}\n"
+    name = "plugins list" if words[0] == "plugins" else words[0]
+    assert outcome.output == f"error: {name!r} needs the package fedcore-console: {remedy}\n"
 
 
 def test_without_the_package_a_terminal_has_the_lines_of_a_file(monkeypatch) -> None:

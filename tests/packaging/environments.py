@@ -116,4 +116,9 @@ class Environment:
         return json.loads((self.empty / out / "summary.json").read_text())
 
     def plugins(self):
-        return {row["name"]: row["package"] for row in json.loads(self.run("fedcore", "plugins", "list", "--json"))}
+        """Return the packages of the installed plugins, trackers and engines, by name."""
+        code = (
+            "import json; from fedcore.tools import available; kinds = ('plugin', 'tracker', 'engine'); "
+            "print(json.dumps({n: p.dist.name for kind in kinds for n, p in available(kind).items()}))"
+        )
+        return json.loads(self.run("python", "-c", code))

@@ -1,4 +1,4 @@
-"""Around a run: ``fedcore data``, ``fedcore init``, and its progress in a terminal or notebook, its figures as tables.
+"""Around a run: ``fedcore data``, ``init``, ``plugins list``; progress in a terminal or notebook, figures as tables.
 
 What other packages of commands use is imported on first use: the commands answer ``--help`` without torch.
 """

@@ -1,14 +1,12 @@
-"""``plugins list``."""
+"""``plugins list``: the methods, trackers and engines that are installed."""
 
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 from typing import Any
 
-import typer
-
-from fedcore.base import output, registry
-from fedcore.cli import options
+from fedcore.cli import command
+from fedcore.tools import available, conflict, options, output
 
 HEADING = "fedcore:"
 """The prefix of a package's keyword that names the heading under which its methods are listed."""
@@ -21,10 +19,7 @@ SUMMARIES = {
 }
 """Descriptions of fedcore's own entry points. A package's summary describes its entry points."""
 
-app = typer.Typer(help="The methods, trackers and engines that are installed.", no_args_is_help=True)
 
-
-@app.command("list")
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     """List the installed plugins, trackers and engines."""
     rows: list[dict[str, Any]] = [
@@ -33,10 +28,10 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
             "group": HEADINGS.get(kind) or _heading(point),
             "package": point.dist.name if point.dist else None,
             "version": point.dist.version if point.dist else None,
-            "summary": registry.conflict(kind, name) or _summary(point),
+            "summary": conflict(kind, name) or _summary(point),
         }
         for kind in ("plugin", "tracker", "engine")
-        for name, point in registry.available(kind).items()
+        for name, point in available(kind).items()
     ]
     if as_json:
         output.print_json(rows)
@@ -59,6 +54,9 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     console.print("More about one: fedcore plugins show NAME", style="dim")
 
 
+app = command(list_)
+
+
 def _heading(point: EntryPoint) -> str:
     """Return the heading that a method's package declares among its keywords, by default ``OTHERS``."""
     keywords = ",".join(point.dist.metadata.get_all("Keywords") or []).split(",") if point.dist else []
@@ -67,8 +65,17 @@ def _heading(point: EntryPoint) -> str:
 
 
 def _summary(point: EntryPoint) -> str:
-    own = point.dist is not None and point.dist.name == registry.CORE
-    return SUMMARIES[point.name] if own and point.name in SUMMARIES else registry.summary(point)
+    """Return the one-line summary of the distribution behind an entry point; fedcore's own have one each.
+
+    A summary such as ``FedRep (ICML 2021): heads; FedBABU (ICLR 2022): a body`` has a part for each name. Then return
+    the part that begins with the entry point's name.
+    """
+    if point.value.startswith("fedcore.") and point.name in SUMMARIES:
+        return SUMMARIES[point.name]
+    # Not metadata["Summary"]: with the backport importlib_metadata imported, a missing key raises.
+    whole = next(iter(point.dist.metadata.get_all("Summary") or []), "") if point.dist else ""
+    parts = whole.split("; ")
+    return next((part for part in parts if part.partition(" ")[0].strip(":").lower() == point.name), whole)
 
 
 def _position(title: str) -> tuple[int, str]:
