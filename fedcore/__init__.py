@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedcore.base.errors import DataError as DataError
     from fedcore.base.errors import DivergedError as DivergedError
     from fedcore.base.errors import FedcoreError as FedcoreError
+    from fedcore.base.errors import PluginCallError as PluginCallError
     from fedcore.base.errors import PluginConflictError as PluginConflictError
     from fedcore.base.errors import PluginContractError as PluginContractError
     from fedcore.base.errors import RejectUpdate as RejectUpdate

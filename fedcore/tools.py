@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedcore.base.lazy import lazy
+from fedcore.base.lazy import lazy as lazy
 
 if TYPE_CHECKING:
     from fedcore.base import output as output
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from fedcore.base.protocols import SIGNS as SIGNS
     from fedcore.base.registry import available as available
     from fedcore.base.registry import conflict as conflict
+    from fedcore.base.registry import group_of as group_of
+    from fedcore.base.registry import package_of as package_of
+    from fedcore.base.registry import packages as packages
     from fedcore.base.registry import resolve as resolve
     from fedcore.base.safe_yaml import write_yaml as write_yaml
     from fedcore.base.section import unknown_option as unknown_option

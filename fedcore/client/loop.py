@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedcore.base.errors import PluginContractError
 from fedcore.client.context import Batch, BatchStep
-from fedcore.client.objective import SecondPass, change_gradients, objective, require_gradient
+from fedcore.client.objective import SecondPass, change_gradients, require_gradient, total_loss
 from fedcore.client.session import LocalSession
 from fedcore.models import Outputs
 
@@ -95,7 +95,7 @@ def _forward(batch: Batch, view: ViewOf, *, record: bool = True) -> tuple[BatchS
     session = batch.session
     with session.autocast():
         step = view(batch, Outputs(*session.working.module(batch.x)))
-        total = objective(session, step, record=record)
+        total = total_loss(session, step, record=record)
     require_gradient(session, total)
     return step, total
 

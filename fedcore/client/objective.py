@@ -26,7 +26,7 @@ def require_gradient(session: LocalSession, total: Tensor) -> None:
         raise session.broken(None, found, hint=hint)
 
 
-def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tensor:
+def total_loss(session: LocalSession, step: Step, *, record: bool = True) -> Tensor:
     """Return task_scale * task + sum of weight * value. A part with weight 0 is left out, and is not recorded.
 
     :param record: whether to add the parts to the client's losses.

@@ -9,7 +9,7 @@ tensors, the factory declares them: ``factory.takes = ("graphs",)``.
 from fedcore.models.build import build_model, require_takes
 from fedcore.models.layout import Layout
 from fedcore.models.mlp import mlp
-from fedcore.models.placement import Placement, forward_chunk, resolve_device
+from fedcore.models.placement import Placement, convolves, forward_chunk, problem_in_channels_last, resolve_device
 from fedcore.models.split import ModelTask as ModelTask
 from fedcore.models.split import Outputs, frozen_modules, has_batch_norm, smallest_batch
 from fedcore.models.split import SplitModel as SplitModel
@@ -19,10 +19,12 @@ __all__ = [
     "Outputs",
     "Placement",
     "build_model",
+    "convolves",
     "forward_chunk",
     "frozen_modules",
     "has_batch_norm",
     "mlp",
+    "problem_in_channels_last",
     "require_takes",
     "resolve_device",
     "smallest_batch",

@@ -1,1 +1,23 @@
-"""One round on the server: cohort, exchange, validation of updates, aggregation, commit."""
+"""One round on the server: cohort, exchange, validation of updates, aggregation, commit.
+
+The names below are for tests of engines and of aggregation. They are imported on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedcore.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from fedcore.server.round import Notify as Notify
+    from fedcore.server.scope import Federation as Federation
+    from fedcore.server.scope import Round as Round
+    from fedcore.server.scope import ServerScope as ServerScope
+    from fedcore.server.state import ServerState as ServerState
+
+_attribute, __all__ = lazy(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    return _attribute(name)

@@ -27,6 +27,9 @@ SURFACE = {
     "fedcore.data": "data sets, samples, partitions",
     "fedcore.models": "models by name, and the device that they run on",
     "fedcore.engines": "an engine: its protocol, what travels, a worker's runtime",
+    "fedcore.client": "a runner: trainings and their steps; what a step's hooks read",
+    "fedcore.hooks": "plugins as tools see them: hooks, declarations, checks",
+    "fedcore.server": "the server's side of an engine: federations, rounds, state",
     "fedcore.cli": "the command line, and a package's command",
     "fedcore.tools": "tools: reading and comparing runs, commands, names, files",
     "fedcore_zoo": "data sets, partitions and networks of the papers, their layers, a fixed split, torchvision",
@@ -41,21 +44,15 @@ SURFACE = {
 """Module: what it is for. What it offers is its ``__all__``."""
 
 EXTENDS = {
-    "fedcore-accelerate": (
-        {"fedcore.base", "fedcore.client", "fedcore.data", "fedcore.hooks", "fedcore.models"},
-        "its runners take the steps of trainings themselves",
-    ),
     "fedcore-testing": (
         {
             "fedcore.base",
-            "fedcore.cli",
-            "fedcore.client",
-            "fedcore.engines",
-            "fedcore.hooks",
-            "fedcore.runs",
-            "fedcore.server",
+            "fedcore.client.runtime",
+            "fedcore.engines.local",
+            "fedcore.engines.worker",
+            "fedcore.server.cohort",
         },
-        "it takes runs apart",
+        "it lets runners, workers and orders of clients take the place of a run's own",
     ),
     "fedcore-bench": ({"fedcore.base", "fedcore.cli", "fedcore.runs"}, "it takes runs apart"),
     "fedcore-report": (

@@ -9,7 +9,7 @@ from on_cpu import CpuRecorder, assert_same, captured_on_cpu, side_by_side, stor
 from torch import nn
 
 from fedcore import Loss, Plugin, PluginContractError, hookimpl
-from fedcore.client.runner import OneByOne, runner_of
+from fedcore.client import OneByOne, runner_of
 from fedcore_accelerate import Graphs, Lanes
 from fedcore_accelerate.captured_steps import CaptureWarning
 from tests import support

@@ -12,7 +12,7 @@ from typing import Protocol
 import pytest
 from typing_extensions import get_protocol_members
 
-from fedcore.hooks.contexts import ClientContext, Step
+from fedcore import ClientContext, Step
 from fedcore_accelerate import captured_steps, stacked_step
 from fedcore_accelerate.stacked_step import NotStackable, StackedClient, StackedStep
 

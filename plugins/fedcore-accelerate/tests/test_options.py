@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import yaml
 
 from fedcore import ConfigError, RunConfig, load_run, resume, run
-from fedcore.base.safe_yaml import read_mapping
-from fedcore.client.runner import OneByOne, runner_of
-from fedcore.client.setup import Setup
+from fedcore.client import OneByOne, Setup, runner_of
 from fedcore.data import load_dataset
 from fedcore.models import build_model
 from fedcore_accelerate import Acceleration, tuning
@@ -16,6 +15,10 @@ from fedcore_accelerate.options import options_of
 from fedcore_accelerate.tuning import usual_stack
 from tests import support
 from tests.models.test_placement import IMAGES, Viewed, images
+
+
+def written_config(result):
+    return yaml.safe_load((result.directory / "config.yaml").read_text())
 
 
 @pytest.mark.parametrize(
@@ -79,11 +82,11 @@ def test_all_problems_are_in_one_message():
 def test_config_yaml_holds_what_is_not_at_its_default(tmp_path):
     options = {"clients": 2, "rounds": 1, "local_epochs": 1, "workers": 0, "device": "cpu", "out": tmp_path / "run"}
     result = run(**options, capture=False, progress=False)
-    written = read_mapping(result.directory / "config.yaml")
+    written = written_config(result)
     assert {name: written[name] for name in Acceleration.model_fields.keys() & written} == {"capture": False}
     longer = resume(result.directory, changes={"rounds": 2, "lanes": 3}, progress=False)
     assert (longer.config.lanes, longer.config.capture, longer.config.stack) == (3, False, 1)
-    (change,) = read_mapping(result.directory / "config.yaml")["changes"]
+    (change,) = written_config(result)["changes"]
     assert (change["rounds"], change["lanes"]) == ([1, 2], [1, 3])
     again = resume(result.directory, changes={"rounds": 2, "lanes": 1}, progress=False)
     assert again.config.lanes == 1
@@ -94,7 +97,7 @@ def test_autotune_takes_the_faster_format_and_records_it(go, monkeypatch, faster
     times = {name: 1.0 if name == faster else 2.0 for name in tuning.FORMATS}
     monkeypatch.setattr(tuning, "measure", lambda *_: times)
     result = go(**IMAGES, autotune=True)
-    assert read_mapping(result.directory / "config.yaml")["memory_format"] == faster
+    assert written_config(result)["memory_format"] == faster
 
 
 def test_autotune_measures_both_formats_and_leaves_the_model_alone(monkeypatch):
@@ -111,7 +114,7 @@ def test_autotune_measures_both_formats_and_leaves_the_model_alone(monkeypatch):
 def test_autotune_leaves_a_choice_and_what_has_none(go, monkeypatch, options):
     monkeypatch.setattr(tuning, "measure", lambda *_: pytest.fail("nothing to measure"))
     result = go(**{**IMAGES, **options}, autotune=True)
-    assert read_mapping(result.directory / "config.yaml")["memory_format"] == options.get("memory_format", "auto")
+    assert written_config(result)["memory_format"] == options.get("memory_format", "auto")
 
 
 def test_autotune_leaves_a_network_that_takes_one_format(go):

@@ -23,12 +23,12 @@ from fedcore import (
     hookimpl,
 )
 from fedcore.data import load_dataset, load_partition
+from fedcore.hooks import create_plugin
 from fedcore_ccvr import Ccvr, TukeyLinear, tukey
 from fedcore_functional import feature_statistics, sample_features
 from fedcore_testing import (
     CorrectsClassifier,
     PersonalClassifier,
-    create_plugin,
     federations,
     installed,
     model_bytes,

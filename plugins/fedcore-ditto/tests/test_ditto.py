@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import fedcore
 from fedcore import Loss, Plugin, PluginConflictError, SplitModel, hookimpl
+from fedcore.client import evaluate
 from fedcore.data import load_dataset
 from fedcore_ditto import Ditto
 from fedcore_functional import proximal_term
@@ -23,7 +24,6 @@ from fedcore_testing import (
     W,
     analytic_federation,
     client_arrays,
-    evaluate,
     federations,
     linear,
     mean_by_hand,

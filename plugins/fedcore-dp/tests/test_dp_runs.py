@@ -27,12 +27,12 @@ from fedcore import (
     question,
 )
 from fedcore.engines import ClientFailure, InProcessEngine
+from fedcore.hooks import create_plugin
 from fedcore_dp import CentralDP, LocalDP
 from fedcore_dp.accountant import spent_by
 from fedcore_dp.central import default_delta
 from fedcore_testing import (
     committed,
-    create_plugin,
     federate,
     initial_weights,
     interrupted,

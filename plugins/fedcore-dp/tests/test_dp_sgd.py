@@ -22,18 +22,10 @@ from fedcore import (
     hookimpl,
     question,
 )
+from fedcore.hooks import create_plugin
 from fedcore_dp import per_example, spent_epsilon
 from fedcore_dp.accountant import spent_by
-from fedcore_testing import (
-    create_plugin,
-    federate,
-    initial_weights,
-    interrupted,
-    model_bytes,
-    records,
-    small_config,
-    weights,
-)
+from fedcore_testing import federate, initial_weights, interrupted, model_bytes, records, small_config, weights
 
 HERE = f"module:{__name__}."
 RUN = {"clients": 4, "rounds": 1, "partition": "iid", "client_test_fraction": 0.0, "model": "mlp", "momentum": 0.0}

@@ -10,18 +10,10 @@ import torch
 from torch.nn import functional as F
 
 from fedcore import ConfigError, Plugin, PluginConflictError, hookimpl
+from fedcore.client import evaluate
 from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore_testing import (
-    PersonalClassifier,
-    evaluate,
-    federations,
-    installed,
-    model_bytes,
-    partition_of,
-    records,
-    weights,
-)
+from fedcore_testing import PersonalClassifier, federations, installed, model_bytes, partition_of, records, weights
 
 go = federations(batch_size=100)
 

@@ -11,16 +11,9 @@ from torch.nn import functional as F
 
 from fedcore import ConfigError, PluginConflictError
 from fedcore.data import load_dataset, load_partition
+from fedcore.hooks import create_plugin
 from fedcore_functional import PrototypeOptions, sample_features
-from fedcore_testing import (
-    PrefersClass0,
-    committed,
-    create_plugin,
-    federations,
-    installed,
-    model_bytes,
-    records,
-)
+from fedcore_testing import PrefersClass0, committed, federations, installed, model_bytes, records
 
 QUICK = {"epochs": 2, "per_class": 50}
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}

@@ -9,6 +9,7 @@ from torch import nn
 
 import fedcore
 from fedcore import ConfigError, FedcoreError, Plugin, PluginConflictError, PluginContractError, SplitModel, hookimpl
+from fedcore.client import evaluate
 from fedcore.data import load_dataset
 from fedcore_functional import proximal_term
 from fedcore_testing import (
@@ -22,7 +23,6 @@ from fedcore_testing import (
     base_and_head,
     client_arrays,
     committed,
-    evaluate,
     federations,
     hidden_tanh,
     mean_by_hand,

@@ -11,15 +11,9 @@ from torch.nn import functional as F
 
 from fedcore import ConfigError, Plugin, PluginConflictError, RoundFailedError, hookimpl
 from fedcore.data import load_dataset, load_partition
+from fedcore.hooks import create_plugin
 from fedcore_functional import UnitLength
-from fedcore_testing import (
-    create_plugin,
-    federations,
-    installed,
-    model_bytes,
-    plugin_state,
-    records,
-)
+from fedcore_testing import federations, installed, model_bytes, plugin_state, records
 
 LOG: list[tuple] = []
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedcore import ConfigError, Loss, Plugin, hookimpl
+from fedcore.client import evaluate
 from fedcore.data import load_dataset
 from fedcore_per_fedavg import curvature, moved, parts
 from fedcore_testing import (
@@ -14,7 +15,6 @@ from fedcore_testing import (
     W,
     analytic_federation,
     client_arrays,
-    evaluate,
     federations,
     initial_weights,
     linear,

@@ -11,6 +11,7 @@ from torch import nn
 
 import fedcore
 from fedcore import FedcoreError, Plugin, PluginConflictError, SplitModel, hookimpl
+from fedcore.client import evaluate
 from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore_functional import proximal_term
 from fedcore_testing import (
@@ -22,7 +23,6 @@ from fedcore_testing import (
     W,
     analytic_federation,
     committed,
-    evaluate,
     federations,
     installed,
     linear,

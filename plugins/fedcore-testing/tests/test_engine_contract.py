@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from fedcore import ClientUpdate, FedcoreError
-from fedcore.client.messages import ClientFailure, Reply
-from fedcore.client.runtime import ClientRuntime
-from fedcore.engines.in_process import InProcessEngine
+from fedcore.engines import ClientFailure, ClientRuntime, InProcessEngine, Reply
 from fedcore_testing import check_engine, federate, model_bytes
 
 

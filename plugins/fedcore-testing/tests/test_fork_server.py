@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.base.process import environment
 from fedcore.engines import local
+from fedcore.tools import environment
 from fedcore_testing import client_state, federate, forked_workers
 from fedcore_testing.forked import ForkedProcess, fork_server
 

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,11 +16,9 @@ import pytest
 import torch
 from pydantic import ConfigDict, Field, field_validator
 from torch import nn
-from typer.testing import CliRunner
 
 from fedcore import ClientUpdate, Loss, Plugin, PluginOptions, UnknownNameError, hookimpl, question
 from fedcore.base import registry
-from fedcore.cli.app import app
 from fedcore.engines import ClientFailure, InProcessEngine
 from fedcore_functional import proximal_term
 from fedcore_testing import (
@@ -785,7 +782,17 @@ def test_a_planted_defect_is_found_by_its_check(check, plugin, words):
     assert len(re.split(r"\nWhat to do: |\. Hint: ", text, maxsplit=1)[1]) > 20
 
 
-def test_the_hooks_of_an_installed_plugin_are_watched_too(monkeypatch):
+def install(folder, monkeypatch, group, **points):
+    """Install a package with entry points."""
+    info = folder / "draws_package-1.0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: draws-package\nVersion: 1.0\n")
+    lines = "".join(f"{name} = {value}\n" for name, value in points.items())
+    (info / "entry_points.txt").write_text(f"[{group}]\n{lines}")
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_the_hooks_of_an_installed_plugin_are_watched_too(tmp_path, monkeypatch):
     class Draws(Plugin):
         """A class in the module of its entry point, as in a new package."""
 
@@ -795,10 +802,7 @@ def test_the_hooks_of_an_installed_plugin_are_watched_too(monkeypatch):
         def local_loss(self, step):
             return Loss(step.features.square().mean() * torch.rand(()))
 
-    scan, point = registry._scan, EntryPoint("draws", "draws_package:Draws", "fedcore.plugins")
-    monkeypatch.setattr(
-        registry, "_scan", lambda kind, path: scan(kind, path) | ({"draws": [point]} if kind == "plugin" else {})
-    )
+    install(tmp_path, monkeypatch, "fedcore.plugins", draws="draws_package:Draws")
     monkeypatch.setitem(sys.modules, "draws_package", SimpleNamespace(Draws=Draws))
     assert name_of(Draws) == "draws"
     with pytest.raises(CheckFailed, match="'draws' fails check_uses_no_global_random_state: hook local_loss draws"):
@@ -989,32 +993,33 @@ def test_checks_are_plain_functions_that_take_a_class():
 # --- fedcore plugins check ---------------------------------------------------------------------------------------
 
 
-def cli(*arguments):
-    return CliRunner().invoke(app, ["plugins", "check", *arguments], catch_exceptions=False)
+@pytest.fixture
+def check(cli):
+    return lambda *arguments: cli("plugins", "check", *arguments)
 
 
-def test_the_command_passes():
-    result = cli("fedprox", "--only", "check_trains", "--only", "check_is_documented")
+def test_the_command_passes(check):
+    result = check("fedprox", "--only", "check_trains", "--only", "check_is_documented")
     assert result.exit_code == 0, result.output
     assert re.search(r"passed +check_trains +Two rounds", result.output)
     assert "fedprox keeps the contract: 2 passed in" in result.output
 
 
-def test_the_command_fails_with_what_to_do():
-    result = cli(name_of(Undocumented), "--only", "check_is_documented")
+def test_the_command_fails_with_what_to_do(check):
+    result = check(name_of(Undocumented), "--only", "check_is_documented")
     assert result.exit_code == 1
     assert re.search(r"FAILED +check_is_documented", result.output)
     assert "What to do: write a docstring" in result.output
     assert "breaks the contract: 1 failed" in result.output
     assert "--expect CHECK=REASON" in result.output
-    result = cli(name_of(Undocumented), "--only", "check_is_documented", "--expect", "check_is_documented=a=b")
+    result = check(name_of(Undocumented), "--only", "check_is_documented", "--expect", "check_is_documented=a=b")
     assert result.exit_code == 0
     assert re.search(r"known +check_is_documented .*\n +a=b\n", result.output)
     assert "keeps the contract: 1 failed as expected" in result.output
 
 
-def test_the_command_in_json():
-    result = cli(
+def test_the_command_in_json(check):
+    result = check(
         name_of(Undocumented), "--only", "check_is_documented", "--only", "check_options_have_defaults", "--json"
     )
     assert result.exit_code == 1
@@ -1024,10 +1029,10 @@ def test_the_command_in_json():
     ]
 
 
-def test_the_command_starts_processes_only_if_it_is_asked_to(monkeypatch):
+def test_the_command_starts_processes_only_if_it_is_asked_to(check, monkeypatch):
     ran = []
     monkeypatch.setattr("fedcore_testing.run_checks", lambda name, **options: iter(ran.append(options) or ()))
-    assert cli("fedprox").exit_code == cli("fedprox", "--thorough").exit_code == 0
+    assert check("fedprox").exit_code == check("fedprox", "--thorough").exit_code == 0
     assert [options["slow"] for options in ran] == [False, True]
 
 
@@ -1039,8 +1044,8 @@ def test_the_command_starts_processes_only_if_it_is_asked_to(monkeypatch):
         (["fedprox", "--expect", "check_train=it cannot"], "Did you mean 'check_trains'?"),
     ],
 )
-def test_the_command_refuses_unknown_names(arguments, words):
-    result = cli(*arguments)
+def test_the_command_refuses_unknown_names(check, arguments, words):
+    result = check(*arguments)
     assert result.exit_code == 2
     assert words in result.stderr
     assert "Traceback" not in result.output
@@ -1094,18 +1099,18 @@ class BadByOption(Plugin[Notes]):
         return {"n": client.n} if self.options.wrong else None
 
 
-def test_the_options_of_the_check_reach_its_runs():
+def test_the_options_of_the_check_reach_its_runs(check):
     name, only = name_of(BadByOption), ["--only", "check_trains", "--only", "check_sends_only_finite_tensors"]
-    assert cli(name, *only).exit_code == 0
-    result = cli(name, *only, "--set", "BadByOption.wrong=true")
+    assert check(name, *only).exit_code == 0
+    result = check(name, *only, "--set", "BadByOption.wrong=true")
     assert result.exit_code == 1
     assert re.search(r"FAILED +check_trains", result.output)
     assert re.search(r"FAILED +check_sends_only_finite_tensors", result.output)
     RUNS.clear()
-    assert cli(name, *only, "--model", "mlp", "--public", "0.1").exit_code == 0
+    assert check(name, *only, "--model", "mlp", "--public", "0.1").exit_code == 0
     assert {run[1:] for run in RUNS} == {("mlp", "0.1")}
     RUNS.clear()
-    assert cli(name, *only, "--dataset", "breast-cancer", "--samples", "100").exit_code == 0
+    assert check(name, *only, "--dataset", "breast-cancer", "--samples", "100").exit_code == 0
     assert {run[0] for run in RUNS} == {"breast-cancer"}
 
 
@@ -1139,8 +1144,8 @@ def test_parametrized_checks_take_options():
         (["--public", "2"], "--public: a share of the training set"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused_before_any_check(arguments, words):
-    result = cli("fedprox", *arguments)
+def test_options_that_cannot_be_used_are_refused_before_any_check(check, arguments, words):
+    result = check("fedprox", *arguments)
     assert result.exit_code == 2
     assert words in result.stderr
     assert "Traceback" not in result.output

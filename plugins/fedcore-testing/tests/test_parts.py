@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fedcore import SplitModel
-from fedcore.base import registry
 from fedcore.data import TensorSamples, load_dataset
+from fedcore.tools import resolve
 from fedcore_testing import check_dataset, check_model, check_partitioner
 from fedcore_testing.problems import linear
 
@@ -72,7 +72,7 @@ def one_for_all(labels, num_clients, **_):
 @pytest.mark.filterwarnings("ignore::fedcore.data.PartitionWarning")
 @pytest.mark.parametrize("name", ["iid", "dirichlet", "dirichlet-clients", "shards", "classes", "quantity", "natural"])
 def test_the_bundled_partitioners_pass(name):
-    check_partitioner(registry.resolve("partitioner", name))
+    check_partitioner(resolve("partitioner", name))
 
 
 def test_a_partitioner_that_reads_the_data_passes():

@@ -9,11 +9,9 @@ import sys
 import tomllib
 
 import pytest
-from typer.testing import CliRunner
 
 from fedcore import __version__
-from fedcore.base.process import search_path
-from fedcore.cli.app import app
+from fedcore.tools import environment
 from fedcore_testing.scaffold import KINDS
 from tests.support import run_code
 
@@ -28,9 +26,8 @@ FLAGS = {
 
 
 @pytest.fixture
-def new(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return lambda *arguments: CliRunner().invoke(app, ["plugins", "new", *arguments], catch_exceptions=False)
+def new(cli):
+    return lambda *arguments: cli("plugins", "new", *arguments)
 
 
 def python(folder, *arguments, path):
@@ -121,7 +118,7 @@ def own_tests(package, spec, *options):
     """Run a package's own tests: no failure, no warning."""
     arguments = ["-q", "-p", "no:cacheprovider", "-W", "error", *options]
     code = f"import os, sys, pytest; os.chdir({str(package)!r}); sys.exit(pytest.main({arguments!r}))"
-    done = run_code(code, PYTHONPATH=os.pathsep.join([str(spec), search_path()]), NO_COLOR="1")
+    done = run_code(code, PYTHONPATH=os.pathsep.join([str(spec), environment()["PYTHONPATH"]]), NO_COLOR="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\d+ passed", done.stdout), done.stdout
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedcore.base.lazy import lazy
+from fedcore.tools import lazy
 
 if TYPE_CHECKING:
     from fedcore_accelerate.captured_steps import CaptureWarning as CaptureWarning

@@ -20,12 +20,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fedcore.base.errors import PluginCallError
-from fedcore.client.context import Batch, BatchStep, SessionContext
-from fedcore.client.loop import take_step
-from fedcore.client.session import LocalSession
-from fedcore.data.client_data import Picked
-from fedcore.hooks.contexts import ClientContext
+from fedcore import ClientContext, PluginCallError
+from fedcore.client import Batch, BatchStep, LocalSession, Picked, SessionContext, take_step
 from fedcore.models import Outputs
 from fedcore_accelerate.recorder import CudaRecorder, Launch
 

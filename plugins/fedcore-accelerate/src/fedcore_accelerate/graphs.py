@@ -8,13 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedcore.base.config import RunConfig
-from fedcore.client.context import Batch
-from fedcore.client.messages import Outcome
-from fedcore.client.runner import Training, drain
-from fedcore.client.session import LocalSession
-from fedcore.client.working_model import Memory, WorkingModel
+from fedcore import RunConfig
+from fedcore.client import Batch, LocalSession, Memory, Training, WorkingModel, drain
 from fedcore.data import Dataset
+from fedcore.engines import Outcome
 from fedcore_accelerate.captured_steps import StepGraphs
 from fedcore_accelerate.options import options_of
 from fedcore_accelerate.recorder import CudaRecorder

@@ -18,11 +18,9 @@ from functools import partial
 
 import torch
 
-from fedcore.base.errors import PluginCallError
-from fedcore.client.loop import take_step
-from fedcore.client.messages import Outcome
-from fedcore.client.runner import Training
-from fedcore.client.session import LocalSession
+from fedcore import PluginCallError
+from fedcore.client import LocalSession, Training, take_step
+from fedcore.engines import Outcome
 from fedcore_accelerate.captured_steps import REFUSED, SEEN, Captured, CaptureWarning, Key, StepGraphs
 from fedcore_accelerate.graphs import Graphs
 from fedcore_accelerate.recorder import LaunchBranches

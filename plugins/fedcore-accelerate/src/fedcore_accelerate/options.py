@@ -11,7 +11,7 @@ from fedcore import Section, Trait
 
 if TYPE_CHECKING:
     from fedcore import RunConfig
-    from fedcore.client.setup import Setup
+    from fedcore.client import Setup
     from fedcore.data import Dataset
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from fedcore.base.seeding import RandomStream
+from fedcore.client import RandomStream
 
 Launch = Callable[[], None]
 """Repeats recorded operations on the device."""

@@ -7,10 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
-from fedcore.client.loop import take_step
-from fedcore.client.messages import Outcome
-from fedcore.client.runner import Training
-from fedcore.client.working_model import Memory, WorkingModel
+from fedcore.client import Memory, Training, WorkingModel, take_step
+from fedcore.engines import Outcome
 from fedcore_accelerate.stacks import Group, Stack
 from fedcore_accelerate.steps import Steps, with_share_of_time
 

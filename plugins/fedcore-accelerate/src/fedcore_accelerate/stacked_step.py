@@ -14,11 +14,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedcore import SplitModel
-from fedcore.base.errors import FedcoreError
-from fedcore.client.context import Batch, BatchStep, context_of
-from fedcore.client.session import LocalSession
-from fedcore.hooks.contexts import ClientContext
+from fedcore import ClientContext, FedcoreError, SplitModel
+from fedcore.client import Batch, BatchStep, LocalSession, context_of
 from fedcore.models import Outputs
 
 OF_RUN = ("config", "round", "rounds", "num_classes", "device", "model", "lr", "momentum")

@@ -21,12 +21,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedcore import SplitModel
-from fedcore.client.context import Batch, BatchStep
-from fedcore.client.objective import objective, require_gradient
-from fedcore.client.optimizer import Optimizer
-from fedcore.client.session import LocalSession, LossTotals
-from fedcore.client.working_model import WorkingModel
-from fedcore.data.client_data import Picked
+from fedcore.client import (
+    Batch,
+    BatchStep,
+    LocalSession,
+    LossTotals,
+    Optimizer,
+    Picked,
+    WorkingModel,
+    require_gradient,
+    total_loss,
+)
 from fedcore.models import Outputs
 from fedcore_accelerate.stacked_step import NotStackable, Path, Reads, StackedStep, Unread
 
@@ -190,7 +195,7 @@ class Group:
                 one.losses = LossTotals({})
                 with one.autocast():
                     outputs = Outputs(*model(x))
-                    total = objective(one, StackedStep(first, outputs, read, x, *given))
+                    total = total_loss(one, StackedStep(first, outputs, read, x, *given))
                 return total, one.losses.sums, *outputs
 
             own = {f"trained.{name}": weights[name] for name in self._stack.weights}

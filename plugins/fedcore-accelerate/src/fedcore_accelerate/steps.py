@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedcore.base.seeding import RandomStream
-from fedcore.base.types import ClientUpdate
-from fedcore.client.context import Batch
-from fedcore.client.messages import Outcome
-from fedcore.client.runner import Training
-from fedcore.client.session import LocalSession
+from fedcore import ClientUpdate
+from fedcore.client import Batch, LocalSession, RandomStream, Training
+from fedcore.engines import Outcome
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import torch
 from torch.nn import functional as F
 
 from fedcore import RunConfig, SplitModel
-from fedcore.base.process import cores
-from fedcore.client.setup import Setup, first_sample
+from fedcore.client import Setup
 from fedcore.data import Dataset, ResidentSamples
-from fedcore.models.placement import Placement, convolves, problem_in_channels_last
+from fedcore.engines import cores
+from fedcore.models import Placement, convolves, problem_in_channels_last
 from fedcore_accelerate.options import options_of
 
 FORMATS: tuple[str, ...] = ("contiguous", "channels_last")
@@ -33,7 +33,8 @@ def fastest_format(setup: Setup, dataset: Dataset) -> str:
     config, model = setup.config, setup.model
     if config.memory_format != "auto" or not convolves(model) or not isinstance(dataset.train, ResidentSamples):
         return config.memory_format
-    if torch.is_anomaly_enabled() or problem_in_channels_last(model, first_sample(dataset)):
+    sample = dataset.train.gather(torch.zeros(1, dtype=torch.int64))
+    if torch.is_anomaly_enabled() or problem_in_channels_last(model, sample):
         return config.memory_format
     seconds = measure(config, model, dataset)
     return min(seconds, key=lambda name: seconds[name])

@@ -9,8 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedcore.client.evaluation import evaluate as evaluate
-    from fedcore.hooks.checks import create_plugin as create_plugin
     from fedcore_testing.analytic import Quadratic as Quadratic
     from fedcore_testing.analytic import W as W
     from fedcore_testing.analytic import analytic_federation as analytic_federation
@@ -80,8 +78,6 @@ if TYPE_CHECKING:
 _HOMES = {
     name: module
     for module, names in {
-        "fedcore.client.evaluation": ("evaluate",),
-        "fedcore.hooks.checks": ("create_plugin",),
         "fedcore_testing.analytic": (
             "analytic_federation",
             "base_and_head",

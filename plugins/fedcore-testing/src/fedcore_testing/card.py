@@ -15,13 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcore import ConfigError, Exchange, FedcoreError, Plugin
-from fedcore.base import registry
-from fedcore.base.identity import short_name
-from fedcore.base.output import clean, first_line, prose, text
-from fedcore.cli.options import base_type, bounds, choices
-from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
-from fedcore.hooks.declarations import TABLE
-from fedcore.hooks.plugin import ATTRIBUTES, BUILTIN, Declaration, option_names, patterns_of
+from fedcore.hooks import (
+    ATTRIBUTES,
+    BUILTIN,
+    EXCLUSIVE,
+    HOOKS,
+    TABLE,
+    Declaration,
+    check_class,
+    create_plugin,
+    patterns_of,
+)
+from fedcore.tools import available, option_names, options, output, resolve, short_name
 from fedcore_testing.traffic import watch
 
 _SIDES = {"server": "server", "client": "client", "step": "client", "update": "server"}
@@ -33,7 +38,7 @@ def describe(name: str) -> dict[str, Any]:
     :raises UnknownNameError: no installed package provides the name.
     :raises PluginContractError: it breaks the contract.
     """
-    cls = registry.resolve("plugin", name)
+    cls = resolve("plugin", name)
     check_class(name, cls)
     source: Plugin | type[Plugin] = cls
     with suppress(ConfigError):  # an option without a default: the class's declarations are used
@@ -51,7 +56,12 @@ def describe(name: str) -> dict[str, Any]:
     return {
         **_origin_and_options("plugin", name, cls),
         "hooks": [
-            {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": first_line(HOOKS[hook])}
+            {
+                "name": hook,
+                "side": _side(hook),
+                "exclusive": hook in EXCLUSIVE,
+                "summary": output.first_line(HOOKS[hook]),
+            }
             for hook in hooks
         ],
         "parts": [type(part).__name__ for part in source.parts],
@@ -68,20 +78,20 @@ def describe_part(kind: str, name: str) -> dict[str, Any]:
     :param kind: ``tracker`` or ``engine``.
     :raises PluginContractError: it cannot be imported.
     """
-    return _origin_and_options(kind, name, registry.resolve(kind, name))
+    return _origin_and_options(kind, name, resolve(kind, name))
 
 
 def _origin_and_options(kind: str, name: str, cls: Any) -> dict[str, Any]:
-    point = registry.available(kind).get(name)
+    point = available(kind).get(name)
     dist = point.dist if point else None
-    options = option_names(cls) if hasattr(cls, "Options") else {}
+    fields = option_names(cls) if hasattr(cls, "Options") else {}
     return {
         "name": name,
         "class": f"{cls.__module__}.{cls.__qualname__}",
         "package": dist.name if dist else None,
         "version": dist.version if dist else None,
-        "description": prose(cls),
-        "options": [_option(option, cls.Options.model_fields[field]) for option, field in options.items()],
+        "description": output.prose(cls),
+        "options": [_option(option, cls.Options.model_fields[field]) for option, field in fields.items()],
     }
 
 
@@ -123,9 +133,9 @@ def draw(card: Mapping[str, Any]) -> Group:
     """Return a description for a terminal. That of a tracker or an engine has no hooks and declarations."""
     package = f"{card['package']} {card['version']}" if card["package"] else "no installed package"
     parts: list[RenderableType] = [
-        Text.assemble((clean(card["name"]), "bold"), "  ", (clean(f"{card['class']}, {package}"), "dim")),
+        Text.assemble((output.clean(card["name"]), "bold"), "  ", (output.clean(f"{card['class']}, {package}"), "dim")),
         "",
-        text(card["description"]),
+        output.text(card["description"]),
         "",
     ]
     if card["options"]:
@@ -147,7 +157,7 @@ def draw(card: Mapping[str, Any]) -> Group:
         rows = [(h["name"], h["side"], "exclusive" if h["exclusive"] else "", h["summary"]) for h in card["hooks"]]
         parts.append(_table("Hooks", ("hook", "side", "", "what it is for"), rows))
     if card["parts"]:
-        parts += [Text.assemble(("Made of  ", "bold"), clean(", ".join(card["parts"]))), ""]
+        parts += [Text.assemble(("Made of  ", "bold"), output.clean(", ".join(card["parts"]))), ""]
     if card["sends"]:
         sent = [
             (way, name, " x ".join(map(str, shape)) or "one number")
@@ -156,7 +166,7 @@ def draw(card: Mapping[str, Any]) -> Group:
         ]
         parts.append(_table("Sent next to the model, seen in two rounds on digits", ("way", "tensor", "shape"), sent))
     if card["not_run"]:
-        parts += [text(f"Two rounds on digits, which would show what it sends, fail: {card['not_run']}"), ""]
+        parts += [output.text(f"Two rounds on digits, which would show what it sends, fail: {card['not_run']}"), ""]
     meaning = meanings()
     declared = [
         (key, _say(value), meaning[key].replace("``", ""))
@@ -166,10 +176,10 @@ def draw(card: Mapping[str, Any]) -> Group:
     parts.append(_table("Declarations", ("declaration", "value", "meaning"), declared))
     if card["excludes"]:
         parts.append(Text("Cannot be combined with", style="bold"))
-        parts += [text(f"  - {line}") for line in card["excludes"]]
+        parts += [output.text(f"  - {line}") for line in card["excludes"]]
     if card["name"] != BUILTIN:
         pair = f"fedcore train --plugin {card['name']} --plugin OTHER --fast-dev-run"
-        parts.append(text(f"Some pairs are refused by their options or by the model. This tries one: {pair}"))
+        parts.append(output.text(f"Some pairs are refused by their options or by the model. This tries one: {pair}"))
     return Group(*parts)
 
 
@@ -178,16 +188,16 @@ def _option(name: str, field: Any) -> dict[str, Any]:
         "name": name,
         "type": _type_name(field.annotation),
         "default": "required" if field.is_required() else _plain(field.get_default(call_default_factory=True)),
-        "bounds": bounds(field),
+        "bounds": options.bounds(field),
         "description": field.description or "",
     }
 
 
 def _type_name(annotation: Any) -> str:
     """Return a short name: ``float``, ``int or none``, ``mean|sum``."""
-    inner = base_type(annotation)
-    if choices(annotation):
-        name = "|".join(choices(annotation))
+    inner = options.base_type(annotation)
+    if options.choices(annotation):
+        name = "|".join(options.choices(annotation))
     elif isinstance(inner, type) and get_origin(inner) is None:
         name = inner.__name__
     else:
@@ -224,5 +234,5 @@ def _table(title: str, headings: tuple[str, ...], rows: Iterable[tuple[Any, ...]
     for index, heading in enumerate(headings):
         table.add_column(heading, no_wrap=not index)
     for row in rows:
-        table.add_row(*(text("none" if cell is None else str(cell)) for cell in row))
+        table.add_row(*(output.text("none" if cell is None else str(cell)) for cell in row))
     return table

@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcore import ConfigError
-from fedcore.base import output, registry
-from fedcore.base.identity import full_name
-from fedcore.base.process import importing
-from fedcore.cli import command, options
-from fedcore.cli.settings import set_options
+from fedcore.cli import command
+from fedcore.tools import available, build_config, importing, options, output, short_name
 from fedcore_testing.scaffold import KINDS, new_package, train_command
 
 if TYPE_CHECKING:
@@ -99,10 +96,9 @@ def check(
 def _own_options(name: str, settings: Sequence[str]) -> dict[str, Any]:
     for text in settings:
         owner = text.partition("=")[0].rpartition(".")[0]
-        if owner and full_name(owner, [name]) != name:
+        if owner not in ("", name, short_name(name), short_name(name).lower()):
             raise ConfigError(f"--set {text}: only an option of {name} can be set here: --set {name}.OPTION=VALUE")
-    own: dict[str, Any] = set_options({name: {}}, settings)[name]
-    return own
+    return build_config({"plugins": [name]}, None, settings).plugins[name]
 
 
 def show(
@@ -114,8 +110,8 @@ def show(
     with importing():
         from fedcore_testing.card import describe, describe_part, draw
 
-    others = [kind for kind in ("tracker", "engine") if name in registry.available(kind)]
-    card = describe_part(others[0], name) if others and name not in registry.available("plugin") else describe(name)
+    others = [kind for kind in ("tracker", "engine") if name in available(kind)]
+    card = describe_part(others[0], name) if others and name not in available("plugin") else describe(name)
     if as_json:
         output.print_json(card)
     else:

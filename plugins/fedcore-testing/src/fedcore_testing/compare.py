@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcore import RunResult
-from fedcore.runs.directory import RunDirectory
+from fedcore.tools import RunDirectory
 from fedcore_testing.federation import committed, records, weights
 from fedcore_testing.fingerprint import fingerprint
 

@@ -12,15 +12,9 @@ import torch
 from torch import Tensor
 
 from fedcore import FedcoreError, RunResult
-from fedcore.base import registry
-from fedcore.base.process import one_thread
-from fedcore.base.tensors import clone
-from fedcore.client.messages import ClientFailure, ClientSite, ClientTask, Engine, FailureKind, Outcome, Reply
-from fedcore.client.setup import Setup
-from fedcore.client.store import RemoteClientStore
-from fedcore.runs.resolve import resolve_config, resolve_partition
-from fedcore.server.scope import Federation, ServerScope
-from fedcore.server.state import ServerState
+from fedcore.engines import ClientFailure, ClientSite, ClientTask, Engine, FailureKind, Outcome, Reply
+from fedcore.server import Federation, ServerScope
+from fedcore.tools import Run, one_thread, resolve
 from fedcore_testing.compare import require_same_states
 from fedcore_testing.federation import federate, model_bytes, records, small_config
 from fedcore_testing.probe import Probe, ProbeOfEach
@@ -55,7 +49,7 @@ def check_engine(engine: str | MakeEngine, folder: Path, *, workers: Sequence[in
     :raises AssertionError: names the defect.
     """
     try:
-        make: MakeEngine = registry.resolve("engine", engine) if isinstance(engine, str) else engine
+        make: MakeEngine = resolve("engine", engine) if isinstance(engine, str) else engine
     except FedcoreError as error:
         raise AssertionError(str(error)) from error
     with importable_in_workers():
@@ -108,16 +102,12 @@ def _records(result: RunResult) -> list[dict[str, Any]]:
 
 def _check_conversation(make: MakeEngine, folder: Path, options: Mapping[str, Any]) -> None:
     """Send an engine a server's tasks and check each outcome."""
-    with one_thread():
-        config = small_config(
-            folder, (Probe, {"raising": [RAISING]}), out=folder, **{**RUN, "clients": CLIENTS, **options}
-        )
-        config, dataset = resolve_config(config)
-        setup, partition = Setup.build(config, dataset), resolve_partition(config, dataset)
-        engine = make(ClientSite(config, dataset, partition, folder / "clients"))
+    config = small_config(folder, (Probe, {"raising": [RAISING]}), out=folder, **{**RUN, "clients": CLIENTS, **options})
+    with one_thread(), Run.new(config) as run:
+        engine = make(ClientSite(run.config, run.dataset, run.partition, folder / "clients"))
         try:
-            federation = Federation(setup, dataset, partition, engine, RemoteClientStore(folder / "clients"))
-            _converse(ServerScope(federation, ServerState(model=clone(setup.model.state_dict())), 0, "evaluation"))
+            federation = Federation(run.setup, run.dataset, run.partition, engine, run.directory.clients)
+            _converse(ServerScope(federation, run.initial(), 0, "evaluation"))
         except BaseException:
             with contextlib.suppress(Exception):
                 engine.close()

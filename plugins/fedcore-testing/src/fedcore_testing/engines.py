@@ -8,11 +8,9 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from fedcore import ClientUpdate, Tensors
-from fedcore.base.tensors import clone, flatten
-from fedcore.client.messages import ClientSite, ClientTask, Pair, SharedPayload
-from fedcore.engines.in_process import InProcessEngine
-from fedcore.server import cohort
-from fedcore.server.scope import Round
+from fedcore.engines import ClientSite, ClientTask, InProcessEngine, Pair, SharedPayload
+from fedcore.server import Round, cohort
+from fedcore_testing.fingerprint import by_path, clone
 
 
 class Listening(InProcessEngine):
@@ -29,7 +27,7 @@ class Listening(InProcessEngine):
 
     def share(self, key: str, payload: SharedPayload) -> None:
         """Share a payload and keep the plugins' tensors."""
-        self.broadcasts.append(clone(flatten(payload.received)[0]))
+        self.broadcasts.append(clone(by_path(payload.received)))
         super().share(key, payload)
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:

@@ -14,19 +14,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedcore import Interrupted, RunConfig, RunResult, Tensors, resume, run
-from fedcore.base import registry
-from fedcore.base.process import environment
-from fedcore.base.serial import read_tensors
-from fedcore.client.messages import ClientSite, Engine
-from fedcore.client.setup import Setup
-from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
-from fedcore.hooks.checks import create_plugin
-from fedcore.runs.directory import RunDirectory
-from fedcore.server.round import Notify
-from fedcore.server.state import ServerState
+from fedcore.data import Dataset, Partition, load_dataset, load_partition
+from fedcore.engines import ClientSite, Engine
+from fedcore.hooks import create_plugin
+from fedcore.server import Notify, ServerState
+from fedcore.tools import Run, RunDirectory, available, environment
 from fedcore_testing import importable as offered
 from fedcore_testing.forked import fork_server
 
@@ -114,9 +110,11 @@ def small_config(folder: Path, *plugins: Choice, **options: Any) -> RunConfig:
 
 def initial_weights(config: RunConfig) -> Tensors:
     """Return the model that a run with this configuration starts from, by name."""
-    dataset = load_dataset(config.dataset, config.data_dir)
-    dataset = with_public(dataset, config.public, config.seed, config.data_dir)
-    return dict(Setup.build(config, dataset).model.state_dict())
+    with (
+        tempfile.TemporaryDirectory(prefix="fedcore-") as folder,
+        Run.new(config.model_copy(update={"out": Path(folder) / "run"})) as new,
+    ):
+        return dict(new.setup.model.state_dict())
 
 
 def data_of(result: RunResult | Path) -> tuple[Dataset, Partition]:
@@ -201,7 +199,7 @@ def entry_point_of(plugin: object, kind: str = "plugin") -> EntryPoint | None:
 
     Another class of the same name and module, such as a watched one, has none.
     """
-    for point in registry.available(kind).values():
+    for point in available(kind).values():
         package, _, attribute = point.value.partition(":")
         if getattr(sys.modules.get(package), attribute, None) is plugin:
             return point
@@ -219,7 +217,7 @@ def installed(name: str) -> str:
     """Return a plugin's name; skips the test where that plugin is not installed."""
     import pytest
 
-    if name not in registry.available("plugin"):
+    if name not in available("plugin"):
         pytest.skip(f"{name} is not installed")
     return name
 
@@ -236,7 +234,7 @@ def model_bytes(result: RunResult | Path) -> bytes:
 
 def weights(result: RunResult | Path) -> Tensors:
     """Return the final global model by name."""
-    return read_tensors(_directory(result) / "model.safetensors")[0]
+    return load_file(_directory(result) / "model.safetensors")
 
 
 def records(result: RunResult | Path) -> list[dict[str, Any]]:

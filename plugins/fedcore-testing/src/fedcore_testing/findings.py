@@ -8,8 +8,8 @@ from enum import Enum, auto
 from typing import Any
 
 from fedcore import Plugin
-from fedcore.client.context import BatchStep, SessionContext, context_of
-from fedcore.hooks.checks import QUESTION
+from fedcore.client import BatchStep, SessionContext, context_of
+from fedcore.hooks import QUESTION
 
 IN_A_STEP = ("task_loss", "local_loss", "gradients", "observe")
 SENT = ("end_local", "broadcast", "broadcast_to", QUESTION, "pre_answer", "pre_upload", "guard_upload")

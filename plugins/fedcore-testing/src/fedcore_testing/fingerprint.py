@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcore import Tensors
+
 _DEPTH = 6
 
 
@@ -115,3 +117,13 @@ def _modules(name: str) -> list[ModuleType]:
 
 def _digest(tensor: Tensor) -> str:
     return hashlib.blake2b(tensor.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()
+
+
+def by_path(payload: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
+    """Return the tensors of all plugins by ``plugin/name``."""
+    return {f"{plugin}/{name}": tensor for plugin, tensors in payload.items() for name, tensor in tensors.items()}
+
+
+def clone(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return copies that own their memory."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}

@@ -8,9 +8,11 @@ which waits for it and reports how it ended. Linux only.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -22,8 +24,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from fedcore.base.process import end_without_collecting, importing
 from fedcore.engines.worker import PR_SET_PDEATHSIG
+from fedcore.tools import importing
 
 _MOST = 1 << 17  # bytes of a request: environment and import path
 _DESCRIPTORS = 16
@@ -108,5 +110,5 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    end_without_collecting()
+    atexit.register(gc.freeze)  # the process ends without a last collection
     main(int(sys.argv[1]), sys.argv[2:])

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from fedcore import ClientUpdate, Loss
-from fedcore.base.tensors import flatten
-from fedcore.client.context import BatchStep
-from fedcore.hooks.checks import problem_with
+from fedcore.client import BatchStep
+from fedcore.hooks import problem_with
 from fedcore_testing.findings import SENT, Call, Rule
-from fedcore_testing.fingerprint import fingerprint
+from fedcore_testing.fingerprint import by_path, fingerprint
 
 IDLE_STEPS = 12
 """After so many steps with a value, but a gradient of 0, a term counts as one that trains nothing."""
@@ -68,7 +67,7 @@ def _sent(call: Call, result: Any) -> Any:
     """Return the tensors that a hook sends, by name; for ``guard_upload`` those of all plugins, by ``plugin/name``."""
     if not isinstance(result, ClientUpdate):
         return result
-    return flatten(result.payload)[0] if call.hook == "guard_upload" else result.payload
+    return by_path(result.payload) if call.hook == "guard_upload" else result.payload
 
 
 def _payload(call: Call, result: Any) -> None:

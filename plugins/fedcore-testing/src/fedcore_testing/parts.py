@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from fedcore import SplitModel
-from fedcore.base.seeding import random_stream
 from fedcore.data import Dataset, Partitioner, Samples, load_dataset
 from fedcore_testing.fingerprint import fingerprint, random_states
 
@@ -65,7 +64,8 @@ def check_model(
     """
     models = []
     for _ in range(2):
-        with random_stream(0):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
             models.append(factory(num_classes, input_shape))
     model = models[0]
     assert isinstance(model, SplitModel), f"{_name(factory)} returns {type(model).__name__}, expected SplitModel"

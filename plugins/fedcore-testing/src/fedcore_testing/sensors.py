@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcore.client.context import BatchStep
+from fedcore.client import BatchStep
 from fedcore_testing.findings import IN_A_STEP, Call, Rule
 from fedcore_testing.fingerprint import fingerprint, global_settings, random_states, tensor_in
 from fedcore_testing.sync import watch_host_sync

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedcore import ClientUpdate, RunConfig, Tensors, run
-from fedcore.base.tensors import unflatten
-from fedcore.client.messages import ClientSite, ClientTask, Pair, Pause, Reply, SharedPayload
-from fedcore.engines.in_process import InProcessEngine
+from fedcore.engines import ClientSite, ClientTask, InProcessEngine, Pair, Pause, Reply, SharedPayload
 from fedcore_testing.federation import needs_of
 
 Shapes = dict[str, list[int]]
@@ -44,7 +42,8 @@ class Watch(InProcessEngine):
         """Run tasks and record their tensors."""
         for task, outcome in super().run(tasks, window=window):
             if task.kind == "fit_begin":
-                self._note("down, before training", *unflatten(task.complete().tensors).values())
+                sent = task.complete().tensors
+                self._note("down, before training", {path.partition("/")[2]: sent[path] for path in sent})
             elif task.kind != "evaluate":
                 self._note("down, question" if task.kind == "ask" else "down, exchange", task.tensors)
             if isinstance(outcome, ClientUpdate):

@@ -13,13 +13,9 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from fedcore import FedcoreError, Plugin, RunConfig, RunResult
-from fedcore.base import registry
-from fedcore.base.process import search_path
-from fedcore.base.protocols import PROTOCOLS
-from fedcore.client.messages import ClientSite, Engine
-from fedcore.hooks.checks import create_plugin
-from fedcore.hooks.plugin import BUILTIN
-from fedcore.runs.resolve import resolve_config
+from fedcore.engines import ClientSite, Engine
+from fedcore.hooks import BUILTIN, create_plugin
+from fedcore.tools import PROTOCOLS, environment, resolve
 from fedcore_testing import problems
 from fedcore_testing.federation import Choice, federate, name_of, records
 from fedcore_testing.findings import Finding
@@ -65,7 +61,7 @@ class Trial:
         self, target: Any, options: Mapping[str, Any] | None = None, given: Mapping[str, Any] | None = None
     ) -> None:
         self.options, self.given = dict(options or {}), dict(given or {})
-        self.target = registry.resolve("plugin", target) if isinstance(target, str) else target
+        self.target = resolve("plugin", target) if isinstance(target, str) else target
         self.name = target if isinstance(target, str) else name_of(target)
         self.label = self.name
         if self.name.startswith("module:"):
@@ -117,7 +113,7 @@ class Trial:
     def config(self) -> RunConfig:
         """The run of :data:`RUN`, as a configuration."""
         own = {"plugins": {self.name: self.options}, "workers": 0}
-        return resolve_config(RunConfig.create(self.run_options(**own)))[0]
+        return RunConfig.create(self.run_options(**own))
 
     @cached_property
     def usual(self) -> RunResult:
@@ -182,4 +178,4 @@ def importable_in_workers() -> Any:
 
     The workers of the local engine always can.
     """
-    return mock.patch.dict(os.environ, PYTHONPATH=search_path())
+    return mock.patch.dict(os.environ, PYTHONPATH=environment()["PYTHONPATH"])

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from fedcore import Plugin
-from fedcore.hooks.checks import HOOKS, QUESTION
+from fedcore.hooks import HOOKS, QUESTION
 from fedcore_testing.findings import Call, Finding, Rule
 from fedcore_testing.inspectors import INSPECTORS, repeated
 from fedcore_testing.sensors import SENSORS

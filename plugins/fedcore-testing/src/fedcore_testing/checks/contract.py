@@ -11,13 +11,12 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from fedcore import FedcoreError, Plugin, PluginOptions
-from fedcore.base import registry
-from fedcore.hooks.checks import check_class, create_plugin
-from fedcore.hooks.declarations import require_hooks
-from fedcore.hooks.plugin import option_names
+from fedcore.hooks import check_class, create_plugin, require_hooks
+from fedcore.tools import conflict, option_names
 from fedcore_testing.checks.base import NotApplicable, check
 from fedcore_testing.federation import entry_point_of, initial_weights
 from fedcore_testing.fingerprint import fingerprint, global_settings, random_states
+from fedcore_testing.scaffold import CORE
 from fedcore_testing.trial import Trial
 
 
@@ -119,13 +118,13 @@ def check_package_is_complete(trial: Trial) -> None:
     assert metadata.get_all("Summary"), f"package {point.dist.name} has no description"
     licences = [metadata.get_all(key) for key in ("License-Expression", "License", "License-File")]
     assert any(licences), f"package {point.dist.name} names no license"
-    if point.dist.name == registry.CORE:
+    if point.dist.name == CORE:
         return
     needs = [need for need in point.dist.requires or [] if re.match(r"fedcore(-fl)?(?![\w.-])", need)]  # no fedcore-X
-    assert any(need.startswith(registry.CORE) and "<" in need and ">" in need for need in needs), (
-        f"package {point.dist.name} does not say which versions of {registry.CORE} it works with (it requires {needs})"
+    assert any(need.startswith(CORE) and "<" in need and ">" in need for need in needs), (
+        f"package {point.dist.name} does not say which versions of {CORE} it works with (it requires {needs})"
     )
-    twice = registry.conflict("plugin", trial.name)
+    twice = conflict("plugin", trial.name)
     assert not twice, twice
 
 

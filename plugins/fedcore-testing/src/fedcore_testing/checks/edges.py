@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from fedcore import ConfigError
-from fedcore.base.tensors import flatten
-from fedcore.client.messages import ClientSite
-from fedcore.runs.directory import RunDirectory
+from fedcore.engines import ClientSite
+from fedcore.tools import RunDirectory
 from fedcore_testing.checks.base import NotApplicable, check
 from fedcore_testing.companions import StartWatch
 from fedcore_testing.engines import Listening
 from fedcore_testing.federation import committed, data_of, initial_weights, personal_state, weights
 from fedcore_testing.findings import Finding, Rule
+from fedcore_testing.fingerprint import by_path
 from fedcore_testing.stub_plugins import PersonalClassifier
 from fedcore_testing.trial import HERE, Trial, finished
 
@@ -122,7 +122,7 @@ def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
     )
     dataset, partition = data_of(result)
     labels = {client: dataset.train.labels[part] for client, part in enumerate(partition.train)}
-    updates = {client: flatten(sent.payload)[0] for (at, client), sent in engines[0].updates.items() if at == 0}
+    updates = {client: by_path(sent.payload) for (at, client), sent in engines[0].updates.items() if at == 0}
     shared = [sent for sent in engines[0].broadcasts[1:] if sent]
     later = [*shared[:1], *(sent for (number, _), sent in engines[0].messages.items() if number == 1)]
     received = [(name, tensor) for sent in later for name, tensor in sent.items()]

@@ -11,11 +11,10 @@ from unittest import mock
 from torch import Tensor
 
 from fedcore import RunConfig, RunResult
-from fedcore.client import runtime
-from fedcore.client.runner import OneByOne, Runner, runner_of
+from fedcore.client import OneByOne, Runner, runner_of, runtime
 from fedcore.data import Dataset
 from fedcore.engines import local
-from fedcore.hooks.plugins import match
+from fedcore.hooks import match
 from fedcore_testing.checks.base import NotApplicable, check, trial_of
 from fedcore_testing.compare import close, require_close_states, require_same
 from fedcore_testing.federation import weights

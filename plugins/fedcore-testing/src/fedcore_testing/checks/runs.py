@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from fedcore import PluginContractError
-from fedcore.base import registry
-from fedcore.client.messages import ClientSite
-from fedcore.hooks.checks import create_plugin
-from fedcore.hooks.plugin import BUILTIN
+from fedcore.engines import ClientSite
+from fedcore.hooks import BUILTIN, create_plugin
+from fedcore.tools import available, resolve
 from fedcore_testing.checks.base import NotApplicable, check, trial_of
 from fedcore_testing.checks.runners import require_close_models
 from fedcore_testing.companions import Bystander
@@ -217,8 +216,8 @@ def _engines_that_simulate() -> list[str]:
 
     :raises NotApplicable: none is installed.
     """
-    others = [name for name in registry.available("engine") if name != "local"]
-    found = [name for name in others if getattr(registry.resolve("engine", name), "simulates", True)]
+    others = [name for name in available("engine") if name != "local"]
+    found = [name for name in others if getattr(resolve("engine", name), "simulates", True)]
     if not found:
         raise NotApplicable("no other engine that simulates clients is installed")
     return found

@@ -9,13 +9,16 @@ from pathlib import Path
 from string import Template
 
 from fedcore import ConfigError, UnknownNameError, __version__
-from fedcore.base import registry
+from fedcore.tools import available, group_of, package_of, packages
 
 KINDS = ("method", "dataset", "model", "partitioner", "tracker", "engine")
 _REGISTRY_KIND = {"method": "plugin"}
 _FLAGS = {"method": "plugin", "partitioner": "partition"}
 _ALSO_NEEDED = {"method": ("fedcore-functional",), "tracker": ("fedcore-trackers",)}
 _TEMPLATES = Path(__file__).parent / "templates"
+CORE = "fedcore-fl"
+"""The distribution of fedcore."""
+
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _LONGEST = 50
 
@@ -52,7 +55,7 @@ def _values(name: str, kind: str) -> dict[str, str]:
     major, minor = __version__.split(".")[:2]
     ceiling = f"0.{int(minor) + 1}" if major == "0" else str(int(major) + 1)
     version = f">={major}.{minor},<{ceiling}"
-    packages = (registry.CORE, *_ALSO_NEEDED.get(kind, ()))
+    packages = (CORE, *_ALSO_NEEDED.get(kind, ()))
     cls = "".join(part.capitalize() for part in name.split("-"))
     return {
         "name": name,
@@ -60,7 +63,7 @@ def _values(name: str, kind: str) -> dict[str, str]:
         "module": f"fedcore_{name.replace('-', '_')}",
         "function": name.replace("-", "_"),
         "cls": cls,
-        "group": registry.group_of(_REGISTRY_KIND.get(kind, kind)),
+        "group": group_of(_REGISTRY_KIND.get(kind, kind)),
         "attribute": cls if kind in ("method", "tracker", "engine") else name.replace("-", "_"),
         "requires": '", "'.join(f"{package}{version}" for package in packages),
         "tests_require": f"fedcore-testing{version}",
@@ -88,10 +91,10 @@ def _check_name(name: str, kind: str) -> None:
     if name.startswith("fedcore-"):
         raise ConfigError(f"{name!r}: the package's name begins with fedcore- by itself; write {name[8:]!r}")
     registered = _REGISTRY_KIND.get(kind, kind)
-    if name in registry.available(registered) or registry.package_of(registered, name):
+    if name in available(registered) or package_of(registered, name):
         raise ConfigError(f"{kind} {name!r} exists already; choose another name, or two packages would provide it")
-    packages = {package for names in registry.packages().values() for package in names.values()}
-    if f"fedcore-{name}" in {registry.CORE, *packages}:
+    others = {package for names in packages().values() for package in names.values()}
+    if f"fedcore-{name}" in {CORE, *others}:
         raise ConfigError(f"package 'fedcore-{name}' exists already; choose another name")
     values = _values(name, kind)
     attribute = values["attribute"]
