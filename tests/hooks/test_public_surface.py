@@ -46,7 +46,6 @@ SURFACE = {
 EXTENDS = {
     "fedcore-testing": (
         {
-            "fedcore.base",
             "fedcore.client.runtime",
             "fedcore.engines.local",
             "fedcore.engines.worker",

@@ -18,7 +18,6 @@ from pydantic import ConfigDict, Field, field_validator
 from torch import nn
 
 from fedcore import ClientUpdate, Loss, Plugin, PluginOptions, UnknownNameError, hookimpl, question
-from fedcore.base import registry
 from fedcore.engines import ClientFailure, InProcessEngine
 from fedcore_functional import proximal_term
 from fedcore_testing import (
@@ -30,6 +29,7 @@ from fedcore_testing import (
     parametrize_with_checks,
     run_checks,
 )
+from fedcore_testing.checks import runs
 from fedcore_testing.trial import Trial
 
 
@@ -868,12 +868,14 @@ def test_what_clients_read_from_the_servers_memory_is_found_by_the_engines(tmp_p
         CHECKS["check_worker_processes_give_the_same_bits"].function("module:sharing_module.Sharing")
 
 
-def check_engines(trial, found, monkeypatch):
-    """Run the check as if these engines were installed."""
+def check_engines(trial, found, folder, monkeypatch):
+    """Run the check as if these engines were installed, and no others."""
     with monkeypatch.context() as patch:
-        available, resolve = registry.available, registry.resolve
-        patch.setattr(registry, "available", lambda kind: found if kind == "engine" else available(kind))
-        patch.setattr(registry, "resolve", lambda kind, name: found[name] if kind == "engine" else resolve(kind, name))
+        install(
+            folder, patch, "fedcore.engines", **{name: f"engines_package:{name}" for name in found if name != "local"}
+        )
+        patch.setitem(sys.modules, "engines_package", SimpleNamespace(**found))
+        patch.setattr(runs, "available", lambda kind: found)
         CHECKS["check_every_engine_gives_the_same_bits"].function(trial)
 
 
@@ -914,17 +916,17 @@ def trial():
     ("engine", "words"),
     [(NeverStarts, "far does not run here: .*TimeoutError: no node within 30 s"), (Loses, "here: worker_lost")],
 )
-def test_an_engine_that_does_not_run_here_is_no_fault_of_the_plugin(trial, monkeypatch, engine, words):
+def test_an_engine_that_does_not_run_here_is_no_fault_of_the_plugin(trial, tmp_path, monkeypatch, engine, words):
     with pytest.raises(NotApplicable, match=words):
-        check_engines(trial, {"local": None, "far": engine}, monkeypatch)
+        check_engines(trial, {"local": None, "far": engine}, tmp_path, monkeypatch)
 
 
-def test_engines_that_run_are_compared(trial, monkeypatch):
-    check_engines(trial, {"local": None, "far": InProcessEngine, "federation": OfAFederation}, monkeypatch)
+def test_engines_that_run_are_compared(trial, tmp_path, monkeypatch):
+    check_engines(trial, {"local": None, "far": InProcessEngine, "federation": OfAFederation}, tmp_path, monkeypatch)
     with pytest.raises(CheckFailed, match="with engine=far and in this process, the global model differs"):
-        check_engines(trial, {"local": None, "far": Rounds}, monkeypatch)
+        check_engines(trial, {"local": None, "far": Rounds}, tmp_path, monkeypatch)
     with pytest.raises(NotApplicable, match="no other engine that simulates"):
-        check_engines(trial, {"local": None, "federation": OfAFederation}, monkeypatch)
+        check_engines(trial, {"local": None, "federation": OfAFederation}, tmp_path, monkeypatch)
 
 
 # --- the kit as a whole ------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def _own_options(name: str, settings: Sequence[str]) -> dict[str, Any]:
         owner = text.partition("=")[0].rpartition(".")[0]
         if owner not in ("", name, short_name(name), short_name(name).lower()):
             raise ConfigError(f"--set {text}: only an option of {name} can be set here: --set {name}.OPTION=VALUE")
-    return build_config({"plugins": [name]}, None, settings).plugins[name]
+    return build_config({"plugins": [name]}, None, settings, allow_code=True).plugins[name]
 
 
 def show(
