@@ -251,7 +251,7 @@ class Branches(Plugin):
 
 
 def test_clients_that_train_as_one_keep_to_themselves():
-    with pytest.raises(CheckFailed, match="with the runner .*, the model differs"):
+    with pytest.raises(CheckFailed, match=r"with the runner .*, the model differs"):
         check("the_same_as_one_by_one", KeepsItsClientOnItself)
     with pytest.raises(NotApplicable, match=r"data-dependent control flow"):
         check("the_same_as_one_by_one", Branches)
