@@ -45,6 +45,17 @@ gc.disable()
 atexit.register(gc.freeze)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag that takes over the sentences of errors (tests/sentences.py)."""
+    parser.addoption("--update-sentences", action="store_true", help="write the sentences of errors to their file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell tests/sentences.py of the flag."""
+    if config.getoption("--update-sentences"):
+        os.environ["FEDCORE_UPDATE_SENTENCES"] = "1"
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the parameters of a test marked ``sampled(n)`` as slow, except the first and every n-th after it."""

@@ -10,6 +10,7 @@ from torch.optim import lr_scheduler as torchs
 
 from fedcore import ConfigError, RunConfig, Section, UnknownNameError
 from fedcore.base.config import DataOptions, FederationOptions, RecordOptions, TrainingOptions
+from tests.sentences import raises
 
 
 def rates(**options):
@@ -53,13 +54,13 @@ def test_the_default_keeps_its_bits():
 
 
 def test_a_warm_up_is_shorter_than_the_run():
-    with pytest.raises(ConfigError, match="warmup_rounds is 3, but the run has 3 rounds"):
+    with raises(ConfigError, "3"):
         RunConfig.create({"rounds": 3, "warmup_rounds": 3})
 
 
 def test_an_unknown_option_names_the_one_that_was_meant():
     for make in (lambda: RunConfig(round=3), lambda: RunConfig.create({"round": 3})):
-        with pytest.raises(UnknownNameError, match=r"unknown option 'round'\. Did you mean 'rounds'\?"):
+        with raises(UnknownNameError, "'round'", "'rounds'"):
             make()
 
 
@@ -73,9 +74,9 @@ def test_a_name_and_a_tag_are_words(name):
 def test_tags_are_a_list_without_repetitions():
     assert RunConfig(tags=["b", "a", "b"]).tags == ["b", "a"]
     assert RunConfig.create({"tags": "größe=2"}).tags == ["größe=2"]
-    with pytest.raises(ConfigError, match="--tag: list should have at most 50 items"):
+    with raises(ConfigError, "--tag", "50"):
         RunConfig.create({"tags": [str(number) for number in range(51)]})
-    with pytest.raises(ConfigError, match="--note: string should have at most 2000 characters"):
+    with raises(ConfigError, "--note", "2000"):
         RunConfig.create({"note": "a" * 2001})
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from fedcore.base import files
 from fedcore.base.errors import RunDirectoryError, StorageError
+from tests.sentences import raises
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_other_rounds_are_deleted_and_a_folder_that_is_not_there_is_empty(tmp_pa
 
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"cannot write .*file/x: Not a directory"):
+    with raises(StorageError):
         files.write_text(tmp_path / "file" / "x", "")
 
 
@@ -78,7 +79,7 @@ def test_links_are_refused_at_any_depth(tmp_path):
     files.refuse_links(tmp_path / "run")
     (deep / "out").symlink_to(tmp_path)
     files.refuse_links(tmp_path / "run", deep=False)
-    with pytest.raises(RunDirectoryError, match="deep/out is a link, to "):
+    with raises(RunDirectoryError):
         files.refuse_links(tmp_path / "run")
 
 
@@ -113,5 +114,5 @@ def test_a_torn_line_of_records_is_cut_and_what_was_edited_is_noticed(tmp_path):
     for edited in (first + 1, 99):
         with pytest.raises(RunDirectoryError, match=rf"metrics.jsonl was changed: .* after {edited} bytes"):
             again.check(edited)
-    with pytest.raises(StorageError, match="another process writes to it"):
+    with raises(StorageError):
         again.append({"round": 2})

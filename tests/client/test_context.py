@@ -15,6 +15,7 @@ from fedcore import Plugin, PluginContractError, PluginOptions, SplitModel, hook
 from fedcore.hooks.contexts import ClientContext
 from fedcore_testing import PersonalClassifier, federate, linear, weights, with_batch_norm
 from fedcore_testing.problems import with_fixed_layers
+from tests.sentences import raises
 
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16, "rounds": 1, "clients": 1}
 
@@ -146,9 +147,9 @@ def test_a_network_is_a_copy_with_other_weights(tmp_path):
             assert tensor.data_ptr() != client.model.state_dict()[key].data_ptr()
         assert all(torch.equal(tensor, before[key]) for key, tensor in client.network().state_dict().items())
         assert all(torch.equal(tensor, before[key]) for key, tensor in client.model.state_dict().items())
-        with pytest.raises(PluginContractError, match=r"passes 'missing' to client.network, but the model has"):
+        with raises(PluginContractError, "'missing'", "client.network"):
             client.network({"missing": torch.zeros(1)})
-        with pytest.raises(PluginContractError, match=r"passes 'encoder\.base\.\S+' of shape \(1,\) to client.network"):
+        with raises(PluginContractError, "1", "client.network"):
             client.network({name: torch.zeros(1)})
 
     federate(tmp_path, looking(check, check), PersonalClassifier, model=with_batch_norm, **FEW)

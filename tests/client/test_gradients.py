@@ -21,6 +21,7 @@ from fedcore_testing import (
     weights,
     with_batch_norm,
 )
+from tests.sentences import raises
 
 SMALL = {"dataset": "module:fedcore_testing.problems.few_digits", "local_epochs": 2, "batch_size": 8, "clients": 2}
 
@@ -208,10 +209,10 @@ def test_passes_are_taken_in_the_hook_only(go):
             step.gradients_at({})
 
     for others in ((), (Ascends,)):
-        with pytest.raises(PluginContractError, match="works in the hook gradients only"):
+        with raises(PluginContractError):
             go(TooEarly, *others)
 
 
 def test_only_one_plugin_changes_gradients(go):
-    with pytest.raises(PluginConflictError, match="both implement gradients"):
+    with raises(PluginConflictError):
         go(Ascends, ReturnsThem)

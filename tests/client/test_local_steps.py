@@ -12,6 +12,7 @@ from fedcore.base.errors import ConfigError
 from fedcore.client.working_model import FrozenModel
 from fedcore_testing import committed, federate, interrupted, model_bytes, records, weights
 from fedcore_testing.problems import one_sample, with_batch_norm
+from tests.sentences import raises
 
 UNEQUAL = {"clients": 6, "alpha": 0.1, "batch_size": 32, "rounds": 2, "eval_every": 99}
 EQUAL = {"partition": "iid", "clients": 3, "batch_size": 64, "rounds": 2, "eval_every": 99}
@@ -201,12 +202,12 @@ def test_three_of_five_steps_are_what_three_steps_are(tmp_path, method):
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5, "many"])
 def test_it_is_a_count(steps):
-    with pytest.raises(ConfigError, match="--local-steps"):
+    with raises(ConfigError, "--local-steps"):
         RunConfig.create({"local_steps": steps})
 
 
 def test_one_step_has_no_stragglers():
-    with pytest.raises(ConfigError, match="stragglers needs --local-steps 2 or more"):
+    with raises(ConfigError, "--local-steps", "2"):
         RunConfig.create({"local_steps": 1, "system": {"stragglers": 0.5}})
     RunConfig.create({"local_steps": 2, "local_epochs": 1, "system": {"stragglers": 0.5}})
 
@@ -230,7 +231,7 @@ class Pauses(Plugin):
 
 
 def test_a_pause_amid_the_epochs_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"'pauses' pauses all clients.*leave out --local-steps"):
+    with raises(ConfigError, "'pauses'", "--local-steps"):
         federate(tmp_path, (Pauses, {"epochs": [1]}), local_steps=5)
     federate(tmp_path, (Pauses, {"epochs": []}), local_steps=5, rounds=1)
 

@@ -13,6 +13,7 @@ from fedcore.runs.api import resume
 from fedcore.runs.training import Interrupted
 from fedcore_testing import W, same_tensors
 from tests import support
+from tests.sentences import raises
 from tests.support import client_state, committed, model_bytes, weights
 
 
@@ -164,7 +165,7 @@ def assigning(num_classes, input_shape):
 
 
 def test_a_model_that_assigns_a_buffer_is_refused(go):
-    with pytest.raises(PluginContractError, match=r"assigns the buffer Assigning.mean, .* self.mean.copy_\(value\)"):
+    with raises(PluginContractError):
         go(model=f"module:{__name__}.assigning")
 
 

@@ -9,6 +9,7 @@ import torch
 
 from fedcore.base.errors import RunDirectoryError, StorageError
 from fedcore.client.store import ClientStore
+from tests.sentences import raises
 
 
 def test_versions(tmp_path):
@@ -61,7 +62,7 @@ def test_a_lost_version(tmp_path, damage):
         path.unlink()
     else:
         path.write_bytes({"empty": b"", "cut": content[:-50], "text": b"no tensors" * 20}[damage])
-    with pytest.raises(RunDirectoryError, match="client 7's state of round 2 is lost"):
+    with raises(RunDirectoryError, "7", "2"):
         store.read(7, 2)
 
 
@@ -73,7 +74,7 @@ def test_a_half_written_version_is_no_version(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(StorageError, match=r"cannot write .*000001.safetensors: disk full"):
+    with raises(StorageError):
         store.write(0, 1, {"p": {"n": 2}})
     monkeypatch.undo()
     assert store.read(0, 1) == {"p": {"n": 1}}

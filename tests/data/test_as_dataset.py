@@ -14,6 +14,7 @@ from fedcore import ConfigError, DataError, RunConfig
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, TensorSamples, as_dataset, load_dataset, numbered_as, with_public
 from fedcore.data.dataset import data_digest
+from tests.sentences import raises
 
 LABELS = np.arange(12) % 3
 
@@ -70,7 +71,7 @@ def test_random_transforms_are_refused_since_samples_are_read_once():
 
     part = TensorDataset(torch.randn(12, 1, 6, 6), torch.from_numpy(LABELS))
     for pair in ((Noisy(*part.tensors), part), (part, Noisy(*part.tensors))):
-        with pytest.raises(DataError, match="Noisy gives other inputs when it is read again"):
+        with raises(DataError):
             as_dataset(pair, "own")
 
 
@@ -110,15 +111,15 @@ def test_class_names_that_cannot_be_matched_are_refused_with_both_lists():
     both = "classes are cat, dog; the known ones are cat, horse"
     with pytest.raises(DataError, match=f"test set: class 'dog' is not known: its {both}"):
         as_dataset((train, test))
-    with pytest.raises(DataError, match="a set with the classes cat, dog and one with the classes cat, horse"):
+    with raises(DataError):
         as_dataset((ConcatDataset([train, test]), train))
     test = Folders("horse")
     test.target_transform = lambda label: label + 1
-    with pytest.raises(DataError, match=r"has the classes cat, horse; the test set horse.* seem to be renumbered"):
+    with raises(DataError):
         as_dataset((train, test))
     test.classes = train.classes  # so says their owner
     assert as_dataset((train, test)).test.labels.tolist() == [1, 1]
-    with pytest.raises(DataError, match="cat, cow, dog, fox; the test set cat, cow, dog"):
+    with raises(DataError):
         as_dataset((named("cat", "cow", "dog", "fox"), named("cat", "cow", "dog")))
 
 
@@ -126,9 +127,9 @@ def test_labels_are_numbered_by_the_names_of_others():
     labels = torch.tensor([1, 0, 1])
     assert numbered_as(labels, ("b", "a"), ("a", "b", "c"), "site").tolist() == [0, 1, 0]
     assert numbered_as(labels, ("a", "a"), ("a", "a"), "site") is labels
-    with pytest.raises(DataError, match=r"site: 2 labels, such as 1, have no class: its classes are a$"):
+    with raises(DataError, "2", "1"):
         numbered_as(labels, ("a",), ("a",), "site")
-    with pytest.raises(DataError, match="two classes have one name"):
+    with raises(DataError):
         numbered_as(labels, ("a", "a"), ("a", "b"), "site")
     assert numbered_as(torch.tensor([0]), ("a", "x"), ("b", "a"), "site").tolist() == [1]  # no sample is an x
 
@@ -154,9 +155,7 @@ def test_bytes_of_torch_data_sets_are_pixels(shape):
 def test_a_model_for_numbers_does_not_take_whole_ones(dtype):
     rows = images(5, dtype=dtype)
     dataset = as_dataset((rows, LABELS, rows, LABELS))
-    with pytest.raises(
-        ConfigError, match=r"samples are int64, for whole .* x by x.astype\('float32'\), or give a model"
-    ):
+    with raises(ConfigError, "x.astype", "'float32'"):
         Setup.build(RunConfig(model="mlp"), dataset)
 
 
@@ -260,7 +259,7 @@ def test_the_parts_of_a_data_set_and_public_samples_are_matched_by_the_names_of_
         "fedcore.data.assign.load_dataset", lambda *_: replace(found, train=table("dose", "sex", "age"))
     )
     assert torch.equal(with_public(found, "other", 0, None).public.samples.inputs, found.train.inputs)
-    with pytest.raises(DataError, match=r"the test table has other columns .* Missing: dose; not in the run: bmi\. "):
+    with raises(DataError):
         as_dataset(Dataset("own", table("age", "dose"), table("bmi", "age"), 3, (2,)))
-    with pytest.raises(DataError, match=r"columns has 1 names, but inputs \(n, columns\) are \(12, 2\)"):
+    with raises(DataError, "1", "12", "2"):
         TensorSamples(torch.ones(12, 2), torch.from_numpy(LABELS), columns=["age"])

@@ -14,6 +14,7 @@ from fedcore.data.dataset import data_digest
 from fedcore.runs.resolve import resolve_config
 from fedcore_metrics import AUROC, CalibrationError, MacroF1
 from fedcore_testing import records
+from tests.sentences import raises
 
 NAMES = ("plain", "inverted", "noisy")
 IID = RunConfig(partition="iid", clients=4, seed=3)
@@ -141,18 +142,18 @@ def test_a_partition_must_not_give_it_to_clients(tmp_path, as_file):
         partition.save(file)
         return str(file) if as_file else partition
 
-    with pytest.raises(ConfigError, match=r"inverted: .* gives \d+ of these samples to clients"):
+    with raises(ConfigError):
         trained(tmp_path, partition=given(IID), unseen_domain="inverted")
     without = IID.model_copy(update={"unseen_domain": "inverted"})
     assert "unseen_domain" in trained(tmp_path, partition=given(without), unseen_domain="inverted").metrics
 
 
 def test_wrong_domains_are_refused(tmp_path):
-    with pytest.raises(UnknownNameError, match="inverted"):
+    with raises(UnknownNameError):
         trained(tmp_path, unseen_domain="invertd")
-    with pytest.raises(ConfigError, match="has no domains"):
+    with raises(ConfigError):
         run(dataset="digits", unseen_domain="inverted", out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="a share of the training set has samples of the unseen domain"):
+    with raises(ConfigError):
         trained(tmp_path, unseen_domain="inverted", public="0.1")
     assert not (tmp_path / "run").exists()
 

@@ -15,6 +15,7 @@ from fedcore.base.errors import ConfigError, DataError, PluginContractError
 from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.data import IndexLists, Partition, load_partition
 from tests.data.labelled import DATASET, partitioned
+from tests.sentences import raises
 
 KINDS = (list, lambda part: np.array(part, dtype=np.int64), lambda part: torch.tensor(part, dtype=torch.int64))
 LISTS = st.lists(st.lists(st.integers(-(2**40), 2**40), max_size=6), max_size=8)
@@ -95,7 +96,7 @@ def test_a_new_split_leaves_what_the_old_file_names(split, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(partition_module, "write_text", fail)
-    with pytest.raises(DataError, match="disk full"):
+    with raises(DataError):
         deal(seed=9).save(path)
     assert load_partition(path, DATASET).sha256 == partition.sha256
 
@@ -153,7 +154,7 @@ def test_a_file_beside_that_is_none_or_missing(split, content):
 def test_only_a_file_in_the_same_folder_is_read(split, name):
     _, path, _ = split
     path.write_text(json.dumps({**json.loads(path.read_text()), "file": name}))
-    with pytest.raises(DataError, match="same folder"):
+    with raises(DataError):
         load_partition(path, DATASET)
 
 
@@ -184,14 +185,14 @@ def test_a_partitioner_may_declare_that_clients_share_samples(tmp_path, sharing)
 
 
 def test_what_others_train_on_is_not_held_out(tmp_path, sharing):
-    with pytest.raises(ConfigError, match="client_test_fraction must be 0"):
+    with raises(ConfigError, "0"):
         deal("mine", 4, client_test_fraction=0.5)
     partition = deal("mine", 4)
     Partition(list(partition.train)[:2], IndexLists.of([[5], []]), partition.info).save(tmp_path / "split.json")
-    with pytest.raises(DataError, match="no sample can be held out"):
+    with raises(DataError):
         load_partition(tmp_path / "split.json", DATASET)
 
 
 def test_a_sharing_partitioner_keeps_the_rest_of_the_contract(sharing):
-    with pytest.raises(PluginContractError, match=r"outside 0\.\.599"):
+    with raises(PluginContractError):
         deal("mine", 600)

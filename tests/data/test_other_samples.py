@@ -8,6 +8,7 @@ import torch
 
 from fedcore.base.errors import DataError
 from fedcore.data import SequenceSamples, TensorSamples, gather_runs
+from tests.sentences import raises
 
 TEXTS = [[5, 1, 5], [], [2], [7, 7, 0, 3], [4]]
 LABELS = [0, 1, 0, 2, 1]
@@ -58,18 +59,18 @@ def test_offsets_that_divide_nothing_are_refused(offsets, message):
 
 @pytest.mark.parametrize("labels", [torch.zeros(4, dtype=torch.int64), torch.zeros(5)])
 def test_labels_that_do_not_belong_to_the_samples_are_refused(labels):
-    with pytest.raises(DataError, match=r"labels must be int64 of shape \(5,\)"):
+    with raises(DataError, "5"):
         TensorSamples(torch.zeros(5, 2), labels)
-    with pytest.raises(DataError, match=r"labels must be int64 of shape \(5,\)"):
+    with raises(DataError, "5"):
         SequenceSamples(torch.arange(9), sequences().offsets, labels)
 
 
 def test_labels_in_an_array_are_told_from_a_tensor():
-    with pytest.raises(DataError, match=r"labels must be a tensor, int64 of shape \(5,\), not a ndarray"):
+    with raises(DataError, "5"):
         TensorSamples(torch.zeros(5, 2), np.zeros(5, np.int64))
 
 
 @pytest.mark.parametrize("stats", [{"mean": [0.0, 0.0]}, {"mean": [0.0], "std": [1.0]}])
 def test_mean_and_std_have_a_number_for_each_column(stats):
-    with pytest.raises(DataError, match=r"each needs one for every column of inputs .* are \(5, 2\)"):
+    with raises(DataError, "5", "2"):
         TensorSamples(torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64), **stats)

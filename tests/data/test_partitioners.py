@@ -13,6 +13,7 @@ from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.base.registry import resolve
 from fedcore.data import PartitionWarning, capped_counts
 from fedcore.data.partitioners import dirichlet, fill_up
+from tests.sentences import raises
 
 ALL = ["iid", "dirichlet", "dirichlet-clients", "shards", "classes", "quantity"]
 LABELS = np.random.default_rng(0).integers(0, 10, 5000)
@@ -172,23 +173,23 @@ def test_a_hundred_thousand_clients_take_seconds(name):
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("clients", [0, -1, 5001])
 def test_impossible_numbers_of_clients(name, clients):
-    with pytest.raises(ConfigError, match="clients"):
+    with raises(ConfigError):
         partition(name, LABELS, clients, 0.5, 0)
 
 
 @pytest.mark.parametrize("name", ["dirichlet", "dirichlet-clients", "quantity"])
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_impossible_alpha(name, alpha):
-    with pytest.raises(ConfigError, match="alpha"):
+    with raises(ConfigError):
         partition(name, LABELS, 10, alpha, 0)
 
 
 def test_unknown_partitioner():
-    with pytest.raises(UnknownNameError, match="dirichlet"):
+    with raises(UnknownNameError):
         partition("dirichelt", LABELS, 10, 0.5, 0)
 
 
 def test_the_package_of_a_foreign_partitioner_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    with pytest.raises(ConfigError, match=r"needs flwr-datasets .*pip install 'fedcore-flower\[partitioners\]'"):
+    with raises(ConfigError, "'fedcore-flower[partitioners]'"):
         partition("flwr:iid", np.arange(8) % 2, 2, 1.0, 0)

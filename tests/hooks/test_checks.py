@@ -13,6 +13,7 @@ from fedcore.hooks.checks import RESULTS, RETURNS, create_plugin
 from fedcore.hooks.plugin import ATTRIBUTES
 from fedcore.hooks.plugins import PluginSet
 from tests.hooks.refusals import create, refused
+from tests.sentences import raises
 
 
 def test_a_hook_that_does_not_exist():
@@ -98,7 +99,7 @@ def test_a_result_that_nothing_would_use():
     assert checked_where_used == {"local_loss", "task_loss", "configure_model"}
     assert set(RESULTS) <= set(RETURNS.values()), "each row is the type of a hook's result"
     found = PluginSet([create(type("Odd", (Plugin,), {"observe": hookimpl(lambda self, step: 1.0)}))])
-    with pytest.raises(PluginContractError, match=r"'odd' hook observe returned float, expected None: nothing would"):
+    with raises(PluginContractError, "'odd'"):
         found.call_all("observe", step=None)
 
 
@@ -207,7 +208,7 @@ def test_an_entry_point_that_is_no_plugin_class(target):
     import tests.support as offered
 
     offered.target = target
-    with pytest.raises(PluginContractError, match=r"subclass of fedcore\.Plugin"):
+    with raises(PluginContractError):
         create_plugin("module:tests.support.target", {})
 
 

@@ -19,6 +19,7 @@ from fedcore.base.errors import (
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugins import PluginSet
 from tests.hooks.refusals import create, refused
+from tests.sentences import raises
 from tests.support import lines, name_of
 
 
@@ -45,13 +46,11 @@ def test_self_is_read_only_after_init(go):
         def begin_round(self, server):
             self.count = 1
 
-    with pytest.raises(
-        PluginContractError, match=r"'careless' hook begin_round \(round 1\) sets self\.count after __init__"
-    ):
+    with raises(PluginContractError, "'careless'", "1", "self.count"):
         go(Careless)
     plugin = create(Careless)
     assert plugin.allowed == 1
-    with pytest.raises(PluginContractError, match=r"sets self\.allowed after __init__"):
+    with raises(PluginContractError, "self.allowed"):
         plugin.allowed = 2
 
 
@@ -70,9 +69,9 @@ def test_declarations_may_depend_on_options():
 
 
 def test_unknown_options_and_values():
-    with pytest.raises(UnknownNameError, match=r"moon option 'temprature'.*'temperature'"):
+    with raises(UnknownNameError, "'temprature'", "'temperature'"):
         create_plugin("moon", {"temprature": 1.0})
-    with pytest.raises(ConfigError, match=r"'fedprox'.*mu.*given: -1"):
+    with raises(ConfigError, "'fedprox'", "-1"):
         create_plugin("fedprox", {"mu": -1})
 
 
@@ -87,13 +86,13 @@ def test_an_unknown_plugin_names_its_package(monkeypatch, name, package):
 
 
 def test_an_unknown_plugin_names_the_nearest():
-    with pytest.raises(UnknownNameError, match="Did you mean 'fedprox'"):
+    with raises(UnknownNameError, "'fedprox'"):
         create_plugin("fedprx", {})
 
 
 @pytest.mark.parametrize("name", ["module:tests.nowhere.X", "module:tests.toy.Nothing", "module:x"])
 def test_a_module_name_that_leads_nowhere(name):
-    with pytest.raises(ConfigError, match=r"module:package\.module\.attribute"):
+    with raises(ConfigError):
         create_plugin(name, {})
 
 
@@ -102,7 +101,7 @@ def test_breaks_outside_the_local_epochs(go, epochs):
     class Paused(Plugin):
         exchanges = Exchange(("*",), lambda _: epochs)
 
-    with pytest.raises(PluginContractError, match="'paused' exchanges at the start of epoch"):
+    with raises(PluginContractError, "'paused'"):
         go(Paused, local_epochs=2)
 
 
@@ -140,7 +139,7 @@ def test_patterns_of_another_type(go, patterns):
         def personal_parameters(self, model):
             return patterns
 
-    with pytest.raises(PluginContractError, match=r"'keeps' hook personal_parameters .*a sequence of patterns"):
+    with raises(PluginContractError, "'keeps'"):
         go(Keeps)
 
 
@@ -150,7 +149,7 @@ def test_configure_model_returns_something_else(go):
         def configure_model(self, model):
             return torch.nn.Linear(2, 2)
 
-    with pytest.raises(PluginContractError, match=r"'wrong' hook configure_model.*Linear"):
+    with raises(PluginContractError, "'wrong'"):
         go(Wrong)
 
 
@@ -241,7 +240,7 @@ def test_a_local_loss_of_wrong_shape_gets_a_hint(go, shape):
             value = step.features.sum(dim=1)
             return {"(B,)": Loss(value), "float": Loss(1.0), "list": [Loss(value.mean()), Loss(value)]}[shape]
 
-    with pytest.raises(PluginContractError, match=r"'wrong' hook local_loss \(round 1, client \d\).*0-dim.*\.mean\(\)"):
+    with raises(PluginContractError, "'wrong'", "1", "0"):
         go(Wrong)
 
 
@@ -251,7 +250,7 @@ def test_a_local_loss_that_is_a_tensor_gets_a_hint(go):
         def local_loss(self, step):
             return step.features.mean()
 
-    with pytest.raises(PluginContractError, match=r"'wrong' hook local_loss.*Tensor.*Loss\(value\)"):
+    with raises(PluginContractError, "'wrong'"):
         go(Wrong)
 
 
@@ -261,7 +260,7 @@ def test_a_task_loss_of_wrong_shape_gets_a_hint(go):
         def task_loss(self, step):
             return torch.nn.functional.cross_entropy(step.logits, step.y, reduction="none")
 
-    with pytest.raises(FedcoreError, match=r"'wrong' hook task_loss.*\.mean\(\)"):
+    with raises(FedcoreError, "'wrong'"):
         go(Wrong)
 
 
@@ -271,7 +270,7 @@ def test_task_scale_without_its_declaration(go):
         def local_loss(self, step):
             return Loss(step.features.mean(), task_scale=0.5)
 
-    with pytest.raises(PluginContractError, match=r"'scaler' hook local_loss.*scales_task"):
+    with raises(PluginContractError, "'scaler'"):
         go(Scaler)
 
     go(type("Declared", (Scaler,), {"scales_task": True}))
@@ -381,7 +380,7 @@ def test_a_cohort_that_is_none(go, cohort):
         def select_clients(self, server):
             return cohort
 
-    with pytest.raises(PluginContractError, match="'chooser' hook select_clients"):
+    with raises(PluginContractError, "'chooser'"):
         go(Chooser)
 
 
@@ -450,9 +449,7 @@ def test_a_parameter_that_is_added_twice_would_train_without_a_name(go):
             client.add_parameters({"a": torch.zeros(1)})
             client.add_parameters({"b": torch.zeros(1), "a": torch.ones(1)})
 
-    with pytest.raises(
-        PluginContractError, match=r"hook begin_local \(round 1, client \d\) adds the parameter 'a' twice"
-    ):
+    with raises(PluginContractError, "1", "'a'"):
         go(Twice)
 
 
@@ -462,7 +459,7 @@ def test_a_text_is_no_list_of_patterns_to_freeze(go):
         def begin_local(self, client):
             client.freeze("classifier.*")
 
-    with pytest.raises(PluginContractError, match=r"client.freeze with the text .*, expected a list of patterns"):
+    with raises(PluginContractError, "client.freeze"):
         go(Forgot)
 
 
@@ -472,7 +469,7 @@ def test_the_entry_that_is_no_tensor_is_named(go):
         def end_local(self, client):
             return {"a": torch.zeros(1), "n": 3}
 
-    with pytest.raises(PluginContractError, match=r"returned a dict with 'n': int, expected"):
+    with raises(PluginContractError, "'n'"):
         go(Counts)
 
 
@@ -482,7 +479,7 @@ def test_ask_outside_its_hooks(go):
         def server_step(self, server):
             list(server.ask("all", self.implements))
 
-    with pytest.raises(PluginContractError, match=r"'curious'.*, aggregate, end_round and post_train only"):
+    with raises(PluginContractError, "'curious'"):
         go(Curious)
 
 
@@ -492,7 +489,7 @@ def test_update_model_outside_post_train(go):
         def begin_round(self, server):
             server.update_model(dict(server.model))
 
-    with pytest.raises(PluginContractError, match=r"'meddler'.*post_train only"):
+    with raises(PluginContractError, "'meddler'"):
         go(Meddler)
 
 
@@ -504,7 +501,7 @@ def test_update_model_beyond_corrects(go):
         def post_train(self, server):
             server.update_model({"encoder.base.fc1.bias": server.model["encoder.base.fc1.bias"]})
 
-    with pytest.raises(PluginContractError, match=r"'meddler' hook post_train may not set 'encoder\.base\.fc1\.bias'"):
+    with raises(PluginContractError, "'meddler'", "'encoder.base.fc1.bias'"):
         go(Meddler)
 
 
@@ -515,7 +512,7 @@ def test_state_holds_tensors_and_json_only(go, value):
         def begin_round(self, server):
             server.state["x"] = value
 
-    with pytest.raises(PluginContractError, match=r"state\['x'\] to a"):
+    with raises(PluginContractError, "'x'"):
         go(Hoarder)
 
 
@@ -529,7 +526,7 @@ def test_state_is_read_only_in_a_question(go):
         def x(self, client):
             client.state["x"] = 1
 
-    with pytest.raises(PluginContractError, match="read-only in question x"):
+    with raises(PluginContractError):
         go(Writer)
 
 
@@ -541,7 +538,7 @@ def test_names_that_do_not_exist_in_results(go):
         def aggregate(self, server):
             return {"encoder.base.fc1.bias": server.model["encoder.base.fc1.bias"]}
 
-    with pytest.raises(PluginContractError, match=r"'owner' hook aggregate may not set 'encoder\.base\.fc1\.bias'"):
+    with raises(PluginContractError, "'owner'", "'encoder.base.fc1.bias'"):
         go(Owner)
 
 
@@ -552,7 +549,7 @@ def test_a_buffer_from_server_step(go):
             name = "encoder.base.2.running_mean"
             return {name: server.model[name]}
 
-    with pytest.raises(PluginContractError, match=r"'stepper' hook server_step may not set .*running_mean"):
+    with raises(PluginContractError, "'stepper'"):
         go(Stepper, model="module:tests.toy.batch_norm_mlp")
 
 

@@ -16,6 +16,7 @@ from fedcore.base.errors import (
 )
 from fedcore.hooks.plugins import PluginSet
 from tests.hooks.refusals import refused
+from tests.sentences import raises
 from tests.support import config, name_of
 
 
@@ -110,10 +111,10 @@ def started(title: str, pattern: str, *kept: str) -> type[Plugin]:
 def test_a_conflict_names_the_plugin_that_keeps_the_parameters(go):
     weights, biases = keeping("Weights", "classifier.weight"), keeping("Biases", "*.bias")
     for order in permutations((weights, biases, declaring("One", "exchanges", "*.bias"))):
-        with pytest.raises(PluginConflictError, match=r"'one' exchanges 'encoder\..*', which 'biases' keeps on each"):
+        with raises(PluginConflictError, "'one'", "'biases'"):
             go(*order)
     for order in permutations((keeping("Nothing"), keeping("Everything", "*"), Moves)):
-        with pytest.raises(PluginConflictError, match="'everything' keeps all of them on each client"):
+        with raises(PluginConflictError, "'everything'"):
             go(*order)
 
 
@@ -122,7 +123,7 @@ def test_a_plugin_may_start_what_it_keeps_unless_another_keeps_it_too(go):
     for order in permutations((own, keeping("Base", "encoder.base.fc1.*"))):
         go(*order, client_test_fraction=0.2)
     for order in permutations((own, keeping("Biases", "*.bias"))):
-        with pytest.raises(PluginConflictError, match=r"'own' starts 'classifier\.bias', which 'biases' keeps on each"):
+        with raises(PluginConflictError, "'own'", "'classifier.bias'", "'biases'"):
             go(*order)
 
 
@@ -136,7 +137,7 @@ def test_a_personal_pattern_that_matches_nothing(go):
         def personal_parameters(self, model):
             return ["head.*"]
 
-    with pytest.raises(PluginContractError, match=r"'lost'.*personal_parameters.*'head\.\*'"):
+    with raises(PluginContractError, "'lost'", "'head.*'"):
         go(Lost)
 
 
@@ -150,9 +151,9 @@ def test_a_refused_run_writes_nothing(tmp_path):
 
 
 def test_a_duplicate(tmp_path):
-    with pytest.raises(ConfigError, match="'fedprox' is listed twice"):
+    with raises(ConfigError, "'fedprox'"):
         PluginSet.create({"fedprox": {}, "module:fedcore_fedprox.FedProx": {}})
-    with pytest.raises(ConfigError, match="'moon' is listed 2 times"):
+    with raises(ConfigError, "'moon'", "2"):
         RunConfig.create({"plugins": ["moon", "moon"]})
 
 
@@ -160,5 +161,5 @@ def test_a_plugin_with_the_name_of_the_builtin_one():
     class FedAvg(Plugin):
         pass
 
-    with pytest.raises(FedcoreError, match="fedavg"):
+    with raises(FedcoreError):
         PluginSet.create({name_of(FedAvg): {}})

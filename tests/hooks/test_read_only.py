@@ -11,6 +11,7 @@ import torch
 from fedcore import Loss, Plugin, hookimpl
 from fedcore.base.errors import PluginContractError
 from fedcore_testing import records
+from tests.sentences import raises
 
 
 def plugin(hook, body):
@@ -135,7 +136,7 @@ def moves_it_in_a_step(self, step):
 )
 def test_other_memory_for_the_model_is_refused(go, hook, body):
     """As PFLlib's clients take weights: this client and those after it trained what was neither loaded nor sent."""
-    with pytest.raises(PluginContractError, match=r"assign to \.data of 'encoder.* of client\.model"):
+    with raises(PluginContractError, "client.model"):
         go(plugin(hook, body), client_test_fraction=0.2)
 
 

@@ -12,6 +12,7 @@ from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
 from fedcore.models.layout import JOINED, FlatLayout, Layout
 from fedcore.server.aggregation import RunningMean
 from tests import support
+from tests.sentences import raises
 from tests.support import model_bytes
 
 
@@ -50,9 +51,9 @@ def test_tensors_have_to_be_those_names_in_that_layout(model):
     ):
         with pytest.raises(RejectUpdate, match=words):
             layout.check(wrong, names, "an update")
-    with pytest.raises(NonFiniteUpdate, match=r"'0\.weight' has values that are not finite"):
+    with raises(NonFiniteUpdate, "'0.weight'"):
         layout.check({**sent, "0.weight": torch.full((3, 2), torch.nan)}, names, "an update")
-    with pytest.raises(NonFiniteUpdate, match=r"'0\.weight' has values up to 2.0e\+18, more than 1e\+18 counts as"):
+    with raises(NonFiniteUpdate, "'0.weight'", "18"):
         layout.check({**sent, "0.weight": torch.full((3, 2), -2e18)}, names, "an update")
     layout.check({**sent, "0.weight": torch.full((3, 2), -7.0)}, names, "an update")
 
@@ -104,9 +105,9 @@ def test_the_mean_has_the_bits_of_the_mean_by_name():
 def test_a_value_that_is_not_finite_is_named_as_in_the_model():
     state = network().state_dict()
     state["3.bias"][1] = torch.inf
-    with pytest.raises(NonFiniteUpdate, match=r"'3\.bias' has values that are not finite"):
+    with raises(NonFiniteUpdate, "'3.bias'"):
         FLAT.check(FLAT.join(state), FLAT.shared, "an update")
-    with pytest.raises(RejectUpdate, match="'parameters' is missing"):
+    with raises(RejectUpdate, "'parameters'"):
         FLAT.check(LAYOUT.join(state), FLAT.shared, "an update")
 
 

@@ -13,6 +13,7 @@ from fedcore.models import build_model
 from fedcore.models.build import with_digest
 from fedcore.runs.resolve import resolve_config as prepare
 from fedcore_zoo import load_torchvision
+from tests.sentences import raises
 
 SMALL = "torchvision:shufflenet_v2_x0_5"
 
@@ -81,7 +82,7 @@ class TestWeights:
         ):
             with pytest.raises(ConfigError, match=says):
                 built(model, weights=weights)
-        with pytest.raises(ConfigError, match="cannot be read"):
+        with raises(ConfigError):
             with_digest(str(tmp_path / "none.safetensors"))
 
     @pytest.mark.parametrize(
@@ -130,5 +131,5 @@ class TestWeights:
         assert torch.equal(model.state_dict()["encoder.base.fc1.weight"], other.state_dict()["encoder.base.fc1.weight"])
         assert prepare(RunConfig(weights=name, device="cpu"))[0].weights == name
         save_file({"a": torch.zeros(1)}, tmp_path / "own.safetensors")
-        with pytest.raises(ConfigError, match="not the one that the run was begun with"):
+        with raises(ConfigError):
             prepare(RunConfig(weights=name, device="cpu"))

@@ -19,6 +19,7 @@ from fedcore.models import mlp
 from fedcore_functional import proximal_term
 from fedcore_moon import Moon
 from fedcore_testing import Quadratic, model_bytes, partition_of
+from tests.sentences import raises
 
 SMALL = {"clients": 2, "rounds": 1, "local_epochs": 1, "samples": 100}
 
@@ -88,7 +89,7 @@ def test_networks_and_classes_that_no_import_finds_reach_a_worker_and_are_given_
         for n in (0, 1)
     )
     assert model_bytes(result) == model_bytes(here)
-    with pytest.raises(ConfigError, match=r"'object:Local' is an object .* fedcore.resume\(path, plugins=\[...\]\)"):
+    with raises(ConfigError, "'object:Local'", "fedcore.resume"):
         fedcore.resume(result.directory)
     again = {**given, "dataset": arrays()}
     longer = fedcore.resume(result.directory, **again, changes={"rounds": 2})
@@ -96,7 +97,7 @@ def test_networks_and_classes_that_no_import_finds_reach_a_worker_and_are_given_
     x, *others = arrays()
     with pytest.raises(fedcore.RunDirectoryError, match="data set's content"):
         fedcore.resume(result.directory, **given, dataset=(x + 1, *others))
-    with pytest.raises(ConfigError, match="the run has no plugin 'Quadratic'; it has object:Local"):
+    with raises(ConfigError, "'Quadratic'"):
         fedcore.resume(result.directory, model=Net, plugins=[Quadratic])
     assert fedcore.evaluate_run(result.directory, **again)["global"] == longer.metrics["global"]
 
@@ -188,21 +189,21 @@ def test_a_network_of_tokens_gives_logits_as_others_do(config, of_one_length):
 
 @pytest.mark.parametrize("plugins", [Pull(fedcore.PluginOptions()), [Pull(fedcore.PluginOptions())]])
 def test_an_object_of_a_plugin_is_told_to_be_its_class(config, plugins):
-    with pytest.raises(ConfigError, match=r"an object of Pull; give the class and its options: plugins={Pull: {...}}"):
+    with raises(ConfigError):
         fedcore.run(config, plugins=plugins)
 
 
 def test_the_options_of_a_result_run_again_with_its_objects(config, tmp_path):
     options = config.model_copy(update={"samples": None})
     result = fedcore.run(options, dataset=arrays())
-    with pytest.raises(ConfigError, match=r"give it again in Python: fedcore\.run\(config, dataset=\.\.\.\) or"):
+    with raises(ConfigError, "fedcore.run"):
         fedcore.run(result.config)
     assert model_bytes(fedcore.run(result.config, dataset=arrays(), out=tmp_path / "again")) == model_bytes(result)
 
 
 @pytest.mark.parametrize("objects", [{}, {"model": Net}])
 def test_options_that_are_no_configuration_are_told_how_they_become_one(objects):
-    with pytest.raises(ConfigError, match=r"^fedcore.run got a dict; write options by name: fedcore.run\(rounds=5\)"):
+    with raises(ConfigError, "fedcore.run", "5"):
         fedcore.run({"rounds": 5}, **objects)
 
 
@@ -361,7 +362,7 @@ def test_a_partition_of_the_program(tmp_path, as_what):
         fedcore.run(partition=given, **options | {"rounds": 2}, out=tmp_path / "longer")
     )
     if as_what != "function":
-        with pytest.raises(ConfigError, match=r"give fedcore\.run the partition again"):
+        with raises(ConfigError, "fedcore.run"):
             fedcore.run(result.config)
 
 
@@ -437,11 +438,11 @@ def test_clients_with_test_sets_of_their_own(tmp_path):
 
 
 def test_options_that_contradict_a_given_partition():
-    with pytest.raises(ConfigError, match="already says which samples"):
+    with raises(ConfigError):
         fedcore.run(partition=IID, **SMALL)
-    with pytest.raises(ConfigError, match="--imbalance: the partition already says which samples"):
+    with raises(ConfigError, "--imbalance"):
         fedcore.run(partition=IID, **{**SMALL, "samples": None}, imbalance=10)
-    with pytest.raises(ConfigError, match=r"made with 0\.0"):
+    with raises(ConfigError, "0.0"):
         fedcore.run(partition=IID, **{**SMALL, "samples": None}, client_test_fraction=0.2)
 
 

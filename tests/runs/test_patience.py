@@ -17,6 +17,7 @@ from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.training import Finished, Refused, TrainOn, next_state, out_of_patience
 from fedcore.server.state import ServerState
 from fedcore_testing import model_bytes, records
+from tests.sentences import raises
 
 OPTIONS = {"clients": 2, "local_epochs": 1, "samples": 100, "workers": 0, "client_test_fraction": 0.3}
 
@@ -144,14 +145,12 @@ def test_a_run_that_stopped_early_trains_no_more_where_its_rounds_are_given_agai
 
 def test_the_test_set_plays_no_part(tmp_path):
     config = RunConfig(**{**OPTIONS, "client_test_fraction": 0.0}, patience=2, out=tmp_path / "run")
-    refused = pytest.raises(
-        ConfigError, match=r"--patience looks at the clients' held-out parts.* --client-test-fraction 0\.2"
-    )
-    with refused:
+    named = "--patience", "--client-test-fraction", "0.2"
+    with raises(ConfigError, *named):
         fedcore.run(config)
     assert not (tmp_path / "run").exists()
     begun = fedcore.run(config.model_copy(update={"patience": None, "rounds": 1}))
-    with refused:
+    with raises(ConfigError, *named):
         fedcore.resume(begun.directory, changes={"rounds": 9, "patience": 2})
 
 
@@ -166,7 +165,7 @@ def test_the_best_rounds_model_is_kept(tmp_path):
     assert result.evaluate(test, model=result.best_model)["accuracy"] == best["global_accuracy"]
     plain = fedcore.run(**BEST_IS_EARLY, out=tmp_path / "plain")
     assert model_bytes(plain) == model_bytes(result)
-    with pytest.raises(ConfigError, match="did not keep"):
+    with raises(ConfigError):
         _ = plain.best_model
 
 

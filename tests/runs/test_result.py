@@ -12,6 +12,7 @@ from fedcore import Plugin, RunConfig, RunDirectoryError, hookimpl
 from fedcore.base import registry
 from fedcore.base.identity import title
 from fedcore.runs.rounds import history_rows
+from tests.sentences import raises
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +99,10 @@ def test_a_damaged_model_is_named(finished, tmp_path):
     fedcore.resume(copy)
     assert fedcore.load_run(copy).metrics == finished.metrics
     (copy / "summary.json").write_bytes(b"{")
-    with pytest.raises(RunDirectoryError, match=r"summary.json is damaged: .*: fedcore resume .*copy"):
+    with raises(RunDirectoryError, "summary.json"):
         fedcore.load_run(copy)
     (copy / "summary.json").unlink()
-    with pytest.raises(RunDirectoryError, match=r"is not finished; go on with it: fedcore resume .*copy"):
+    with raises(RunDirectoryError):
         fedcore.load_run(copy)
 
 
@@ -110,7 +111,7 @@ def test_a_model_without_checkpoints_is_lost(finished, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(finished.directory, copy, ignore=shutil.ignore_patterns("checkpoint", "model.safetensors"))
     for function in (fedcore.load_run, fedcore.resume):
-        with pytest.raises(RunDirectoryError, match=r"model.safetensors is missing\. A resume does not write it again"):
+        with raises(RunDirectoryError, "model.safetensors"):
             function(copy)
 
 

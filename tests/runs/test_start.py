@@ -23,6 +23,7 @@ from fedcore.runs.run import Run
 from fedcore.runs.saved import SavedConfig
 from fedcore_testing import model_bytes
 from fedcore_testing.federation import small_config
+from tests.sentences import raises
 
 SET_UP = Setup, "build"
 
@@ -56,7 +57,7 @@ def test_a_run_of_a_device_that_is_not_there_is_read_on_the_cpu(tmp_path, monkey
 
 def test_a_copy_is_set_up_with_its_own_directory(tmp_path):
     with Run.new(small_config(tmp_path)) as first:
-        with pytest.raises(RunDirectoryError, match="another process is training in"):
+        with raises(RunDirectoryError):
             Run.open(first.directory.path, allow_code=False, out=tmp_path / "copy")
         assert not (tmp_path / "copy").exists()
     copy = Run.open(first.directory.path, allow_code=False, out=tmp_path / "copy")
@@ -128,7 +129,7 @@ def test_the_name_of_a_run_in_a_list_leads_to_its_folder(tmp_path, monkeypatch, 
     (Path(folder) / "config.yaml").touch()
     with pytest.raises(RunDirectoryError, match=re.escape(f"Did you mean {folder}?")):
         RunDirectory.open(Path(name))
-    with pytest.raises(RunDirectoryError, match="Name the folder that train printed"):
+    with raises(RunDirectoryError):
         RunDirectory.open(tmp_path / "other")
 
 
@@ -159,7 +160,7 @@ def test_a_run_that_fails_before_it_has_begun_gives_its_default_directory_back(u
 def test_a_default_directory_that_cannot_be_made_is_named(unnamed):
     Path("runs").write_text("")
     with (
-        pytest.raises(RunDirectoryError, match=r"runs cannot be made: .*exists"),
+        raises(RunDirectoryError),
         Run.new(unnamed),
     ):
         pass
@@ -171,7 +172,7 @@ def test_a_run_that_cannot_be_begun_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(RunDirectory, "write_config", full)
     with (
-        pytest.raises(StorageError, match="No space left"),
+        raises(StorageError),
         Run.new(small_config(tmp_path, out=tmp_path / "deep" / "run")),
     ):
         pass
@@ -196,9 +197,9 @@ def test_a_finished_run_without_checkpoints_is_not_trained_or_evaluated_again(tm
         again = fedcore.resume(result.directory)
     assert again.metrics == result.metrics
     assert {path: path.read_bytes() for path in result.directory.iterdir() if path.is_file()} == before
-    with pytest.raises(RunDirectoryError, match="without its checkpoints it cannot go on"):
+    with raises(RunDirectoryError):
         fedcore.resume(result.directory, changes={"rounds": 9})
-    with pytest.raises(RunDirectoryError, match="checkpoints were deleted: neither"):
+    with raises(RunDirectoryError):
         fedcore.evaluate_run(result.directory)
 
 
@@ -216,7 +217,7 @@ def test_a_run_whose_checkpoints_are_lost_keeps_its_records(tmp_path):
     assert fedcore.resume(tmp_path / "run").summary["rounds"] == 5
     (tmp_path / "run" / "summary.json").write_text("{half")
     shutil.rmtree(tmp_path / "run" / "checkpoint")
-    with pytest.raises(RunDirectoryError, match="records 5 rounds, but its checkpoints are missing"):
+    with raises(RunDirectoryError, "5"):
         fedcore.resume(tmp_path / "run")
 
 

@@ -12,6 +12,7 @@ import torch
 from fedcore import Plugin, hookimpl
 from fedcore.base.errors import DivergedError, PluginCallError, PluginContractError, RejectUpdate, RoundFailedError
 from fedcore_testing import W, same_tensors
+from tests.sentences import raises
 from tests.support import committed, lines, model_bytes, weights
 
 BATCH_NORM = {"model": "module:tests.toy.batch_norm_mlp"}
@@ -112,7 +113,7 @@ def test_a_fault_with_every_update_that_arrives_ends_the_run(toy, others, option
         def accumulate(self, server, update):
             raise KeyError("typo")
 
-    with pytest.raises(PluginCallError, match=r"'faulty' hook accumulate .*KeyError: 'typo'"):
+    with raises(PluginCallError, "'faulty'", "'typo'"):
         toy(Faulty, *others, seed=0, min_clients=0, **options)
 
 
@@ -242,9 +243,7 @@ def test_mean_of_is_for_aggregate_only(go):
         def begin_round(self, server):
             server.mean_of([])
 
-    with pytest.raises(
-        PluginContractError, match=r"hook begin_round .* calls server.mean_of, which works in aggregate only"
-    ):
+    with raises(PluginContractError, "server.mean_of"):
         go(Early)
 
 
@@ -331,7 +330,7 @@ class KeepsNan(Plugin):
 
 
 def test_a_plugins_state_that_is_not_finite_is_not_committed(toy, tmp_path):
-    with pytest.raises(DivergedError, match=r"round 2: server\.state\['sum'\] of plugin 'keepsnan' is not finite"):
+    with raises(DivergedError, "2", "server.state", "'sum'", "'keepsnan'"):
         toy(KeepsNan, rounds=3, out=tmp_path / "run")
     state = committed(tmp_path / "run")
     assert (state.round, state.plugins["keepsnan"]["sum"].tolist()) == (1, [1.0, 1.0])

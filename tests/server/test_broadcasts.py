@@ -14,6 +14,7 @@ from fedcore.client.messages import ClientTask, pack_task
 from fedcore.engines.in_process import InProcessEngine
 from fedcore_testing import check_engine, interrupted, name_of, personal_state
 from fedcore_testing.probe import ProbeOfEach
+from tests.sentences import raises
 from tests.support import client_state, committed, lines, model_bytes
 
 NAME = name_of(ProbeOfEach)
@@ -138,7 +139,7 @@ def test_an_error_in_it_ends_the_run_as_in_every_broadcast(go):
             if client == 2:
                 raise ValueError("no row")
 
-    with pytest.raises(PluginCallError, match=r"broadcast_to \(round 1, client 2\) raised ValueError: no row"):
+    with raises(PluginCallError, "1", "2"):
         go(Fails)
 
 

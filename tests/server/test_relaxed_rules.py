@@ -11,6 +11,7 @@ import torch
 from fedcore import ConfigError, Exchange, Plugin, PluginContractError, hookimpl, question
 from fedcore_testing import client_state, initial_weights, personal_state
 from fedcore_testing.problems import with_batch_norm
+from tests.sentences import raises
 from tests.support import committed, config, lines, model_bytes, weights
 
 BACKBONE = ("encoder.base.linear.", "encoder.base.norm.")
@@ -73,7 +74,7 @@ def test_who_owns_nothing_but_what_is_frozen_is_refused(go):
         def aggregate(self, server):
             return None
 
-    with pytest.raises(ConfigError, match=r"'owns' owns 'encoder.base.norm.\*', but no part of that is trained"):
+    with raises(ConfigError, "'owns'", "'encoder.base.norm.*'"):
         go(Freezes, Owns, **MODEL)
 
 
@@ -126,7 +127,7 @@ class FreezesOthers(Plugin):
 
 
 def test_other_frozen_weights_on_a_client_than_on_the_server_end_the_run(go):
-    with pytest.raises(PluginContractError, match="other values than on the server"):
+    with raises(PluginContractError):
         go(FreezesOthers, **MODEL)
 
 
@@ -185,7 +186,7 @@ def test_the_cohort_cannot_be_asked_before_it_is_selected(go):
         def select_clients(self, server):
             list(server.ask("cohort", self.implements))
 
-    with pytest.raises(PluginContractError, match="asks the cohort before it is selected"):
+    with raises(PluginContractError):
         go(Early)
 
 
@@ -243,5 +244,5 @@ def test_epochs_that_a_client_cannot_train(go, cohort, options, words):
 
 
 def test_epochs_before_an_exchange_are_refused(go):
-    with pytest.raises(PluginContractError, match=r"from 3 to 4 .*after the exchange at epoch 2"):
+    with raises(PluginContractError, "3", "4", "2"):
         go(Epochs, "fedcme", local_epochs=4)

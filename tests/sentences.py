@@ -1,0 +1,70 @@
+"""The sentences of errors. A test names the class, the option and the number; the sentence stands in sentences.json.
+
+A better sentence costs one line there: ``pytest --update-sentences``, without ``-n``, writes it. The file has each
+sentence once, with the tests in which an error says it. Numbers, quoted names and folders are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILE = Path(__file__).with_name("sentences.json")
+UPDATE = "FEDCORE_UPDATE_SENTENCES"
+
+
+@contextmanager
+def raises(kind: type[BaseException], *named: object) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """As ``pytest.raises``. The error's text has what is ``named``, and is a sentence of this test."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    check(str(caught.value), *named)
+
+
+def check(text: str, *named: object) -> None:
+    """Check the text of an error, or of a command's output."""
+    absent = [name for name in map(str, named) if name not in text]
+    assert not absent, f"{absent} not in: {text}"
+    test, sentence = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0].partition("[")[0], plain(text)
+    if UPDATE in os.environ:
+        _write(test, sentence)
+    known = [other for other, tests in _read().items() if test in tests]
+    assert sentence in known, f"another sentence, which pytest --update-sentences takes over: {sentence}\nnow: {known}"
+
+
+def plain(text: str) -> str:
+    """Return a sentence without numbers, quoted names and folders.
+
+    >>> plain("client 3 of '/tmp/a' sends 'w' to /tmp/pytest-of-me/run: 0.5 > 1e-3")
+    "client # of '...' sends '...' to ...: # > #"
+    """
+    text = re.sub(r"(?<!\w)'[^'\n]*'(?!\w)", "'...'", text)
+    text = re.sub(r"0x[0-9a-f]+", "#", text)
+    text = re.sub(r"/(?:tmp|home|work|root)/[\w./-]*\w", "...", text)
+    return re.sub(r"(?<![\w-])-?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?\b", "#", text)
+
+
+def _read() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    return found
+
+
+def _write(test: str, sentence: str) -> None:
+    """Add a sentence of a test; the first one takes the place of those that the file has."""
+    sentences = _read()
+    if test not in _written:
+        _written.add(test)
+        sentences = {text: [other for other in tests if other != test] for text, tests in sentences.items()}
+    sentences[sentence] = sorted({*sentences.get(sentence, []), test})
+    told = {text: sentences[text] for text in sorted(sentences) if sentences[text]}
+    FILE.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+_written: set[str] = set()
