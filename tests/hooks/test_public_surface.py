@@ -53,19 +53,6 @@ EXTENDS = {
         },
         "it lets runners, workers and orders of clients take the place of a run's own",
     ),
-    "fedcore-bench": ({"fedcore.base", "fedcore.cli", "fedcore.runs"}, "it takes runs apart"),
-    "fedcore-report": (
-        {"fedcore.base", "fedcore.cli", "fedcore.client", "fedcore.runs"},
-        "its commands read runs",
-    ),
-    "fedcore-reproduce": (
-        {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs"},
-        "its commands read and start runs",
-    ),
-    "fedcore-study": (
-        {"fedcore.base", "fedcore.cli", "fedcore.client", "fedcore.hooks", "fedcore.runs"},
-        "its commands read, start and compare runs",
-    ),
 }
 """Packages that extend the framework itself: the further folders that they import from, and why they need these."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedcore.cli.app import app
+from fedcore.tools import app
 from fedcore_bench import measure, profile, workloads
 from fedcore_bench.cpu import CpuReference
 from fedcore_bench.measure import Spread, engine, in_turn

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcore import FedcoreError
-from fedcore.cli.app import app
+from fedcore.tools import app
 from fedcore_bench import scale
 from fedcore_bench.measure import Spread
 from fedcore_bench.scale import Memory

@@ -75,7 +75,7 @@ def test_no_estimate_for_a_few_runs_or_one_that_cannot_be_trained(planned, tmp_p
 def test_the_command_says_it_before_the_first_run(planned, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
-    from fedcore.cli.app import app
+    from fedcore.tools import app
     from fedcore_reproduce import find
     from fedcore_study.sweeps import run
     from fedcore_study.sweeps.processes import Outcome

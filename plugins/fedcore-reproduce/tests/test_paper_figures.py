@@ -12,7 +12,7 @@ import yaml
 from scipy import stats
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore.base.identity import digest, settings
+from fedcore.tools import digest, settings
 from fedcore_reproduce import claims
 from fedcore_reproduce.evidence import Evidence, Place, write_evidence
 from fedcore_reproduce.find import find_recipe, find_recipes

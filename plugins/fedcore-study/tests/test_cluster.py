@@ -79,7 +79,7 @@ def test_events_of_a_job_are_passed_on_and_its_failure_names_the_end_of_the_trac
     heard = []
     code = """print('{"event": "round", "round": 3}'); raise SystemExit(7)"""
     monkeypatch.setattr(cluster, "POLL", 0.1)
-    monkeypatch.setattr(cluster.process, "command", lambda *arguments: [sys.executable, "-c", code])
+    monkeypatch.setattr(cluster.process, "python_command", lambda *arguments: [sys.executable, "-c", code])
     outcomes, _ = cluster.submit_jobs(
         [processes.Job("one", ["{}"], tmp_path / "log")],
         "local",

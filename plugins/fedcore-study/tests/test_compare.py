@@ -755,7 +755,7 @@ class TestCautions:
 def test_the_command(make, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
-    from fedcore.cli.app import app
+    from fedcore.tools import app
 
     monkeypatch.delenv("COLUMNS", raising=False)
     folders = [str(make(plugins, 0, [0.5], alpha=a)) for plugins in ([], ["moon"]) for a in (0.1, 0.5)]
@@ -785,7 +785,7 @@ def test_the_command(make, tmp_path, monkeypatch):
 def test_names_are_whole_in_a_narrow_terminal(make, monkeypatch):
     from typer.testing import CliRunner
 
-    from fedcore.cli.app import app
+    from fedcore.tools import app
 
     monkeypatch.setenv("COLUMNS", "80")
     methods = [[], *({"my-very-long-method": {"regularization_strength": value}} for value in (0.01, 0.02))]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fedcore
-from fedcore.cli.app import app
+from fedcore.tools import app
 from fedcore_study.sweeps.child import main as child
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.run import plan_sweep

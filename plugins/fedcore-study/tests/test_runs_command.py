@@ -62,7 +62,7 @@ def ask():
     """Answer a command's question: ``ask(text, *arguments)``."""
     from typer.testing import CliRunner
 
-    from fedcore.cli.app import app
+    from fedcore.tools import app
 
     def invoke(answer, *arguments):
         return CliRunner().invoke(app, list(map(str, arguments)), input=answer, catch_exceptions=False)
@@ -225,7 +225,7 @@ class TestList:
         assert "there is no folder runs" in refused("list")
 
     def test_it_imports_no_torch(self, runs, python):
-        code = "from fedcore.cli.app import app; import sys; app(['runs', {}], standalone_mode=False); "
+        code = "from fedcore.tools import app; import sys; app(['runs', {}], standalone_mode=False); "
         for arguments in ("'list'", "'list', '--json'", "'show', 'first'", "'diff', 'first', 'runs/" + MOON + "'"):
             done = python(code.format(arguments) + "assert 'torch' not in sys.modules")
             assert done.returncode == 0, done.stderr

@@ -10,8 +10,7 @@ import pytest
 
 import fedcore
 from fedcore import ConfigError
-from fedcore.base.protocols import VALIDATION
-from fedcore.base.safe_yaml import read_yaml
+from fedcore.tools import protocols, read_yaml
 from fedcore_study import search as searching
 from fedcore_study.search import Axis, parse_search, search
 from fedcore_study.sweeps.child import measured
@@ -217,10 +216,10 @@ def test_a_trial_that_fails_does_not_stop_the_others(tmp_path):
 
 
 def test_the_test_set_has_no_value():
-    assert measured({"global": {"accuracy": 0.9}}, VALIDATION) is None
-    assert measured({}, VALIDATION) is None
+    assert measured({"global": {"accuracy": 0.9}}, protocols.VALIDATION) is None
+    assert measured({}, protocols.VALIDATION) is None
     found = {"global": None, "personal": {"accuracy": 0.7}, "global_local": {"accuracy": 0.8}}
-    assert measured(found, VALIDATION) == "personal"
+    assert measured(found, protocols.VALIDATION) == "personal"
 
 
 @pytest.mark.parametrize(

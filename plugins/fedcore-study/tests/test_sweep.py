@@ -14,10 +14,8 @@ import pytest
 import yaml
 
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
-from fedcore.base.identity import digest
-from fedcore.client.setup import Setup
 from fedcore.data import load_dataset
-from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore.tools import Setup, digest, resolve_config, resolve_partition
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.processes import Job, run_jobs
 from fedcore_study.sweeps.run import plan_sweep, run_sweep

@@ -14,7 +14,7 @@ import pytest
 import fedcore
 import fedcore_study
 from fedcore import ConfigError, RunConfig, RunDirectoryError
-from fedcore.runs.directory import RunDirectory
+from fedcore.tools import RunDirectory
 from fedcore_study.runs.overview import is_locked
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.run import run_sweep

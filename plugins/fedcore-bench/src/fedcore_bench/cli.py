@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcore import ConfigError, FedcoreError, UnknownNameError
-from fedcore.base import output
-from fedcore.base.process import importing
-from fedcore.cli import command, options
+from fedcore.cli import command
+from fedcore.tools import importing, options, output
 
 if TYPE_CHECKING:
     from rich.table import Table

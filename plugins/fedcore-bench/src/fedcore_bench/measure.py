@@ -18,8 +18,7 @@ import torch
 from fedcore import RunConfig
 from fedcore.data import Dataset, Partition
 from fedcore.models import Placement
-from fedcore.runs.api import started
-from fedcore.runs.training import Experiment
+from fedcore.tools import Experiment, started
 from fedcore_bench.cpu import CpuReference
 from fedcore_bench.cuda import CudaReference
 from fedcore_bench.reference import Task

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedcore import SplitModel
-from fedcore.base.seeding import numpy_generator
+from fedcore import SplitModel, numpy_generator
 from fedcore.data import Dataset, IndexLists, IntArray, ResidentSamples
 
 CLASSES = 10

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
-from fedcore.base.registry import lent
+from fedcore.tools import lent
 from fedcore_study.tools import StudiedRuns, find_runs, listed_runs, run_folders
 
 

@@ -10,8 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from fedcore.base.protocols import HELD_OUT, PROTOCOLS, confusion_key
-from fedcore.runs.rounds import SIMULATED, errors, lost
+from fedcore.tools import PROTOCOLS, protocols, rounds
 from fedcore_report.charts import (
     Bars,
     Box,
@@ -38,7 +37,7 @@ Counts: TypeAlias = "list[list[int]]"
 def by_client(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
     """Return the distribution of the accuracy over the clients, for the first protocol that recorded it."""
     title = "Accuracy by client"
-    for protocol in (*HELD_OUT, "personal_global"):
+    for protocol in (*protocols.HELD_OUT, "personal_global"):
         boxes: list[Box] = []
         after = set()
         for label, runs in group.rows.items():
@@ -141,7 +140,7 @@ def confusions(group: Group, class_names: Sequence[str] | None) -> Iterator[Char
     for protocol in PROTOCOLS:
         clients = "clients and " if PROTOCOLS[protocol].on_clients else ""
         for label, runs in group.rows.items():
-            key = confusion_key(protocol)
+            key = protocols.confusion_key(protocol)
             found = [run.summary[key] for run in runs if run.summary is not None and run.summary.get(key)]
             if not found:
                 continue
@@ -183,15 +182,15 @@ def participation(group: Group) -> Iterator[Chart]:
 def _fared(run: RunRecord) -> dict[str, float]:
     """Return the mean number of selected clients of a round by outcome; empty without a simulated system."""
     lines = [line for line in run.rounds if "system" in line]
-    counts = dict.fromkeys(("all epochs", "fewer epochs", *SIMULATED, "other failures"), 0)
+    counts = dict.fromkeys(("all epochs", "fewer epochs", *rounds.SIMULATED, "other failures"), 0)
     for line in lines:
         fewer = len(line["system"]["partial"])
         counts["all epochs"] += len(line["system"]["took_part"]) - fewer
         counts["fewer epochs"] += fewer
-        losses = lost(line)
-        for kind in SIMULATED:
+        losses = rounds.lost(line)
+        for kind in rounds.SIMULATED:
             counts[kind] += losses[kind]
-        counts["other failures"] += errors(losses)
+        counts["other failures"] += rounds.errors(losses)
     return {name: count / len(lines) for name, count in counts.items()} if lines else {}
 
 

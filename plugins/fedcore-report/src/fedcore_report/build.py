@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
-from fedcore.base.identity import key, method
-from fedcore.base.protocols import EVALUATED
-from fedcore.base.registry import available, is_lent
-from fedcore.base.safe_yaml import read_yaml
-from fedcore.runs.rounds import errors, lost
-from fedcore.runs.saved import check_code, code_in
+from fedcore.tools import EVALUATED, available, check_code, code_in, is_lent, key, method, read_yaml, rounds
 from fedcore_report import breakdowns, lines
 from fedcore_report.charts import Chart, Curves, Omitted
 from fedcore_report.opening import Opening, Ranking, Table, opening, rankings
@@ -283,7 +278,7 @@ def _final_accuracy(run: RunRecord) -> str:
 def _overview(runs: Sequence[RunRecord]) -> Table:
     rows = []
     for run in runs:
-        failed = sum(errors(lost(line)) for line in run.rounds if "failures" in line)
+        failed = sum(rounds.errors(rounds.lost(line)) for line in run.rounds if "failures" in line)
         names = [run.path.name, method(run.config.plugins), run.config.dataset, _state(run)]
         rows.append([*names, str(run.config.seed), _final_accuracy(run), str(failed)])
     return Table(["run", "method", "data set", "state", "seed", "accuracy %", "client failures"], rows, words=4)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcore import ConfigError
-from fedcore.base.files import replacing, storing
+from fedcore.tools import replacing, storing
 
 if TYPE_CHECKING:
     from fedcore_report.charts import Chart

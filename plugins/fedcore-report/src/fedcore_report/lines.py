@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-from fedcore.base.identity import flat
-from fedcore.base.protocols import PROTOCOLS
+from fedcore.tools import PROTOCOLS, flat
 from fedcore_report.charts import BANDS, Curves, Line, Omitted, plain
 from fedcore_study.tools import Group, RunRecord, mapping_in, number
 

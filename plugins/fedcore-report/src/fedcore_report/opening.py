@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fedcore.base.config import Json
-from fedcore.base.protocols import EVALUATED, PROTOCOLS
+from fedcore.tools import EVALUATED, PROTOCOLS, Json
 from fedcore_report.charts import Interval, Intervals, Omitted
 from fedcore_study.tools import (
     SECONDS,

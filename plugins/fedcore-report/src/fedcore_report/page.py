@@ -11,7 +11,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedcore import ConfigError, __version__
-from fedcore.base.files import storing, write_text
+from fedcore.tools import storing, write_text
 from fedcore_report import axes, svg
 from fedcore_report.build import Report
 from fedcore_report.charts import plain

@@ -10,13 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedcore import DataError, FedcoreError
-from fedcore.base.process import one_thread
-from fedcore.base.seeding import numpy_generator
-from fedcore.client.setup import Setup
+from fedcore import DataError, FedcoreError, numpy_generator
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.models import Placement, forward_chunk
-from fedcore.runs.directory import RunDirectory
+from fedcore.tools import RunDirectory, Setup, one_thread
 from fedcore_report.charts import Chart, Heatmap, Omitted, Points, Scatter, spaced
 from fedcore_study.tools import Group, RunRecord
 

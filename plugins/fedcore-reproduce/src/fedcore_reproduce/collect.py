@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedcore import ConfigError, FedcoreError, RunConfig
-from fedcore.base.identity import method
+from fedcore.tools import method
 from fedcore_reproduce.evidence import Evidence, Place, evidence_of, read_evidence, write_evidence
 from fedcore_reproduce.places import Cells, comparable, differences, nearest, places_of
 from fedcore_study.tools import RunRecord, Warn, find_runs

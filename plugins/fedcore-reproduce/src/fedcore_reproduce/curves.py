@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcore.base.files import write_text
+from fedcore.tools import write_text
 from fedcore_report import Curves, Line, mean_line, standalone
 from fedcore_reproduce.evidence import Evidence
 from fedcore_reproduce.recipe import Recipe

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcore import FedcoreError, RunConfig
-from fedcore.base.identity import digest, method
-from fedcore.base.output import duration
-from fedcore.hooks.plugins import PluginSet
+from fedcore.tools import PluginSet, digest, method, output
 from fedcore_reproduce.run import Plan
 from fedcore_study.tools import SweepDirectory, default_parallel, resolved
 
@@ -44,8 +42,8 @@ class Estimate:
     def __str__(self) -> str:
         """Return the sentence that is shown before a table's runs begin."""
         side = f", {self.parallel} at a time" if self.parallel > 1 else ""
-        took = f"a round of {method(self.timed.config.plugins)} takes {duration(self.timed.round)} here now"
-        return f"about {duration(self.seconds)} for {self.runs} runs{side}: {took}"
+        took = f"a round of {method(self.timed.config.plugins)} takes {output.duration(self.timed.round)} here now"
+        return f"about {output.duration(self.seconds)} for {self.runs} runs{side}: {took}"
 
 
 def estimate(planned: Plan, out: Path, parallel: int | None) -> Estimate | None:
@@ -80,7 +78,7 @@ def time_round(config: RunConfig) -> Timed:
 
     :raises FedcoreError: it cannot be trained.
     """
-    from fedcore.runs.api import started
+    from fedcore.tools import started
 
     with tempfile.TemporaryDirectory() as folder:
         changes = {"out": Path(folder) / "run", "workers": 0, "eval_every": 1, "trackers": {}}

@@ -14,12 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
 from fedcore import ConfigError
-from fedcore.base import registry
-from fedcore.base.config import Json
-from fedcore.base.errors import describe
-from fedcore.base.files import parse_json, write_text
-from fedcore.base.identity import digest, method, settings
-from fedcore.runs.rounds import seconds
+from fedcore.tools import Json, available, describe, digest, method, parse_json, rounds, settings, write_text
 from fedcore_reproduce.recipe import Kind, Part, Scale, folder_name
 from fedcore_study.tools import RunRecord, Warn, mapping_in, number
 
@@ -187,7 +182,7 @@ def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
         "curves": _curves(run),
         "figures": None if summary is None else _figures(summary["metrics"]),
         "bytes": {way: sum(record["bytes"][way] for record in spent) for way in ("down", "up")},
-        "seconds": round(sum(seconds(line) for line in run.rounds if line.get("time")), 3),
+        "seconds": round(sum(rounds.seconds(line) for line in run.rounds if line.get("time")), 3),
         "sessions": [_session(record, packages) for record in run.sessions],
         "finished": (summary or {}).get("finished"),
     }
@@ -272,7 +267,7 @@ def _session(record: Mapping[str, Any], packages: Collection[str]) -> dict[str, 
 
 
 def _packages(plugins: Mapping[str, Any]) -> list[str]:
-    points = registry.available("plugin")
+    points = available("plugin")
     return [points[name].dist.name for name in plugins if name in points and points[name].dist]  # type: ignore[union-attr]
 
 

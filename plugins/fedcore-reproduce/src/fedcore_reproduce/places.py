@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fedcore import FedcoreError, RunConfig
-from fedcore.base.config import Json
-from fedcore.base.identity import key, settings
-from fedcore.base.registry import is_code
+from fedcore.tools import Json, is_code, key, settings
 from fedcore_reproduce.evidence import Place
 from fedcore_reproduce.recipe import SCALES, Recipe
 from fedcore_study.tools import resolved

@@ -16,11 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
-from fedcore.base import registry
-from fedcore.base.config import Json
-from fedcore.base.errors import describe
-from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.safe_yaml import read_config_file
+from fedcore.tools import PREFIXED, PROTOCOLS, Json, available, describe, package_of, read_config_file
 from fedcore_study.tools import SweepSpec, axis_name
 
 Kind = Literal["table", "figure"]
@@ -300,13 +296,13 @@ class Recipe(Part):
             if name.startswith(_BY_PATH) or name.endswith(".json"):
                 continue
             prefix, colon, _ = name.partition(":")
-            by_prefix = colon and kind in registry.PREFIXED
+            by_prefix = colon and kind in PREFIXED
             provided = (f"{kind} prefix", prefix) if by_prefix else (kind, name)
-            if provided[1] in registry.available(provided[0]):
+            if provided[1] in available(provided[0]):
                 continue
-            package = self.packages.get(name) or registry.package_of(*provided)
+            package = self.packages.get(name) or package_of(*provided)
             if package is None:
-                raise UnknownNameError(kind, name, registry.available(kind))
+                raise UnknownNameError(kind, name, available(kind))
             return f"{kind} {name} is in the package {package}, which is not installed here"
         return ""
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedcore import ConfigError, DataError, FedcoreError, RunConfig, UnknownNameError
-from fedcore.base.config import Json
-from fedcore.base.identity import digest
 from fedcore.data import default_data_dir, load_dataset
+from fedcore.tools import Json, digest
 from fedcore_reproduce.recipe import Cell, Printed, Recipe, Scale
 from fedcore_study import SweepResult
 from fedcore_study.tools import Figure, Listener, RunRecord, SweepDirectory, SweepSpec, read_run, resolved, run_sweep

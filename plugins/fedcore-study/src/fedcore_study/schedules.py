@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedcore import FedcoreError, RunConfig
-from fedcore.base.registry import is_code
+from fedcore.tools import is_code
 
 
 def follows_rounds(config: RunConfig) -> bool:
@@ -16,7 +16,7 @@ def follows_rounds(config: RunConfig) -> bool:
         return True
     if not config.plugins:
         return False
-    from fedcore.hooks.plugins import PluginSet
+    from fedcore.tools import PluginSet
 
     try:
         plugins = PluginSet.create({name: given for name, given in config.plugins.items() if not is_code(name)})

@@ -15,13 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig, UnknownNameError
-from fedcore.base import registry
-from fedcore.base.errors import flag_of
-from fedcore.base.files import parse_json, write_text
-from fedcore.base.identity import full_name, judged_by, settings, short_name
-from fedcore.base.process import cores
-from fedcore.base.protocols import HELD_OUT
-from fedcore.base.safe_yaml import write_yaml
+from fedcore.tools import (
+    available,
+    flag_of,
+    full_name,
+    judged_by,
+    package_of,
+    parse_json,
+    process,
+    protocols,
+    settings,
+    short_name,
+    write_text,
+    write_yaml,
+)
 from fedcore_study.comparisons.measures import Measure
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.directory import STUDY
@@ -132,13 +139,13 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
     _measure(base)
     if not base.client_test_fraction and not base.partition.endswith(".json"):
         raise ConfigError("--optuna compares trials on the clients' held-out parts; add --client-test-fraction 0.2")
-    if base.protocols and not base.validation_share and not {*HELD_OUT} & {*base.protocols}:
+    if base.protocols and not base.validation_share and not {*protocols.HELD_OUT} & {*base.protocols}:
         raise ConfigError("--optuna compares trials by personal or global_local; add --protocol personal")
     unused = [axis.name for axis in axes if "." in axis.name and axis.name.rpartition(".")[0] not in base.plugins]
     if unused and "plugins" not in {axis.name for axis in axes}:
         plugin = unused[0].rpartition(".")[0]
-        if not (plugin in registry.available("plugin") or registry.package_of("plugin", plugin)):
-            raise UnknownNameError("plugin", plugin, registry.available("plugin"), f"It stands in --search {unused[0]}")
+        if not (plugin in available("plugin") or package_of("plugin", plugin)):
+            raise UnknownNameError("plugin", plugin, available("plugin"), f"It stands in --search {unused[0]}")
         raise ConfigError(f"--search {unused[0]}: no trial has this plugin; add --plugin {plugin}")
     # A wrong value would spend the trials that draw it. Each is tried alone: two that do not fit cost one trial.
     combinations = next((axis.choices for axis in axes if axis.name == "plugins"), ())
@@ -179,7 +186,7 @@ def search(
         base = spec.run({}, spec.seeds[0])
         measure = _measure(base)
         parallel = parallel or min(TOGETHER, default_parallel([base]))
-        workers = None if parallel == 1 else cores() // parallel if cores() > parallel else 0
+        workers = None if parallel == 1 else process.cores() // parallel if process.cores() > parallel else 0
         out.mkdir(parents=True, exist_ok=True)
         stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # the listener reports trials

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcore import ConfigError
-from fedcore.base.identity import short_name
+from fedcore.tools import short_name
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.given import Given
 from fedcore_study.sweeps.spec import SweepSpec, changed, read_earlier, read_spec
@@ -58,7 +58,7 @@ def sweep(
     :raises ConfigError: or a subclass, before anything runs.
     :raises Interrupted: Ctrl-C. The runs have stopped with checkpoints; the same call goes on.
     """
-    from fedcore.cli.settings import typed_code
+    from fedcore.tools import typed_code
     from fedcore_study.cli.sweep_display import script_display
     from fedcore_study.sweeps.run import check_named, run_sweep
 

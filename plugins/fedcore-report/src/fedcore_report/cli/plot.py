@@ -8,12 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from fedcore import ConfigError, RunConfig
-from fedcore.base import output
-from fedcore.base.files import storing
-from fedcore.base.safe_yaml import read_mapping
-from fedcore.cli import options
-from fedcore.cli.settings import typed_code
-from fedcore.runs.saved import check_code, code_in
+from fedcore.tools import check_code, code_in, options, output, read_mapping, storing, typed_code
 from fedcore_console import SPLIT_FIELDS, check_out
 from fedcore_report.files import FORMATS, require_converter, save
 
@@ -50,7 +45,7 @@ def plot(
         config = _with_data_of_run(source, config, given, allow_code=allow_code)
 
     from fedcore.data import load_dataset, load_partition
-    from fedcore.runs.resolve import resolve_partition
+    from fedcore.tools import resolve_partition
     from fedcore_report.cli.plot_picture import draw_picture
 
     dataset = load_dataset(config.dataset, config.data_dir)

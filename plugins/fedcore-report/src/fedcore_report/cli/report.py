@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from fedcore import UnknownNameError
-from fedcore.base import output
-from fedcore.cli import options
+from fedcore.tools import options, output
 from fedcore_report.files import FORMATS, require_converter, write
 from fedcore_study.tools import Baseline, By, Reported, Runs
 

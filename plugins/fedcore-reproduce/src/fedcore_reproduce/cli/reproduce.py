@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore.base import output
-from fedcore.cli import options
-from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
+from fedcore.tools import INTERRUPTED, SOME_FAILED, options, output
 from fedcore_study.tools import SWEEP_PANEL, TABLE_FORMATS, Parallel, counted, figures_table
 
 if TYPE_CHECKING:

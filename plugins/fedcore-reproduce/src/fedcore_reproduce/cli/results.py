@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 from fedcore import ConfigError
-from fedcore.base import output
-from fedcore.base.files import write_text
-from fedcore.cli import options
+from fedcore.tools import options, output, write_text
 from fedcore_study.tools import Runs
 
 app = typer.Typer(

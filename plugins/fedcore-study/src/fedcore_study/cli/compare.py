@@ -7,9 +7,7 @@ from typing import Annotated
 import typer
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore.base import output
-from fedcore.base.protocols import PROTOCOLS
-from fedcore.cli import options
+from fedcore.tools import PROTOCOLS, options, output
 from fedcore_study.cli import shared
 
 

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcore import ConfigError, RunDirectoryError, UnknownNameError
-from fedcore.base import output
-from fedcore.base.errors import StorageError, nearest
-from fedcore.cli import options
+from fedcore.tools import StorageError, nearest, options, output
 from fedcore_study.words import counted
 
 if TYPE_CHECKING:

@@ -10,9 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.base import output
-from fedcore.base.protocols import PROTOCOLS
-from fedcore.runs.rounds import further
+from fedcore.tools import PROTOCOLS, output, rounds
 from fedcore_study.lenient import mapping_in
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ def details_tables(run: Mapping[str, Any]) -> Iterator[Table | Text]:
     yield _rows(run["name"] or run["folder"], [*about, ("method", run["method"])])
     yield _rows("Setting", [(name, _value(value)) for name, value in run["setting"].items()])
     if run["figures"]:
-        others = dict.fromkeys(name for row in run["figures"].values() for name in further(row))
+        others = dict.fromkeys(name for row in run["figures"].values() for name in rounds.further(row))
         table = _table("Figures", "protocol", "of what", "accuracy %", "loss", *others)
         for name, row in run["figures"].items():
             figures = output.percent(row.get("accuracy")), *(output.number(row.get(each)) for each in ("loss", *others))

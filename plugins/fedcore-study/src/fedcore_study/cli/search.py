@@ -11,8 +11,7 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from fedcore.base import output
-from fedcore.cli.guard import SOME_FAILED
+from fedcore.tools import SOME_FAILED, output
 from fedcore_study.search import BEST, SearchResult, Trial, check_search, parse_search, search
 from fedcore_study.sweeps.spec import SweepSpec
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcore.base import output
-from fedcore.cli import options
+from fedcore.tools import options, output
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,11 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcore import ConfigError, FedcoreError, RunConfig
-from fedcore.base import output
-from fedcore.base.safe_yaml import read_yaml
-from fedcore.cli import options
-from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
-from fedcore.cli.settings import typed_code
+from fedcore.tools import INTERRUPTED, SOME_FAILED, options, output, read_yaml, typed_code
 from fedcore_study.cli import shared
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.run import check_named, plan_sweep, run_sweep

@@ -12,8 +12,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from fedcore.base.output import clean, duration, note, percent, stderr, text
-from fedcore.runs.rounds import errors
+from fedcore.tools import output
+from fedcore.tools import rounds as recorded
 from fedcore_study.comparisons.cautions import in_a_round
 
 PERIOD = 60.0
@@ -42,14 +42,14 @@ class _Run:
     def figure(self) -> str:
         """Return the last accuracy, with its protocol unless that is ``global``: methods have different ones."""
         protocol = f"{self.protocol} " if self.protocol not in (None, "global") else ""
-        return f"{protocol}{percent(self.accuracy)} %"
+        return f"{protocol}{output.percent(self.accuracy)} %"
 
     def words(self, now: float) -> str:
         """Return how far the run is."""
         parts = [f"{self.done}/{self.rounds} rounds"]
         parts += [self.figure()] if self.accuracy is not None else []
         left = self.left(now)
-        return ", ".join(parts + ([f"{duration(left)} left"] if left else []))
+        return ", ".join(parts + ([f"{output.duration(left)} left"] if left else []))
 
 
 class SweepDisplay:
@@ -93,7 +93,7 @@ class SweepDisplay:
                 self._planned(details)
             elif event == "start":
                 self._running[name] = _Run(name, self._waiting.pop(name), self.clock())
-                self._tasks[name] = self._bars.add_task(clean(name), total=self._asked[name], words="")
+                self._tasks[name] = self._bars.add_task(output.clean(name), total=self._asked[name], words="")
             elif event in ("begun", "round") and name in self._running:
                 self._advanced(self._running[name], event, details)
             elif event == "note":
@@ -132,7 +132,7 @@ class SweepDisplay:
         run.done, run.last = details["round"], now
         if details.get("accuracy") is not None:
             run.accuracy, run.protocol = details["accuracy"], details.get("protocol")
-        run.selected, run.failed = run.selected + details["clients"], run.failed + errors(details["lost"])
+        run.selected, run.failed = run.selected + details["clients"], run.failed + recorded.errors(details["lost"])
         self._bars.update(self._tasks[run.name], completed=run.done, words=run.words(now))
 
     def _has_ended(self, name: str, event: str, details: Mapping[str, Any]) -> None:
@@ -145,7 +145,7 @@ class SweepDisplay:
             accuracy += f", clients failed: {in_a_round(run.failed, run.selected, run.done - run.first)}"
         why = f": {details['message']}" if details["message"] else ""
         ended = self.total - len(self._waiting) - len(self._running)
-        self._print(f"{event} {name} after {duration(details['seconds'])}{accuracy} ({ended}/{self.total}){why}")
+        self._print(f"{event} {name} after {output.duration(details['seconds'])}{accuracy} ({ended}/{self.total}){why}")
 
     def _left(self) -> float | None:
         """Return the seconds that are left for all runs if rounds take as long as until now."""
@@ -162,7 +162,7 @@ class SweepDisplay:
         """Return how many runs have ended, and the time that is left."""
         left = self._left()
         words = f"{self.finished}/{self.total} finished" + (f", {self.failed} failed" if self.failed else "")
-        return words + (f", about {duration(left)} left" if left else "")
+        return words + (f", about {output.duration(left)} left" if left else "")
 
     def _tell(self) -> None:
         """Print the status once a minute until the sweep ends."""
@@ -172,10 +172,10 @@ class SweepDisplay:
 
     def _print(self, line: str) -> None:
         if not self.quiet:
-            self.console.print(text(line), soft_wrap=True)
+            self.console.print(output.text(line), soft_wrap=True)
 
     def _note(self, message: str) -> None:
-        note(message, self.console)
+        output.note(message, self.console)
 
 
 class NotebookSweepDisplay(SweepDisplay):
@@ -224,7 +224,7 @@ class NotebookSweepDisplay(SweepDisplay):
 
 
 def _row(name: str, done: int, most: int, words: str) -> str:
-    shown = (html.escape(clean(name)), f"<progress value='{done}' max='{most}'></progress>", html.escape(words))
+    shown = (html.escape(output.clean(name)), f"<progress value='{done}' max='{most}'></progress>", html.escape(words))
     cells = "".join(f'<td style="text-align:left">{cell}</td>' for cell in shown)
     return f"<tr>{cells}</tr>"
 
@@ -234,4 +234,4 @@ def script_display(*, quiet: bool) -> SweepDisplay:
     from fedcore_console import notebook_output  # here: it imports torch
 
     draw = None if quiet else notebook_output()
-    return SweepDisplay(stderr(), quiet=quiet) if draw is None else NotebookSweepDisplay(draw)
+    return SweepDisplay(output.stderr(), quiet=quiet) if draw is None else NotebookSweepDisplay(draw)

@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
-from fedcore.base.protocols import PROTOCOLS, UNSEEN
-from fedcore.runs.rounds import errors, first_reason, lost
+from fedcore.tools import PROTOCOLS, protocols, rounds
 from fedcore_study.comparisons.figures import FEW, Difference
 from fedcore_study.comparisons.records import ModelSize, RunRecord
 from fedcore_study.schedules import follows_rounds
 from fedcore_study.words import by_value, counted
 
-OWN = tuple(name for name, protocol in PROTOCOLS.items() if protocol.own_model and name not in UNSEEN)
+OWN = tuple(name for name, protocol in PROTOCOLS.items() if protocol.own_model and name not in protocols.UNSEEN)
 """The protocols that measure clients' own models. The one on held-out parts is first."""
 
 
@@ -99,10 +98,10 @@ def failed_clients(rows: Mapping[str, Sequence[RunRecord]], round: int | None = 
     said, reason = list[str](), ""
     for label, runs in rows.items():
         records = [record for run in runs for record in run.rounds[:round] if "failures" in record]
-        if failed := sum(errors(lost(record)) for record in records):
+        if failed := sum(rounds.errors(rounds.lost(record)) for record in records):
             selected = sum(len(record["cohort"]) for record in records)
             said.append(f"{label} ({in_a_round(failed, selected, len(records))})")
-            reason = reason or next(filter(None, map(first_reason, records))).rstrip(".")
+            reason = reason or next(filter(None, map(rounds.first_reason, records))).rstrip(".")
     if not said:
         return ""
     return f"clients failed in runs of: {', '.join(said)}. Their figures come from the others: {reason}"

@@ -11,9 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore.base.config import Json
-from fedcore.base.identity import PARTITION_OPTIONS, key, method, settings, short_name
-from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
+from fedcore.tools import PARTITION_OPTIONS, PROTOCOLS, Json, key, method, protocols, settings, short_name
 from fedcore_study.comparisons.cautions import (
     failed_clients,
     few_pairs,
@@ -162,7 +160,7 @@ def compare_runs(
     if target is not None and not 0 < target <= 1:
         raise ConfigError(f"--target is {target}; accuracies are fractions, for example --target 0.8")
     if by_client and not PROTOCOLS[protocol].on_clients:
-        names = ", ".join(f"--protocol {name}" for name in ON_CLIENTS)
+        names = ", ".join(f"--protocol {name}" for name in protocols.ON_CLIENTS)
         raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")

@@ -12,9 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from fedcore.base.config import Json
-from fedcore.base.identity import method
-from fedcore.base.output import clean
+from fedcore.tools import Json, method, output
 from fedcore_study.comparisons.comparison import Block, Comparison, Row, same_seeds
 from fedcore_study.comparisons.fairness import FIGURES
 from fedcore_study.comparisons.figures import Difference, Figure
@@ -305,7 +303,7 @@ def latex_comment(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(clean(text).split())
+    return " ".join(output.clean(text).split())
 
 
 def latex_number(text: str) -> str:

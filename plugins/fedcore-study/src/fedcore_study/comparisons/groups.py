@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
-from fedcore.base.config import Json
-from fedcore.base.identity import key, method, settings, short_name
+from fedcore.tools import Json, key, method, settings, short_name
 from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.words import without_module
 

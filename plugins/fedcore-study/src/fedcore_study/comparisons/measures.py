@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedcore import ConfigError, FedcoreError
-from fedcore.base.identity import short_name
-from fedcore.base.protocols import FRACTIONS, SIGNS
-from fedcore.base.registry import available, call, resolve
+from fedcore.tools import SIGNS, available, call, protocols, resolve, short_name
 from fedcore_study.comparisons.records import OVER_CLIENTS
 
 
@@ -47,17 +45,17 @@ class Measure:
     @property
     def scale(self) -> float:
         """The factor on a printed value."""
-        return 100 if self.name in FRACTIONS else 1
+        return 100 if self.name in protocols.FRACTIONS else 1
 
     @property
     def digits(self) -> int:
         """The number of printed decimal places."""
-        return 2 if self.name in FRACTIONS else 4
+        return 2 if self.name in protocols.FRACTIONS else 4
 
     @property
     def unit(self) -> str:
         """The unit of a printed value, after it; empty for none."""
-        return " %" if self.name in FRACTIONS else ""
+        return " %" if self.name in protocols.FRACTIONS else ""
 
     def signed(self, value: float) -> str:
         """Return a printed difference: ``+1.03`` points, ``-0.0213``."""

@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import RunConfig, RunDirectoryError
-from fedcore.base.files import RecordFile, parse_json, parse_record, refuse_links
-from fedcore.base.identity import digest
-from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.registry import is_code
-from fedcore.runs.rounds import further, lost, seconds
-from fedcore.runs.saved import SOURCE, SavedConfig, partition_digest
+from fedcore.tools import (
+    PROTOCOLS,
+    SOURCE,
+    RecordFile,
+    SavedConfig,
+    digest,
+    is_code,
+    parse_json,
+    parse_record,
+    partition_digest,
+    refuse_links,
+)
+from fedcore.tools import rounds as recorded
 from fedcore_study.lenient import mapping_in, number
 from fedcore_study.sweeps.directory import STUDY, SweepDirectory
 
@@ -139,7 +146,7 @@ class RunRecord:
         """
         row = self.figures(protocol, rounds)
         found: dict[str, float | None] = {}
-        for name in further(row):
+        for name in recorded.further(row):
             found[name] = number(row[name])
             if PROTOCOLS[protocol].on_clients:
                 found[f"{name}{OVER_CLIENTS}"] = number(row.get(f"{name}_mean"))
@@ -163,7 +170,7 @@ class RunRecord:
 
     def seconds_per_round(self, rounds: int | None) -> float | None:
         """Return the median time of a round with its evaluation; the first round also starts processes."""
-        spent = [seconds(line) for line in self.rounds[:rounds] if "round" in mapping_in(line, "time")]
+        spent = [recorded.seconds(line) for line in self.rounds[:rounds] if "round" in mapping_in(line, "time")]
         return statistics.median(spent) if spent else None
 
 
@@ -289,7 +296,7 @@ def _check(line: Mapping[str, Any]) -> None:
     _check_counts(line["round"], line["bytes"]["down"], line["bytes"]["up"])
     _check_metrics(line["metrics"] or {})
     if "failures" in line:
-        lost(line)
+        recorded.lost(line)
     time = line.get("time") or {}
     _check_numbers(time.get("round", 0.0), time.get("evaluation", 0.0))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedcore import RunDirectoryError
-from fedcore.base.files import TEMPORARY, refuse_links, storing
+from fedcore.tools import TEMPORARY, refuse_links, storing
 from fedcore_study.runs.overview import Overview, Warn, checkpoints, read_overview, read_rounds
 
 STATES = ("checkpoint", "clients")

@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig, RunDirectoryError
-from fedcore.base.files import RecordFile, parse_record
-from fedcore.base.identity import LABELS, WITHOUT_EFFECT, flat
-from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping
-from fedcore.runs.rounds import further, may_be_unsaved, seconds
-from fedcore.runs.saved import SavedConfig, how_to_resume
+from fedcore.tools import (
+    BESIDE_OPTIONS,
+    LABELS,
+    PROTOCOLS,
+    WITHOUT_EFFECT,
+    RecordFile,
+    SavedConfig,
+    flat,
+    how_to_resume,
+    parse_record,
+    read_mapping,
+    rounds,
+)
 from fedcore_study.lenient import count, mapping_in, number
 from fedcore_study.runs.deletion import size
 from fedcore_study.runs.overview import Overview, Warn, read_rounds
@@ -62,13 +69,13 @@ def details(run: Overview, warn: Warn) -> dict[str, Any]:
 
 
 def _seconds(path: Path) -> float | None:
-    """Return the seconds of all rounds, whichever process trained them: summary.json has those of the last one.
+    """Return the rounds.seconds of all rounds, whichever process trained them: summary.json has those of the last one.
 
     What is no number counts as 0. None if the sum is no number.
     """
     times = [mapping_in(line, "time") for line in RecordFile(path / "metrics.jsonl").read()]
     numbers = [{part: number(value) or 0.0 for part, value in time.items()} for time in times if "round" in time]
-    return number(sum(seconds({"time": time}) for time in numbers))
+    return number(sum(rounds.seconds({"time": time}) for time in numbers))
 
 
 def figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -76,7 +83,7 @@ def figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     found = {}
     for name in PROTOCOLS:
         row = mapping_in(metrics, name)
-        numbers = {key: row[key] for key in (*FIGURES, *further(row)) if number(row.get(key)) is not None}
+        numbers = {key: row[key] for key in (*FIGURES, *rounds.further(row)) if number(row.get(key)) is not None}
         if numbers:
             found[name] = numbers
     return found
@@ -158,7 +165,7 @@ def _resume(run: Overview, config: RunConfig | None) -> str | None:
         return None
     command, saved = how_to_resume(run.path, config), any((run.path / "checkpoint").glob("*.safetensors"))
     if run.state == "stopped":
-        return command if saved or may_be_unsaved(run.done, config.checkpoint_every) else None
+        return command if saved or rounds.may_be_unsaved(run.done, config.checkpoint_every) else None
     if not saved:
         return None
     return command if command.startswith("in Python") else f"{command} --rounds {2 * config.rounds}"

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, RunConfig, RunDirectoryError
-from fedcore.base.errors import nearest
-from fedcore.base.files import parse_record, storing, write_json
-from fedcore.base.identity import LABELS
+from fedcore.tools import LABELS, nearest, parse_record, storing, write_json
 
 FILE = "labels.json"
 

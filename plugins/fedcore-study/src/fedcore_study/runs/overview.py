@@ -13,11 +13,18 @@ from typing import Any, Literal, get_args
 import yaml
 
 from fedcore import FedcoreError, RunDirectoryError
-from fedcore.base.errors import StorageError, nearest
-from fedcore.base.files import TEMPORARY, RecordFile, parse_record, refuse_links
-from fedcore.base.identity import method, short_name
-from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.safe_yaml import read_yaml
+from fedcore.tools import (
+    PROTOCOLS,
+    TEMPORARY,
+    RecordFile,
+    StorageError,
+    method,
+    nearest,
+    parse_record,
+    read_yaml,
+    refuse_links,
+    short_name,
+)
 from fedcore_study.lenient import count, mapping_in, number
 from fedcore_study.runs.labels import Labels, read_labels
 from fedcore_study.words import without_module

@@ -19,10 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig
-from fedcore.base.identity import CHANGEABLE, WITHOUT_EFFECT, judged_by
-from fedcore.base.process import end_without_collecting, importing, keep_freed_memory
-from fedcore.base.protocols import EVALUATED, VALIDATION
-from fedcore.base.registry import Key, lent, unpickled
+from fedcore.tools import (
+    CHANGEABLE,
+    EVALUATED,
+    WITHOUT_EFFECT,
+    Key,
+    importing,
+    judged_by,
+    lent,
+    process,
+    protocols,
+    unpickled,
+)
 from fedcore_study.runs.deletion import delete_beginning
 from fedcore_study.sweeps.processes import STOP
 
@@ -104,17 +112,16 @@ def _objects(size: int) -> dict[Key, Any]:
 
 def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
     with importing():
-        from fedcore.runs import api
-    from fedcore.runs.directory import RunDirectory
-    from fedcore.runs.rounds import lost
-    from fedcore.runs.saved import code_in, places_in
+        from fedcore import resume, run
+        from fedcore.tools import RunDirectory, code_in, places_in, rounds
 
     def notify(event: str, details: Mapping[str, Any]) -> None:
         if event == "start":
             tell("begun", round=details["round"])
         elif event == "round":
             metrics = details["metrics"] or {}
-            shown, held_out = measured(metrics, EVALUATED), measured(metrics, VALIDATION) if task.judged else None
+            shown = measured(metrics, EVALUATED)
+            held_out = measured(metrics, protocols.VALIDATION) if task.judged else None
             tell(
                 "round",
                 round=details["round"] + 1,
@@ -122,7 +129,7 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
                 accuracy=metrics[shown]["accuracy"] if shown else None,
                 validation=metrics[held_out][judge] if held_out else None,
                 clients=len(details["cohort"]),
-                lost=lost(details),
+                lost=rounds.lost(details),
                 waits=task.judged,
             )
             if task.judged and verdicts.get() == STOP:
@@ -143,17 +150,17 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
             del changes["workers"]  # the run keeps those that it was begun with
         if begun.rounds < planned.rounds:
             changes["rounds"] = planned.rounds
-        api.resume(out, notify=notify, allow_code=code, allow_outside=outside, changes=changes)
+        resume(out, notify=notify, allow_code=code, allow_outside=outside, changes=changes)
         return
     if out.exists() and not begun_before:
         delete_beginning(out)  # killed before it was a run
     own = {"out": out, "workers": planned.workers if planned.workers is not None else task.workers}
-    api.run(planned.model_copy(update=own), notify=notify)
+    run(planned.model_copy(update=own), notify=notify)
 
 
-def measured(metrics: Mapping[str, Any], protocols: Iterable[str]) -> str | None:
+def measured(metrics: Mapping[str, Any], among: Iterable[str]) -> str | None:
     """Return the first protocol that a round has figures of; None if it was not evaluated under one."""
-    return next((name for name in protocols if metrics.get(name)), None)
+    return next((name for name in among if metrics.get(name)), None)
 
 
 def _stop_with_parent(verdicts: queue.Queue[bytes]) -> None:
@@ -164,6 +171,6 @@ def _stop_with_parent(verdicts: queue.Queue[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    end_without_collecting()
-    keep_freed_memory()
+    process.end_without_collecting()
+    process.keep_freed_memory()
     sys.exit(main(sys.argv[1:]))

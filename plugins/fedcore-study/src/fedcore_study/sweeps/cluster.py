@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError
-from fedcore.base import process
-from fedcore.base.files import parse_record
+from fedcore.tools import parse_record, process
 from fedcore_study.sweeps.child import ALONE, STOPPED
 from fedcore_study.sweeps.processes import Job, Listener, Outcome
 from fedcore_study.sweeps.warm import CHILD

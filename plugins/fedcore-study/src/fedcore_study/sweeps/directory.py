@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedcore import FedcoreError, RunConfig, RunDirectoryError
-from fedcore.base.files import parse_json, refuse_links, storing, write_json, write_text
-from fedcore.base.identity import digest
-from fedcore.runs.saved import SavedConfig
+from fedcore.tools import SavedConfig, digest, parse_json, refuse_links, storing, write_json, write_text
 from fedcore_study.schedules import follows_rounds
 
 Standing = Literal["finished", "stopped", "waiting"]

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, RunConfig, RunDirectoryError
-from fedcore.base import registry
-from fedcore.base.registry import Key
-from fedcore.runs.saved import SavedConfig, objects_in
+from fedcore.tools import OBJECT, Key, SavedConfig, import_name, objects_in, pickled
 
 KINDS = {"plugin": "plugins", "plugins": "plugins", "model": "model", "dataset": "dataset"}
 """Options that take objects -> the argument of ``fedcore.run``."""
@@ -54,7 +52,7 @@ class Given:
         return self._name(kind, value) if kind else _importable(option, value)
 
     def _name(self, kind: str, value: Any) -> str:
-        from fedcore.runs.objects import name_objects  # here: it imports torch
+        from fedcore.tools import name_objects  # here: it imports torch
 
         arguments: dict[str, Any] = {kind: [value] if kind == "plugins" else value}
         config, found = name_objects(RunConfig(), **arguments)
@@ -73,9 +71,9 @@ class Given:
         :raises ConfigError: one of them cannot be pickled.
         """
         try:
-            return registry.pickled(self.found) if self.found else b""
+            return pickled(self.found) if self.found else b""
         except ConfigError as error:
-            names = ", ".join(name.removeprefix(registry.OBJECT) for _, name in self.found)
+            names = ", ".join(name.removeprefix(OBJECT) for _, name in self.found)
             raise ConfigError(
                 f"the runs' processes cannot get what was given to the sweep ({names}: {error.__cause__}); "
                 "write it into a file, such as methods.py, and import it from there"
@@ -83,7 +81,7 @@ class Given:
 
 
 def _importable(option: str, value: Any) -> str:
-    name = registry.import_name(value)
+    name = import_name(value)
     if name is None or value.__module__ == "__main__":
         raise ConfigError(
             f"{option}: each run of a sweep has a process of its own, which cannot get {value!r:.80}; write it into a "
@@ -102,14 +100,14 @@ def check_given(found: Mapping[Key, Any], configs: Mapping[Path, RunConfig]) -> 
     digests: dict[Any, str] = {}
     for folder, config in configs.items():
         named = [("dataset", config.dataset), ("model", config.model), *(("plugin", name) for name in config.plugins)]
-        missing = [name for kind, name in named if name.startswith(registry.OBJECT) and (kind, name) not in found]
+        missing = [name for kind, name in named if name.startswith(OBJECT) and (kind, name) not in found]
         if missing:
             raise ConfigError(
                 f"run {folder.name} has {', '.join(objects_in(config))} of a Python program, which has to give it "
                 "again: fedcore_study.sweep(grid, ..., out=...) with the same objects"
             )
         if ("dataset", config.dataset) in found and (folder / "config.yaml").is_file():
-            from fedcore.runs.resolve import digest_of_data  # here: it imports torch
+            from fedcore.tools import digest_of_data  # here: it imports torch
 
             data = config.dataset, config.public, config.seed if config.public else None
             if data not in digests:

@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig, RunDirectoryError
-from fedcore.base.identity import key, settings
-from fedcore.base.process import cores
-from fedcore.base.registry import Key, lent
-from fedcore.runs.saved import check_code, check_places, code_in, places_in
+from fedcore.tools import Key, check_code, check_places, code_in, key, lent, places_in, process, settings
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.cluster import submit_jobs
 from fedcore_study.sweeps.directory import SweepDirectory
@@ -26,7 +23,7 @@ from fedcore_study.sweeps.warm import starting
 
 if TYPE_CHECKING:
     from fedcore.data import Dataset
-    from fedcore.hooks.plugins import PluginSet
+    from fedcore.tools import PluginSet
 
 MEMORY_PER_RUN = 1.5 * 2**30
 """Bytes that a run is taken to need, for the default of ``parallel``: torch and a data set of CIFAR's size."""
@@ -104,8 +101,7 @@ def resolved(config: RunConfig, plugins: PluginSet | None = None) -> RunConfig:
     :param plugins: the run's, where they are created already.
     :raises ConfigError: or a subclass. A name or option is unknown, or plugins cannot be combined.
     """
-    from fedcore.hooks.plugins import PluginSet
-    from fedcore.runs.resolve import plugin_options, resolve_trackers
+    from fedcore.tools import PluginSet, plugin_options, resolve_trackers
 
     options = plugin_options(config, plugins or PluginSet.create(config.plugins))
     return config.model_copy(update={"plugins": options, "trackers": resolve_trackers(config.trackers)})
@@ -116,9 +112,7 @@ def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
 
     :raises ConfigError: or a subclass, with the run that cannot work: names, options, conflicts, missing data.
     """
-    from fedcore.client.setup import Setup
-    from fedcore.hooks.plugins import PluginSet
-    from fedcore.runs.resolve import resolve_config
+    from fedcore.tools import PluginSet, Setup, resolve_config
 
     planned: list[tuple[str, RunConfig]] = []
     loaded: dict[str, tuple[RunConfig, Dataset]] = {}
@@ -267,7 +261,7 @@ def default_parallel(configs: Iterable[RunConfig]) -> int:
 
     if any(resolve_device(config.device).type == "cuda" for config in configs):
         return 1
-    return max(1, min(cores(), int(available_memory() / MEMORY_PER_RUN)))
+    return max(1, min(process.cores(), int(available_memory() / MEMORY_PER_RUN)))
 
 
 def available_memory() -> float:

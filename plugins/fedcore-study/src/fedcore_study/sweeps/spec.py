@@ -11,11 +11,22 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
-from fedcore.base.config import Json
-from fedcore.base.errors import describe
-from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method, preset_options, short_name
-from fedcore.base.safe_yaml import parse_setting, read_config_file, read_mapping, read_yaml, write_yaml
-from fedcore.base.section import unknown_option
+from fedcore.tools import (
+    WITHOUT_EFFECT,
+    Json,
+    describe,
+    digest,
+    full_name,
+    method,
+    parse_setting,
+    preset_options,
+    read_config_file,
+    read_mapping,
+    read_yaml,
+    short_name,
+    unknown_option,
+    write_yaml,
+)
 from fedcore_study.words import without_module
 
 MOST_RUNS = 100_000

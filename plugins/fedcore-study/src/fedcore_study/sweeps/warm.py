@@ -19,14 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from fedcore.base.process import (
-    ALLOCATOR,
-    end_without_collecting,
-    environment,
-    importing,
-    keep_freed_memory,
-    python_command,
-)
+from fedcore.tools import environment, importing, process, python_command
 
 CHILD = "fedcore_study.sweeps.child"
 """The module whose ``main`` a run's process calls."""
@@ -35,7 +28,7 @@ _MOST = 1 << 17
 """Bytes of a request: a run's configuration."""
 
 ENVIRONMENT = {
-    **ALLOCATOR,
+    **process.ALLOCATOR,
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -165,7 +158,7 @@ def _keep(arguments: list[str], status: int, stdin: int, stdout: int, log: int) 
 
 
 if __name__ == "__main__":
-    end_without_collecting()
-    keep_freed_memory()
+    process.end_without_collecting()
+    process.keep_freed_memory()
     with socket.socket(fileno=int(sys.argv[1])) as opened:
         serve(opened)
