@@ -44,4 +44,4 @@ def test_every_fixture_says_where_its_values_are_from_and_why_they_differ() -> N
         names = [(case["area"], case["name"]) for case in fixture["cases"]]
         assert len(set(names)) == len(names), path.name
         total += len(names)
-    assert total >= 500
+    assert total >= 600
