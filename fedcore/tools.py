@@ -10,7 +10,7 @@
 - A display: ``Progress`` follows a run by its events; ``Display`` prints its notes on a terminal.
 - A run with an engine of its own: ``resolve_config``, then ``Run.new`` or ``Run.open``, in the block ``training``, and
   ``show_summary``. ``code_in`` names the code that a configuration imports.
-- Many runs: ``PluginSet``, ``Setup`` and what ``resolve_`` begins check them before they start; ``started`` takes a run
+- Many runs: ``PluginSet`` and what ``resolve_`` begins check them before they start; ``started`` takes a run
   round by round; ``check_code`` and ``check_places`` keep what their files name to what a user allows.
 - Names: ``available`` and ``resolve`` find what packages provide; ``unknown_option`` is the error about another one.
 
@@ -95,7 +95,6 @@ if TYPE_CHECKING:
     from fedcore.cli.settings import typed_code as typed_code
     from fedcore.cli.training import show_summary as show_summary
     from fedcore.cli.training import training as training
-    from fedcore.client.setup import Setup as Setup
     from fedcore.hooks.plugin import option_names as option_names
     from fedcore.hooks.plugin import parse_options as parse_options
     from fedcore.hooks.plugins import PluginSet as PluginSet

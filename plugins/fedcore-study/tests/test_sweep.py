@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
+from fedcore.client import Setup
 from fedcore.data import load_dataset
-from fedcore.tools import Setup, digest, resolve_config, resolve_partition
+from fedcore.tools import digest, resolve_config, resolve_partition
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.processes import Job, run_jobs
 from fedcore_study.sweeps.run import plan_sweep, run_sweep

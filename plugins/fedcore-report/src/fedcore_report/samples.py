@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from fedcore import DataError, FedcoreError, numpy_generator
+from fedcore.client import Setup
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.models import Placement, forward_chunk
-from fedcore.tools import RunDirectory, Setup, one_thread
+from fedcore.tools import RunDirectory, one_thread
 from fedcore_report.charts import Chart, Heatmap, Omitted, Points, Scatter, spaced
 from fedcore_study.tools import Group, RunRecord
 

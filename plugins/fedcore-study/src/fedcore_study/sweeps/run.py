@@ -112,7 +112,8 @@ def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
 
     :raises ConfigError: or a subclass, with the run that cannot work: names, options, conflicts, missing data.
     """
-    from fedcore.tools import PluginSet, Setup, resolve_config
+    from fedcore.client import Setup
+    from fedcore.tools import PluginSet, resolve_config
 
     planned: list[tuple[str, RunConfig]] = []
     loaded: dict[str, tuple[RunConfig, Dataset]] = {}
