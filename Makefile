@@ -27,7 +27,7 @@ $(DEV) $(CORE): pyproject.toml constraints.txt tools/install.py $(addsuffix /pyp
 
 FLOWER_VENV := .venv-flower
 FLOWER_STAMP := $(FLOWER_VENV)/.installed
-FLOWER_WITH := $(FLOWER) $(addprefix plugins/fedcore-,console accelerate functional simulation testing zoo moon ditto fedper fedamp fedbuff fedcd fedcme feddf fedeccr)
+FLOWER_WITH := $(FLOWER) $(addprefix plugins/fedcore-,console accelerate functional simulation testing workers zoo moon ditto fedper fedamp fedbuff fedcd fedcme feddf fedeccr)
 
 $(FLOWER_STAMP): pyproject.toml $(FLOWER)/constraints.txt $(addsuffix /pyproject.toml,$(FLOWER_WITH))
 	$(PYTHON) -m venv $(FLOWER_VENV)

@@ -88,7 +88,7 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _forked_workers() -> Iterator[None]:
-    """Let the local engine's workers begin by a fork; tests/engines/test_local.py starts real ones.
+    """Give all runs of a test process one template to fork their workers from; tests/engines/test_local.py does not.
 
     Commands and runs of sweeps are forked, too. Each of these would import torch, and scikit-learn for FedCD, in
     seconds of processor time.

@@ -16,7 +16,7 @@ from fedcore.base.process import environment
 from fedcore_testing import Quadratic, client_state, committed, federate, model_bytes, name_of, small_config, weights
 from fedcore_testing import records as lines
 from fedcore_testing.federation import Choice
-from fedcore_testing.forked import fork_server
+from fedcore_workers import current
 
 __all__ = [
     "client_state",
@@ -97,7 +97,7 @@ def flipped(content: bytes, position: int, bit: int = 0) -> bytes:
 
 def run_code(code: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run Python code in a process of its own that has imported what a worker imports; ``more`` is its environment."""
-    given, server = environment(**more), fork_server()
+    given, server = environment(**more), current()
     if server is None:
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=given, check=False)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:

@@ -19,16 +19,6 @@ from contextlib import contextmanager
 CORES = "PYTHON_CPU_COUNT"
 """Environment variable with the number of processors, which Python 3.13 also reads. It is 1 in worker processes."""
 
-ALLOCATOR = {
-    "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"])),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
-"""The environment in which glibc keeps the freed activations of a worker, which every step would page-fault in again.
-
-The allocator reads it when a process starts."""
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 _MEMORY_OPTIONS = ((_TRIM_THRESHOLD, 512 << 20), (_MMAP_THRESHOLD, 128 << 20), (_ARENA_MAX, 1))
 

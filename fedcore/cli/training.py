@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,16 +43,29 @@ def train(
 
     After Ctrl-C, fedcore resume continues from the last checkpoint to the same bits.
     """
-    with importing():
-        config = build_config(flags, config_file, settings or [], allow_code=allow_code, preset=preset)
-        from fedcore.runs.api import run
+    config = build_config(flags, config_file, settings or [], allow_code=allow_code, preset=preset)
+    with nullcontext() if fast_dev_run else _begun_early(config):
+        with importing():
+            from fedcore.runs.api import run
 
-    with training(quiet) as display:
-        result = run(config, notify=display, fast_dev_run=fast_dev_run)
+        with training(quiet) as display:
+            result = run(config, notify=display, fast_dev_run=fast_dev_run)
     if fast_dev_run and not as_json:
         output.line(_what_ran(result.config))
         return
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
+
+
+def _begun_early(config: RunConfig) -> AbstractContextManager[object]:
+    """Let packages begin what takes time beside this process's own imports, such as a process that imports torch.
+
+    These are functions of the group ``fedcore.starts``. They take the configuration, import no torch, and return the
+    block in which they hold what they began.
+    """
+    stack = ExitStack()
+    for name in registry.available("start"):
+        stack.enter_context(registry.resolve("start", name)(config))
+    return stack
 
 
 def _what_ran(config: RunConfig) -> str:

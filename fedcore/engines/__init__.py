@@ -8,8 +8,9 @@ tensors and back. ``dumps`` and ``loads`` turn tensors and JSON into bytes and b
 from fedcore.base.process import importing
 
 with importing():  # a worker process begins here
-    from fedcore.base.process import ALLOCATOR, cores
+    from fedcore.base.process import cores
     from fedcore.base.serial import dumps, loads
+    from fedcore.base.tensors import flatten, unflatten
     from fedcore.client.messages import (
         ClientFailure,
         ClientSite,
@@ -27,40 +28,43 @@ with importing():  # a worker process begins here
         pack_shared,
         pack_site,
         pack_task,
+        unpack_error,
         unpack_outcome,
         unpack_shared,
         unpack_site,
         unpack_task,
     )
     from fedcore.client.runtime import ClientRuntime
-    from fedcore.engines.dispatch import Dispatcher, Window
-    from fedcore.engines.in_process import InProcessEngine
+    from fedcore.engines.in_process import InProcessEngine, LocalEngine, alike, groups_of
 
 __all__ = [
-    "ALLOCATOR",
     "ClientFailure",
     "ClientRuntime",
     "ClientSite",
     "ClientTask",
-    "Dispatcher",
     "Engine",
     "Evaluation",
     "FailureKind",
     "InProcessEngine",
+    "LocalEngine",
     "Outcome",
     "Pair",
     "Pause",
     "Reply",
     "SharedPayload",
-    "Window",
+    "alike",
     "cores",
     "dumps",
+    "flatten",
+    "groups_of",
     "loads",
     "pack_error",
     "pack_outcome",
     "pack_shared",
     "pack_site",
     "pack_task",
+    "unflatten",
+    "unpack_error",
     "unpack_outcome",
     "unpack_shared",
     "unpack_site",

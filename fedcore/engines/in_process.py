@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-from fedcore.client.messages import ClientSite, ClientTask, Pair, SharedPayload
+from fedcore.base import registry
+from fedcore.base.config import ExecutionOptions
+from fedcore.base.errors import ConfigError
+from fedcore.client.messages import ClientSite, ClientTask, Engine, Pair, SharedPayload
 from fedcore.client.runtime import ClientRuntime
-from fedcore.engines.dispatch import Bundle, grouped
+from fedcore.models.placement import resolve_device
+
+
+def LocalEngine(site: ClientSite) -> Engine:  # noqa: N802 - named by an entry point as a class
+    """Return the default engine for the run's device and number of workers: this process, or worker processes.
+
+    :raises UnknownNameError: the run has workers, and the package that brings them is not installed.
+    """
+    options: ExecutionOptions = site.config
+    device, workers = resolve_device(options.device), options.workers
+    if workers == 0 or (workers is None and (device.type == "cuda" or "workers" not in registry.available("engine"))):
+        if options.client_timeout is not None:
+            raise ConfigError("--client-timeout needs worker processes, which can be killed: --workers 1 or more")
+        return InProcessEngine(site)
+    engine: Engine = registry.resolve("engine", "workers")(site)
+    return engine
 
 
 class InProcessEngine:
@@ -30,9 +49,8 @@ class InProcessEngine:
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
         """Run tasks, as many at a time as the runner takes together."""
-        for task in grouped(tasks, self._runtime.runner.together):
-            together = task.tasks if isinstance(task, Bundle) else (task,)
-            shared = self._shared.get(task.shared or "")
+        for together in groups_of(tasks, self._runtime.runner.together):
+            shared = self._shared.get(together[0].shared or "")
             outcomes = self._runtime.handle_together([each.complete() for each in together], shared)
             yield from zip(together, outcomes, strict=True)
 
@@ -44,3 +62,17 @@ class InProcessEngine:
         """Drop the shared payloads and the paused clients."""
         self._shared.clear()
         self._runtime.close()
+
+
+def groups_of(tasks: Iterable[ClientTask], most: int) -> Iterator[list[ClientTask]]:
+    """Join trainings of neighbours, up to ``most``. Who is joined depends on nothing else, as bits depend on it."""
+    for (kind, *_), run in itertools.groupby(tasks, alike):
+        size = most if kind == "fit_begin" else 1
+        while together := list(itertools.islice(run, size)):
+            yield together
+
+
+def alike(task: ClientTask) -> tuple[str, str | None, str]:
+    """Return what tasks of one group have in common; a task that cannot be in one has it with no other."""
+    plain = task.session is None and task.compute is None and not task.tensors
+    return task.kind, task.shared, "" if plain else task.id

@@ -18,13 +18,12 @@ CALLS = {
     *("pandas.read_pickle", "pd.read_pickle", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"),
 }
 IMPORTS_BY_NAME = {
+    "plugins/fedcore-workers/src/fedcore_workers/forks.py",
     "plugins/fedcore-console/src/fedcore_console/__init__.py",
     "plugins/fedcore-testing/src/fedcore_testing/__init__.py",
-    "plugins/fedcore-testing/src/fedcore_testing/fork_server.py",
     "plugins/fedcore-flower/src/fedcore_flower/child.py",
     "plugins/fedcore-report/src/fedcore_report/__init__.py",
     "plugins/fedcore-study/src/fedcore_study/__init__.py",
-    "plugins/fedcore-study/src/fedcore_study/sweeps/warm.py",
 }
 """Where import_module is called, beside registry.py, which imports what a user may name: these have names of their
 own, or of the program that started them."""
@@ -100,8 +99,8 @@ def test_no_file_reaches_what_workers_unpickle() -> None:
     assert callers == {
         "fedcore/base/registry.py",
         "fedcore/client/messages.py",
-        "fedcore/engines/worker.py",
         "plugins/fedcore-ray/src/fedcore_ray/host.py",
+        "plugins/fedcore-workers/src/fedcore_workers/worker.py",
     }
 
 

@@ -37,6 +37,7 @@ SURFACE = {
     "fedcore_study": "studies of many runs: sweep, compare",
     "fedcore_study.tools": "what draws, prints or repeats studies: records, comparisons, tables, sweeps",
     "fedcore_report": "reports, and curves as pictures",
+    "fedcore_workers": "worker processes, and the template that they are forked from",
     "fedcore_accelerate": "runners, and the values that a step's hooks read",
     "fedcore_testing": "tests of all these",
     "fedcore_trackers": "a tracker: its base class, and a round's values as scalars",
@@ -47,11 +48,9 @@ EXTENDS = {
     "fedcore-testing": (
         {
             "fedcore.client.runtime",
-            "fedcore.engines.local",
-            "fedcore.engines.worker",
             "fedcore.server.cohort",
         },
-        "it lets runners, workers and orders of clients take the place of a run's own",
+        "it lets runners and orders of clients take the place of a run's own",
     ),
 }
 """Packages that extend the framework itself: the further folders that they import from, and why they need these."""
@@ -107,6 +106,7 @@ SHARED = (
     "fedcore_study",
     "fedcore_study.tools",
     "fedcore_testing",
+    "fedcore_workers",
     "fedcore_zoo",
 )
 """Packages whose public names other packages may import."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedcore.base.process import environment
 from fedcore.cli import main
-from fedcore_testing.forked import ForkedProcess, fork_server
+from fedcore_workers import ForkedProcess, current
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -24,7 +24,7 @@ def start(*words: object, log: Path, fresh: bool = False) -> subprocess.Popen[by
     :param fresh: never by a fork. A forked process has the allocator's options of the first process that the server
         forked, which is often a worker: huge pages, and 64 MiB more at each growth of the heap.
     """
-    given, server = list(map(str, words)), None if fresh else fork_server()
+    given, server = list(map(str, words)), None if fresh else current()
     with log.open("ab") as file:
         if server is not None:
             outputs = {1: file.fileno(), 2: file.fileno()}

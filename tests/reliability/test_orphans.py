@@ -34,7 +34,7 @@ def test_workers_end_with_the_run(tmp_path, number):
     process = start("train", "--config", config, "--out", out, "--quiet", log=tmp_path / "log")
     wait_for(lambda: kills.rounds_done(out) >= 2)
     below, seconds = end(process, number)
-    assert len(below) == 2
+    assert len(below) == 3, "the template and two workers"
     assert seconds < kills.ENDS_WITHIN
 
 
@@ -57,13 +57,13 @@ def test_trackers_end_with_the_run(tmp_path):
     process = start("train", "--config", config, "--out", out, "--quiet", log=tmp_path / "log")
     wait_for(lambda: kills.rounds_done(out) >= 2)
     below, _ = end(process, signal.SIGKILL)
-    assert len(below) == 2
+    assert len(below) == 3, "the template, a worker and the tracker"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_runs_end_with_their_sweep(tmp_path, parallel):
-    """The process from which the sweep forks its runs; and of each run the process, its keeper and two workers."""
+    """The template from which the sweep forks its runs; and of each run the process, its template and two workers."""
     file = tmp_path / "sweep.yaml"
     file.write_text(
         json.dumps({"base": {**kills.OPTIONS, **LONG, "workers": 2}, "grid": {"plugin": ["moon", "scaffold"]}})

@@ -6,6 +6,7 @@ import example_steps
 import pytest
 import torch
 from on_cpu import CpuRecorder, assert_same, captured_on_cpu, side_by_side, storages
+from tests.engines.test_local import spec
 from torch import nn
 
 from fedcore import Loss, Plugin, PluginContractError, hookimpl
@@ -13,7 +14,6 @@ from fedcore.client import OneByOne, runner_of
 from fedcore_accelerate import Graphs, Lanes
 from fedcore_accelerate.captured_steps import CaptureWarning
 from tests import support
-from tests.engines.test_local import spec
 
 RUN = {**example_steps.RUN, "clients": 8}
 

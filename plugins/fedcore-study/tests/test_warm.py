@@ -11,11 +11,11 @@ import pytest
 
 import fedcore
 from fedcore import RunConfig
-from fedcore.engines import ALLOCATOR
 from fedcore_study.sweeps import warm
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.processes import Job, run_jobs
 from fedcore_testing import model_bytes
+from fedcore_workers import Template
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a fork is safe on Linux only")
 
@@ -24,22 +24,21 @@ LONG = {**TINY, "rounds": 5000}
 
 
 @pytest.fixture(scope="module")
-def start():
-    """Start processes as a sweep does; conftest.py replaces that for other files."""
-    (real,) = warm.Starter.__bases__
-    starter = real() if real is not object else warm.Starter()
-    yield starter
-    starter.close()
-    assert starter._server.returncode is not None
+def forks():
+    """A template of these tests alone, as a sweep's process has it."""
+    own = Template("fedcore.runs.experiment", warm.CHILD, outlived=True)
+    yield own
+    own.close()
+
+
+@pytest.fixture(scope="module")
+def start(forks):
+    return warm.Starter(forks)
 
 
 def job(folder, name, **values):
     config = RunConfig(**{**TINY, **values}).model_dump(mode="json")
     return Job(name, [Task(str(folder / name), config, 0).as_text()], folder / f"{name}.log")
-
-
-def test_the_allocator_is_that_of_workers():
-    assert {name: warm.ENVIRONMENT[name] for name in ALLOCATOR} == ALLOCATOR
 
 
 def test_runs_one_after_another_have_the_bits_of_runs_alone_and_a_crash_ends_one_of_them(start, tmp_path):
@@ -96,19 +95,16 @@ def test_a_run_stops_with_a_checkpoint_when_the_sweep_is_gone_and_goes_on_to_mor
 
 
 @pytest.mark.slow
-def test_when_the_process_that_forks_is_killed_another_one_takes_its_place(start, tmp_path):
-    start._server.kill()
-    start._server.wait()
+def test_when_the_template_is_killed_another_one_takes_its_place(forks, start, tmp_path):
+    before = forks._process
+    before.kill()
+    before.wait()
     (outcome,), _ = run_jobs([job(tmp_path, "run", rounds=1)], 1, lambda *event: None, start)
     assert outcome.status == "finished", outcome.message
-    assert start._server.poll() is None
+    assert forks._process.poll() is None
 
 
 @pytest.mark.slow  # the process imports torch
-def test_elsewhere_each_process_starts_anew(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "platform", "darwin")
-        starter = warm.Starter.__bases__[0]() if warm.Starter.__bases__ != (object,) else warm.Starter()
-    (outcome,), _ = run_jobs([job(tmp_path, "run", rounds=1)], 1, lambda *event: None, starter)
+def test_without_a_template_each_process_starts_anew(tmp_path):
+    (outcome,), _ = run_jobs([job(tmp_path, "run", rounds=1)], 1, lambda *event: None, warm.Starter(None))
     assert outcome.status == "finished", outcome.message
-    starter.close()

@@ -15,9 +15,10 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from fedcore.engines import ALLOCATOR, cores
+from fedcore.engines import cores
 from fedcore.models import forward_chunk
 from fedcore_bench.reference import Task, Trainer, cohort
+from fedcore_workers import ALLOCATOR
 
 
 class CpuReference:

@@ -6,9 +6,10 @@ import uuid
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-from fedcore.engines import ClientFailure, ClientTask, Outcome, Pair, SharedPayload, Window, pack_shared
+from fedcore.engines import ClientFailure, ClientTask, Outcome, Pair, SharedPayload, pack_shared
 from fedcore_flower import wire
 from fedcore_flower.courier import Answer, Courier, Request
+from fedcore_workers import Window
 
 MESSAGE_KINDS = {"evaluate": "evaluate", "ask": "query"}
 """The kind of Flower's message for a kind of task. Other tasks are ``train`` messages."""

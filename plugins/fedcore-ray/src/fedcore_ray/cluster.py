@@ -20,11 +20,12 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedcore import ConfigError, FedcoreError
-from fedcore.engines import ALLOCATOR, cores
+from fedcore.engines import cores
 from fedcore_ray.host import Host
 from fedcore_ray.options import RayOptions
 from fedcore_ray.owned_folder import OwnedFolder, remove_abandoned
 from fedcore_ray.payload import Bytes
+from fedcore_workers import ALLOCATOR
 
 PREFIX = "fedcore-ray-"
 REACHED_WITHIN = 10.0

@@ -15,7 +15,6 @@ from fedcore.engines import (
     ClientFailure,
     ClientSite,
     ClientTask,
-    Dispatcher,
     FailureKind,
     Pair,
     SharedPayload,
@@ -27,6 +26,7 @@ from fedcore.tools import RunFiles
 from fedcore_ray.last_words import LastWords
 from fedcore_ray.options import RayOptions
 from fedcore_ray.payload import pack, view
+from fedcore_workers import Dispatcher
 
 if TYPE_CHECKING:
     from fedcore_ray.cluster import Cluster, WorkerLost

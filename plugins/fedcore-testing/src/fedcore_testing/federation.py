@@ -24,7 +24,7 @@ from fedcore.hooks import create_plugin
 from fedcore.server import Notify, ServerState
 from fedcore.tools import Run, RunDirectory, available, environment
 from fedcore_testing import importable as offered
-from fedcore_testing.forked import fork_server
+from fedcore_workers import current
 
 SMALL: dict[str, Any] = {
     "dataset": "digits",
@@ -157,7 +157,7 @@ def killed(folder: Path, *plugins: Choice, after: int, **options: Any) -> RunRes
     :param after: the round, from 0.
     """
     config = small_config(folder, *plugins, **options)
-    arguments, server = [config.model_dump_json(), str(after)], fork_server()
+    arguments, server = [config.model_dump_json(), str(after)], current()
     if server is not None:
         call = f"{__name__}:{run_and_die.__name__}"
         code = server.fork(call, arguments, environment=environment(), descriptors={}).wait(120)

@@ -33,6 +33,7 @@ from fedcore.tools import (
 )
 from fedcore_study.runs.deletion import delete_beginning
 from fedcore_study.sweeps.processes import STOP
+from fedcore_workers import early_template
 
 FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130
 ALONE = "alone"
@@ -75,10 +76,14 @@ def main(arguments: Sequence[str]) -> int:
         task = Task(**json.loads(arguments[0]))
         given = _objects(task.objects)
         verdicts: queue.Queue[bytes] = queue.Queue()
-        if ALONE not in arguments:
-            threading.Thread(target=_stop_with_parent, args=(verdicts,), daemon=True).start()
         with lent(given):
-            _run(task, tell, verdicts)
+            planned = RunConfig.create(task.config)
+            if planned.workers is None:
+                planned = planned.model_copy(update={"workers": task.workers})
+            with early_template(planned):  # before there are threads, so that this process can be forked
+                if ALONE not in arguments:
+                    threading.Thread(target=_stop_with_parent, args=(verdicts,), daemon=True).start()
+                _run(task, planned, tell, verdicts)
     except _Judged:
         return FINISHED
     except KeyboardInterrupt:
@@ -110,7 +115,7 @@ def _objects(size: int) -> dict[Key, Any]:
     return given
 
 
-def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
+def _run(task: Task, planned: RunConfig, tell: Any, verdicts: queue.Queue[bytes]) -> None:
     with importing():
         from fedcore import resume, run
         from fedcore.tools import RunDirectory, code_in, places_in, rounds
@@ -137,7 +142,7 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
         elif event == "note":
             tell("note", note=details["message"])
 
-    out, planned = Path(task.out), RunConfig.create(task.config)
+    out = Path(task.out)
     judge = judged_by(planned)
     begun_before = (out / "config.yaml").is_file()
     if begun_before and not task.judged:
@@ -146,7 +151,7 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
         code = task.allow_code or set(code_in(begun)) <= set(code_in(planned))
         outside = task.allow_outside or (code and set(places_in(begun, out)) <= set(places_in(planned, out)))
         changes = {name: task.config[name] for name in CHANGEABLE.intersection(WITHOUT_EFFECT)}
-        if planned.workers is None:
+        if task.config.get("workers") is None:
             del changes["workers"]  # the run keeps those that it was begun with
         if begun.rounds < planned.rounds:
             changes["rounds"] = planned.rounds
@@ -154,8 +159,7 @@ def _run(task: Task, tell: Any, verdicts: queue.Queue[bytes]) -> None:
         return
     if out.exists() and not begun_before:
         delete_beginning(out)  # killed before it was a run
-    own = {"out": out, "workers": planned.workers if planned.workers is not None else task.workers}
-    run(planned.model_copy(update=own), notify=notify)
+    run(planned.model_copy(update={"out": out}), notify=notify)
 
 
 def measured(metrics: Mapping[str, Any], among: Iterable[str]) -> str | None:

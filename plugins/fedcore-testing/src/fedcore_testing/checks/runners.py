@@ -13,7 +13,6 @@ from torch import Tensor
 from fedcore import RunConfig, RunResult
 from fedcore.client import OneByOne, Runner, runner_of, runtime
 from fedcore.data import Dataset
-from fedcore.engines import local
 from fedcore.hooks import match
 from fedcore_testing.checks.base import NotApplicable, check, trial_of
 from fedcore_testing.compare import close, require_close_states, require_same
@@ -76,7 +75,7 @@ def _package(kind: type) -> str:
 @contextmanager
 def steps_taken_by(offer: Callable[[RunConfig, Dataset], Runner]) -> Iterator[None]:
     """Let every run of this process take its steps by the runner that a function returns."""
-    with mock.patch.object(runtime, "runner_of", offer), mock.patch.object(local, "runner_of", offer):
+    with mock.patch.object(runtime, "runner_of", offer):
         yield
 
 

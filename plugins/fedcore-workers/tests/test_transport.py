@@ -1,4 +1,4 @@
-"""Frames between the local engine and its workers: over a socket, and in memory that both map."""
+"""Frames between the engine and its workers: over a socket, and in memory that both map."""
 
 import errno
 import os
@@ -8,9 +8,9 @@ import threading
 import pytest
 import torch
 
-from fedcore.base.errors import StorageError
-from fedcore.engines import transport
-from fedcore.engines.transport import LENGTHS, Channel, get_frame, put_frame
+from fedcore.tools import StorageError
+from fedcore_workers import transport
+from fedcore_workers.transport import LENGTHS, Channel, get_frame, put_frame
 
 LARGE = 1 << 20
 

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from fedcore.client.messages import ClientFailure, ClientTask, Pause, Reply
-from fedcore.engines.dispatch import Dispatcher
+from fedcore.engines import ClientFailure, ClientTask, Pause, Reply
+from fedcore_workers import Dispatcher
 
 
 class Fake:

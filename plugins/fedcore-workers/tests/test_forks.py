@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.engines import local
 from fedcore.tools import environment
 from fedcore_testing import client_state, federate, forked_workers
-from fedcore_testing.forked import ForkedProcess, fork_server
+from fedcore_workers import ForkedProcess, current, engine
 
 PLACE = []
 """Filled by a worker that was forked for an earlier engine, were it to serve a second one."""
@@ -64,13 +63,13 @@ def test_each_engine_has_a_process_of_its_own(notes):
 @pytest.fixture
 def processes(monkeypatch):
     """The worker processes that are started."""
-    found, start = [], local.start_worker
+    found, start = [], engine.start_worker
 
     def started(connection):
         found.append(start(connection))
         return found[-1]
 
-    monkeypatch.setattr(local, "start_worker", started)
+    monkeypatch.setattr(engine, "start_worker", started)
     return found
 
 
@@ -82,7 +81,7 @@ def tell(number, word):
 def test_a_function_is_called_with_open_files_by_their_numbers():
     read, write = os.pipe()
     options = {"environment": environment(), "descriptors": {0: write, 50: write}}
-    process = fork_server().fork(f"{__name__}:tell", [50, "hello"], **options)
+    process = current().fork(f"{__name__}:tell", [50, "hello"], **options)
     os.close(write)
     assert process.wait(60) == 3
     with os.fdopen(read) as told:
@@ -93,7 +92,7 @@ def test_a_process_has_what_a_worker_has_and_nothing_for_tests(tmp_path):
     (tmp_path / "modules.py").write_text(
         "import sys\ndef missing(): return 2 * ('torch' not in sys.modules) + ('fedcore_testing' in sys.modules)\n"
     )
-    process = fork_server().fork("modules:missing", [], environment={"PYTHONPATH": str(tmp_path)}, descriptors={})
+    process = current().fork("modules:missing", [], environment={"PYTHONPATH": str(tmp_path)}, descriptors={})
     assert process.wait(60) == 0
 
 
@@ -115,7 +114,7 @@ def test_how_a_worker_ends_is_told(tmp_path, processes):
 def test_waiting_has_a_limit_and_killing_ends_it(processes):
     connection, theirs = socket.socketpair()
     with theirs:
-        process = local.start_worker(theirs)
+        process = engine.start_worker(theirs)
     connection.close()  # it waits for its specification: there is none
     assert process.wait(60) == 0
     assert process.poll() == 0
@@ -126,11 +125,13 @@ def test_waiting_has_a_limit_and_killing_ends_it(processes):
     with pytest.raises(subprocess.TimeoutExpired):
         waiting.wait(0.01)
     os.close(write)
-    assert waiting.wait() == -signal.SIGKILL, "a keeper that is gone without a word was killed, and with it its worker"
+    assert waiting.wait() == -signal.SIGKILL, (
+        "a template that is gone without a word was killed, and with it its worker"
+    )
 
 
-def test_blocks_within_each_other_share_a_server():
-    inside = local.start_worker
+def test_blocks_within_each_other_share_a_template():
+    outer = current()
     with forked_workers():
-        assert local.start_worker is inside
-    assert local.start_worker is inside
+        assert current() is outer
+    assert current() is outer

@@ -1,4 +1,4 @@
-"""A worker process of the local engine: ``python -m fedcore.engines.worker FD ENGINE``.
+"""A worker process of the local engine: ``python -m fedcore_workers.worker FD ENGINE``.
 
 A worker ends when its connection ends. On Linux it also ends at once when the engine's process dies, even in the middle
 of an epoch or while it is stopped.
@@ -7,33 +7,35 @@ of an epoch or while it is stopped.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import signal
 import socket
 import sys
 import time
 
-from fedcore.base.errors import FedcoreError
-from fedcore.base.process import end_without_collecting, one_thread
-from fedcore.base.tensors import flatten
-from fedcore.client.messages import SharedPayload, pack_error, pack_outcome, unpack_shared, unpack_site, unpack_task
-from fedcore.client.runtime import ClientRuntime
-from fedcore.engines.transport import Channel, get_frame
-
-PR_SET_PDEATHSIG = 1
+from fedcore import FedcoreError
+from fedcore.engines import (
+    ClientRuntime,
+    SharedPayload,
+    flatten,
+    pack_error,
+    pack_outcome,
+    unpack_shared,
+    unpack_site,
+    unpack_task,
+)
+from fedcore.tools import one_thread, process
+from fedcore_workers.forks import die_with_parent
+from fedcore_workers.transport import Channel, get_frame
 
 
 def main(fd: int, engine: int | None = None) -> None:
     """Serve an engine until it closes the connection or dies.
 
     :param fd: the descriptor of the connection.
-    :param engine: the process id of the engine; default the parent process.
+    :param engine: the process id of the engine. None: a template forked this process, which dies with it.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if engine not in (None, os.getppid()):
-        return  # the engine died before the line above
+    if engine is not None:
+        die_with_parent(engine)
     for number in (signal.SIGINT, signal.SIGTERM):  # SLURM sends it to every process of a job; the engine ends workers
         signal.signal(number, signal.SIG_IGN)
     with one_thread(), contextlib.suppress(EOFError, ConnectionError):
@@ -71,5 +73,5 @@ def serve(channel: Channel) -> None:
 
 
 if __name__ == "__main__":
-    end_without_collecting()
+    process.end_without_collecting()
     main(int(sys.argv[1]), int(sys.argv[2]))

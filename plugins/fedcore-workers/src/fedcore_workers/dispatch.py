@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from fedcore.base.types import Tensors
-from fedcore.client.messages import (
-    ClientFailure,
-    ClientTask,
-    FailureKind,
-    Pause,
-    unpack_error,
-    unpack_outcome,
-)
+from fedcore import Tensors
+from fedcore.engines import ClientFailure, ClientTask, FailureKind, Pause, unpack_error, unpack_outcome
 
 
 @dataclass(frozen=True)
@@ -37,20 +29,6 @@ class Bundle(ClientTask):
         if len(tasks) == 1:
             return first
         return cls(f"bundle-{first.id}", first.kind, first.client, first.round, shared=first.shared, tasks=tuple(tasks))
-
-
-def grouped(tasks: Iterable[ClientTask], most: int) -> Iterator[ClientTask]:
-    """Join trainings of neighbours, up to ``most``. Who is joined depends on nothing else, as bits depend on it."""
-    for (kind, *_), run in itertools.groupby(tasks, alike):
-        size = most if kind == "fit_begin" else 1
-        while together := list(itertools.islice(run, size)):
-            yield Bundle.of(together)
-
-
-def alike(task: ClientTask) -> tuple[str, str | None, str]:
-    """Return what tasks of one bundle have in common; a task that cannot be in one has it with no other."""
-    plain = task.session is None and task.compute is None and not task.tensors
-    return task.kind, task.shared, "" if plain else task.id
 
 
 class Worker(Protocol):

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore.base.files import parse_json, storing
-from fedcore.base.types import Tensors
+from fedcore import Tensors
+from fedcore.tools import parse_json, storing
 
 ALIGNMENT = 64
 LENGTHS = struct.Struct("<QQ")

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.client.messages import ClientTask
-from fedcore.engines import local
-from fedcore.engines.dispatch import grouped as together
-from fedcore.engines.local import BUNDLE_SECONDS, Bundle, bundled
+from fedcore.engines import ClientTask
+from fedcore.engines import groups_of as together
+from fedcore_workers import engine
+from fedcore_workers.engine import BUNDLE_SECONDS, Bundle, bundled
 from tests import support
 
 PLAIN = [
@@ -90,12 +90,12 @@ class EndsAWorker(Plugin):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_that_dies_at_a_bundle_costs_only_the_client_that_ends_it(go, monkeypatch):
+def test_a_worker_that_dies_at_a_bundle_costs_only_the_client_that_ends_it(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(local, "BUNDLE_SECONDS", 1e3)
-    monkeypatch.setattr(local, "bundled", lambda *given: seen.extend(bundled(*given)) or bundled(*given))
+    monkeypatch.setattr(engine, "BUNDLE_SECONDS", 1e3)
+    monkeypatch.setattr(engine, "bundled", lambda *given: seen.extend(bundled(*given)) or bundled(*given))
     options = {"rounds": 3, "clients": 8, "participation": 1.0, "local_epochs": 1, "batch_size": 256}
-    found = go(EndsAWorker, workers=1, **options)
+    found = support.run(tmp_path, EndsAWorker, workers=1, **options)
     assert any(isinstance(task, Bundle) and len(task.tasks) > 1 for task in seen)
     failures = [record["failures"] for record in support.lines(found)]
     assert [[(each["client"], each["kind"]) for each in failed] for failed in failures] == [
@@ -108,8 +108,8 @@ def test_a_worker_that_dies_at_a_bundle_costs_only_the_client_that_ends_it(go, m
 def test_trainings_that_a_runner_takes_together_are_neighbours_whatever_the_workers_take():
     fits = PLAIN[:7]
     asked = [replace(task, id=f"evaluate-{task.client}", kind="evaluate") for task in PLAIN[7:9]]
-    joined = [each.tasks if isinstance(each, Bundle) else (each,) for each in together([*fits, *asked], 3)]
+    joined = list(together([*fits, *asked], 3))
     assert [[task.client for task in tasks] for tasks in joined] == [[0, 1, 2], [3, 4, 5], [6], [7], [8]]
     own = [fits[0], replace(fits[1], tensors={"of its own": torch.ones(1)}), fits[2]]
-    assert list(together(own, 3)) == own
-    assert list(together(fits, 1)) == fits
+    assert list(together(own, 3)) == [[task] for task in own]
+    assert list(together(fits, 1)) == [[task] for task in fits]

@@ -4,38 +4,41 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from fedcore.base.errors import ConfigError, FedcoreError, StorageError
-from fedcore.client.messages import ClientSite
-from fedcore.engines import local, transport
-from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore import ConfigError, FedcoreError
+from fedcore.data import load_dataset, make_partition
+from fedcore.engines import ClientSite, InProcessEngine, LocalEngine
+from fedcore.tools import StorageError
 from fedcore_testing import federate, model_bytes, records, small_config
+from fedcore_workers import ALLOCATOR, WorkerEngine, engine, forks, transport
 from tests.reliability.processes import alive, descendants, open_files
 
-REAL = local.start_worker  # before the fixture of the root conftest.py puts forks in its place
-assert REAL.__module__ == local.__name__
 
+@pytest.fixture(params=["from a template", "anew"])
+def started(monkeypatch, request):
+    """Let workers be started as in production, from a template of the engine's own or without one; return them."""
+    found, start = [], engine.start_worker
+    monkeypatch.setattr(forks, "_current", [])
+    if request.param == "anew":
+        monkeypatch.setattr(forks, "sys", SimpleNamespace(platform="darwin"))
 
-@pytest.fixture
-def started(monkeypatch):
-    """Let workers be started as in production, and return them."""
-    found = []
-
-    def start(connection):
-        found.append(REAL(connection))
+    def noted(connection):
+        found.append(start(connection))
         return found[-1]
 
-    monkeypatch.setattr(local, "start_worker", start)
+    monkeypatch.setattr(engine, "start_worker", noted)
     return found
 
 
 def spec(tmp_path, **options):
-    config, dataset = resolve_config(small_config(tmp_path, **options))
-    return ClientSite(config, dataset, resolve_partition(config, dataset), tmp_path)
+    config, dataset = small_config(tmp_path, **options), load_dataset("digits")
+    return ClientSite(config, dataset, make_partition(dataset, config), tmp_path)
 
 
 def test_real_workers_give_the_bits_of_this_process_and_end_with_the_engine(tmp_path, started):
@@ -49,26 +52,26 @@ def test_real_workers_give_the_bits_of_this_process_and_end_with_the_engine(tmp_
 
 def test_no_workers_are_this_process(tmp_path):
     before = descendants(os.getpid())
-    engine = local.LocalEngine(spec(tmp_path, workers=0))
-    assert isinstance(engine, local.InProcessEngine)
+    started = LocalEngine(spec(tmp_path, workers=0))
+    assert isinstance(started, InProcessEngine)
     assert [pid for pid in descendants(os.getpid()) if pid not in before and alive(pid)] == []
     with pytest.raises(ConfigError, match="--client-timeout needs worker processes"):
-        local.LocalEngine(spec(tmp_path, workers=0, client_timeout=1.0))
+        LocalEngine(spec(tmp_path, workers=0, client_timeout=1.0))
 
 
 def test_there_are_no_more_workers_than_clients(tmp_path):
-    engine = local.LocalEngine(spec(tmp_path, workers=9, clients=2))
+    started = LocalEngine(spec(tmp_path, workers=9, clients=2))
     try:
-        assert isinstance(engine, local.WorkerEngine)
-        assert engine.workers == 2
+        assert isinstance(started, WorkerEngine)
+        assert started.workers == 2
     finally:
-        engine.close()
-        engine.close()  # a second time does nothing
+        started.close()
+        started.close()  # a second time does nothing
 
 
 def test_an_engine_that_does_not_start_leaves_no_process_and_no_shared_memory(tmp_path, monkeypatch):
-    local.LocalEngine(spec(tmp_path, workers=1)).close()  # the server that forks workers begins with the first one
-    begun, start, before = [], local.start_worker, open_files(os.getpid())
+    LocalEngine(spec(tmp_path, workers=1)).close()  # descriptors that stay open are open from here on
+    begun, start, before = [], engine.start_worker, open_files(os.getpid())
 
     def refuse_the_second(connection):
         if begun:
@@ -76,9 +79,9 @@ def test_an_engine_that_does_not_start_leaves_no_process_and_no_shared_memory(tm
         begun.append(start(connection))
         return begun[0]
 
-    monkeypatch.setattr(local, "start_worker", refuse_the_second)
+    monkeypatch.setattr(engine, "start_worker", refuse_the_second)
     with pytest.raises(BlockingIOError):
-        local.LocalEngine(spec(tmp_path, workers=2, clients=2))
+        LocalEngine(spec(tmp_path, workers=2, clients=2))
     assert open_files(os.getpid()) == before
     assert not alive(begun[0].pid)
 
@@ -90,7 +93,7 @@ def test_an_engine_without_room_for_the_data_leaves_no_shared_memory(tmp_path, m
     before = open_files(os.getpid())
     monkeypatch.setattr(transport, "_pieces", full)
     with pytest.raises(StorageError, match="make room"):
-        local.LocalEngine(spec(tmp_path, workers=1))
+        LocalEngine(spec(tmp_path, workers=1))
     assert open_files(os.getpid()) == before
 
 
@@ -103,7 +106,7 @@ def test_an_engine_without_room_for_the_data_leaves_no_shared_memory(tmp_path, m
 )
 def test_workers_that_never_become_ready_end_the_run(tmp_path, monkeypatch, ends, said):
     command = [sys.executable, "-S", "-c", f"import os; {ends}"]
-    monkeypatch.setattr(local, "start_worker", lambda connection: subprocess.Popen(command))
+    monkeypatch.setattr(engine, "start_worker", lambda connection: subprocess.Popen(command))
     with pytest.raises(FedcoreError, match=rf"{said}\. --workers 0 runs everything in one process\.$"):
         federate(tmp_path, workers=1)
 
@@ -114,8 +117,26 @@ def test_the_longest_limit_can_be_waited_for(tmp_path):
 
 
 def test_a_worker_has_one_thread_and_the_allocators_settings():
-    environment = local.worker_environment()
+    environment = engine.worker_environment()
     assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("1", "1")
     assert environment["PYTHON_CPU_COUNT"] == "1", "it hashes with one thread, too"
     assert "glibc.malloc.hugetlb=1" in environment["GLIBC_TUNABLES"]
-    assert {name for name in environment if name.startswith("MALLOC_")} == {*local.ALLOCATOR} - {"GLIBC_TUNABLES"}
+    assert {name for name in environment if name.startswith("MALLOC_")} == {*ALLOCATOR} - {"GLIBC_TUNABLES"}
+
+
+@pytest.mark.slow  # templates import torch
+def test_a_template_that_is_killed_is_replaced_and_clients_train_again_in_the_next_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(forks, "_current", [])
+    killed = []
+
+    def kill(event, details):
+        if event == "round" and not killed:
+            killed.append(forks.current()._process.pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    result = federate(tmp_path, workers=2, clients=4, rounds=4, notify=kill)
+    failures = [[failure["kind"] for failure in record["failures"]] for record in records(result)]
+    assert failures[0] == []
+    assert set(failures[1]) <= {"worker_lost"}
+    assert failures[2:] == [[], []]
+    assert not alive(killed[0])

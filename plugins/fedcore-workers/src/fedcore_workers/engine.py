@@ -1,8 +1,7 @@
-"""The default engine: worker processes on this machine, or this process itself.
+"""The engine of worker processes on this machine.
 
-On the CPU, clients run in persistent worker processes of one thread each. Data and weights go through shared memory. A
-single worker is also a process, so that bits do not depend on the number of workers. With ``workers = 0``, the default
-on CUDA, clients run in this process.
+Clients run in persistent processes of one thread each. Data and weights go through shared memory. A single worker is
+also a process, so that bits do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -18,28 +17,33 @@ from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import wait
 from typing import Any
 
-from fedcore.base.config import ExecutionOptions
-from fedcore.base.errors import ConfigError, FedcoreError
-from fedcore.base.process import ALLOCATOR, CORES, cores, environment, python_command
-from fedcore.base.tensors import unflatten
-from fedcore.base.types import Tensors
-from fedcore.client.messages import (
-    SITE,
+from fedcore import FedcoreError, Tensors
+from fedcore.client import runner_of
+from fedcore.engines import (
     ClientFailure,
     ClientSite,
     ClientTask,
     Pair,
     SharedPayload,
+    alike,
+    cores,
+    groups_of,
     pack_shared,
     pack_site,
     pack_task,
+    unflatten,
     unpack_outcome,
 )
-from fedcore.client.runner import runner_of
-from fedcore.engines.dispatch import Bundle, Dispatcher, alike, grouped
-from fedcore.engines.in_process import InProcessEngine
-from fedcore.engines.transport import Channel, put_frame
-from fedcore.models.placement import resolve_device
+from fedcore.tools import environment, python_command
+from fedcore_workers.dispatch import Bundle, Dispatcher
+from fedcore_workers.forks import ALLOCATOR, ForkedProcess, current, template
+from fedcore_workers.transport import Channel, put_frame
+
+CORES = "PYTHON_CPU_COUNT"
+"""Environment variable with the number of processors, which :func:`fedcore.engines.cores` and Python 3.13 read."""
+
+SITE = "site"
+"""The key of the packed site among the payloads."""
 
 LOST_EARLY = 3
 """Maximum number of workers that are replaced if they are killed before they are ready. One more ends the run."""
@@ -51,24 +55,15 @@ STOPS_WITHIN = 3.0
 """Seconds that idle workers have to stop before they are killed."""
 
 
-def LocalEngine(site: ClientSite) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class
-    """Return the engine for the run's device and number of workers."""
-    options: ExecutionOptions = site.config
-    device, workers = resolve_device(options.device), options.workers
-    if workers == 0 or (device.type == "cuda" and workers is None):
-        if options.client_timeout is not None:
-            raise ConfigError("--client-timeout needs worker processes, which can be killed: --workers 1 or more")
-        return InProcessEngine(site)
-    return WorkerEngine(
-        site, min(workers or cores(), site.partition.num_clients)
-    )  # further workers would never have a task
-
-
-def start_worker(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a worker process with its end of a channel. Tests replace this function by a fork."""
+def start_worker(connection: socket.socket) -> subprocess.Popen[bytes] | ForkedProcess:
+    """Start a worker process with its end of a channel, by a fork where there is a template."""
+    fd, template = connection.fileno(), current()
+    if template is not None:
+        given = worker_environment()
+        return template.fork("fedcore_workers.worker:main", [fd], environment=given, descriptors={fd: fd})
     return subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
-        python_command("fedcore.engines.worker", str(connection.fileno()), str(os.getpid())),
-        pass_fds=[connection.fileno()],
+        python_command("fedcore_workers.worker", str(fd), str(os.getpid())),
+        pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is the engine's own business
         env=worker_environment(),
@@ -117,15 +112,18 @@ class _Worker:
 class WorkerEngine:
     """Runs tasks on worker processes; a worker that dies is replaced and its task becomes a failure."""
 
-    def __init__(self, site: ClientSite, workers: int) -> None:
-        self.workers = workers
+    def __init__(self, site: ClientSite) -> None:
+        # Further workers would never have a task.
+        self.workers = min(site.config.workers or cores(), site.partition.num_clients)
         self._lost_early = 0
         self._seconds: dict[str, float] = {}  # of the workers' processors for a task, by kind
         self._timeout, self._together = site.config.client_timeout, runner_of(site.config, site.dataset).together
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         self._shared = {SITE: put_frame(pack_site(site), None)}
+        self._template = contextlib.ExitStack()
         try:
-            for _ in range(workers):
+            self._template.enter_context(template())
+            for _ in range(self.workers):
                 self._dispatcher.workers.append(_Worker(self._shared, self._timeout))
         except BaseException:
             self.close()
@@ -149,7 +147,7 @@ class WorkerEngine:
         tasks = list(tasks)
         together = self._together > 1 and all(task.kind == "fit_begin" for task in tasks)
         if together:
-            tasks = list(grouped(tasks, self._together))
+            tasks = [Bundle.of(each) for each in groups_of(tasks, self._together)]
         elif window is None and self._timeout is None:  # both limits concern single tasks
             tasks = list(bundled(tasks, self.workers, self._seconds))
         again: list[ClientTask] = []
@@ -176,7 +174,9 @@ class WorkerEngine:
                 worker.process.wait(timeout=max(0.0, give_up - time.monotonic()))
             except subprocess.TimeoutExpired:
                 worker.process.kill()
-                worker.process.wait()
+        self._template.close()
+        for worker in self._dispatcher.workers:
+            worker.process.wait()
         self._dispatcher.workers.clear()
         for key in list(self._shared):
             self.unshare(key)

@@ -1,0 +1,363 @@
+"""Processes without the cost of an import each: they are forked from a template, a process that has imported torch.
+
+A forked process begins as a fresh one would: with the environment, the folder and the import path of the process that
+asked for it, in a session of its own. On macOS and Windows a fork after such imports is not safe; there is no template,
+and processes start as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, BinaryIO
+
+from fedcore import RunConfig
+from fedcore.tools import environment, importing, process, python_command
+
+PR_SET_PDEATHSIG = 1
+
+_LONGEST = 1 << 17  # bytes of a request: environment, import path, a run's configuration
+_DESCRIPTORS = 16  # of a request
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class ForkedProcess:
+    """A process that a template forked, with the part of ``subprocess.Popen`` that engines and sweeps use.
+
+    :param status: where the template writes the process id, and later the exit code.
+    :ivar returncode: its exit code, a signal's number times -1, or None while it runs.
+    :ivar stdin: our end of its stdin, if whoever started it made a pipe; ``stdout`` likewise.
+    """
+
+    stdin: BinaryIO
+    stdout: BinaryIO
+
+    def __init__(self, status: int) -> None:
+        self._status = os.fdopen(status, "rb", buffering=0)
+        self._reading = threading.Lock()
+        self._pid: int | None = None
+        self.returncode: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id, once the template has forked it; 0 if the template ended before that."""
+        while self._pid is None and self.returncode is None:
+            self._read(None)
+        return self._pid or 0
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the process runs."""
+        while self.returncode is None and self._read(0):
+            pass
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the process and return its exit code.
+
+        :raises subprocess.TimeoutExpired: it still runs after so many seconds.
+        """
+        while self.returncode is None:
+            if not self._read(timeout):
+                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+        return self.returncode
+
+    def _read(self, timeout: float | None) -> bool:
+        """Read the next number that the template tells; return whether there was one in so many seconds."""
+        try:
+            heard = bool(select.select([self._status], [], [], timeout)[0])
+        except ValueError:  # another thread read the exit code, and closed the file
+            return True
+        with self._reading:
+            if self.returncode is None and select.select([self._status], [], [], 0)[0]:  # as above
+                line = self._status.readline()
+                if line and self._pid is None:
+                    self._pid = int(line)
+                else:  # without an exit code the template was killed, and its processes with it
+                    self.returncode = int(line or -signal.SIGKILL)
+                    self._status.close()
+        return heard
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process, if it runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the process, if it runs. One that the template has not forked yet will find its connection closed."""
+        if self._pid is not None:
+            self.send_signal(signal.SIGKILL)
+
+
+class Template:
+    """Our end of a template. It starts at once, and imports while this process goes on.
+
+    :param modules: what it imports in addition to what a worker imports.
+    :param outlived: whether its processes may end their work when this process dies. By default they die with it.
+    """
+
+    def __init__(self, *modules: str, outlived: bool = False) -> None:
+        self._outlived = outlived
+        self._arguments = ["0" if outlived else f"{os.getpid()}", *modules]
+        self._process: subprocess.Popen[bytes] | _Child
+        self._start()
+
+    def fork(
+        self, call: str, arguments: Sequence[Any], *, environment: Mapping[str, str], descriptors: Mapping[int, int]
+    ) -> ForkedProcess:
+        """Start a process that calls a function. What this returns, or 0, is its exit code.
+
+        :param call: ``module:function``.
+        :param arguments: of the function, as JSON.
+        :param descriptors: its number of an open file -> ours; without others, it has our stdout and stderr.
+        """
+        opened = {1: 1, 2: 2, **descriptors}
+        request = json.dumps([call, list(arguments), dict(environment), os.getcwd(), list(opened)]).encode()
+        status, theirs = os.pipe()
+        try:
+            try:
+                socket.send_fds(self._channel, [request], [theirs, *opened.values()])
+            except BrokenPipeError:  # it was killed, perhaps for want of memory
+                self.close()
+                self._start()
+                socket.send_fds(self._channel, [request], [theirs, *opened.values()])
+        finally:
+            os.close(theirs)
+        return ForkedProcess(status)
+
+    def close(self) -> None:
+        """End the template, and its processes with it; those that may end their work are waited for."""
+        self._channel.close()
+        if not self._outlived:
+            self._process.kill()  # it may be stopped
+        self._process.wait()
+
+    def _start(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            if _is_forked and threading.active_count() == 1:  # a fork of this process needs no imports either
+                self._process = _Child(theirs.fileno(), *self._arguments)
+                return
+            self._process = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
+                python_command("fedcore_workers.forks", f"{theirs.fileno()}", *self._arguments),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in the terminal is the caller's business
+                env=environment(**TEMPLATE),
+            )
+
+
+class _Child:
+    """A template that this process forked from itself, as a ``subprocess.Popen`` for :class:`Template`.
+
+    :param arguments: of :func:`main`.
+    """
+
+    def __init__(self, fd: int, parent: str, *modules: str) -> None:
+        self._ended = False
+        self._pid = os.fork()
+        if self._pid == 0:
+            with _ending():
+                main(os.dup(fd), int(parent), *modules)
+
+    def kill(self) -> None:
+        if not self._ended:
+            os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        if not self._ended:
+            os.waitpid(self._pid, 0)
+            self._ended = True
+
+
+ALLOCATOR = {
+    "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"])),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+"""The environment in which glibc keeps the freed activations of a worker, which every step would page-fault in again.
+
+The allocator reads it when a process starts."""
+
+TEMPLATE = {**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""The environment of a template, next to this process's own: what allocator and libraries read as they start."""
+
+_current: list[Template] = []
+_is_forked = False
+"""Whether a template forked this process."""
+
+
+def current() -> Template | None:
+    """Return the template of this process, if it has one."""
+    return _current[-1] if _current else None
+
+
+@contextmanager
+def template(*modules: str, outlived: bool = False) -> Iterator[Template | None]:
+    """Give this process a template in the block. Blocks within each other share the outermost one's. None: no Linux.
+
+    The arguments are those of :class:`Template`.
+    """
+    if _current or sys.platform != "linux":
+        yield current()
+        return
+    made = Template(*modules, outlived=outlived)
+    _current.append(made)
+    try:
+        yield made
+    finally:
+        _current.remove(made)
+        made.close()
+
+
+os.register_at_fork(after_in_child=_current.clear)  # it belongs to the process that started it
+
+
+def early_template(config: RunConfig) -> AbstractContextManager[Template | None]:
+    """Return a block with a template if the run is likely to have workers: it imports while this process does."""
+    on_cuda = config.device.startswith("cuda") or (config.device == "auto" and os.path.exists("/dev/nvidiactl"))
+    has_workers = config.engine == "local" and (not on_cuda if config.workers is None else config.workers > 0)
+    return template() if has_workers else nullcontext()
+
+
+def die_with_parent(parent: int) -> None:
+    """Let Linux kill this process at once when its parent dies, even in the middle of a computation or while stopped.
+
+    :param parent: the parent's process id. If it has died before, this process ends here.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main(fd: int, parent: int, *modules: str) -> None:
+    """Be a template: import what a worker imports, and these modules. Then fork for each request.
+
+    :param fd: the connection with requests. The template ends when the other end closes.
+    :param parent: the process that it dies with; 0 for none.
+    """
+    if parent:
+        die_with_parent(parent)
+    for number in _STOPPING:  # SLURM sends them to every process of a job
+        signal.signal(number, signal.SIG_IGN)
+    with importing():  # a collection in a forked process would copy all pages
+        for module in ("fedcore_workers.worker", *modules):
+            importlib.import_module(module)
+    ended, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    running: dict[int, int] = {}  # process id -> where its exit code is told
+    is_open = True
+    with socket.socket(fileno=fd) as channel:
+        while is_open or (running and not parent):
+            heard, _, _ = select.select([fd, ended] if is_open else [ended], [], [])
+            if ended in heard:
+                os.read(ended, 1 << 12)
+                _tell_ends(running)
+            if fd in heard:
+                message, (status, *descriptors), _, _ = _received(channel)
+                is_open = bool(message)
+                if is_open and (pid := os.fork()) == 0:
+                    for own in (fd, ended, wakeup, status, *running.values()):
+                        os.close(own)
+                    _work(descriptors, *json.loads(message))
+                if is_open:
+                    running[pid] = status
+                    _tell(status, pid)
+                for theirs in descriptors:  # an engine learns of a worker's end by its connection
+                    os.close(theirs)
+
+
+def _received(channel: socket.socket) -> tuple[bytes, list[int], int, Any]:
+    message, descriptors, flags, address = socket.recv_fds(channel, _LONGEST, _DESCRIPTORS)
+    return message, descriptors or [0], flags, address
+
+
+def _tell_ends(running: dict[int, int]) -> None:
+    """Tell the exit codes of the processes that ended."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            status = running.pop(ended[0])
+            _tell(status, os.waitstatus_to_exitcode(ended[1]))
+            os.close(status)
+
+
+def _tell(status: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody needs it if the process that asked is gone
+        os.write(status, b"%d\n" % number)
+
+
+def _work(
+    descriptors: Sequence[int],
+    call: str,
+    arguments: Sequence[Any],
+    given: Mapping[str, str],
+    folder: str,
+    numbers: Sequence[int],
+) -> None:
+    """Be the process that was asked for; ends it."""
+    global _is_forked
+    with _ending():
+        template, _is_forked = os.getppid(), True
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        die_with_parent(template)
+        os.setsid()
+        _place(descriptors, numbers)
+        os.environ.clear()
+        os.environ.update(given)
+        os.chdir(folder)
+        own = list(filter(None, given.get("PYTHONPATH", "").split(os.pathsep)))
+        sys.path[:] = [*own, *(place for place in sys.path if place not in own)]
+        module, _, function = call.partition(":")
+        sys.exit(getattr(importlib.import_module(module), function)(*arguments))
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """End this process after the block, without what the process that it was forked from would do at its end."""
+    code: object = 0
+    try:
+        yield
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)
+
+
+def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give open files the numbers that the process knows them by; one may have another's."""
+    beyond = max(*descriptors, *numbers) + 1
+    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for descriptor, number in zip(aside, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    process.end_without_collecting()
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
