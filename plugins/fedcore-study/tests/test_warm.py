@@ -26,7 +26,7 @@ LONG = {**TINY, "rounds": 5000}
 @pytest.fixture(scope="module")
 def forks():
     """A template of these tests alone, as a sweep's process has it."""
-    own = Template("fedcore.runs.experiment", warm.CHILD, outlived=True)
+    own = Template("fedcore.runs.api", warm.CHILD, outlived=True)
     yield own
     own.close()
 

@@ -130,7 +130,7 @@ class Template:
         try:
             try:
                 socket.send_fds(self._channel, [request], [theirs, *opened.values()])
-            except BrokenPipeError:  # it was killed, perhaps for want of memory
+            except ConnectionError:  # it was killed, perhaps for want of memory
                 self.close()
                 self._start()
                 socket.send_fds(self._channel, [request], [theirs, *opened.values()])
