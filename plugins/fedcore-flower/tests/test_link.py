@@ -92,6 +92,19 @@ def test_messages_go_to_the_client_s_node_and_replies_come_back(link, grid):
     assert link.send(1, "train", {"head": b"small"}, 60) is None
 
 
+def test_a_round_s_payload_goes_once_to_the_server_app(link, grid, monkeypatch):
+    payload, other = bytes(INLINE + 1), bytes(INLINE + 2)
+    call, went = link._superlink.call, []
+    monkeypatch.setattr(
+        link._superlink, "call", lambda name, blobs=None, **more: went.append(blobs) or call(name, blobs, **more)
+    )
+    messages = [{"head": b"1", "shared": payload}, {"head": b"2"}, {"head": b"3", "shared": payload}, {"shared": other}]
+    for message in messages:
+        link.send(0, "train", message, 60)
+    assert [sorted(blobs) for blobs in went] == [["head", "shared"], ["head"], ["head"], ["shared"]]
+    assert [from_content(message.content) for message in grid.sent] == messages
+
+
 def test_an_error_of_flower_is_a_failure_or_a_lost_message(link, grid):
     tickets = [link.send(0, "train", {"head": b""}, 60) for _ in range(2)]
     grid.replies = {"0": Error(LOST[0], "expired"), "1": Error(12345, "odd")}

@@ -37,6 +37,7 @@ class FlowerLink:
         self._online: set[int] = set()
         self._asked = float("-inf")
         self._one_by_one = False
+        self._lent: dict[str, bytes] = {}  # what the ServerApp has: a round's payload is the same for all clients
 
     def online(self) -> Collection[int]:
         """Return the clients whose nodes are connected, as the SuperLink knows it."""
@@ -48,7 +49,10 @@ class FlowerLink:
 
     def send(self, client: int, kind: str, blobs: Blobs, ttl: float) -> str | None:
         """Send a message to a client's node."""
-        ticket, _ = self._superlink.call("push", blobs, node=self._nodes[client], kind=kind, ttl=ttl)
+        new = {name: blob for name, blob in blobs.items() if self._lent.get(name) is not blob}
+        self._lent |= new
+        node = self._nodes[client]
+        ticket, _ = self._superlink.call("push", new, names=list(blobs), node=node, kind=kind, ttl=ttl)
         return str(ticket) if ticket else None
 
     def collect(self, tickets: Collection[str]) -> Iterator[tuple[str, Blobs | ClientFailure]]:

@@ -54,14 +54,20 @@ class GridCalls:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._lent: dict[str, bytes] = {}
 
     def nodes(self, blobs: dict[str, bytes]) -> Result:
         """Return the ids of the connected nodes."""
         return list(self._grid.get_node_ids()), {}
 
-    def push(self, blobs: dict[str, bytes], node: int, kind: str, ttl: float) -> Result:
-        """Send blobs to a node. Return the message's id, or None if the SuperLink does not take it."""
-        message = Message(to_content(blobs), node, f"{kind}.fedcore", ttl=ttl)
+    def push(self, blobs: dict[str, bytes], names: Iterable[str], node: int, kind: str, ttl: float) -> Result:
+        """Send blobs to a node. Return the message's id, or None if the SuperLink does not take it.
+
+        :param blobs: the new ones.
+        :param names: the names of all blobs of the message. One that is not new is the last one of its name.
+        """
+        self._lent |= blobs
+        message = Message(to_content({name: self._lent[name] for name in names}), node, f"{kind}.fedcore", ttl=ttl)
         tickets = list(self._grid.push_messages([message]))
         return tickets[0] if tickets else None, {}
 
