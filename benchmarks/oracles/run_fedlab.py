@@ -35,6 +35,7 @@ C.difference(
     "FedLab subtracts the model once, Algorithm 1's sum over the round's clients once for each of them.",
     follows="fedcore (Acar et al., Algorithm 1)",
     where="fedlab/contrib/algorithm/feddyn.py: FedDynServerHandler.global_update",
+    tracker="closed: About FedDyn (the implementation of updates of $h_t$ may be wrong)",
 )
 C.difference(
     "samples lost",

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import sys
+import tempfile
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import flgo
 import numpy as np
 import torch
+import whole
 from cases import Fixture, numbers, partition_figures
-from flgo.algorithm import fedavgm, fedbase, feddyn, fednova, powerofchoice, qfedavg, scaffold
+from flgo.algorithm import fedavg, fedavgm, fedbase, feddyn, fednova, powerofchoice, qfedavg, scaffold
 from flgo.benchmark.toolkits.partition import DirichletPartitioner, DiversityPartitioner
+from flgo.experiment.logger.simple_logger import SimpleLogger
 from flgo.utils import fmodule
 from flgo.utils.fmodule import FModule
 from torch import nn
@@ -54,6 +61,15 @@ C.difference(
     follows="both (Hsu et al.; Yurochkin et al.)",
     where="flgo/benchmark/toolkits/partition.py: DirichletPartitioner",
     option="--partition dirichlet-clients draws labels by client",
+)
+C.difference(
+    "steps of a momentum",
+    "decision",
+    "With momentum in the clients' SGD, fedcore's c_i divides the movement by the sum of the steps' weights, FLGo's by "
+    "the number of steps K.",
+    follows="both (the paper has no momentum)",
+    where="flgo/algorithm/scaffold.py: Client.train",
+    option="none; momentum 0 agrees",
 )
 
 
@@ -272,4 +288,76 @@ C.add(
     figures=figures,
     classes_per_client=2,
 )
+
+# whole runs of its runner
+place = tempfile.mkdtemp()
+os.chdir(place)
+sys.path.insert(0, place)
+task = flgo.gen_direct_task_from_file(
+    "whole_task", str(Path(whole.__file__).with_name("flgo_task.py")), ".", overwrite=True
+)
+
+
+def whole_run(algorithm: Any, **options: Any) -> torch.Tensor:
+    """Return the weights after FLGo's own rounds."""
+    runner = flgo.init(
+        task,
+        algorithm,
+        {
+            "num_rounds": whole.ROUNDS,
+            "proportion": 1.0,
+            "num_epochs": whole.EPOCHS,
+            "batch_size": 1000,
+            "learning_rate": whole.LR,
+            "learning_rate_decay": 1.0,
+            "momentum": 0.0,
+            "weight_decay": 0.0,
+            "train_holdout": 0.0,
+            "no_tqdm": True,
+            "no_log_console": True,
+            **options,
+        },
+        Logger=SimpleLogger,
+    )
+    runner.run()
+    return whole.final(runner.model)
+
+
+uniform = {"weighting": "uniform"}
+for said, algorithm, options, plugins, more in (
+    ("FedAvg", fedavg, {}, {}, {}),
+    ("FedAvg, momentum .5", fedavg, {"momentum": 0.5}, {}, {"momentum": 0.5}),
+    (
+        "FedAvg, weight decay .1, rate times .9 a round",
+        fedavg,
+        {"weight_decay": 0.1, "learning_rate_decay": 0.9, "lr_scheduler": 0},
+        {},
+        {"weight_decay": 0.1, "lr_decay": 0.9},
+    ),
+    ("FedAvgM, beta .5", fedavgm, {"algo_para": [0.5]}, {"fedavgm": {"beta": 0.5}}, {}),
+    ("SCAFFOLD, eta 1", scaffold, {"algo_para": [1.0]}, {"scaffold": uniform}, {}),
+    ("SCAFFOLD, eta .5", scaffold, {"algo_para": [0.5]}, {"scaffold": {**uniform, "server_lr": 0.5}}, {}),
+    ("FedDyn, alpha .1", feddyn, {"algo_para": [0.1]}, {"feddyn": {**uniform, "alpha": 0.1}}, {}),
+    ("q-FFL, q .5", qfedavg, {"algo_para": [0.5]}, {"qffl": {**uniform, "q": 0.5, "step": "rate"}}, {}),
+    (
+        "SCAFFOLD, eta 1, momentum .5",
+        scaffold,
+        {"algo_para": [1.0], "momentum": 0.5},
+        {"scaffold": uniform},
+        {"momentum": 0.5},
+    ),
+):
+    differs = "steps of a momentum" if said.endswith("momentum .5") and "SCAFFOLD" in said else ""
+    C.add(
+        "whole run",
+        said,
+        "whole_run",
+        whole_run(algorithm, **options),
+        plugins=plugins,
+        options=more,
+        differs=differs,
+        tolerance=2e-6,
+        source="run of the library's runner",
+        **whole.inputs,
+    )
 C.write()

@@ -47,6 +47,7 @@ C.difference(
     follows="fedcore (Reddi et al., Algorithm 2)",
     where=f"{AT}/fedadam.py",
     option="none; the factor tends to 1, and fedadam.lr can be multiplied by it",
+    tracker="intended: feat(framework) Update `FedAdam` strategy with bias-corrected learning rate",
 )
 C.difference(
     "rounding of the trimmed share",
@@ -72,6 +73,7 @@ C.difference(
     "n - 2f times. Flower's older function aggregate_bulyan does so too, and agrees.",
     follows="fedcore (El Mhamdi et al., Section 4)",
     where=f"{AT}/bulyan.py",
+    tracker="feat(framework): Implement `Bulyan` for Message API, which expects the output to stay as it was",
 )
 C.difference(
     "noise of the count",
@@ -89,6 +91,7 @@ C.difference(
     "ZeroDivisionError. The paper's factor min(1, S / |d|) is 1 there.",
     follows="fedcore (McMahan et al., 2018)",
     where="flwr/supercore/differential_privacy.py: clip_inputs_inplace",
+    tracker="open: fix(framework): Guard DP clipping against zero-norm updates",
 )
 C.difference(
     "sign of the quantile",

@@ -50,7 +50,8 @@ import fedcore_qffl
 import fedcore_robust
 import fedcore_scaffold
 import fedcore_zoo
-from fedcore_testing import EqualWeights, Quadratic, W, analytic_federation, federate, weights
+from fedcore_testing import EqualWeights, Quadratic, W, analytic_federation, federate, hidden_tanh
+from fedcore_testing import weights as trained_weights
 
 CALLS: dict[str, Callable[..., Any]] = {}
 
@@ -76,7 +77,7 @@ def listed(value: Any) -> Any:
 def _tensor(value: Any) -> Any:
     """Return a list of floats as a tensor, float64, and whole numbers or ragged lists as they are."""
     if isinstance(value, list) and _floats(value):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError):  # ragged
             return torch.tensor(value, dtype=torch.float64)
     return value
 
@@ -126,7 +127,53 @@ def weighted_mean(models: Tensor, shares: Any = None) -> Tensor:
     plugins = [Quadratic, EqualWeights] if shares is None else [Quadratic]
     with tempfile.TemporaryDirectory() as folder:
         run = federate(Path(folder), *plugins, **analytic_federation(wide.tolist(), counts), lr=1.0, rounds=1)
-        return weights(run)[W][: models.shape[1]]
+        return trained_weights(run)[W][: models.shape[1]]
+
+
+@call
+def whole_run(
+    x: Tensor,
+    labels: Sequence[int],
+    parts: Sequence[Any],
+    weights: Sequence[Any],
+    rounds: int,
+    epochs: int,
+    lr: float,
+    plugins: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Tensor:
+    """The weights, flat, after a run of a network of 5, 6 and 3 units with tanh on full batches of plain SGD."""
+
+    def dataset(data_dir: Path | None = None) -> fedcore.data.Dataset:
+        rows = x.float().view(len(x), 1, 1, -1)
+        samples = fedcore.data.ResidentSamples(rows, torch.tensor(labels), [0.0], [1.0])
+        return fedcore.data.Dataset("whole", samples, samples, num_classes=3, input_shape=(1, 1, 5))
+
+    def partition(labels: Any, num_clients: int, **_: Any) -> list[Any]:
+        return [np.asarray(part) for part in parts]
+
+    def model(num_classes: int, input_shape: tuple[int, ...]) -> Any:
+        made = hidden_tanh(num_classes, input_shape)
+        with torch.no_grad():
+            for parameter, value in zip(made.parameters(), weights, strict=True):
+                parameter.copy_(_double(value))
+        return made
+
+    plain = {"momentum": 0.0, "weight_decay": 0.0, "batch_size": 1000, "clients": len(parts), "local_epochs": epochs}
+    with tempfile.TemporaryDirectory() as folder:
+        result = federate(
+            Path(folder),
+            *plugins.items(),
+            dataset=dataset,
+            partition=partition,
+            model=model,
+            rounds=rounds,
+            lr=lr,
+            **{**plain, **options},
+        )
+        trained = trained_weights(result)
+    layers = ("encoder.base.1.weight", "encoder.base.1.bias", "classifier.weight", "classifier.bias")
+    return torch.cat([trained[name].double().flatten() for name in layers])
 
 
 _SERVERS = {

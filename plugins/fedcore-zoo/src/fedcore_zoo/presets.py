@@ -96,6 +96,86 @@ CIFAR10_PFLLIB: dict[str, Any] = {
     "weight_decay": 0.0,
 }
 
+PFLLIB = CIFAR10_PFLLIB
+
+FLOWER_FEDAVG: dict[str, Any] = {
+    # Flower's quickstart with PyTorch, examples/quickstart-pytorch 1.1.13 for flwr 1.36, with 10 SuperNodes, all of which
+    # train. Its network is MOON's. A fifth of each client's samples is its test part; the server tests, too.
+    "dataset": "cifar10",
+    "model": "simple-cnn",
+    "partition": "iid",
+    "clients": 10,
+    "client_test_fraction": 0.2,
+    "rounds": 3,
+    "local_epochs": 1,
+    "batch_size": 32,
+    "lr": 0.1,
+    "momentum": 0.9,
+    "weight_decay": 0.0,
+}
+
+FLGO: dict[str, Any] = {
+    # The defaults of flgo.init, FLGo 0.4.4: flgo/utils/fflow.py. Data, network and partition are the task's. A tenth of
+    # each client's samples is held out, there for validation. learning_rate_decay is 0.998 and has no effect, as
+    # lr_scheduler is -1: the default of lr_decay, 1.
+    "participation": 0.2,
+    "client_test_fraction": 0.1,
+    "rounds": 20,
+    "local_epochs": 5,
+    "batch_size": 64,
+    "lr": 0.1,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+}
+
+FEDLAB: dict[str, Any] = {
+    # FedLab's first example, examples/standalone-mnist/launch_eg.sh, with fedlab 1.3.0: MNIST in shards of two classes.
+    # FedLab counts clients the same, which is no option of a run; shards are equally large.
+    "dataset": "mnist",
+    "partition": "shards",
+    "classes_per_client": 2,
+    "clients": 100,
+    "participation": 0.1,
+    "rounds": 10,
+    "local_epochs": 3,
+    "batch_size": 128,
+    "lr": 0.1,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+}
+
+FLUKE: dict[str, Any] = {
+    # fluke's configs/exp.yaml and configs/fedavg.yaml at commit 224b7bb, for fluke-fl 0.8.1. Its clients keep their
+    # momentum over the rounds; here it is new in each.
+    "dataset": "mnist",
+    "partition": "iid",
+    "clients": 100,
+    "participation": 0.2,
+    "client_test_fraction": 0.2,
+    "rounds": 100,
+    "local_epochs": 10,
+    "batch_size": 64,
+    "lr": 0.01,
+    "momentum": 0.9,
+    "weight_decay": 1e-5,
+}
+
+PFL_CIFAR10: dict[str, Any] = {
+    # pfl-research's benchmark, benchmarks/image_classification/configs/baseline.yaml at commit 2c77da1, for pfl 0.6.0:
+    # 1,000 users of 50 samples, cohorts of 50. Clients count the same, and have equally many samples.
+    "dataset": "cifar10",
+    "partition": "iid",
+    "clients": 1000,
+    "participation": 0.05,
+    "rounds": 1500,
+    "local_epochs": 1,
+    "batch_size": 10,
+    "lr": 0.1,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "eval_every": 10,
+}
+
 DIGITS_QUICK: dict[str, Any] = {
     # Of no paper: differences between methods in seconds, on the digits that come with fedcore.
     "dataset": "digits",

@@ -1,0 +1,166 @@
+"""Write docs/why-numbers-differ.md from the fixtures of tests/oracles: python tools/oracles.py.
+
+``--covered`` prints how many methods have an oracle, and names those that have none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+FIXTURES = ROOT / "tests" / "oracles" / "fixtures"
+PAGE = ROOT / "docs" / "why-numbers-differ.md"
+PROSE = ROOT / "tools" / "oracles.md"
+
+OF_CALL = {
+    "fedavg": ("weighted_mean",),
+    "fedavgm": ("momentum_steps", "momentum_velocity"),
+    "fednova": ("fednova_norm", "fednova_round"),
+    "qffl": ("qffl_round",),
+    "scaffold": ("scaffold_round", "scaffold_local", "scaffold_control"),
+    "feddyn": ("feddyn_rounds",),
+    "fedprox": ("proximal", "proximal_gradient", "proximal_run"),
+    "fedbuff": ("staleness", "mixed_models"),
+    "krum": ("krum", "krum_best_scores"),
+    "bulyan": ("bulyan", "bulyan_choice", "mean_around_median"),
+    "median": ("median",),
+    "trimmed-mean": ("trimmed_mean", "trim_count"),
+    "geometric-median": ("geometric_median",),
+    "centred-clip": ("centred_clipping", "centred_clipping_twice"),
+    "norm-clip": ("norm_clipping", "norm_clip_factor"),
+    "attack": ("alie", "alie_z", "inner_product_manipulation"),
+    "dp": ("epsilon", "next_clip", "dp_clip", "dp_clip_factor", "update_multiplier"),
+    "dp-sgd": ("noised_mean", "epsilon"),
+    "local-dp": ("noise_of_mean",),
+    "topk": ("top_k", "top_k_count"),
+    "qsgd": ("qsgd_mean", "qsgd_norm"),
+    "power-of-choice": ("largest_losses",),
+    "fedlc": ("fedlc_loss",),
+    "fedrs": ("fedrs_loss",),
+    "fedrod": ("balanced_softmax",),
+    "moon": ("moon_loss",),
+    "fedamp": ("fedamp_models",),
+    "fedproto": ("prototype_means",),
+    "ccvr": ("ccvr_statistics",),
+    "fedsam": ("sam_point",),
+    "fednh": ("fednh_prototypes",),
+    "per-fedavg": ("hessian_vector",),
+}
+"""Which calls of tests/oracles/calls.py are a method's."""
+
+BY_PAPER = ("fedproc", "fedeccr", "uscc", "fdcl", "fedcme", "fedcd", "fltrust", "ifca", "fedgen")
+"""Methods that tests/oracles/test_papers.py has, from their papers."""
+
+NO_METHOD = ("diagnostics", "noisy-clients", "solo", "fedcd-variants")
+"""Plugins that compute nothing that a paper or a library defines: reports, noise in the data, no federation."""
+
+
+def fixtures() -> list[dict[str, Any]]:
+    """Return all fixtures, by library."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in FIXTURES.glob("*.json")]
+    return sorted(found, key=lambda fixture: (fixture["library"].lower(), fixture["source"]))
+
+
+def text() -> str:
+    """Return the page."""
+    found = fixtures()
+    counts = [[_verdict(fixture, case) for case in fixture["cases"]] for fixture in found]
+    total = [verdict for some in counts for verdict in some]
+    rows = ["| library | version | cases | agree | by decision | the library leaves its paper |"]
+    rows.append("| --- | --- | ---: | ---: | ---: | ---: |")
+    for fixture, some in zip(found, counts, strict=True):
+        where = "" if "was not run" not in fixture["source"] else " (its tests)"
+        numbers = " | ".join(str(some.count(kind)) for kind in ("agrees", "decision", "library"))
+        rows.append(f"| {fixture['library']}{where} | {fixture['version']} | {len(some)} | {numbers} |")
+    numbers = " | ".join(str(total.count(kind)) for kind in ("agrees", "decision", "library"))
+    rows.append(f"| all | | {len(total)} | {numbers} |")
+    words = {
+        "TABLE": "\n".join(rows),
+        "CASES": str(len(total)),
+        "LIBRARIES": str(len({fixture["library"] for fixture in found})),
+        "AGREE": str(total.count("agrees")),
+        "DECISIONS": "\n\n".join(_differences(found, "decision")),
+        "LIBRARY": "\n\n".join(_differences(found, "library")),
+        "DATE": max(fixture["date"] for fixture in found),
+        "COVERED": covered(),
+    }
+    page = PROSE.read_text(encoding="utf-8")
+    for word, value in words.items():
+        page = page.replace(f"{{{word}}}", value)
+    return page
+
+
+def covered() -> str:
+    """Return how many methods have an oracle, and which have none."""
+    plugins = set()
+    for path in (ROOT / "pyproject.toml", *(ROOT / "plugins").glob("*/pyproject.toml")):
+        project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        plugins |= set(project.get("entry-points", {}).get("fedcore.plugins", {}))
+    methods = plugins - set(NO_METHOD)
+    have = set(BY_PAPER)
+    for fixture in fixtures():
+        for case in fixture["cases"]:
+            have |= {method for method, calls in OF_CALL.items() if case["call"] in calls}
+            have |= {case["inputs"]["plugin"]} if "plugin" in case["inputs"] else set()
+    without = sorted(methods - have)
+    return f"{len(methods & have)} of {len(methods)} methods have an oracle; without: {', '.join(without)}."
+
+
+def _verdict(fixture: dict[str, Any], case: dict[str, Any]) -> str:
+    return str(fixture["differences"][case["differs"]]["verdict"]) if "differs" in case else "agrees"
+
+
+def _differences(found: list[dict[str, Any]], verdict: str) -> Iterator[str]:
+    """Yield a section for each difference: what it is, and a row for each of its cases."""
+    for fixture in found:
+        for key, difference in fixture["differences"].items():
+            if difference["verdict"] != verdict:
+                continue
+            cases = [case for case in fixture["cases"] if case.get("differs") == key]
+            lines = [
+                f"### {fixture['library']} {fixture['version']}: {cases[0]['area']}, {key}",
+                "",
+                difference["why"],
+                "",
+            ]
+            lines.append(f"- Follows the paper: {difference['follows']}.")
+            lines.append(f"- Where: `{difference['where']}`.")
+            lines.append(f"- The other's number in fedcore: {difference.get('option', 'no option')}.")
+            if verdict == "library" or "tracker" in difference:
+                lines.append(f"- The project's tracker: {difference.get('tracker', 'nothing found')}.")
+            lines += ["", "| case | there | fedcore | difference |", "| --- | --- | --- | ---: |"]
+            for case in cases:
+                one, other, apart = (_shown(case["library"]), _shown(case["fedcore"]), _apart(case))
+                lines.append(f"| {case['name'].replace('|', '&#124;')} | {one} | {other} | {apart} |")
+            yield "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    """Return a number, or the first of several."""
+    numbers = np.array(value, dtype=float).ravel()
+    first = ", ".join("not a number" if np.isnan(number) else f"{number:.5g}" for number in numbers[:2])
+    return first + (", ..." if len(numbers) > 2 else "")
+
+
+def _apart(case: dict[str, Any]) -> str:
+    """Return the norm of the difference over that of fedcore's value."""
+    one, other = (np.array(case[side], dtype=float).ravel() for side in ("library", "fedcore"))
+    if len(one) != len(other) or not np.isfinite(one - other).all():
+        return ""
+    length = float(np.linalg.norm(other))
+    apart = float(np.linalg.norm(one - other))
+    return f"{apart / length:.2g}" if length > 0 else f"{apart:.2g} (absolute)"
+
+
+if __name__ == "__main__":
+    if "--covered" in sys.argv:
+        print(covered())
+    else:
+        PAGE.write_text(text(), encoding="utf-8")
