@@ -99,7 +99,7 @@ CIFAR10_PFLLIB: dict[str, Any] = {
 PFLLIB = CIFAR10_PFLLIB
 
 FLOWER_FEDAVG: dict[str, Any] = {
-    # Flower's quickstart with PyTorch, examples/quickstart-pytorch 1.1.13 for flwr 1.36, with 10 SuperNodes, all of which
+    # Flower's quickstart with PyTorch, examples/quickstart-pytorch 1.1.13 for flwr 1.36, with 10 SuperNodes that all
     # train. Its network is MOON's. A fifth of each client's samples is its test part; the server tests, too.
     "dataset": "cifar10",
     "model": "simple-cnn",
