@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from fedcore import ConfigError, Plugin, SplitModel, hookimpl
+from fedcore.tools import RunDirectory
 from fedcore_lora import LowRank
 from fedcore_testing import (
-    RunDirectory,
     federations,
     initial_weights,
     installed,

@@ -8,9 +8,9 @@ import torch
 
 from fedcore import ConfigError
 from fedcore.data import load_dataset
+from fedcore.tools import RunDirectory
 from fedcore_power_of_choice import draw_candidates, highest
 from fedcore_testing import (
-    RunDirectory,
     federations,
     initial_weights,
     model_bytes,
