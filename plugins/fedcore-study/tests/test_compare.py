@@ -16,6 +16,7 @@ import fedcore
 import fedcore_study
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
 from fedcore_report.build import build
+from fedcore_study import tables
 from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import compare_runs
 from fedcore_study.comparisons.fairness import Spread
@@ -508,7 +509,7 @@ class TestFindings:
             "comparisons with fedavg in this table. Each interval is of one comparison alone.",
         ]
         text = formats.as_markdown(join(folders)[0])
-        assert all(f"- {formats.markdown_text(sentence)}" in text for sentence in block.findings)
+        assert all(f"- {tables.markdown_text(sentence)}" in text for sentence in block.findings)
         shown = {row.label: cells(join(folders)[0], block, row)[3:5] for row in block.rows}
         assert shown["fedcd"] == ["-1.00 (3 seeds)", "-"]
         (line,) = (row for row in formats.plain_rows(join(folders)[0]) if row["row"] == "fedcd")

@@ -5,24 +5,14 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from fedcore_reproduce.claims import sentences
 from fedcore_reproduce.run import Reproduction, ResultCell
-from fedcore_study.tools import counted, csv_text, latex_comment, latex_table, markdown_table, markdown_text, spread
+from fedcore_study.tools import Table, counted, csv_text, latex_comment, markdown_text, spread
 
 
-@dataclass(frozen=True)
-class Block:
-    """A column of the paper's table as a separate table: names first, then figures."""
-
-    title: str
-    headings: list[str]
-    rows: list[list[str]]
-
-
-def blocks(reproduction: Reproduction) -> list[Block]:
+def blocks(reproduction: Reproduction) -> list[Table]:
     """Return a block for each column: the paper's figure, ours and the difference in points, or why there is none.
 
     If none of a column's cells was run, and all for the same reason, the block's title has the reason.
@@ -33,7 +23,7 @@ def blocks(reproduction: Reproduction) -> list[Block]:
         reasons = {cell.reason for cell in cells}
         common = reasons.pop() if len(reasons) == 1 and not any(cell.ours for cell in cells) else ""
         rows = [[cell.row, cell.paper.text, *_ours(reproduction, cell, common)] for cell in cells]
-        found.append(Block(f"{name}: {common}" if common else name, ["method", "paper %", *ours], rows))
+        found.append(Table(f"{name}: {common}" if common else name, ["method", "paper %", *ours], rows))
     return found
 
 
@@ -100,14 +90,14 @@ def _selection(reproduction: Reproduction) -> str:
 
 def markdown(reproduction: Reproduction) -> str:
     """Return a GitHub table for each column of the paper's."""
-    tables = [markdown_table(block.title, block.headings, block.rows) for block in blocks(reproduction)]
+    tables = [block.markdown() for block in blocks(reproduction)]
     notes = "\n".join(f"- {markdown_text(line)}" for line in caption(reproduction))
     return "\n\n".join([markdown_text(title(reproduction)), *tables, notes]) + "\n"
 
 
 def latex(reproduction: Reproduction) -> str:
     """Return a tabular for each column of the paper's table, in the style of the package booktabs."""
-    tables = [latex_table(block.title, block.headings, block.rows) for block in blocks(reproduction)]
+    tables = [block.latex() for block in blocks(reproduction)]
     notes = "\n".join(map(latex_comment, (title(reproduction), *caption(reproduction))))
     return "\n\n".join([notes, *tables]) + "\n"
 

@@ -20,7 +20,7 @@ from fedcore_reproduce.curves import across, chart, final
 from fedcore_reproduce.evidence import Evidence, slug
 from fedcore_reproduce.places import Cells
 from fedcore_reproduce.recipe import SCALES, Printed, Recipe, Row
-from fedcore_study.tools import FEW, Difference, Figure, counted, markdown_table, paired_difference, spread
+from fedcore_study.tools import FEW, Difference, Figure, Table, counted, paired_difference, spread
 
 BASELINE = "FedAvg"
 """The row that the others are compared with, in upper or lower case."""
@@ -108,7 +108,7 @@ def _panels(recipe: Recipe, name: str, found: Sequence[Evidence]) -> list[str]:
             for row in recipe.rows
             if any((row.name, column) in values for column in columns)
         ]
-        lines += [markdown_table(panel or recipe.label, [recipe.axis, *columns], rows), ""]
+        lines += [Table(panel or recipe.label, [recipe.axis, *columns], rows).markdown(), ""]
         alt = f"{recipe.label} of {recipe.method}'s paper{panel and f', {panel}'}: test accuracy over {recipe.axis}"
         lines += [f"![{alt}]({picture_name(name, panel or recipe.axis)})", ""]
     return lines
@@ -184,7 +184,7 @@ def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
         beside = [f"{heading} [95 % interval]" for heading in beside]
     for heading in recipe.protocols:
         headings += [f"{heading} %" if several else "ours %", *beside, "minus paper"]
-    return markdown_table(column, [*headings, f"last {LATE} evaluations %", "seeds", "rounds"], rows)
+    return Table(column, [*headings, f"last {LATE} evaluations %", "seeds", "rounds"], rows).markdown()
 
 
 def _runs_of(row: Row, found: Iterable[Evidence]) -> list[Evidence]:

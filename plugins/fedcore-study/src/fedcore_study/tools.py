@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedcore_study.cli.shared import SWEEP_PANEL, TABLE_FORMATS, Baseline, By, Parallel, Reported, Runs, figures_table
+from fedcore_study.cli.shared import SWEEP_PANEL, TABLE_FORMATS, Baseline, By, Parallel, Reported, Runs
 from fedcore_study.cli.sweep_display import SweepDisplay
 from fedcore_study.comparisons.comparison import BASELINE, Comparison, block_of, check_reported, compare_runs, pairs
 from fedcore_study.comparisons.figures import FEW, Difference, Figure, paired_difference
@@ -11,12 +11,6 @@ from fedcore_study.comparisons.formats import (
     as_latex,
     best_rows,
     client_columns,
-    csv_of,
-    csv_text,
-    latex_comment,
-    latex_table,
-    markdown_table,
-    markdown_text,
     plain_rows,
     spread,
     table_columns,
@@ -30,6 +24,7 @@ from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.processes import Listener
 from fedcore_study.sweeps.run import default_parallel, resolved, run_sweep
 from fedcore_study.sweeps.spec import SweepSpec, axis_name
+from fedcore_study.tables import Table, csv_of, csv_text, latex_comment, markdown_text
 from fedcore_study.words import by_value, counted, joined, named, without_module
 
 __all__ = [
@@ -54,6 +49,7 @@ __all__ = [
     "SweepDirectory",
     "SweepDisplay",
     "SweepSpec",
+    "Table",
     "Warn",
     "as_latex",
     "axis_name",
@@ -69,16 +65,13 @@ __all__ = [
     "csv_text",
     "default_parallel",
     "distinct",
-    "figures_table",
     "find_runs",
     "group_runs",
     "joined",
     "latex_comment",
-    "latex_table",
     "list_in",
     "listed_runs",
     "mapping_in",
-    "markdown_table",
     "markdown_text",
     "named",
     "number",

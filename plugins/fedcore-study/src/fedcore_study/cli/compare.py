@@ -89,7 +89,7 @@ def compare(
         return
     console = output.stdout()
     for found in formats.printed(comparison, wide=wide):
-        table = shared.figures_table(found.title, found.headings, found.rows)
+        table = found.drawn()
         table.columns[0].overflow = "fold"  # two rows whose names are cut could look the same
         console.print(table)
         for sentence in found.findings:

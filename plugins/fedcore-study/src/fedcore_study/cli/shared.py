@@ -1,17 +1,13 @@
-"""Options and tables that several commands of this package have."""
+"""Options that several commands of this package have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fedcore.tools import options, output
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from fedcore.tools import options
 
 SWEEP_PANEL = "Sweep"
 """A panel of the help."""
@@ -43,22 +39,3 @@ Parallel = Annotated[
         min=1,
     ),
 ]
-
-
-def figures_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table with names in the first column and numbers in the other columns. An empty title is left out."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=output.text(title) if title else None,
-        title_justify="left",
-        title_style="bold not italic",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for index, heading in enumerate(headings):
-        table.add_column(output.text(heading), justify="right" if index else "left")
-    for row in rows:
-        table.add_row(*map(output.text, row))
-    return table

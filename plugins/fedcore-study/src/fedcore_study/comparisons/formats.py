@@ -5,27 +5,19 @@ Names may come from a stranger's run. Characters with a meaning to a terminal or
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from fedcore.tools import Json, method, output
+from fedcore.tools import Json, method
 from fedcore_study.comparisons.comparison import Block, Comparison, Row, same_seeds
 from fedcore_study.comparisons.fairness import FIGURES
 from fedcore_study.comparisons.figures import Difference, Figure
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.measures import Measure, direction
 from fedcore_study.comparisons.significance import p_text
+from fedcore_study.tables import Table, csv_of, latex_comment, markdown_text
 from fedcore_study.words import counted, named, without_module
-
-_LATEX = str.maketrans(
-    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {character: "\\" + character for character in "&%$#_{}"}
-    | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
-)
 
 
 @dataclass(frozen=True)
@@ -73,19 +65,7 @@ def table_columns(comparison: Comparison, block: Block) -> list[Column]:
     return [*found, _figures(SECONDS, lambda row: row.seconds, 1, 3, 0)]
 
 
-@dataclass(frozen=True)
-class Printed:
-    """A table as text."""
-
-    title: str
-    headings: list[str]
-    rows: list[list[str]]
-    best: list[tuple[int, int]]
-    """The places of the best figures: row and column."""
-    findings: list[str]
-
-
-def printed(comparison: Comparison, *, wide: bool = False, timed: bool = True) -> list[Printed]:
+def printed(comparison: Comparison, *, wide: bool = False, timed: bool = True) -> list[Table]:
     """Return the tables of a comparison: one per block, or with ``wide`` one with a column per block.
 
     :param timed: with the column of seconds, which depend on the machine.
@@ -97,11 +77,11 @@ def printed(comparison: Comparison, *, wide: bool = False, timed: bool = True) -
         shown = [column for column in table_columns(comparison, block) if timed or column.heading != SECONDS]
         rows = [[column.cell(row) for column in shown] for row in block.rows]
         best = [(number, place) for place, column in enumerate(shown) for number in best_rows(column, block.rows)]
-        found.append(Printed(named(block.settings), [column.heading for column in shown], rows, best, block.findings))
+        found.append(Table(named(block.settings), [column.heading for column in shown], rows, best, block.findings))
     return found
 
 
-def _wide(comparison: Comparison) -> Printed:
+def _wide(comparison: Comparison) -> Table:
     """Return a table with a row per method and a column per block: the figure that is compared."""
     column, blocks = _measured(comparison), comparison.blocks
     labels = list(dict.fromkeys(row.label for block in blocks for row in block.rows))
@@ -111,7 +91,7 @@ def _wide(comparison: Comparison) -> Printed:
         for place, block in enumerate(blocks, start=1)
         for number in best_rows(column, block.rows)
     ]
-    return Printed(
+    return Table(
         column.heading,
         [comparison.heading, *(named(block.settings) or column.heading for block in blocks)],
         [[label, *(of_block.get(label, "-") for of_block in cells)] for label in labels],
@@ -202,7 +182,7 @@ def as_markdown(comparison: Comparison, *, wide: bool = False) -> str:
     """Return GitHub tables; see :func:`printed`."""
     parts = []
     for table in printed(comparison, wide=wide):
-        parts.append(markdown_table(table.title, table.headings, table.rows))
+        parts.append(table.markdown())
         parts += ["\n".join(f"- {markdown_text(said)}" for said in table.findings)] if table.findings else []
     ranks = [str(comparison.ranks)] if comparison.ranks else []
     notes = [f"Note: {note}." for note in comparison.notes]
@@ -219,20 +199,17 @@ def as_latex(comparison: Comparison, *, wide: bool = False) -> str:
         label = f"tab:comparison-{number}" if len(tables) > 1 else "tab:comparison"
         paired = None if wide or comparison.by_client else comparison.blocks[number - 1].baseline
         said = map(latex_comment, table.findings)
-        parts.append("\n".join([*said, _latex_float(table, caption(comparison), paired, label)]))
+        parts.append("\n".join([*said, table.latex(_caption(table, caption(comparison), paired), label)]))
     if comparison.ranks:
         parts.append(latex_comment(str(comparison.ranks)))
     return "\n\n".join(parts) + "\n"
 
 
-def _latex_float(table: Printed, caption: str, paired: str | None, label: str) -> str:
-    """Return a table with its caption.
+def _caption(table: Table, caption: str, paired: str | None) -> str:
+    """Return what a table of a paper says below or above it.
 
     :param paired: the baseline of the differences; None for a table without differences.
     """
-    rows = [[latex_text(name), *map(latex_number, cells)] for name, *cells in table.rows]
-    for row, place in table.best:
-        rows[row][place] = rf"\textbf{{{rows[row][place]}}}"
     words = f"{table.title}; {caption}" if table.title else caption
     words = f"{words[0].upper()}{words[1:]}. Mean ± standard deviation over seeds; the best mean of a column is bold."
     if paired is not None:
@@ -240,9 +217,7 @@ def _latex_float(table: Printed, caption: str, paired: str | None, label: str) -
             f" Differences to {paired} are paired by seed, with Student's t interval; p-values of paired "
             "t-tests are corrected by Holm for all of this table."
         )
-    tabular = latex_table("", table.headings, rows, escaped=True)
-    lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex_text(words)}}}", rf"\label{{{label}}}", tabular]
-    return "\n".join([*lines, r"\end{table}"])
+    return words
 
 
 def best_rows(column: Column, rows: Sequence[Row]) -> list[int]:
@@ -257,58 +232,6 @@ def best_rows(column: Column, rows: Sequence[Row]) -> list[int]:
     if len(known) < 2 or min(known) == max(known):
         return []
     return [number for number, rank in enumerate(ranks) if rank == max(known)]
-
-
-def markdown_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a GitHub table under its title, if it has one; the first column holds names, the others numbers."""
-    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in (headings, *rows)]
-    lines.insert(1, "| --- |" + " ---: |" * (len(headings) - 1))
-    return "\n".join([*([f"**{markdown_text(title)}**", ""] if title else []), *lines])
-
-
-def latex_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, escaped: bool = False) -> str:
-    """Return a tabular with its title as a comment; the first column holds names, the others numbers.
-
-    :param escaped: the rows are LaTeX already.
-    """
-    lines = [latex_comment(title)] if title else []
-    lines += [rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}", r"\toprule", _latex_row(headings), r"\midrule"]
-    body = [" & ".join(row) + r" \\" if escaped else _latex_row(row) for row in rows]
-    return "\n".join([*lines, *body, r"\bottomrule", r"\end{tabular}"])
-
-
-def csv_text(rows: Iterable[Sequence[Json]]) -> str:
-    """Return rows as CSV in which a spreadsheet finds no formula."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    for row in rows:
-        cells = (_line(cell) if isinstance(cell, str) else cell for cell in row)
-        writer.writerow([f"'{cell}" if isinstance(cell, str) and re.match("[=+@-].", cell) else cell for cell in cells])
-    return file.getvalue()
-
-
-def markdown_text(text: str) -> str:
-    """Return a text that has no meaning in Markdown: no HTML, no link, no end of a table's cell."""
-    return re.sub(r"[\\|]", r"\\\g<0>", _line(text)).replace("<", "&lt;").replace("](", r"]\(")
-
-
-def latex_text(text: str) -> str:
-    """Return a text in which LaTeX finds no command."""
-    return _line(text).translate(_LATEX)
-
-
-def latex_comment(text: str) -> str:
-    """Return a text as a comment of LaTeX."""
-    return f"% {_line(text)}"
-
-
-def _line(text: str) -> str:
-    return " ".join(output.clean(text).split())
-
-
-def latex_number(text: str) -> str:
-    """Return a cell of numbers for LaTeX, with minus signs instead of hyphens."""
-    return re.sub(r"-(?=\d)", "$-$", latex_text(text))
 
 
 def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
@@ -352,12 +275,6 @@ def as_csv(comparison: Comparison) -> str:
     return csv_of(plain_rows(comparison))
 
 
-def csv_of(rows: Sequence[Mapping[str, Json]]) -> str:
-    """Return plain rows as CSV, with the columns that any of them has."""
-    heads = list(dict.fromkeys(name for row in rows for name in row))
-    return csv_text([heads, *([row.get(name) for name in heads] for row in rows)])
-
-
 def as_json(comparison: Comparison) -> str:
     """Return everything."""
     return json.dumps(asdict(comparison), indent=2) + "\n"
@@ -374,10 +291,6 @@ FORMATS: dict[str, Callable[..., str]] = {
 def _parts(name: str, figure: Figure | None) -> dict[str, Json]:
     mean, std, n = (figure.mean, figure.std, figure.n) if figure else (None, None, 0)
     return {f"{name}_mean": mean, f"{name}_std": std, f"{name}_n": n}
-
-
-def _latex_row(row: Sequence[str]) -> str:
-    return " & ".join(map(latex_text, row)) + r" \\"
 
 
 def _short(value: Json) -> Json:
