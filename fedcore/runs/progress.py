@@ -8,7 +8,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from fedcore.base.config import RunConfig
 
 
 class Progress:
@@ -111,10 +114,19 @@ def only_notes(event: str, details: Mapping[str, Any]) -> None:
 
 
 def headline(details: Mapping[str, Any]) -> str:
-    """Return a run in one line, from the details of its start: methods, data, directory."""
+    """Return a run in one line, from the details of its start: methods, data, optimizer, directory."""
     config = details["config"]
     methods = " + ".join(config.plugins) or "fedavg"
-    began = f", from round {details['round'] + 1}" if details["round"] else ""
+    began = f", from round {details['round'] + 1}" if details["round"] else _optimizer(config)
     counts = f"{config.clients} client{'s' * (config.clients > 1)}, {config.rounds} round{'s' * (config.rounds > 1)}"
     models = ", ".join(config.client_models) or config.model
-    return f"{methods} on {config.dataset} ({models}), {config.partition}, {counts}{began}, in {details['directory']}"
+    where = f"in {details['directory']}"
+    return f"{methods} on {config.dataset} ({models}), {config.partition}, {counts}{began}, {where}"
+
+
+def _optimizer(config: RunConfig) -> str:
+    """Return the local optimizer unless it is plain SGD: the defaults surprise who compares with other frameworks."""
+    more = [f"momentum {config.momentum:g}"] * (config.momentum > 0 and config.optimizer == "sgd")
+    more += [f"weight decay {config.weight_decay:g}"] * (config.weight_decay > 0)
+    plain = config.optimizer == "sgd" and not more
+    return "" if plain else f", {config.optimizer}" + " with " * bool(more) + " and ".join(more)

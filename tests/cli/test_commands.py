@@ -29,7 +29,7 @@ def test_train_prints_tables_and_the_directory(cli, tmp_path: Path) -> None:
     assert "global_local" in result.stdout
     assert "worst 10 %" in result.stdout
     assert f"run directory: {tmp_path / 'run'}" in result.stdout
-    assert result.stderr.startswith("fedprox on digits (mlp), dirichlet, 2 clients, 1 round, in ")
+    assert result.stderr.startswith("fedprox on digits (mlp), dirichlet, 2 clients, 1 round, sgd with momentum")
     assert "round 1/1  global " in result.stderr
 
 

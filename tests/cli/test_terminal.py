@@ -6,9 +6,10 @@ import pytest
 from rich.console import Console
 
 import fedcore
+from fedcore import RunConfig
 from fedcore.base.output import clean, duration, number, percent, size, stopwatch
 from fedcore.runs import terminal
-from fedcore.runs.progress import Progress
+from fedcore.runs.progress import Progress, headline
 from fedcore.runs.terminal import Display, MinuteDisplay, PlainDisplay, make_display
 
 from . import events
@@ -19,6 +20,11 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+HEADLINE = (
+    "moon on digits (mlp), dirichlet, 4 clients, 3 rounds, sgd with momentum 0.9 and weight decay 1e-05, in /runs/one"
+)
 
 
 def console(*, terminal: bool = False, width: int = 120) -> Console:
@@ -51,7 +57,7 @@ def test_plain_display_prints_a_line_per_round() -> None:
         display("round", events.record(1, none=True))
         display("done", events.summary())
     assert output(target).splitlines() == [
-        "moon on digits (mlp), dirichlet, 4 clients, 3 rounds, in /runs/one",
+        HEADLINE,
         "note: 12 samples were moved [red]",
         # the workers have started in the first round, too: it does not tell how long others take
         "round 1/3  global 50.00 %  task 1.5000  moon.contrast 0.2500  2.00 s/round",
@@ -73,7 +79,7 @@ def test_a_script_prints_a_line_a_minute_and_nothing_before() -> None:
     clock.now += 59
     display("round", events.record(3))
     assert [line.split("  ")[0] for line in output(target).splitlines()] == [
-        "moon on digits (mlp), dirichlet, 4 clients, 3 rounds, in /runs/one",
+        HEADLINE,
         "round 3/3",
     ]
 
@@ -153,3 +159,17 @@ def test_numbers_as_people_read_them() -> None:
     assert [number(x) for x in (None, 0.0, 1.5, 1e-6, float("nan"))] == ["-", "0.0000", "1.5000", "1.00e-06", "nan"]
     assert [percent(x) for x in (None, 0.93056)] == ["-", "93.06"]
     assert clean("a\x07\x1b[2Jb\n") == "a��[2Jb\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"momentum": 0.0, "weight_decay": 0.0}, "1 round, in /runs/one"),
+        ({"weight_decay": 0.0}, "1 round, sgd with momentum 0.9, in /runs/one"),
+        ({"optimizer": "adam", "weight_decay": 0.0}, "1 round, adam, in /runs/one"),
+        ({"optimizer": "adamw", "weight_decay": 0.01}, "1 round, adamw with weight decay 0.01, in /runs/one"),
+    ],
+)
+def test_the_first_line_names_an_optimizer_that_is_not_plain_sgd(options, words) -> None:
+    config = RunConfig(rounds=1, **options)
+    assert headline({"config": config, "round": 0, "directory": "/runs/one"}).endswith(words)
