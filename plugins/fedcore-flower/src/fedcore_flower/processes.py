@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sysconfig
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -59,7 +58,6 @@ class Child:
         line = python_command("fedcore_flower.child", str(os.getpid()), str(int(at_parent_end)), target)
         if log is not None:
             log.touch(mode=0o600)
-        commands = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
         with contextlib.nullcontext() if log is None else log.open("ab") as stream:
             self._process = subprocess.Popen(  # noqa: S603 - a module of this package
                 [*line, *arguments],
@@ -68,7 +66,7 @@ class Child:
                 stderr=stream,
                 pass_fds=tuple(pass_fds),
                 start_new_session=True,  # Ctrl-C in the terminal goes to this process only
-                env=environment(**SILENT, PATH=commands, **(env or {})),
+                env=environment(**SILENT, **(env or {})),
             )
 
     @property

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import secrets
 import socket
 import ssl
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import files
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -136,7 +138,12 @@ class SuperLink:
             server.settimeout(POLL)
             arguments = ["--runtime-api-address", self._address, "--root-certificates", str(self._tls.ca)]
             arguments += [SECRET_FILE, str(self._secret_file)]
-            self._start_child("SuperExec", "flower-superexec", arguments, **{SOCKET: str(path)})
+            # The SuperExec starts the command flwr-serverapp, which may not be on the path of this process.
+            commands = [
+                os.path.realpath(file.locate()) for file in files("flwr") or () if file.stem == "flwr-serverapp"
+            ]
+            places = os.pathsep.join([*map(os.path.dirname, commands), os.environ.get("PATH", os.defpath)])
+            self._start_child("SuperExec", "flower-superexec", arguments, PATH=places, **{SOCKET: str(path)})
             give_up = time.monotonic() + READY_WITHIN
             while self._app is None:
                 self._check_children()
