@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from fedcore.base.protocols import EVALUATED as EVALUATED
     from fedcore.base.protocols import PROTOCOLS as PROTOCOLS
     from fedcore.base.protocols import SIGNS as SIGNS
+    from fedcore.base.registry import LENT as LENT
     from fedcore.base.registry import OBJECT as OBJECT
     from fedcore.base.registry import PREFIXED as PREFIXED
     from fedcore.base.registry import Key as Key
@@ -77,9 +78,7 @@ if TYPE_CHECKING:
     from fedcore.base.registry import lent as lent
     from fedcore.base.registry import package_of as package_of
     from fedcore.base.registry import packages as packages
-    from fedcore.base.registry import pickled as pickled
     from fedcore.base.registry import resolve as resolve
-    from fedcore.base.registry import unpickled as unpickled
     from fedcore.base.safe_yaml import BESIDE_OPTIONS as BESIDE_OPTIONS
     from fedcore.base.safe_yaml import parse_setting as parse_setting
     from fedcore.base.safe_yaml import read_config_file as read_config_file

@@ -77,7 +77,8 @@ def own_dependencies(package: Path) -> list[str]:
     Profile core leaves out the packages that require more.
     """
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    ours = ("fedcore", "torchvision", "pillow", "scikit-learn", "scipy", "pandas", "jinja2", "typing_extensions")
+    ours = ("fedcore", "cloudpickle", "torchvision", "pillow", "scikit-learn", "scipy", "pandas", "jinja2")
+    ours += ("typing_extensions",)
     return [need for need in project["dependencies"] if not need.startswith(ours)]
 
 

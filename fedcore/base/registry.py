@@ -6,22 +6,19 @@ other libraries have names such as ``timm:resnet18``. The prefix is an entry poi
 ``fedcore.dataset_prefixes``, ``fedcore.model_prefixes`` and so on: a function that takes the rest of the name and
 returns the loader, factory or partitioner.
 
-Looking up a name reads package metadata only. The object's module is imported when the name is resolved. Lent objects
-reach the run's own worker processes as bytes of cloudpickle, from process to process and never through a file. A class
-of a script or notebook thus travels by value, as in Ray and joblib. Imports no torch.
+Looking up a name reads package metadata only. The object's module is imported when the name is resolved. Imports no
+torch.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-import io
 import json
-import pickle
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import EntryPoint, entry_points
@@ -43,7 +40,8 @@ CODE = "module:"
 Key = tuple[str, str]
 """Kind, such as ``model``, and name."""
 
-_lent: dict[Key, Any] = {}
+LENT: dict[Key, Any] = {}
+"""The objects that a Python program lent to its run, by kind and name; see :func:`lent`."""
 
 PREFIXED = ("dataset", "model", "partitioner", "metric")
 """The kinds of which other libraries have objects, by the entry points of a ``KIND prefix``."""
@@ -97,8 +95,8 @@ def resolve(kind: str, name: str) -> Any:
     :raises PluginContractError: the module behind the name cannot be imported. The message names a missing package.
     :raises ConfigError: two installed packages provide the name, or it belongs to an object of a Python program.
     """
-    if (kind, name) in _lent:
-        return _lent[kind, name]
+    if (kind, name) in LENT:
+        return LENT[kind, name]
     if is_code(name):
         return _import_attribute(kind, name)
     points = available(kind)
@@ -266,67 +264,18 @@ def refuse_while_importing() -> None:
 @contextmanager
 def lent(objects: Mapping[Key, Any]) -> Iterator[None]:
     """Let :func:`resolve` find objects until the block ends."""
-    before = dict(_lent)
-    _lent.update(objects)
+    before = dict(LENT)
+    LENT.update(objects)
     try:
         yield
     finally:
-        _lent.clear()
-        _lent.update(before)
+        LENT.clear()
+        LENT.update(before)
 
 
 def is_lent(name: str) -> bool:
     """Return whether a lent object, of any kind, has this name."""
-    return any(name == other for _, other in _lent)
-
-
-def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) -> bytes:
-    """Return a value, and the lent objects, as bytes for :func:`unpickled` in a worker process.
-
-    Lent data sets are left out: workers do not load data sets.
-
-    :param apart: returns the name of a part of the value that travels apart from the bytes; None for all others.
-    :raises ConfigError: a part cannot be pickled.
-    """
-    import cloudpickle  # here: importing it takes 20 ms, and only runs with workers need it
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def persistent_id(self, part: Any) -> str | None:
-            return apart(part)
-
-    file, sent = io.BytesIO(), {key: found for key, found in _lent.items() if key[0] != "dataset"}
-    try:
-        Pickler(file).dump((value, sent))
-    except Exception as error:  # a program's objects can raise anything
-        names = ", ".join(f"{kind} {name!r}" for kind, name in sent) or "its data set"
-        raise ConfigError(
-            f"an object that was given to the run cannot be sent to a worker process ({names}: {error}). Use workers=0"
-        ) from error
-    return file.getvalue()
-
-
-def unpickled(sent: bytes, find_part: Callable[[str], Any]) -> Any:
-    """Return the value of :func:`pickled` in another process, and lend its objects there until the process ends.
-
-    :param sent: bytes from the process that started this one, through their own connection. Never pass bytes of another
-        origin, such as a file or another machine: unpickling executes code.
-    :param find_part: returns a part that travelled apart from the bytes.
-    :raises ConfigError: a part cannot be unpickled here.
-    """
-
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, name: str) -> Any:
-            return find_part(name)
-
-    try:
-        value, found = Unpickler(io.BytesIO(sent)).load()
-    except Exception as error:  # a program's objects can raise anything
-        raise ConfigError(
-            f"a worker process cannot load the objects that were given to the run ({type(error).__name__}: {error}). "
-            "Put them into a module, or use workers=0"
-        ) from error
-    _lent.update(found)
-    return value
+    return any(name == other for _, other in LENT)
 
 
 def import_name(value: Any) -> str | None:

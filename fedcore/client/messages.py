@@ -1,8 +1,7 @@
 """The messages between the server and its clients, the site of the clients, and the protocol of the engines.
 
 In the server's process a message is handed over unchanged. An engine whose clients are in other processes packs it into
-named tensors and JSON once, sends these, and unpacks them once in the other process. Each packing function below stands
-next to its inverse. :func:`fedcore.base.tensors.flatten` joins groups of tensors into names ``group/name``.
+named tensors and JSON once, sends these, and unpacks them once in the other process: see the package fedcore-workers.
 """
 
 from __future__ import annotations
@@ -12,13 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import torch
-from torch import Tensor
-
-from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import FedcoreError, PluginContractError, RunDirectoryError, StorageError
-from fedcore.base.tensors import flatten, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.data import Dataset, Partition
 from fedcore.models.placement import Placement
@@ -163,104 +156,3 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop all workers and free the shared payloads. A second call does nothing."""
-
-
-SITE = "site"
-
-
-def pack_site(site: ClientSite) -> Tensors:
-    """Return a site as tensors: its data, and the bytes of everything else, for the program's own processes.
-
-    The bytes also hold the objects that the program gave to its run.
-    """
-    tensors: Tensors = {}
-
-    def apart(part: Any) -> str | None:
-        if type(part) is not Tensor or not part.is_cpu or part.layout is not torch.strided or part.requires_grad:
-            return None
-        tensors[f"{id(part)}"] = part
-        return f"{id(part)}"
-
-    content = registry.pickled(site, apart)
-    return {**tensors, SITE: torch.frombuffer(bytearray(content), dtype=torch.uint8)}
-
-
-def unpack_site(tensors: Tensors) -> ClientSite:
-    """Join a site that :func:`pack_site` split, without copying its data; see :func:`fedcore.base.registry.unpickled`.
-
-    :raises ConfigError: a part of it cannot be loaded here.
-    """
-    site: ClientSite = registry.unpickled(tensors[SITE].numpy().tobytes(), tensors.__getitem__)
-    return site
-
-
-def pack_task(task: ClientTask) -> tuple[Tensors, dict[str, Any]]:
-    """Split a task into tensors and JSON."""
-    meta = dict(vars(task.complete()))
-    del meta["compute"]
-    return meta.pop("tensors"), meta
-
-
-def unpack_task(tensors: Tensors, meta: Mapping[str, Any]) -> ClientTask:
-    """Join a task that :func:`pack_task` split."""
-    return ClientTask(**meta, tensors=tensors)
-
-
-def pack_shared(payload: SharedPayload) -> tuple[Tensors, dict[str, Any]]:
-    """Split a shared payload into tensors and JSON."""
-    tensors, _ = flatten({"model": payload.model, "received": flatten(payload.received)[0]})
-    return tensors, {"lr": payload.lr, "fixed": payload.fixed}
-
-
-def unpack_shared(tensors: Tensors, meta: Mapping[str, Any]) -> SharedPayload:
-    """Join a payload that :func:`pack_shared` split."""
-    groups = unflatten(tensors)
-    return SharedPayload(groups.get("model", {}), unflatten(groups.get("received", {})), meta["lr"], meta["fixed"])
-
-
-_OUTCOMES = {cls.__name__: cls for cls in (ClientUpdate, Pause, Reply, Evaluation, ClientFailure)}
-
-
-def pack_outcome(outcome: Outcome) -> tuple[Tensors, dict[str, Any]]:
-    """Split an outcome into tensors and JSON."""
-    meta = {"outcome": type(outcome).__name__, **vars(outcome)}
-    groups: dict[str, Any] = {name: meta.pop(name) for name in ("model", "payload", "tensors") if name in meta}
-    if isinstance(outcome, ClientUpdate):
-        groups["payload"], _ = flatten(outcome.payload)
-        meta["frozen"] = sorted(outcome.frozen)
-    return flatten(groups)[0], meta
-
-
-def unpack_outcome(tensors: Tensors, meta: Mapping[str, Any]) -> Outcome:
-    """Join an outcome that :func:`pack_outcome` split. :mod:`fedcore.server.validation` checks its content.
-
-    :raises ValueError: these are not the parts of an outcome.
-    """
-    groups, values = unflatten(tensors), dict(meta)
-    try:
-        cls = _OUTCOMES[values.pop("outcome")]
-        if cls is ClientUpdate:
-            groups = {"model": {}, **groups, "payload": unflatten(groups.get("payload", {}))}
-            values["frozen"] = frozenset(values["frozen"])
-        elif cls in (Pause, Reply, Evaluation):
-            groups.setdefault("tensors", {})
-        outcome: Outcome = cls(**groups, **values)
-    except (KeyError, TypeError) as error:  # a name is missing, unknown or repeated
-        raise ValueError(f"not an outcome of a task: {error}") from error
-    return outcome
-
-
-_STORAGE = {cls.__name__: cls for cls in (RunDirectoryError, StorageError)}
-
-
-def pack_error(error: FedcoreError) -> dict[str, Any]:
-    """Return an error that ends the run, as JSON."""
-    where = {"plugin": getattr(error, "plugin", None), "hook": getattr(error, "hook", None)}
-    return {"type": type(error).__name__, "message": str(error), **where}
-
-
-def unpack_error(meta: Mapping[str, Any]) -> FedcoreError:
-    """Return an error that :func:`pack_error` packed. Any type but an error of storage becomes a contract error."""
-    if meta["type"] in _STORAGE:
-        return _STORAGE[meta["type"]](meta["message"])
-    return PluginContractError(meta["message"], plugin=meta["plugin"], hook=meta["hook"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fedcore
 from fedcore.base.seeding import choose, generator
-from fedcore.client.messages import ClientSite, pack_site, unpack_site
+from fedcore.client.messages import ClientSite
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.runs.api import resume
 from fedcore.runs.resolve import resolve_config, resolve_partition
@@ -17,6 +17,7 @@ from fedcore.runs.training import Experiment
 from fedcore_bench import scale
 from fedcore_bench.measure import engine
 from fedcore_bench.scale import SCALE, peak_memory, same_rounds, scaled_config
+from fedcore_workers import pack_site, unpack_site
 from tests import support
 
 VERSIONS = st.dictionaries(st.integers(0, 2000), st.none() | st.integers(0, 10_000), max_size=20)

@@ -7,10 +7,11 @@ import torch
 
 from fedcore import ConfigError, Plugin, RunConfig, hookimpl
 from fedcore.base.identity import digest
-from fedcore.client.messages import ClientSite, pack_site, unpack_site
+from fedcore.client.messages import ClientSite
 from fedcore.data.dataset import data_digest
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_testing import partition_of
+from fedcore_workers import pack_site, unpack_site
 from tests.sentences import raises
 from tests.support import client_state, committed, lines, model_bytes
 

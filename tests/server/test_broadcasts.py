@@ -10,10 +10,11 @@ import torch
 
 from fedcore import Plugin, PluginContractError, hookimpl
 from fedcore.base.errors import PluginCallError
-from fedcore.client.messages import ClientTask, pack_task
+from fedcore.client.messages import ClientTask
 from fedcore.engines.in_process import InProcessEngine
 from fedcore_testing import check_engine, interrupted, name_of, personal_state
 from fedcore_testing.probe import ProbeOfEach
+from fedcore_workers import pack_task
 from tests.sentences import raises
 from tests.support import client_state, committed, lines, model_bytes
 

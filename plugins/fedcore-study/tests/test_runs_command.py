@@ -349,7 +349,7 @@ class TestDiff:
     def test_runs_with_the_same_options(self, cli, runs):
         shutil.copytree(runs / FIRST, runs / "copy")
         file = runs / "copy" / "config.yaml"
-        file.write_text(file.read_text().replace("workers: 0", "workers: 1").replace("torch: ", "torch: 0"))
+        file.write_text(file.read_text().replace("\nworkers: 0", "\nworkers: 1").replace("torch: ", "torch: 0"))
         found = json.loads(cli("runs", "diff", f"runs/{FIRST}", "runs/copy", "--json").stdout)
         assert found["options"] == {}
         assert found["without_effect"] == {"workers": [0, 1]}

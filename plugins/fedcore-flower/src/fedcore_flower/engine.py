@@ -6,10 +6,10 @@ import uuid
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-from fedcore.engines import ClientFailure, ClientTask, Outcome, Pair, SharedPayload, pack_shared
+from fedcore.engines import ClientFailure, ClientTask, Outcome, Pair, SharedPayload
 from fedcore_flower import wire
 from fedcore_flower.courier import Answer, Courier, Request
-from fedcore_workers import Window
+from fedcore_workers import Window, pack_shared
 
 MESSAGE_KINDS = {"evaluate": "evaluate", "ask": "query"}
 """The kind of Flower's message for a kind of task. Other tasks are ``train`` messages."""

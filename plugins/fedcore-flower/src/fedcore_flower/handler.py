@@ -9,21 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, Tensors, __version__
-from fedcore.engines import (
-    ClientFailure,
-    ClientRuntime,
-    ClientTask,
-    FailureKind,
-    Outcome,
-    SharedPayload,
-    unpack_shared,
-)
+from fedcore.engines import ClientFailure, ClientRuntime, ClientTask, FailureKind, Outcome, SharedPayload
 from fedcore_flower import wire
 from fedcore_flower.agreement import Setup, own_config, read_setup
 from fedcore_flower.conditions import TrainerOptions
 from fedcore_flower.history import History
 from fedcore_flower.own_data import OwnData
 from fedcore_flower.wire import HEAD, SETUP, SHARED, Blobs, WireError
+from fedcore_workers import unpack_shared
 
 KEPT_ANSWERS = 2
 """The number of last answers that are kept for repeated requests. A client's requests come one at a time."""

@@ -13,18 +13,8 @@ from typing import Any, get_args
 from torch import Tensor
 
 from fedcore import FedcoreError, Tensors
-from fedcore.engines import (
-    ClientFailure,
-    ClientTask,
-    FailureKind,
-    Outcome,
-    dumps,
-    loads,
-    pack_outcome,
-    pack_task,
-    unpack_outcome,
-    unpack_task,
-)
+from fedcore.engines import ClientFailure, ClientTask, FailureKind, Outcome, dumps, loads
+from fedcore_workers import pack_outcome, pack_task, unpack_outcome, unpack_task
 
 HEAD, SETUP, SHARED = "head", "setup", "shared"
 PROTOCOL = 6

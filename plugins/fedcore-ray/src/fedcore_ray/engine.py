@@ -11,22 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedcore import ConfigError, FedcoreError
-from fedcore.engines import (
-    ClientFailure,
-    ClientSite,
-    ClientTask,
-    FailureKind,
-    Pair,
-    SharedPayload,
-    pack_shared,
-    pack_site,
-    pack_task,
-)
+from fedcore.engines import ClientFailure, ClientSite, ClientTask, FailureKind, Pair, SharedPayload
 from fedcore.tools import RunFiles
 from fedcore_ray.last_words import LastWords
 from fedcore_ray.options import RayOptions
 from fedcore_ray.payload import pack, view
-from fedcore_workers import Dispatcher
+from fedcore_workers import Dispatcher, pack_shared, pack_site, pack_task
 
 if TYPE_CHECKING:
     from fedcore_ray.cluster import Cluster, WorkerLost

@@ -10,17 +10,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedcore import FedcoreError
-from fedcore.engines import (
-    ClientRuntime,
-    ClientSite,
-    SharedPayload,
-    pack_error,
-    pack_outcome,
-    unpack_shared,
-    unpack_site,
-    unpack_task,
-)
+from fedcore.engines import ClientRuntime, ClientSite, SharedPayload
 from fedcore_ray.payload import Bytes, pack, view
+from fedcore_workers import pack_error, pack_outcome, unpack_shared, unpack_site, unpack_task
 
 
 class Host:

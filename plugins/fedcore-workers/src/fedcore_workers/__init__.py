@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from fedcore_workers.forks import current as current
     from fedcore_workers.forks import early_template as early_template
     from fedcore_workers.forks import template as template
+    from fedcore_workers.messages import pack_error as pack_error
+    from fedcore_workers.messages import pack_outcome as pack_outcome
+    from fedcore_workers.messages import pack_shared as pack_shared
+    from fedcore_workers.messages import pack_site as pack_site
+    from fedcore_workers.messages import pack_task as pack_task
+    from fedcore_workers.messages import unpack_error as unpack_error
+    from fedcore_workers.messages import unpack_outcome as unpack_outcome
+    from fedcore_workers.messages import unpack_shared as unpack_shared
+    from fedcore_workers.messages import unpack_site as unpack_site
+    from fedcore_workers.messages import unpack_task as unpack_task
+    from fedcore_workers.objects import pickled as pickled
+    from fedcore_workers.objects import unpickled as unpickled
 
 _attribute, __all__ = lazy(__name__, __file__)
 

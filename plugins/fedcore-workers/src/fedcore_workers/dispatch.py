@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from fedcore import Tensors
-from fedcore.engines import ClientFailure, ClientTask, FailureKind, Pause, unpack_error, unpack_outcome
+from fedcore.engines import ClientFailure, ClientTask, FailureKind, Pause
+from fedcore_workers.messages import unpack_error, unpack_outcome
 
 
 @dataclass(frozen=True)

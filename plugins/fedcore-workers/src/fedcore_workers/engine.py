@@ -28,15 +28,12 @@ from fedcore.engines import (
     alike,
     cores,
     groups_of,
-    pack_shared,
-    pack_site,
-    pack_task,
     unflatten,
-    unpack_outcome,
 )
 from fedcore.tools import environment, python_command
 from fedcore_workers.dispatch import Bundle, Dispatcher
 from fedcore_workers.forks import ALLOCATOR, ForkedProcess, current, template
+from fedcore_workers.messages import pack_shared, pack_site, pack_task, unpack_outcome
 from fedcore_workers.transport import Channel, put_frame
 
 CORES = "PYTHON_CPU_COUNT"

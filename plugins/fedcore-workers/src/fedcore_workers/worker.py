@@ -13,18 +13,10 @@ import sys
 import time
 
 from fedcore import FedcoreError
-from fedcore.engines import (
-    ClientRuntime,
-    SharedPayload,
-    flatten,
-    pack_error,
-    pack_outcome,
-    unpack_shared,
-    unpack_site,
-    unpack_task,
-)
+from fedcore.engines import ClientRuntime, SharedPayload, flatten
 from fedcore.tools import one_thread, process
 from fedcore_workers.forks import die_with_parent
+from fedcore_workers.messages import pack_error, pack_outcome, unpack_shared, unpack_site, unpack_task
 from fedcore_workers.transport import Channel, get_frame
 
 

@@ -29,11 +29,10 @@ from fedcore.tools import (
     lent,
     process,
     protocols,
-    unpickled,
 )
 from fedcore_study.runs.deletion import delete_beginning
 from fedcore_study.sweeps.processes import STOP
-from fedcore_workers import early_template
+from fedcore_workers import early_template, unpickled
 
 FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130
 ALONE = "alone"

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, RunConfig, RunDirectoryError
-from fedcore.tools import OBJECT, Key, SavedConfig, import_name, objects_in, pickled
+from fedcore.tools import OBJECT, Key, SavedConfig, import_name, objects_in
+from fedcore_workers import pickled
 
 KINDS = {"plugin": "plugins", "plugins": "plugins", "model": "model", "dataset": "dataset"}
 """Options that take objects -> the argument of ``fedcore.run``."""

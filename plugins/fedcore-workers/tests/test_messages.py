@@ -3,16 +3,11 @@
 import pytest
 import torch
 
-from fedcore import ClientUpdate, PluginContractError
-from fedcore.base.errors import FedcoreError, StorageError
-from fedcore.base.serial import dumps, loads
-from fedcore.client.messages import (
-    ClientFailure,
-    ClientTask,
-    Evaluation,
-    Pause,
-    Reply,
-    SharedPayload,
+from fedcore import ClientUpdate, FedcoreError, PluginContractError
+from fedcore.engines import ClientFailure, ClientTask, Evaluation, Pause, Reply, SharedPayload, dumps, loads
+from fedcore.models import Placement
+from fedcore.tools import StorageError
+from fedcore_workers import (
     pack_error,
     pack_outcome,
     pack_shared,
@@ -22,7 +17,6 @@ from fedcore.client.messages import (
     unpack_shared,
     unpack_task,
 )
-from fedcore.models.placement import Placement
 
 W, B = torch.arange(6.0).reshape(2, 3), torch.tensor([1, 2])
 CPU = Placement(torch.device("cpu"), torch.contiguous_format)

@@ -1,0 +1,64 @@
+"""The objects that a Python program gave to its run, as bytes for the program's own processes. Imports no torch.
+
+They are bytes of cloudpickle, from process to process and never through a file. A class of a script or notebook thus
+travels by value, as in Ray and joblib.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from fedcore import ConfigError
+from fedcore.tools import LENT
+
+
+def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) -> bytes:
+    """Return a value, and the lent objects, as bytes for :func:`unpickled` in a worker process.
+
+    Lent data sets are left out: workers do not load data sets.
+
+    :param apart: returns the name of a part of the value that travels apart from the bytes; None for all others.
+    :raises ConfigError: a part cannot be pickled.
+    """
+    import cloudpickle  # here: importing it takes 20 ms, and only runs with workers need it
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def persistent_id(self, part: Any) -> str | None:
+            return apart(part)
+
+    file, sent = io.BytesIO(), {key: found for key, found in LENT.items() if key[0] != "dataset"}
+    try:
+        Pickler(file).dump((value, sent))
+    except Exception as error:  # a program's objects can raise anything
+        names = ", ".join(f"{kind} {name!r}" for kind, name in sent) or "its data set"
+        raise ConfigError(
+            f"an object that was given to the run cannot be sent to a worker process ({names}: {error}). Use workers=0"
+        ) from error
+    return file.getvalue()
+
+
+def unpickled(sent: bytes, find_part: Callable[[str], Any]) -> Any:
+    """Return the value of :func:`pickled` in another process, and lend its objects there until the process ends.
+
+    :param sent: bytes from the process that started this one, through their own connection. Never pass bytes of another
+        origin, such as a file or another machine: unpickling executes code.
+    :param find_part: returns a part that travelled apart from the bytes.
+    :raises ConfigError: a part cannot be unpickled here.
+    """
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, name: str) -> Any:
+            return find_part(name)
+
+    try:
+        value, found = Unpickler(io.BytesIO(sent)).load()
+    except Exception as error:  # a program's objects can raise anything
+        raise ConfigError(
+            f"a worker process cannot load the objects that were given to the run ({type(error).__name__}: {error}). "
+            "Put them into a module, or use workers=0"
+        ) from error
+    LENT.update(found)
+    return value
