@@ -145,16 +145,19 @@ def in_turn(sides: Sequence[Callable[[], float]], blocks: int) -> list[list[floa
 
 
 def children() -> list[int]:
-    """Return the processes that this process has started; empty on a system without /proc."""
-    found = []
+    """Return the processes that this process and those have started; empty on a system without /proc."""
+    parents = {}
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             parent = re.search(r"^PPid:\s+(\d+)", status.read_text(), re.MULTILINE)
         except OSError:  # it has ended
             continue
-        if parent and int(parent[1]) == os.getpid():
-            found.append(int(status.parent.name))
-    return found
+        if parent:
+            parents[int(status.parent.name)] = int(parent[1])
+    found = [os.getpid()]
+    for process in found:  # it grows meanwhile: workers are forked by a process between
+        found += [child for child, parent in parents.items() if parent == process]
+    return found[1:]
 
 
 def _measured(
