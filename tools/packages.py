@@ -28,7 +28,7 @@ KINDS = (
         "system",
         "tracker",
     ),
-    *("tracking", "preset", "command", "figure", "display", "table"),
+    *("tracking", "preset", "command", "feature", "figure", "display", "table"),
     *(f"{kind} prefix" for kind in PREFIXED),
 )
 """The kinds of objects that packages bring."""

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import nn
 
+from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.base.identity import preset_options
 from fedcore.base.process import one_thread
 from fedcore.base.registry import lent
 from fedcore.data import Partition
-from fedcore.runs import fast_dev_run as trial
 from fedcore.runs.objects import (
     DatasetObject,
     MetricObjects,
@@ -83,8 +83,8 @@ def run(
     :param on_round: called after every round with its row of ``result.history``. If it returns True, the run ends after
         this round; other values end nothing. An exception ends the run, too; the round is saved.
     :param preset: the name of a known setting, such as ``"cifar10-moon"``, whose options the given ones replace.
-    :param fast_dev_run: only try whether everything runs, on two batches of one client; see
-        :func:`fedcore.runs.fast_dev_run.fast_dev_run`. The result's directory does not exist any more.
+    :param fast_dev_run: only try whether everything runs, on two batches of one client. It needs the package
+        fedcore-console. The result's directory does not exist any more.
     :param options: options of :class:`RunConfig`, by name.
     :raises ConfigError: or a subclass. Nothing has been written by then.
     :raises CallbackError: ``on_round`` raised.
@@ -104,7 +104,9 @@ def run(
     made = partition if isinstance(partition, Partition) else None
     with one_thread(), lent(objects), _display(notify, progress) as shown:
         if fast_dev_run:
-            return trial.fast_dev_run(config, partition=made, notify=shown, on_round=on_round)
+            trial = registry.resolve("feature", "fast_dev_run")
+            tried: RunResult = trial(config, partition=made, notify=shown, on_round=on_round)
+            return tried
         with Run.new(config, partition=made) as new:
             return new.train(notify=shown, make=engine, on_round=on_round)
 

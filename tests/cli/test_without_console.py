@@ -54,6 +54,14 @@ def test_without_the_package_the_figures_are_one_line(cli, tmp_path, monkeypatch
     assert re.fullmatch(rf"{FIGURES}\n", cli("evaluate", "run").stdout)
 
 
+def test_without_the_package_a_trial_of_a_run_is_answered_with_it(cli, monkeypatch) -> None:
+    installed = registry._scan
+    monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "feature" else installed(kind, path))
+    refused = cli("train", "--fast-dev-run")
+    assert refused.exit_code == 2
+    assert f"in the package fedcore-console: {registry.how_to_install('fedcore-console')}" in refused.stderr
+
+
 def test_without_the_package_evaluate_says_what_was_not_measured(cli, monkeypatch) -> None:
     installed = registry._scan
     monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "table" else installed(kind, path))

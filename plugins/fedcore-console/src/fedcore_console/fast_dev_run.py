@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore.base.config import FederationOptions, RunConfig
-from fedcore.base.errors import ConfigError
-from fedcore.client.setup import Setup
+from fedcore import ConfigError, RunConfig, RunResult
+from fedcore.client import Setup
 from fedcore.data import Dataset, Partition, PublicSamples
-from fedcore.runs.resolve import resolve_config, resolve_partition, resolve_trackers
-from fedcore.runs.result import RunResult
-from fedcore.runs.run import Run
-from fedcore.runs.training import OnRound
-from fedcore.server.round import Notify
+from fedcore.server import Notify
+from fedcore.tools import Run, resolve_config, resolve_partition, resolve_trackers
 
 BATCHES = 2
 """How many batches the client trains on."""
@@ -43,7 +40,7 @@ def fast_dev_run(
     *,
     partition: Partition | None = None,
     notify: Notify | None = None,
-    on_round: OnRound | None = None,
+    on_round: Callable[[dict[str, Any]], object] | None = None,
 ) -> RunResult:
     """Train two rounds of one client on two batches, in this process, and evaluate them. Nothing stays on the disk.
 
@@ -99,7 +96,7 @@ def _small(config: RunConfig, dataset: Dataset) -> RunConfig:
     return config.model_copy(update={**small, "clients": config.clients})
 
 
-def _of_largest(partition: Partition, options: FederationOptions, train: int, test: int) -> Partition:
+def _of_largest(partition: Partition, options: RunConfig, train: int, test: int) -> Partition:
     """Return the partition of the largest clients, those with held-out parts first, with some samples of each part.
 
     :param train: the number of a client's training samples.
