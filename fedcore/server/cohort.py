@@ -126,14 +126,8 @@ def _first_tasks(current: Round, broadcasts: Broadcasts | None) -> list[ClientTa
             compute=None if broadcasts is None else broadcasts.to(client),
             meta={} if simulated[client].failure else {unit: simulated[client].completed},
         )
-        for client in dispatch_order(current)
+        for client in current.dispatch_order()
     ]
-
-
-def dispatch_order(current: Round) -> list[int]:
-    """Return the cohort in dispatch order: its tasks are sent and its updates are taken in this order."""
-    sizes = current.federation.partition.train
-    return sorted(current.cohort, key=lambda client: (-sizes.size(client), client))
 
 
 def _without_lost(

@@ -268,6 +268,11 @@ class Round(ServerScope):
         for client in sorted(self._away.difference(cohort)):
             self.fail(client, "unavailable", UNREACHED)
 
+    def dispatch_order(self) -> list[int]:
+        """Return the cohort in dispatch order: its tasks are sent and its updates are taken in this order."""
+        sizes = self.federation.partition.train
+        return sorted(self.cohort, key=lambda client: (-sizes.size(client), client))
+
 
 def _entry(client: int, kind: str, message: str) -> dict[str, Any]:
     cut = f"{message[:MESSAGE_LENGTH]} ..." if len(message) > MESSAGE_LENGTH else message

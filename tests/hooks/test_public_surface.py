@@ -44,17 +44,6 @@ SURFACE = {
 }
 """Module: what it is for. What it offers is its ``__all__``."""
 
-EXTENDS = {
-    "fedcore-testing": (
-        {
-            "fedcore.client.runtime",
-            "fedcore.server.cohort",
-        },
-        "it lets runners and orders of clients take the place of a run's own",
-    ),
-}
-"""Packages that extend the framework itself: the further folders that they import from, and why they need these."""
-
 PACKAGES = sorted(path for path in (ROOT / "plugins").iterdir() if (path / "pyproject.toml").is_file())
 
 
@@ -82,18 +71,12 @@ def offers(module: str, name: str) -> bool:
     return (f"{module}.{name}" if name else module) in SURFACE
 
 
-def further(package: str, module: str, name: str) -> bool:
-    """Return whether a package that extends the framework may import this."""
-    folders, _ = EXTENDS.get(package, ((), ""))
-    return any(f"{module}.{name}.".startswith(f"{folder}.") for folder in folders)
-
-
 @in_one_test(folder=[*PACKAGES, ROOT / "examples"])
 def test_only_public_names_are_imported(folder: Path) -> None:
     wrong = [
         f"{where}: {name} of {module}" if name else f"{where}: {module}"
         for where, module, name in imports(folder)
-        if not offers(module, name) and not further(folder.name, module, name)
+        if not offers(module, name)
     ]
     assert not wrong, "not public, see docs/reference/python.md:\n" + "\n".join(wrong)
 
@@ -123,28 +106,12 @@ def test_no_package_imports_another() -> None:
     assert not wrong, "packages share by fedcore-functional, or not at all:\n" + "\n".join(wrong)
 
 
-@in_one_test(package=EXTENDS)
-def test_no_folder_is_listed_in_vain(package: str) -> None:
-    used = {module for _, module, _ in imports(ROOT / "plugins" / package)}
-    used |= {f"{module}.{name}" for _, module, name in imports(ROOT / "plugins" / package)}
-    folders, reason = EXTENDS[package]
-    assert reason
-    assert not [folder for folder in folders if not any(f"{one}.".startswith(f"{folder}.") for one in used)]
-
-
-@in_one_test(package=EXTENDS)
-def test_packages_that_extend_the_framework_need_its_very_version(package: str) -> None:
-    project = tomllib.loads((ROOT / "plugins" / package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert f"fedcore-fl=={fedcore.__version__}" in project["dependencies"]
-    assert project["version"] == fedcore.__version__
-
-
-def test_import_linter_knows_every_package_and_no_other_exceptions() -> None:
+def test_import_linter_knows_every_package_and_no_exception() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     roots = ["fedcore", *(folder.name.replace("-", "_") for folder in PACKAGES)]
     assert settings["root_packages"] == roots
     (contract,) = (each for each in settings["contracts"] if each["type"] == "protected")
-    assert contract["allowed_importers"] == ["fedcore", *sorted(name.replace("-", "_") for name in EXTENDS)]
+    assert contract["allowed_importers"] == ["fedcore"]
 
 
 def test_every_name_has_one_import_path() -> None:
@@ -209,8 +176,3 @@ def test_the_page_lists_the_surface() -> None:
         for module in SURFACE
     }
     assert listed == {module: sorted(names, key=str.lower) for module, names in expected.items()}
-
-
-def test_the_page_lists_what_else_packages_import() -> None:
-    rows = re.findall(r"^\| `(fedcore-\w+)` \| (.*?) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert {name: (set(re.findall(r"`([\w.]+)`", folders)), reason) for name, folders, reason in rows} == EXTENDS

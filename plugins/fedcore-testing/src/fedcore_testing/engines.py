@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from fedcore import ClientUpdate, Tensors
 from fedcore.engines import ClientSite, ClientTask, InProcessEngine, Pair, SharedPayload
-from fedcore.server import Round, cohort
+from fedcore.server import Round
 from fedcore_testing.fingerprint import by_path, clone
 
 
@@ -64,13 +64,13 @@ class Echoing(InProcessEngine):
 @contextmanager
 def last_client_first() -> Iterator[None]:
     """Let servers in this process take clients in the reverse order, also in ``server.cohort``, in a block."""
-    usual, select = cohort.dispatch_order, Round.select
+    usual, select = Round.dispatch_order, Round.select
 
     def reversed_select(scope: Round, clients: Mapping[int, int | None]) -> None:
         select(scope, dict([*clients.items()][::-1]))
 
     with (
-        patch.object(cohort, "dispatch_order", lambda current: usual(current)[::-1]),
+        patch.object(Round, "dispatch_order", lambda scope: usual(scope)[::-1]),
         patch.object(Round, "select", reversed_select),
     ):
         yield

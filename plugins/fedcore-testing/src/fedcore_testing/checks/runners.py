@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 from torch import Tensor
 
 from fedcore import RunConfig, RunResult
-from fedcore.client import OneByOne, Runner, runner_of, runtime
+from fedcore.client import OneByOne, Runner
 from fedcore.data import Dataset
 from fedcore.hooks import match
+from fedcore.tools import available, lent, resolve
 from fedcore_testing.checks.base import NotApplicable, check, trial_of
 from fedcore_testing.compare import close, require_close_states, require_same
 from fedcore_testing.federation import weights
@@ -72,11 +72,9 @@ def _package(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-@contextmanager
-def steps_taken_by(offer: Callable[[RunConfig, Dataset], Runner]) -> Iterator[None]:
-    """Let every run of this process take its steps by the runner that a function returns."""
-    with mock.patch.object(runtime, "runner_of", offer):
-        yield
+def steps_taken_by(offer: Callable[[RunConfig, Dataset], Runner]) -> AbstractContextManager[None]:
+    """Let every run of this process take its steps by the runner that a function returns, in a block."""
+    return lent({("runner", name): offer for name in available("runner")})
 
 
 def require_close_models(trial: Trial, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], how: str) -> None:
@@ -94,4 +92,10 @@ def check_the_same_as_one_by_one(trial: Trial) -> None:
     if not tried:
         raise NotApplicable("no installed package takes steps together")
     for options in tried:
-        the_same_as_one_by_one(runner_of, trial, rounding=True, **options)
+        the_same_as_one_by_one(_installed(), trial, rounding=True, **options)
+
+
+def _installed() -> Offer:
+    """Return what the installed packages offer: their first runner. It may be lent in the place of each of them."""
+    offers: list[Offer] = [resolve("runner", name) for name in available("runner")]
+    return lambda config, dataset: next(filter(None, (offer(config, dataset) for offer in offers)), None)
