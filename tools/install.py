@@ -78,7 +78,7 @@ def own_dependencies(package: Path) -> list[str]:
     """
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     ours = ("fedcore", "cloudpickle", "torchvision", "pillow", "scikit-learn", "scipy", "pandas", "jinja2")
-    ours += ("typing_extensions",)
+    ours += ("safetensors", "typing_extensions")
     return [need for need in project["dependencies"] if not need.startswith(ours)]
 
 

@@ -152,10 +152,6 @@ class ModelOptions(Section):
         description="Models of the clients, such as A,B,C, instead of --model: client k has the model k modulo their"
         " number. For methods in which the parts that differ stay on the clients.",
     )
-    weights: str | None = Field(
-        default=None,
-        description="Start from the weights in this safetensors file. A classifier of another shape stays fresh.",
-    )
     projection: bool = Field(default=False, description="Put a 2-layer projection head (256 wide) on the encoder.")
 
     def model_of(self, client: int) -> str:

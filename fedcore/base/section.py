@@ -58,6 +58,12 @@ class Section(BaseModel):
                 raise unknown_option(str(name), cls.model_fields, hint)
         return values
 
+    def built(self, model: Any) -> None:
+        """Act on a model that was built, before plugins configure it: on the server and wherever clients train.
+
+        :param model: a :class:`fedcore.SplitModel`.
+        """
+
     def settled(self, setup: Any, dataset: Any) -> Mapping[str, Any]:
         """Return the values of options that the set-up of the run decides, such as what ``auto`` stands for.
 

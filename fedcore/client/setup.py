@@ -75,8 +75,9 @@ class Setup:
             seed=config.seed,
             projection=config.projection,
             sample=sample,
-            weights=config.weights,
         )
+        for section in RunConfig.sections():
+            section.built(config, model)
         for plugin, changed in plugins.each("configure_model", model=model, task=task):
             if changed is not None and not isinstance(changed, SplitModel):
                 found, expected = f"returned {type(changed).__name__}", "a SplitModel or None"

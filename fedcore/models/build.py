@@ -1,19 +1,13 @@
-"""A model from a name and a seed: its factory, a network's split, and weights from a file."""
+"""A model from a name and a seed: its factory, and a network's split."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
-import re
-from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,7 +15,6 @@ from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.registry import available, call, resolve
 from fedcore.models.split import ModelTask, SplitModel, tried
 
-_DIGEST = re.compile(r"#([0-9a-f]{16})$")
 _BASE, _HEAD = "encoder.base.", "classifier."
 HINT = "return fedcore.SplitModel(base, feature_dim, num_classes), base without the last layer"
 
@@ -60,7 +53,6 @@ def build_model(
     seed: int,
     projection: bool,
     sample: Any = None,
-    weights: str | None = None,
 ) -> tuple[SplitModel, ModelTask]:
     """Build a model by name, and the task with which plugins configure it.
 
@@ -73,10 +65,9 @@ def build_model(
     torch's global generator is not changed.
 
     :param sample: a batch with one sample; default zeros of ``input_shape``. Other networks than a SplitModel get it.
-    :param weights: a safetensors file to start from, see :func:`load_weights`.
     :raises UnknownNameError: no installed package provides the name.
     :raises PluginContractError: the name is not a factory's, or the factory returns no network.
-    :raises ConfigError: the network cannot be split, or the weights are not its own.
+    :raises ConfigError: the network cannot be split.
     """
     factory = resolve("model", name)
     if isinstance(factory, nn.Module) or not callable(factory):
@@ -119,8 +110,6 @@ def build_model(
     elif model.has_fresh_classifier:
         with task.random("classifier"):
             model.renew_classifier(model.feature_dim)
-    if weights is not None:
-        load_weights(model, weights)
     return model, task
 
 
@@ -296,92 +285,3 @@ def dtype_hint(network: nn.Module, sample: Any) -> str:
         f". The samples are {dtype}, for whole numbers in rows are taken for token ids: convert x by "
         f"x.astype('float32'), or give a model that takes {dtype}"
     )
-
-
-def with_digest(weights: str) -> str:
-    """Return the name of a file of weights with the start of its SHA-256: ``FILE#0123456789abcdef``.
-
-    A configuration holds this name, so that a run resumes with the weights that it started with, or not at all. If the
-    name holds a digest already, the file is checked against it.
-
-    :raises ConfigError: the file cannot be read, or its content has changed.
-    """
-    found = _DIGEST.search(weights)
-    path = weights[: found.start()] if found else weights
-    path = str(Path(path).expanduser().absolute())
-    try:
-        with Path(path).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    except OSError as error:
-        raise ConfigError(f"--weights {path}: cannot be read: {error}") from error
-    if found and found[1] != digest:
-        raise ConfigError(f"--weights {path}: the file is not the one that the run was begun with; put that one back")
-    return f"{path}#{digest}"
-
-
-def load_weights(model: SplitModel, weights: str) -> None:
-    """Copy the tensors of a file into a model, in place: pretrained elsewhere, or exported from a run.
-
-    The file holds the names of the network itself (``conv1.weight``), as torchvision and timm write them, or the names
-    of a fedcore model (``encoder.base.conv1.weight``). The whole base of the encoder has to be in it. A projection head
-    or classifier that is not in the file, or has another shape there, keeps its fresh weights.
-
-    :param weights: as :func:`with_digest` returns it.
-    :raises ConfigError: the file is not in the safetensors format, lacks a tensor of the base, or has a tensor of
-        another kind of numbers: whole or complex ones for floating point, or floating point for whole ones.
-    """
-    path, named, state = _DIGEST.sub("", weights), named_weights(model, weights), model.state_dict()
-    for name in state:
-        # Files of early versions of PyTorch lack BatchNorm's number of batches.
-        optional = name.endswith("num_batches_tracked")
-        if name.startswith(_BASE) and not optional and not _fits(name, state, named):
-            given = f"is {tuple(named[name].shape)} there" if name in named else "is not in it"
-            raise ConfigError(
-                f"--weights {path}: {name.removeprefix(_BASE)!r}, of shape {tuple(state[name].shape)} in the model, "
-                f"{given}. Weights and --model have to be of the same network"
-            )
-    with torch.no_grad():
-        for name, tensor in state.items():
-            if not _fits(name, state, named):
-                continue
-            found = named[name]
-            if _kind(found) != _kind(tensor):  # copy_ would cut fractions or imaginary parts off
-                raise ConfigError(
-                    f"--weights {path}: {name.removeprefix(_BASE)!r} is {_kind(found)} there ({found.dtype}), "
-                    f"but {_kind(tensor)} in the model ({tensor.dtype})"
-                )
-            tensor.copy_(found)
-
-
-def named_weights(model: SplitModel, weights: str) -> dict[str, Tensor]:
-    """Return the tensors of a file of weights by their names in a model; see :func:`load_weights`.
-
-    :raises ConfigError: the file is not in the safetensors format.
-    """
-    path = _DIGEST.sub("", weights)
-    try:
-        found = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"--weights {path}: is not a whole safetensors file ({error}); pickled files are not read"
-        ) from error
-    own = {name: of_model for of_model, name in model.file_names().items()}
-    state = model.state_dict()
-    named: dict[str, Tensor] = {}
-    for name, tensor in found.items():
-        of_base = _BASE + name in state or not name.startswith(("encoder.", _HEAD))
-        named[own.get(name, _BASE + name if of_base else name)] = tensor
-    return named
-
-
-def _kind(tensor: Tensor) -> str:
-    """Return the kind of numbers that a tensor holds."""
-    if tensor.is_complex():
-        return "complex"
-    if tensor.is_floating_point():
-        return "floating point"
-    return "boolean" if tensor.dtype == torch.bool else "integer"
-
-
-def _fits(name: str, state: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> bool:
-    return name in found and found[name].shape == state[name].shape

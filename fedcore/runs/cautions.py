@@ -1,7 +1,7 @@
 """Cautions for the user when a run begins or goes on.
 
-They are about the data, options without effect, weights that are not the file's, figures that the run will not have,
-other versions, and a changed schedule.
+They are about the data, options without effect, figures that the run will not have, other versions, and a changed
+schedule.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, flag_of
 from fedcore.client.setup import Setup
 from fedcore.data import Partition
-from fedcore.models.build import named_weights
 from fedcore.runs.provenance import INSTRUCTIONS, versions
 from fedcore.runs.saved import SOURCE, code_in
 
@@ -51,69 +47,16 @@ def option_cautions(setup: Setup) -> list[str]:
     return found + [caution for section in RunConfig.sections() for caution in section.cautions(config, setup)]
 
 
-def weights_cautions(setup: Setup) -> list[str]:
-    """Return the cautions about tensors of the file of `--weights` without a place, and about heads not from it."""
-    if setup.config.weights is None:
-        return []
-    model, file = setup.model.state_dict(), named_weights(setup.model, setup.config.weights)
-    return [*_without_place(file, model), *_fresh_heads(setup, file, model)]
-
-
-def _without_place(file: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> list[str]:
-    """Return the caution about tensors of the network's base, such as BatchNorm's statistics, that the model lacks."""
-    base = "encoder.base."
-    renamed = {name: tensor for name, tensor in model.items() if name not in file}
-    names = [
-        name.removeprefix(base)
-        for name, tensor in file.items()
-        if name.startswith(base) and name not in model and not _is_among(tensor, renamed)
-    ]
-    if not names:
-        return []
-    others = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    listed = ", ".join(map(repr, names[:3]))
-    return [f"--weights: the model has no place for {len(names)} of the file's tensors, {listed}{others}"]
-
-
-def _fresh_heads(setup: Setup, file: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> list[str]:
-    """Return the caution about a projection head and a classifier that are not the ones in the file."""
-    left_out, fresh = _heads_apart(file, model), _heads_apart(model, file)
-    said = [f"leaves out the file's {' and '.join(left_out)}"] if left_out else []
-    said += [f"starts with a fresh {' and '.join(fresh)}"] if fresh else []
-    if not said:
-        return []
-    takes = "projection head" in left_out and not setup.config.projection
-    return [f"--weights: the run {' and '.join(said)}" + "; --projection takes the file's projection head" * takes]
-
-
 def head_cautions(setup: Setup) -> list[str]:
     """Return the caution about a network with weights whose last layer a projection head replaces."""
     factory = registry.resolve("model", setup.config.model)
     given = isinstance(factory, functools.partial) and factory.func is copy.deepcopy  # an object, not a class
-    if not given or setup.model.projection_width is None or setup.config.weights is not None:
+    if not given or setup.model.projection_width is None:
         return []
     return [
         "the network's last layer is not used: the classifier behind the projection head (of --projection or of a "
         "plugin) starts with fresh weights"
     ]
-
-
-def _heads_apart(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
-    """Return the heads among some weights of which the others hold no matrix.
-
-    Biases do not count: they can fit where the matrix does not.
-    """
-    found = []
-    for start, head in (("encoder.projection.", "projection head"), ("classifier.", "classifier")):
-        own = [tensor for name, tensor in weights.items() if name.startswith(start) and tensor.ndim > 1]
-        if own and not any(_is_among(tensor, others) for tensor in own):
-            found.append(head)
-    return found
-
-
-def _is_among(tensor: Tensor, others: Mapping[str, Tensor]) -> bool:
-    """Whether a model holds a tensor, under any name: a plugin may have put a loaded layer into one of its own."""
-    return any(tensor.shape == other.shape and torch.equal(tensor.to(other), other) for other in others.values())
 
 
 def _partitioner_takes(option: str, name: str) -> bool:

@@ -16,7 +16,6 @@ from fedcore.data.dataset import data_digest
 from fedcore.data.partition import check_partition, labels_sha256, plain_info
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
-from fedcore.models.build import with_digest
 from fedcore.models.placement import resolve_device
 
 
@@ -54,7 +53,6 @@ def resolve_config(config: RunConfig, dataset: Dataset | None = None) -> tuple[R
         "model": models[0],
         "client_models": models if config.client_models else [],
         "device": str(device),
-        "weights": None if config.weights is None else with_digest(config.weights),
     }
     return config.model_copy(update=resolved), dataset
 

@@ -33,7 +33,6 @@ from fedcore.runs.cautions import (
     option_cautions,
     schedule_cautions,
     version_cautions,
-    weights_cautions,
 )
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
@@ -231,7 +230,7 @@ class Run:
         cautions = [*version_cautions(self.config, self.file.versions), *self.dataset.cautions]
         if not state.round:
             cautions += [*evaluation_cautions(self.setup, self.partition), *option_cautions(self.setup)]
-            cautions += [*self.setup.notes, *weights_cautions(self.setup), *head_cautions(self.setup)]
+            cautions += [*self.setup.notes, *head_cautions(self.setup)]
         begun = {"directory": self.directory.path, "config": self.config, "round": state.round}
         follow("start", {**begun, "notes": [*notes, *cautions]})
         with ExitStack() as stack:

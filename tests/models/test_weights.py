@@ -6,20 +6,24 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import fedcore
 from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.client.setup import Setup
+from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore.models.build import with_digest
-from fedcore.runs.resolve import resolve_config as prepare
-from fedcore_zoo import load_torchvision
+from fedcore_testing import federate
+from fedcore_zoo import load_torchvision, load_weights
+from fedcore_zoo.weights import with_digest
 from tests.sentences import raises
 
 SMALL = "torchvision:shufflenet_v2_x0_5"
 
 
-def built(name, shape=(3, 32, 32), **options):
-    model, _ = build_model(name, num_classes=4, input_shape=shape, seed=1, projection=False, **options)
+def built(name, shape=(3, 32, 32), *, weights=None, projection=False):
+    model, _ = build_model(name, num_classes=4, input_shape=shape, seed=1, projection=projection)
+    if weights is not None:
+        load_weights(model, weights)
     return model
 
 
@@ -57,8 +61,8 @@ class TestWeights:
     def test_a_model_of_fedcore_comes_back_whole(self, tmp_path):
         other, _ = build_model("mlp", num_classes=4, input_shape=(1, 8, 8), seed=5, projection=False)
         save_file(other.state_dict(), tmp_path / "own.safetensors")
-        options = {"input_shape": (1, 8, 8), "projection": False, "weights": str(tmp_path / "own.safetensors")}
-        model, task = build_model("mlp", num_classes=4, seed=1, **options)
+        model, task = build_model("mlp", num_classes=4, input_shape=(1, 8, 8), seed=1, projection=False)
+        load_weights(model, str(tmp_path / "own.safetensors"))
         assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
         task.ensure_projection(model)  # of a plugin; the file's classifier is for other features
         assert model.classifier.in_features == 256
@@ -67,8 +71,8 @@ class TestWeights:
     def test_a_network_may_have_modules_of_fedcores_names(self, tmp_path, projection):
         network = Named()
         save_file(network.state_dict(), tmp_path / "named.safetensors")
-        options = {"input_shape": (5,), "projection": projection, "weights": str(tmp_path / "named.safetensors")}
-        model, _ = build_model(f"module:{__name__}.Named", num_classes=4, seed=1, **options)
+        weights = str(tmp_path / "named.safetensors")
+        model = built(f"module:{__name__}.Named", (5,), weights=weights, projection=projection)
         for name in ("encoder.weight", "classifier.0.weight"):
             found = model.get_parameter(f"encoder.base.{name}")
             assert torch.equal(found, network.get_parameter(name))
@@ -106,7 +110,7 @@ class TestWeights:
         state = build_model("mlp", seed=5, **options)[0].state_dict()
         save_file({**state, name: state[name].to(dtype)}, tmp_path / "w.safetensors")
         with pytest.raises(ConfigError, match=says):
-            build_model("mlp", seed=1, weights=str(tmp_path / "w.safetensors"), **options)
+            built("mlp", (1, 8, 8), weights=str(tmp_path / "w.safetensors"))
 
     def test_other_numbers_of_the_same_kind_are_taken(self, file, tmp_path):
         state = {
@@ -124,12 +128,14 @@ class TestWeights:
     def test_a_run_is_bound_to_the_content(self, tmp_path):
         other, _ = build_model("mlp", num_classes=10, input_shape=(1, 8, 8), seed=5, projection=False)
         save_file(other.state_dict(), tmp_path / "own.safetensors")
-        config, dataset = prepare(RunConfig(weights=str(tmp_path / "own.safetensors"), device="cpu"))
-        name = config.weights
-        assert name.startswith(f"{tmp_path / 'own.safetensors'}#")
-        model = Setup.build(config, dataset).model
+        config = RunConfig(weights=str(tmp_path / "own.safetensors"), device="cpu", model="mlp", out=tmp_path / "run")
+        model = Setup.build(config, load_dataset("digits")).model
         assert torch.equal(model.state_dict()["encoder.base.fc1.weight"], other.state_dict()["encoder.base.fc1.weight"])
-        assert prepare(RunConfig(weights=name, device="cpu"))[0].weights == name
+        result = federate(tmp_path, rounds=1, weights=config.weights)
+        name = result.config.weights
+        assert name == with_digest(config.weights)
+        assert name.startswith(f"{tmp_path / 'own.safetensors'}#")
+        assert fedcore.resume(result.directory, changes={"rounds": 2}, progress=False).config.weights == name
         save_file({"a": torch.zeros(1)}, tmp_path / "own.safetensors")
         with raises(ConfigError):
-            prepare(RunConfig(weights=name, device="cpu"))
+            fedcore.resume(result.directory, changes={"rounds": 3}, progress=False)

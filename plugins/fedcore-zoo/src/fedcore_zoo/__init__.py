@@ -1,49 +1,49 @@
-"""The papers' data sets, models and partitions for fedcore, and the models of torchvision and timm by name."""
+"""Data sets, models and partitions of the papers, models of torchvision and timm by name, and weights to start from.
 
-from fedcore_zoo.bundled import breast_cancer, fixed_split
-from fedcore_zoo.client_shares import dirichlet_clients
-from fedcore_zoo.datasets import cifar10, cifar100, emnist, emnist_balanced, fashion_mnist, mnist
-from fedcore_zoo.fedlab import fedlab_alexnet, fedlab_cnn
-from fedcore_zoo.networks import (
-    PadTo,
-    alexnet,
-    embedding_bag,
-    fdcl_cnn,
-    fedcme_cnn,
-    image_shape,
-    resnet50,
-    simple_cnn,
-)
-from fedcore_zoo.niid_bench import niid_bench
-from fedcore_zoo.npz import read_npz
-from fedcore_zoo.partitioners import classes, natural, quantity, shards
-from fedcore_zoo.vision import load_torchvision
+All names are imported on first use: the option is read without torch.
+"""
 
-__all__ = [
-    "PadTo",
-    "alexnet",
-    "breast_cancer",
-    "cifar10",
-    "cifar100",
-    "classes",
-    "dirichlet_clients",
-    "embedding_bag",
-    "emnist",
-    "emnist_balanced",
-    "fashion_mnist",
-    "fdcl_cnn",
-    "fedcme_cnn",
-    "fedlab_alexnet",
-    "fedlab_cnn",
-    "fixed_split",
-    "image_shape",
-    "load_torchvision",
-    "mnist",
-    "natural",
-    "niid_bench",
-    "quantity",
-    "read_npz",
-    "resnet50",
-    "shards",
-    "simple_cnn",
-]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedcore.tools import lazy
+
+if TYPE_CHECKING:
+    from fedcore_zoo.bundled import breast_cancer as breast_cancer
+    from fedcore_zoo.bundled import fixed_split as fixed_split
+    from fedcore_zoo.client_shares import dirichlet_clients as dirichlet_clients
+    from fedcore_zoo.datasets import cifar10 as cifar10
+    from fedcore_zoo.datasets import cifar100 as cifar100
+    from fedcore_zoo.datasets import emnist as emnist
+    from fedcore_zoo.datasets import emnist_balanced as emnist_balanced
+    from fedcore_zoo.datasets import fashion_mnist as fashion_mnist
+    from fedcore_zoo.datasets import mnist as mnist
+    from fedcore_zoo.fedlab import fedlab_alexnet as fedlab_alexnet
+    from fedcore_zoo.fedlab import fedlab_cnn as fedlab_cnn
+    from fedcore_zoo.networks import PadTo as PadTo
+    from fedcore_zoo.networks import alexnet as alexnet
+    from fedcore_zoo.networks import embedding_bag as embedding_bag
+    from fedcore_zoo.networks import fdcl_cnn as fdcl_cnn
+    from fedcore_zoo.networks import fedcme_cnn as fedcme_cnn
+    from fedcore_zoo.networks import image_shape as image_shape
+    from fedcore_zoo.networks import resnet50 as resnet50
+    from fedcore_zoo.networks import simple_cnn as simple_cnn
+    from fedcore_zoo.niid_bench import niid_bench as niid_bench
+    from fedcore_zoo.npz import read_npz as read_npz
+    from fedcore_zoo.partitioners import classes as classes
+    from fedcore_zoo.partitioners import natural as natural
+    from fedcore_zoo.partitioners import quantity as quantity
+    from fedcore_zoo.partitioners import shards as shards
+    from fedcore_zoo.vision import load_torchvision as load_torchvision
+    from fedcore_zoo.weights import load_weights as load_weights
+
+_attribute, __all__ = lazy(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    return _attribute(name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 MEMORY_PER_RUN = 1.5 * 2**30
 """Bytes that a run is taken to need, for the default of ``parallel``: torch and a data set of CIFAR's size."""
 
-LOADED = ("dataset", "model", "augment", "public", "weights", "precision")
+LOADED = ("dataset", "model", "augment", "public", "precision")
 """Options for which a plan loads the data again, next to the data folder, the engine and the device."""
 
 COMBINED = (
-    *("plugins", "projection", "buffers", "optimizer", "local_epochs", "local_steps"),
+    *("plugins", "projection", "weights", "buffers", "optimizer", "local_epochs", "local_steps"),
     *("system", "clients", "participation", "min_clients"),
 )
 """Options on which it depends whether plugins, model and data can be combined."""
@@ -126,10 +126,10 @@ def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
             data = key([str(config.data_dir), config.engine, config.device, *(values[name] for name in LOADED)])
             if data not in loaded:
                 loaded[data] = resolve_config(config)
-            combined = key([data, *(values[name] for name in COMBINED)])
+            combined = key([data, *(values.get(name) for name in COMBINED)])
             if combined not in checked:
                 found, dataset = loaded[data]
-                resolved_names = {name: getattr(found, name) for name in ("model", "weights", "device")}
+                resolved_names = {name: getattr(found, name) for name in ("model", "device")}
                 Setup.build(config.model_copy(update=resolved_names), dataset, plugins)
                 checked.add(combined)
         except FedcoreError as error:
