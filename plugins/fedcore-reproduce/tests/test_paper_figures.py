@@ -16,6 +16,7 @@ from fedcore.tools import digest, settings
 from fedcore_reproduce import claims
 from fedcore_reproduce.evidence import Evidence, Place, write_evidence
 from fedcore_reproduce.find import find_recipe, find_recipes
+from fedcore_reproduce.formats import PAPERS
 from fedcore_reproduce.recipe import SCALES, Recipe, read_recipe
 from fedcore_study.sweeps.run import resolved
 
@@ -154,6 +155,7 @@ def test_evidence_becomes_a_table_and_a_picture_for_each_panel(cli, recipe: Reci
     assert made.exit_code == 0, made.output
     text = page.read_text(encoding="utf-8")
     assert "    fedcore reproduce fedprox --figure 7\n" in text
+    assert not [heading for heading in PAPERS if heading in text], "the paper prints no numbers"
     assert "| FedProx | 56.00 ± 1.00 | 66.00 ± 1.00 |" in text
     assert "Columns without runs so far: 1 of 3." in text
     assert "- Claim: FedProx is above FedAvg. Here: FedProx minus the others, " in text

@@ -11,19 +11,27 @@ from fedcore_reproduce.claims import sentences
 from fedcore_reproduce.run import Reproduction, ResultCell
 from fedcore_study.tools import Table, counted, csv_text, latex_comment, markdown_text, spread
 
+PAPERS = ("paper %", "minus paper")
+"""The headings of columns with the paper's numbers."""
+
 
 def blocks(reproduction: Reproduction) -> list[Table]:
     """Return a block for each column: the paper's figure, ours and the difference in points, or why there is none.
 
     If none of a column's cells was run, and all for the same reason, the block's title has the reason.
     """
-    ours = [text for heading in reproduction.recipe.protocols for text in (f"{heading} %", "minus paper")]
+    recipe = reproduction.recipe
+    ours = [text for heading in recipe.protocols for text in (f"{heading} %", "minus paper")]
+    headings = ["method", "paper %", *ours]
+    # Most papers' figures print no numbers: then there is nothing to stand beside ours.
+    kept = [place for place, each in enumerate(headings) if recipe.prints_numbers or each not in PAPERS]
     found = []
     for name, cells in reproduction.columns().items():
         reasons = {cell.reason for cell in cells}
         common = reasons.pop() if len(reasons) == 1 and not any(cell.ours for cell in cells) else ""
         rows = [[cell.row, cell.paper.text, *_ours(reproduction, cell, common)] for cell in cells]
-        found.append(Table(f"{name}: {common}" if common else name, ["method", "paper %", *ours], rows))
+        shown = [[row[place] for place in kept] for row in rows]
+        found.append(Table(f"{name}: {common}" if common else name, [headings[place] for place in kept], shown))
     return found
 
 

@@ -184,7 +184,12 @@ def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
         beside = [f"{heading} [95 % interval]" for heading in beside]
     for heading in recipe.protocols:
         headings += [f"{heading} %" if several else "ours %", *beside, "minus paper"]
-    return Table(column, [*headings, f"last {LATE} evaluations %", "seeds", "rounds"], rows).markdown()
+    headings += [f"last {LATE} evaluations %", "seeds", "rounds"]
+    # A figure whose numbers the paper does not print has no columns for them.
+    kept = [place for place, cells in enumerate(zip(*rows, strict=True)) if recipe.prints_numbers or {*cells} != {"-"}]
+    return Table(
+        column, [headings[place] for place in kept], [[row[place] for place in kept] for row in rows]
+    ).markdown()
 
 
 def _runs_of(row: Row, found: Iterable[Evidence]) -> list[Evidence]:

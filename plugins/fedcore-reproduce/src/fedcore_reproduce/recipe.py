@@ -161,6 +161,11 @@ class Recipe(Part):
         return "table" if self.figure is None else "figure"
 
     @property
+    def prints_numbers(self) -> bool:
+        """Whether the paper prints a number for some cell; most figures have none."""
+        return any(printed.mean is not None for row in self.rows for printed in row.paper)
+
+    @property
     def number(self) -> int:
         """The table's or figure's number."""
         return self.table or self.figure or 0
