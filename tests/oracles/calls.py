@@ -247,12 +247,6 @@ def adaptive_steps(
 
 
 @call
-def first_moment(move: Tensor, moment: Tensor, beta: float) -> Tensor:
-    """The first moment of FedOpt."""
-    return fedcore_fedopt.first_moment(move, moment, beta)
-
-
-@call
 def fednova_norm(steps: int, momentum: float = 0.0, shrinkage: float = 0.0) -> float:
     """|a_i|_1: how far so many steps along a constant gradient lead."""
     return fedcore_fednova.local_norm(steps, momentum, shrinkage)
@@ -752,15 +746,6 @@ def _double(value: Any) -> Tensor:
 
 
 @call
-def prototype_distance(
-    features: Tensor, labels: Sequence[int], prototypes: Tensor, known: Sequence[bool] | None = None
-) -> Tensor:
-    """FedProto's term."""
-    held = None if known is None else torch.tensor(known)
-    return fedcore_functional.prototype_distance(features, torch.tensor(labels), prototypes, held)
-
-
-@call
 def ccvr_statistics(features: Sequence[Any], labels: Sequence[Sequence[int]], classes: int, figure: str) -> Tensor:
     """CCVR's pooled means, or the pooled covariance of class 0."""
     own = [fedcore_functional.class_statistics(_double(f), torch.tensor(y), classes) for f, y in zip(features, labels)]
@@ -855,9 +840,9 @@ def ala_mixture(own: Tensor, received: Tensor, share: Tensor) -> Tensor:
 
 @call
 def etf_gram(classes: int, width: int) -> Tensor:
-    """The products of the rows of FedETF's classifier: a simplex whatever the draws."""
-    rows = fedcore_fedetf.simplex_etf(classes, width).double()
-    return rows @ rows.T
+    """The products of the columns of FedETF's classifier: a simplex whatever the draws."""
+    columns = fedcore_fedetf.simplex_etf(classes, width).double()
+    return columns.T @ columns
 
 
 @call

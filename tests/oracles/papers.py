@@ -477,3 +477,39 @@ def consistency(s: Array, generated: Array, known: Array) -> float:
     """Return the mean of KL(prediction of a generated feature of the label, prediction), 0 for unknown labels."""
     log_p, log_q = log_softmax(generated), log_softmax(s)
     return float(((np.exp(log_p) * (log_p - log_q)).sum(axis=1) * known).mean())
+
+
+# --- Equations of single terms --------------------------------------------------------------------------------
+
+
+def not_true_distillation(local: Array, received: Array, y: Array, temperature: float) -> float:
+    """FedNTD: KL of the received model's prediction among the classes that are not true and the local one's."""
+    others = np.ones(local.shape, dtype=bool)
+    others[np.arange(len(y)), y] = False
+    log_q, log_p = (log_softmax(s[others].reshape(len(y), -1) / temperature) for s in (local, received))
+    return float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean())
+
+
+def simplex(classes: int) -> Array:
+    """FedETF: the products of the rows, C / (C - 1) (I - 1 1' / C)."""
+    return classes / (classes - 1) * (np.eye(classes) - 1 / classes)
+
+
+def first_neighbours(points: Array) -> list[list[int]]:
+    """FINCH, Eq. 1: components of the graph in which each point is tied to the most similar one."""
+    similar = cosines(points, points)
+    np.fill_diagonal(similar, -2)
+    groups = [{number, int(similar[number].argmax())} for number in range(len(points))]
+    for _ in points:
+        for one in groups:
+            for other in groups:
+                if one & other:
+                    one |= other
+    return sorted({tuple(sorted(group)) for group in groups})  # type: ignore[return-value]
+
+
+def margin_contrast(sent: Array, y: Array, prototypes: Array, margin: float) -> float:
+    """FedTGP, Eq. 6: -log of exp(-(d_y + margin)) among these and the others' exp(-d_c), d Euclidean."""
+    apart = np.sqrt(((sent[:, None] - prototypes[None]) ** 2).sum(axis=2))
+    apart[np.arange(len(y)), y] += margin
+    return float(cross_entropies(-apart, y).mean())

@@ -23,7 +23,7 @@ from fedcore_testing import (
     small_config,
     weights,
 )
-from tests.oracles import papers
+from tests.oracles import calls, papers
 
 COHORTS = [[0, 1, 2, 3], [0, 2], [1, 2, 3], [0, 3], [0, 1, 2]]
 EPOCHS, LR, CLASSES = 2, 0.4, 3
@@ -244,3 +244,46 @@ def _second(result: Any) -> papers.Weights:
         name: next(value for key, value in state.items() if key.endswith(name)).double().numpy()
         for name in (*papers.HIDDEN, *papers.CLASSIFIER)
     }
+
+
+def test_equations_of_single_terms() -> None:
+    """Terms of methods of which no fixture has a case, next to NumPy from the papers' equations."""
+    draws = np.random.default_rng(11)
+    local, received = draws.standard_normal((2, 7, 5))
+    y, x = draws.integers(0, 5, 7), draws.standard_normal((9, 4))
+    own, global_, slope, share = draws.standard_normal((4, 6))
+    share = np.clip(share, 0, 1)
+    correlations = np.corrcoef(x.T)
+    points = np.array([[1.0, 0.1], [1.0, 0.2], [0.1, 1.0], [0.2, 1.0], [-1.0, -1.0], [-1.0, -0.8]])
+    means = draws.standard_normal((4, 3))
+    apart = np.linalg.norm(means[:, None] - means, axis=2) + 1e9 * np.eye(4)
+    sent, labels = draws.standard_normal((6, 3)), draws.integers(0, 4, 6)
+    off = correlations[~np.eye(4, dtype=bool)]
+    wanted: dict[str, tuple[dict[str, Any], Any]] = {
+        "not_true_distillation": (
+            {"local": local, "received": received, "labels": y, "temperature": 2.0},
+            papers.not_true_distillation(local, received, y, 2.0),
+        ),
+        "decorrelation": ({"features": x}, (correlations**2).mean()),
+        # the authors' code does not divide the products, but the mean of their squares, by the samples
+        "decorrelation off the diagonal": ({"features": x, "form": "off-diagonal"}, (8 * off) @ (8 * off) / 12 / 9),
+        "ala_share": (
+            {"share": share, "gradient": slope, "own": own, "received": global_, "eta": 0.5},
+            np.clip(share - 0.5 * slope * (global_ - own), 0, 1),
+        ),
+        "ala_mixture": ({"own": own, "received": global_, "share": share}, own + (global_ - own) * share),
+        "etf_gram": ({"classes": 5, "width": 8}, papers.simplex(5)),
+        "tukey": ({"values": np.abs(own), "power": 0.5}, np.abs(own) ** 0.5),
+        "finch_groups": ({"points": points}, papers.first_neighbours(points)),
+        "tgp_margin": ({"means": means, "known": [True] * 4, "threshold": 100.0}, apart.min(axis=1).max()),
+        "tgp_loss": (
+            {"sent": sent, "labels": labels, "prototypes": means, "margin": 0.7},
+            papers.margin_contrast(sent, labels, means, 0.7),
+        ),
+        "feddc_weight": ({"samples": 30, "mean_samples": 20.0}, 1.5),
+        "flipped_labels": ({"labels": y, "classes": 5}, 4 - y),
+    }
+    for name, (inputs, value) in wanted.items():
+        plain = {key: one.tolist() if isinstance(one, np.ndarray) else one for key, one in inputs.items()}
+        got = calls.compute({"call": name.split(" ")[0], "inputs": plain})
+        np.testing.assert_allclose(np.array(got), np.array(value), rtol=2e-5, atol=2e-6, err_msg=name)
