@@ -567,6 +567,19 @@ def test_the_table_shows_a_plugins_figure_once_where_it_is_asked_for(cli, copied
     assert (refused.exit_code, "no run has a number 'tool.failure' in its reports" in refused.stderr) == (2, True)
 
 
+def test_methods_at_their_own_options_are_one_section_with_names(cli, copied: Path) -> None:
+    for seed in (0, 1):
+        file = copied / f"fedprox-{seed}" / "config.yaml"
+        config = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump({**config, "lr": 0.0934727}, sort_keys=False))
+        seal(copied / f"fedprox-{seed}")
+    report(cli, *sorted(copied.iterdir()))
+    assert "<h2>lr 0.0935" in re.sub(r" id=\S+?>", ">", Path("report.html").read_text())
+    page, _ = report(cli, *sorted(copied.iterdir()), "--tuned", "lr", "--label", "fedprox=FedProx", out="tuned.html")
+    assert [row[0] for row in page.table()[2:]] == ["fedavg", "FedProx"]
+    assert "FedProx: lr 0.0935" in Path("tuned.html").read_text()
+
+
 def test_losses_of_other_magnitudes_have_a_logarithmic_axis(cli, copied: Path, tmp_path: Path) -> None:
     run = copied / "fedavg-0"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

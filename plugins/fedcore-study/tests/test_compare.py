@@ -635,7 +635,101 @@ def test_a_search_by_optuna_is_read_as_its_trials(make, tmp_path):
         make([], 0, [0.5], **values).rename(study / "runs" / f"trial-000{number}")
     found, notes = join([study], by=["lr"])
     assert [row.label for row in found.blocks[0].rows] == ["0.1", "0.2"]
-    assert notes == [f"{study} is a search by Optuna: its trials differ in options, of which --by OPTION makes rows"]
+    assert notes == []
+
+
+def judged(folder, value):
+    """Give a run its best figure on held-out parts."""
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["metrics"]["best_by_validation"] = {"round": 1, "validation": "personal", "validation_accuracy": value}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+class TestTuned:
+    """Methods at their own options stand in one table. Held-out parts choose, never the test set."""
+
+    LR = 0.09347271781114277
+
+    def test_each_method_at_its_own_options(self, make, cli):
+        folders = [make([], seed, [0.5], lr=self.LR) for seed in (0, 1)]
+        folders += [make({"moon": {"mu": 1.23456}}, seed, [0.6], lr=0.01) for seed in (0, 1)]
+        assert len(join(folders)[0].blocks) == 2
+        found, _ = join(folders, tuned=["lr,mu"], labels={"moon": "MOON", "fedavg": "FedAvg"}, baseline="FedAvg")
+        (block,) = found.blocks
+        assert [row.label for row in block.rows] == ["FedAvg", "MOON"]
+        assert "lr" not in found.common
+        assert "each row has its own tuned options (FedAvg: lr 0.0935; MOON: lr 0.01, mu 1.23)" in block.notes
+        shown = cli(
+            "compare", *folders, "--tuned", "lr", "--tuned", "moon.mu", "--label", "moon=MOON", "--latex"
+        ).stdout
+        assert re.search(r"^fedavg & 2 .*\nMOON & 2 ", shown, re.MULTILINE)
+        frame = fedcore_study.compare(folders, tuned=["lr", "mu"], labels={"moon": "MOON"})
+        assert list(frame.index) == ["fedavg", "MOON"]
+        each = fedcore_study.compare(folders, tuned="lr,mu", labels={"moon": "MOON"}, each=True)
+        assert list(each["method"]) == ["fedavg"] * 2 + ["MOON"] * 2
+
+    def test_of_several_values_the_best_on_held_out_parts(self, make):
+        """The test set prefers the others, and so does seed 0 alone; one value has fewer seeds."""
+        values = {0.1: (0.9, 0.1), 0.2: (0.6, 0.8), 0.3: (1.0,)}
+        folders = [
+            judged(make([], seed, [1 - held_out], lr=lr), held_out)
+            for lr, of_seeds in values.items()
+            for seed, held_out in enumerate(of_seeds)
+        ]
+        found, notes = join([*folders, make([], 1, [0.5], lr=0.3, finished=False)], tuned=["lr"])
+        (row,) = found.blocks[0].rows
+        assert sorted(row.values.values()) == pytest.approx([0.2, 0.4])
+        assert notes == []
+        bare = [make([], 0, [0.5], lr=lr) for lr in (0.1, 0.2)]
+        with pytest.raises(ConfigError, match=r"differ in tuned options \(lr\).*--client-test-fraction"):
+            join(bare, tuned=["lr"])
+
+    def test_what_a_search_tried_is_known(self, make, tmp_path):
+        """Two searches are one table of two methods, each at its best trial; --by looks at the trials."""
+        for name, best in (("fedavg", 0.2), ("moon", 0.1)):
+            study = tmp_path / name
+            (study / "runs").mkdir(parents=True)
+            asked = {"user_attr": {"asked": {"--rounds": 1, "--search lr": "0.1..0.2", "--search batch_size": "8..64"}}}
+            (study / "study.log").write_text('{"op_code":0}\n' + json.dumps(asked) + "\n")
+            for number, lr in enumerate((0.1, 0.2)):
+                plugins = [name] if name == "moon" else []
+                run = judged(make(plugins, 0, [lr], lr=lr), 0.9 if lr == best else 0.8)
+                run.rename(study / "runs" / f"trial-000{number}")
+        studies = [tmp_path / "fedavg", tmp_path / "moon"]
+        found, notes = join(studies)
+        assert [(row.label, row.summary.mean) for row in found.blocks[0].rows] == [("fedavg", 0.2), ("moon", 0.1)]
+        assert "(fedavg: lr 0.2, batch_size 16; moon: lr 0.1, batch_size 16)" in found.notes[-1]
+        assert notes == []
+        assert len(join(studies, by=["plugin", "lr"])[0].blocks[0].rows) == 4
+
+    def test_numbers_have_three_digits_unless_two_would_be_alike(self, make, cli):
+        folders = [make([], 0, [0.5], lr=lr) for lr in (self.LR, 0.01)]
+        assert [row.label for row in join(folders, by=["lr"])[0].blocks[0].rows] == ["0.0935", "0.01"]
+        assert re.search(r"^lr 0.0935 *$", cli("compare", *folders).stdout, re.MULTILINE)
+        alike = [make({"moon": {"mu": mu}}, 0, [0.5]) for mu in (1.2341, 1.2342)]
+        assert [row.label for row in join(alike)[0].blocks[0].rows] == ["moon (mu=1.2341)", "moon (mu=1.2342)"]
+
+    def test_rows_by_the_names_of_runs(self, make):
+        folders = [make([], seed, [0.5], lr=0.1, name="FedAvg-small") for seed in (0, 1)]
+        folders += [make(["moon"], seed, [0.6], lr=0.2, name="x") for seed in (0, 1)]
+        for folder in folders[2:]:
+            (folder / "labels.json").write_text(json.dumps({"name": "ours", "tags": [], "note": None}))
+        found, _ = join(folders, by=["name"])
+        assert [row.label for row in found.blocks[0].rows] == ["FedAvg-small", "ours"]
+        assert found.blocks[0].baseline == "FedAvg-small"
+        with pytest.raises(ConfigError, match="have the name 'ours' and differ in lr"):
+            join([*folders, make(["moon"], 2, [0.6], name="ours")], by=["name"])
+
+    def test_names_that_do_not_exist(self, make, cli):
+        folders = [make([], 0, [0.5]), make(["moon"], 0, [0.5])]
+        with pytest.raises(UnknownNameError, match=r"unknown --tuned 'ml'"):
+            join(folders, tuned=["ml"])
+        with pytest.raises(UnknownNameError, match=r"unknown row 'mon'.*'moon'"):
+            join(folders, labels={"mon": "MOON"})
+        with pytest.raises(ConfigError, match="gives 2 rows the name 'moon'"):
+            join(folders, labels={"fedavg": "moon"})
+        assert "write ROW=NAME" in cli("compare", *folders, "--label", "MOON").stderr
 
 
 class TestCautions:

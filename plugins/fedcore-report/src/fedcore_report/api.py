@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -17,6 +17,8 @@ def report(
     *,
     title: str | None = None,
     by: str | Sequence[str] = "plugin",
+    tuned: str | Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
     baseline: str | None = None,
     data_dir: str | PathLike[str] | None = None,
     points: int = 500,
@@ -29,6 +31,8 @@ def report(
     :param runs: runs or sweeps: directories or results, one or several.
     :param title: the page's heading; default the names of the first runs.
     :param by: the options that distinguish methods: ``plugin``, or options of a run.
+    :param tuned: options that each row has its own value of, as for ``fedcore_study.compare``.
+    :param labels: names for rows, by the names that they would have.
     :param baseline: the row that differences are to; default ``fedavg`` where there is one.
     :param data_dir: the folder of the data sets' files; default what each run used.
     :param points: test samples in the picture of the features; 0 leaves it out.
@@ -50,6 +54,8 @@ def report(
             notes,
             title=title or heading(folders),
             by=[by] if isinstance(by, str) else list(by),
+            tuned=[tuned] if isinstance(tuned, str) else tuned,
+            labels=labels or {},
             baseline=baseline,
             data_dir=None if data_dir is None else Path(data_dir),
             points=points,

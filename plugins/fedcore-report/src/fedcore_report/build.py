@@ -27,6 +27,8 @@ from fedcore_study.tools import (
     mapping_in,
     named,
     option,
+    relabelled,
+    tuned_runs,
     uses_alpha,
     with_global_model,
     without_module,
@@ -87,6 +89,8 @@ def build(
     *,
     title: str,
     by: Sequence[str] = ("plugin",),
+    tuned: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
     baseline: str | None = None,
     data_dir: Path | None = None,
     points: int = 500,
@@ -97,6 +101,8 @@ def build(
     """Make the parts of a report.
 
     :param notes: warnings about the runs' files.
+    :param tuned: options that each row has its own value of.
+    :param labels: names for rows, by the names that they would have.
     :param baseline: the row that differences are to, in the groups that have it; by default fedavg.
     :param points: the number of test samples in an embedding, 0 for none.
     :param reported: figures of plugins' reports to show in the tables, such as ``attack.success``.
@@ -105,27 +111,30 @@ def build(
         reports a figure.
     """
     fields, said = [option(name) for name in by], list(notes)
-    runs = distinct(found, fields, said.append)
+    chosen, own = tuned_runs(found, fields, tuned)
+    runs = distinct(chosen, fields, said.append)
     if not runs:
         raise ConfigError("there is no run to report yet")
     for run in runs:
         check_code(
             (name for name in code_in(run.config) if not is_lent(name)), run.path / "config.yaml", allow=allow_code
         )
-    common, groups = group_runs(runs, fields)
+    common, groups = group_runs(runs, fields, own)
+    groups = relabelled(groups, labels or {})
+    baseline = (labels or {}).get(baseline or "", baseline)
     for group in groups:
-        for rows in group.rows.values():
-            by_seed(rows)
-    labels = dict.fromkeys(label for group in groups for label in group.rows)
-    if baseline is not None and baseline not in labels:
-        raise UnknownNameError("baseline", baseline, labels)
+        for each in group.rows.values():
+            by_seed(each)
+    rows = dict.fromkeys(label for group in groups for label in group.rows)
+    if baseline is not None and baseline not in rows:
+        raise UnknownNameError("baseline", baseline, rows)
     check_reported(runs, reported)
     if unfinished := [f"{run.path.name} ({_state(run)})" for run in runs if not run.finished]:
         said.append(f"{len(unfinished)} of {len(runs)} runs are not finished: {', '.join(unfinished)}")
-    colors = {label: number for number, label in enumerate(labels)}
+    colors = {label: number for number, label in enumerate(rows)}
     telling = _telling(groups)
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
-    asked = Comparison("", rows_by, common=common, reported=reported)
+    asked = Comparison("", rows_by, common=common, reported=reported, tuned=own)
     sections = []
     groups = [_with_global_models(group) for group in groups]
     for number, group in enumerate(groups, start=1):
@@ -146,7 +155,7 @@ def build(
         created=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         notes=said,
         sections=sections,
-        ranks=rankings([run for group in groups for each in group.rows.values() for run in each], by, colors),
+        ranks=rankings(groups, asked, colors),
         runs={run.path: _config_text(run) for run in runs},
         details={name: table for name, table in details.items() if table.rows},
     )

@@ -18,11 +18,11 @@ from fedcore_study.tools import (
     block_of,
     by_seed,
     client_columns,
-    compare_runs,
     csv_of,
     named,
     pairs,
     plain_rows,
+    ranks_of,
     table_columns,
 )
 
@@ -69,8 +69,7 @@ def opening(group: Group, asked: Comparison, colors: Mapping[str, int], baseline
     """
     made, found = Opening(), dict[str, Comparison]()
     for protocol in PROTOCOLS:
-        measured = {label: [run for run in runs if run.final(protocol)] for label, runs in group.rows.items()}
-        rows = {label: runs for label, runs in measured.items() if runs}
+        rows = _measured(group, protocol).rows
         if not rows:
             continue
         runs = [run for runs in rows.values() for run in runs]
@@ -105,20 +104,28 @@ class Ranking:
     chart: Intervals
 
 
-def rankings(runs: Sequence[RunRecord], by: Sequence[str], colors: Mapping[str, int]) -> list[Ranking]:
+def rankings(groups: Sequence[Group], asked: Comparison, colors: Mapping[str, int]) -> list[Ranking]:
     """Rank the rows under every protocol, over two data settings or more; for fewer than three rows there are no ranks.
 
-    :param by: what makes a row.
+    :param asked: the rows' options.
     :param colors: the number of each row's colour.
     """
     found = []
     for protocol in EVALUATED:
-        measured = [run for run in runs if run.final(protocol)]
-        made = compare_runs(measured, protocol=protocol, by=by) if measured else None
-        if made is not None and made.ranks is not None:
-            settings = [named(block.settings) for block in made.blocks]
-            found.append(_ranking(protocol, made.ranks, settings, made.heading, colors))
+        measured = [group for each in groups if (group := _measured(each, protocol)).rows]
+        question = replace(asked, protocol=protocol, reported=())
+        blocks = [block_of(group, question, None) for group in measured]
+        ranks = ranks_of(blocks, measured, question) if blocks else None
+        if ranks is not None:
+            settings = [named(block.settings) for block in blocks]
+            found.append(_ranking(protocol, ranks, settings, asked.heading, colors))
     return found
+
+
+def _measured(group: Group, protocol: str) -> Group:
+    """Return the finished runs of a group that have figures for a protocol."""
+    rows = {label: [run for run in runs if run.final(protocol)] for label, runs in group.rows.items()}
+    return Group(group.settings, {label: runs for label, runs in rows.items() if runs})
 
 
 def _ranking(protocol: str, ranks: Ranks, settings: Sequence[str], heading: str, colors: Mapping[str, int]) -> Ranking:

@@ -19,19 +19,17 @@ from fedcore.tools import (
     available,
     flag_of,
     full_name,
-    judged_by,
     package_of,
     parse_json,
     process,
     protocols,
     settings,
-    short_name,
     write_text,
     write_yaml,
 )
-from fedcore_study.comparisons.measures import Measure
+from fedcore_study.comparisons.measures import Measure, judge
 from fedcore_study.sweeps.child import Task
-from fedcore_study.sweeps.directory import STUDY
+from fedcore_study.sweeps.directory import ASKED, SEARCH, STUDY
 from fedcore_study.sweeps.processes import Job, Start, run_jobs
 from fedcore_study.sweeps.run import default_parallel, resolved
 from fedcore_study.sweeps.spec import SweepSpec, axis_name, read_values
@@ -136,7 +134,7 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
     if spec.grid or spec.cases or len(spec.seeds) != 1:
         raise ConfigError("--optuna takes --search and one seed, no --grid and no cases")
     base = spec.run({}, spec.seeds[0])
-    _measure(base)
+    judge(base)
     if not base.client_test_fraction and not base.partition.endswith(".json"):
         raise ConfigError("--optuna compares trials on the clients' held-out parts; add --client-test-fraction 0.2")
     if base.protocols and not base.validation_share and not {*protocols.HELD_OUT} & {*base.protocols}:
@@ -184,7 +182,7 @@ def search(
         from optuna.storages.journal import JournalFileBackend
 
         base = spec.run({}, spec.seeds[0])
-        measure = _measure(base)
+        measure = judge(base)
         parallel = parallel or min(TOGETHER, default_parallel([base]))
         workers = None if parallel == 1 else process.cores() // parallel if process.cores() > parallel else 0
         out.mkdir(parents=True, exist_ok=True)
@@ -215,13 +213,6 @@ def search(
     return _result(study, axes, measure, out, spec)
 
 
-def _measure(config: RunConfig) -> Measure:
-    """Return the figure by which trials are compared."""
-    name = judged_by(config)
-    metric = next((metric for metric in config.metrics if short_name(metric) == name.removesuffix("_mean")), name)
-    return Measure(name, Measure.of(metric).sign)
-
-
 def _check_study(file: Path) -> None:
     """Refuse a file that was cut off, as by a full disk, or holds foreign bytes: Optuna would write on in it."""
     if not file.exists():
@@ -243,10 +234,10 @@ def _check_same(study: Any, base: RunConfig, axes: Sequence[Axis], file: Path) -
     """Refuse to go on with other options or axes: trials could not be compared, and a choice is kept as its place."""
     defaults = settings(RunConfig())
     asked = {flag_of(name): value for name, value in settings(base).items() if value != defaults[name]}
-    asked |= {f"--search {axis.name}": str(axis) for axis in axes}
-    kept = study.user_attrs.get("asked")
+    asked |= {f"{SEARCH}{axis.name}": str(axis) for axis in axes}
+    kept = study.user_attrs.get(ASKED)
     if kept is None:
-        study.set_user_attr("asked", asked)
+        study.set_user_attr(ASKED, asked)
         return
     for name in kept | asked:
         before, now = (values.get(name, "not given") for values in (kept, asked))

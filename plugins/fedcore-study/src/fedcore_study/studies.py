@@ -96,6 +96,8 @@ def compare(
     protocol: str = "global",
     metric: str = "accuracy",
     by: str | Sequence[str] = "plugin",
+    tuned: str | Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
     baseline: str | None = None,
     target: float | None = None,
     round: int | None = None,
@@ -120,7 +122,10 @@ def compare(
     :param metric: the figure to compare, as ``summary.json`` names it: ``accuracy``, ``loss``, ``macro-f1``; over
         clients ``macro-f1_mean``, ``worst10``; a metric of yours as ``module:mine.Top2``. Its short name replaces
         ``accuracy`` in the columns.
-    :param by: the options that make a row: ``plugin``, or options of a run.
+    :param by: the options that make a row: ``plugin``, options of a run, or ``name``.
+    :param tuned: options that each row has its own value of, such as ``["lr", "mu"]``; of several values the best on
+        held-out parts counts. Default those that a search tried.
+    :param labels: names for rows, by the names that they would have.
     :param baseline: the row that differences are to; default ``fedavg`` if there is one.
     :param target: an accuracy in (0, 1]; adds rounds and bytes until it is first reached.
     :param round: compare after so many rounds, unfinished runs too; default at the end of finished runs.
@@ -131,21 +136,27 @@ def compare(
     :raises ConfigError: nothing to compare, names that do not exist, or runs that contradict one another.
     """
     from fedcore_study.comparisons import comparison, frame
+    from fedcore_study.comparisons.groups import option
     from fedcore_study.comparisons.records import find_runs
+    from fedcore_study.comparisons.tuned import tuned_runs
 
     def warn(message: str) -> None:
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     found = find_runs(run_folders(runs), warn)
     fields = [by] if isinstance(by, str) else list(by)
+    own = [tuned] if isinstance(tuned, str) else list(tuned)
     if each:
-        kept = comparison.usable(found, protocol, round, warn, short_name(metric))
-        return frame.of_runs(kept, fields, protocol, round)
+        chosen, own = tuned_runs(found, [option(name) for name in fields], own)
+        kept = comparison.usable(chosen, protocol, round, warn, short_name(metric))
+        return frame.of_runs(kept, fields, protocol, round, tuned=own, labels=labels or {})
     made = comparison.compare_runs(
         found,
         protocol=protocol,
         metric=metric,
         by=fields,
+        tuned=own,
+        labels=labels,
         baseline=baseline,
         target=target,
         round=round,

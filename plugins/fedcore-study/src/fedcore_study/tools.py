@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from fedcore_study.cli.shared import SWEEP_PANEL, TABLE_FORMATS, Baseline, By, Parallel, Reported, Runs
+from fedcore_study.cli.shared import (
+    SWEEP_PANEL,
+    TABLE_FORMATS,
+    Baseline,
+    By,
+    Labels,
+    Parallel,
+    Reported,
+    Runs,
+    Tuned,
+    labels_of,
+)
 from fedcore_study.cli.sweep_display import SweepDisplay
-from fedcore_study.comparisons.comparison import BASELINE, Comparison, block_of, check_reported, compare_runs, pairs
+from fedcore_study.comparisons.comparison import (
+    BASELINE,
+    Comparison,
+    block_of,
+    check_reported,
+    compare_runs,
+    pairs,
+    ranks_of,
+)
 from fedcore_study.comparisons.figures import FEW, Difference, Figure, paired_difference
 from fedcore_study.comparisons.formats import (
     SECONDS,
@@ -15,9 +34,10 @@ from fedcore_study.comparisons.formats import (
     spread,
     table_columns,
 )
-from fedcore_study.comparisons.groups import Group, by_seed, distinct, group_runs, option, uses_alpha
+from fedcore_study.comparisons.groups import Group, by_seed, distinct, group_runs, option, relabelled, uses_alpha
 from fedcore_study.comparisons.records import RunRecord, Warn, find_runs, read_run, with_global_model
 from fedcore_study.comparisons.significance import Ranks
+from fedcore_study.comparisons.tuned import tuned_runs
 from fedcore_study.lenient import list_in, mapping_in, number
 from fedcore_study.studies import StudiedRuns, listed_runs, run_folders
 from fedcore_study.sweeps.directory import SweepDirectory
@@ -39,6 +59,7 @@ __all__ = [
     "Difference",
     "Figure",
     "Group",
+    "Labels",
     "Listener",
     "Parallel",
     "Ranks",
@@ -50,6 +71,7 @@ __all__ = [
     "SweepDisplay",
     "SweepSpec",
     "Table",
+    "Tuned",
     "Warn",
     "as_latex",
     "axis_name",
@@ -68,6 +90,7 @@ __all__ = [
     "find_runs",
     "group_runs",
     "joined",
+    "labels_of",
     "latex_comment",
     "list_in",
     "listed_runs",
@@ -79,12 +102,15 @@ __all__ = [
     "paired_difference",
     "pairs",
     "plain_rows",
+    "ranks_of",
     "read_run",
+    "relabelled",
     "resolved",
     "run_folders",
     "run_sweep",
     "spread",
     "table_columns",
+    "tuned_runs",
     "uses_alpha",
     "with_global_model",
     "without_module",

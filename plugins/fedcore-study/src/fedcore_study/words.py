@@ -26,8 +26,15 @@ def without_module(name: str) -> str:
 
 
 def named(settings: Mapping[str, object]) -> str:
-    """Return settings for a title: ``partition iid, clients 10``."""
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
+    """Return settings for a title: ``partition iid, lr 0.0935``."""
+    return ", ".join(
+        f"{name} {shown(value) if isinstance(value, float) else value}" for name, value in settings.items()
+    )
+
+
+def shown(value: object) -> str:
+    """Return an option's value for people: ``0.0935`` with three significant digits, a name without its module."""
+    return str(float(f"{value:.3g}")) if isinstance(value, float) else without_module(str(value))
 
 
 def by_value(values: Mapping[str, Value]) -> dict[Value, list[str]]:

@@ -10,7 +10,7 @@ import typer
 from fedcore import UnknownNameError
 from fedcore.tools import options, output
 from fedcore_report.files import FORMATS, require_converter, write
-from fedcore_study.tools import Baseline, By, Reported, Runs
+from fedcore_study.tools import Baseline, By, Labels, Reported, Runs, Tuned
 
 
 def report(
@@ -24,6 +24,8 @@ def report(
         str, typer.Option("--figure-format", metavar="|".join(FORMATS), help="Of the files of figures.")
     ] = "png",
     by: By = None,
+    tuned: Tuned = None,
+    label: Labels = None,
     baseline: Baseline = None,
     reported: Reported = None,
     data_dir: Annotated[
@@ -45,7 +47,7 @@ def report(
     """
     from fedcore_report.build import build, heading
     from fedcore_report.page import check_target, write_page
-    from fedcore_study.tools import find_runs
+    from fedcore_study.tools import find_runs, labels_of
 
     check_target(out, figures, force=force)
     if form not in FORMATS:
@@ -60,6 +62,8 @@ def report(
             notes,
             title=title or heading(runs),
             by=by or ["plugin"],
+            tuned=tuned or (),
+            labels=labels_of(label),
             baseline=baseline,
             data_dir=data_dir,
             points=points,

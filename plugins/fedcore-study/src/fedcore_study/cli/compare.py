@@ -23,6 +23,8 @@ def compare(
         ),
     ] = "accuracy",
     by: shared.By = None,
+    tuned: shared.Tuned = None,
+    label: shared.Labels = None,
     baseline: shared.Baseline = None,
     target: Annotated[
         float | None, typer.Option(metavar="ACCURACY", help="Count rounds and bytes to this accuracy [0 < x <= 1].")
@@ -73,6 +75,8 @@ def compare(
         protocol=protocol,
         metric=metric,
         by=by or ["plugin"],
+        tuned=tuned or (),
+        labels=shared.labels_of(label),
         baseline=baseline,
         target=target,
         round=at_round,

@@ -14,6 +14,7 @@ from rich.table import Table
 from fedcore.tools import SOME_FAILED, output
 from fedcore_study.search import BEST, SearchResult, Trial, check_search, parse_search, search
 from fedcore_study.sweeps.spec import SweepSpec
+from fedcore_study.words import shown
 
 
 def run_search(
@@ -39,7 +40,7 @@ def run_search(
             return
         told = details.get("options") or details.get("message") or details["best"]
         if isinstance(told, Mapping):
-            told = ", ".join(f"{name} {_short(value)}" for name, value in told.items())
+            told = ", ".join(f"{name} {shown(value)}" for name, value in told.items())
         output.stderr().print(output.text(f"trial {number} {event}: {told}"), soft_wrap=True)
 
     result = search(spec, axes, trials, out, listen=listen, parallel=parallel)
@@ -64,12 +65,8 @@ def _table(result: SearchResult) -> Table:
 
     for trial in sorted(result.trials, key=rank):
         value = "-" if trial.value is None else measure.printed(trial.value)
-        table.add_row(str(trial.number), value, trial.state, *(_short(trial.options.get(name, "-")) for name in names))
+        table.add_row(str(trial.number), value, trial.state, *(shown(trial.options.get(name, "-")) for name in names))
     return table
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _plain(result: SearchResult) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedcore import ConfigError
 from fedcore.tools import options
 
 SWEEP_PANEL = "Sweep"
@@ -20,8 +21,21 @@ By = Annotated[
     list[str] | None,
     typer.Option(
         metavar="OPTION",
-        help="Option that distinguishes rows: plugin, or an option of train; can be repeated. Default plugin.",
+        help="Option that distinguishes rows: plugin, name (of runs), or an option of train; can be repeated. Default "
+        "plugin.",
     ),
+]
+Tuned = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OPTION,...",
+        help="Options that each row has its own value of: lr, mu, moon.mu. Of several values the best on held-out "
+        "parts counts. Default those that a search tried.",
+    ),
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="ROW=NAME", help="Another name for a row; can be repeated."),
 ]
 Baseline = Annotated[
     str | None, typer.Option(metavar="ROW", help="Row that differences are to; default that of fedavg, if just one is.")
@@ -39,3 +53,17 @@ Parallel = Annotated[
         min=1,
     ),
 ]
+
+
+def labels_of(texts: list[str] | None) -> dict[str, str]:
+    """Return the names that ``--label`` gives to rows.
+
+    :raises ConfigError: a text has another form.
+    """
+    found = {}
+    for text in texts or ():
+        row, equals, name = text.rpartition("=")  # a row's own name can have one: "fedavg, lr=0.1"
+        if not (equals and row and name.strip()):
+            raise ConfigError(f"--label {text!r}: write ROW=NAME, for example fedavg=FedAvg")
+        found[row] = name.strip()
+    return found

@@ -28,10 +28,11 @@ from fedcore_study.comparisons.cautions import (
 from fedcore_study.comparisons.fairness import FIGURES, Spread
 from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
 from fedcore_study.comparisons.findings import findings
-from fedcore_study.comparisons.groups import Group, by_seed, distinct, group_runs, option
+from fedcore_study.comparisons.groups import NAME, Group, by_seed, distinct, group_runs, option, relabelled
 from fedcore_study.comparisons.measures import ACCURACY, Measure
 from fedcore_study.comparisons.records import OVER_CLIENTS, RunRecord, Warn, with_global_model
 from fedcore_study.comparisons.significance import Ranks, level, ranked
+from fedcore_study.comparisons.tuned import at_which, tuned_runs
 from fedcore_study.lenient import number
 from fedcore_study.words import named
 
@@ -106,6 +107,8 @@ class Comparison:
     """The methods' ranks over the blocks, if these are of different data."""
     measure: Measure = ACCURACY
     """The figure that is compared."""
+    tuned: Sequence[str] = ()
+    """The options of which each row has its own values."""
 
     @property
     def notes(self) -> list[str]:
@@ -131,6 +134,8 @@ def compare_runs(
     protocol: str = "global",
     metric: str = "accuracy",
     by: Sequence[str] = ("plugin",),
+    tuned: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
     baseline: str | None = None,
     target: float | None = None,
     round: int | None = None,
@@ -143,6 +148,8 @@ def compare_runs(
 
     :param metric: the figure to compare, by its name in ``summary.json``; see :class:`Measure`.
     :param by: what makes a row: ``plugin`` and options of a run.
+    :param tuned: options of which each row has its own values; see :func:`tuned_runs`.
+    :param labels: names for rows, by the names that they would have.
     :param baseline: the label of the row that differences are to, by default a block's only row of fedavg.
     :param target: an accuracy in (0, 1]; the rounds and bytes until it is first reached are counted.
     :param round: compare after this number of rounds, also unfinished runs; by default finished runs at their end.
@@ -164,8 +171,11 @@ def compare_runs(
         raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
+    runs, own = tuned_runs(runs, fields, tuned)
     kept = distinct(usable(runs, protocol, round, warn, measure.name), fields, warn)
-    common, groups = group_runs(kept, fields)
+    common, groups = group_runs(kept, fields, own)
+    groups = relabelled(groups, labels or {})
+    baseline = (labels or {}).get(baseline or "", baseline)
     if baseline is not None and not any(baseline in group.rows for group in groups):
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
     if round is not None and _differ_in_rounds_alone(groups):
@@ -176,10 +186,19 @@ def compare_runs(
     check_reported(kept, reported, round)
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
     asked = Comparison(
-        protocol, rows_by, round, target, confidence, common, by_client=by_client, reported=reported, measure=measure
+        protocol,
+        rows_by,
+        round,
+        target,
+        confidence,
+        common,
+        by_client=by_client,
+        reported=reported,
+        measure=measure,
+        tuned=own,
     )
     blocks = [block_of(group, asked, baseline) for group in groups]
-    return replace(asked, blocks=blocks, ranks=_ranks(blocks, groups, asked))
+    return replace(asked, blocks=blocks, ranks=ranks_of(blocks, groups, asked))
 
 
 def _differ_in_rounds_alone(groups: Sequence[Group]) -> bool:
@@ -200,7 +219,7 @@ def check_reported(runs: Sequence[RunRecord], names: Sequence[str], round: int |
         )
 
 
-def _ranks(blocks: Sequence[Block], groups: Sequence[Group], asked: Comparison) -> Ranks | None:
+def ranks_of(blocks: Sequence[Block], groups: Sequence[Group], asked: Comparison) -> Ranks | None:
     """Rank the rows that all blocks have.
 
     :param groups: the runs of each block.
@@ -288,7 +307,7 @@ def block_of(group: Group, asked: Comparison, baseline: str | None) -> Block:
     """
     seeds = {label: by_seed(runs) for label, runs in group.rows.items()}
     plain = []
-    if "plugin" in asked.by:
+    if {"plugin", NAME} & {*asked.by}:
         plain = [label for label, runs in group.rows.items() if not settings(runs[0].config)["plugins"]]
     against = baseline or (plain[0] if len(plain) == 1 else None)
     if against not in group.rows:
@@ -322,6 +341,7 @@ def block_of(group: Group, asked: Comparison, baseline: str | None) -> Block:
         other_seeds(values),
         other_sources(group.rows),
         global_models(group.rows),
+        at_which(group.rows, asked.tuned),
         restarted_schedules(group.rows),
         *own_models(group.rows, asked.protocol),
     ]

@@ -17,7 +17,7 @@ from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.measures import Measure, direction
 from fedcore_study.comparisons.significance import p_text
 from fedcore_study.tables import Table, csv_of, latex_comment, markdown_text
-from fedcore_study.words import counted, named, without_module
+from fedcore_study.words import counted, named, shown
 
 
 @dataclass(frozen=True)
@@ -293,8 +293,6 @@ def _parts(name: str, figure: Figure | None) -> dict[str, Json]:
     return {f"{name}_mean": mean, f"{name}_std": std, f"{name}_n": n}
 
 
-def _short(value: Json) -> Json:
-    """Return a setting's value for a caption: plugins without their options, objects without their module."""
-    if isinstance(value, str):
-        return without_module(value)
-    return method(value) if isinstance(value, dict) else value
+def _short(value: Json) -> str:
+    """Return a setting's value for a caption: plugins without their options."""
+    return method(value) if isinstance(value, dict) else shown(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas
@@ -10,7 +10,7 @@ import pandas
 from fedcore_study.comparisons.comparison import Comparison
 from fedcore_study.comparisons.fairness import FIGURES
 from fedcore_study.comparisons.formats import metric_names, plain_rows
-from fedcore_study.comparisons.groups import group_runs, option
+from fedcore_study.comparisons.groups import group_runs, option, relabelled
 from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.words import named
 
@@ -68,7 +68,15 @@ def of_methods(comparison: Comparison) -> pandas.DataFrame:
     return frame
 
 
-def of_runs(runs: Sequence[RunRecord], by: Sequence[str], protocol: str, round: int | None) -> pandas.DataFrame:
+def of_runs(
+    runs: Sequence[RunRecord],
+    by: Sequence[str],
+    protocol: str,
+    round: int | None,
+    *,
+    tuned: Sequence[str] = (),
+    labels: Mapping[str, str],
+) -> pandas.DataFrame:
     """Return one row per run, in long form: settings in which runs differ, method, seed, accuracy, costs, directory.
 
     :param runs: each has an accuracy.
@@ -76,7 +84,7 @@ def of_runs(runs: Sequence[RunRecord], by: Sequence[str], protocol: str, round: 
     fields = [option(name) for name in by]
     method = ", ".join("method" if field == "plugins" else name for name, field in zip(by, fields, strict=True))
     rows: list[dict[str, Any]] = []
-    for group in group_runs(runs, fields)[1]:
+    for group in relabelled(group_runs(runs, fields, tuned)[1], labels):
         for label, found in group.rows.items():
             for run in sorted(found, key=lambda run: run.config.seed):
                 point = run.at(protocol, round)

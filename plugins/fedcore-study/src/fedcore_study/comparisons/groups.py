@@ -5,17 +5,20 @@ per seed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
-from fedcore.tools import Json, key, method, settings, short_name
+from fedcore.tools import PARTITION_OPTIONS, Json, key, method, settings, short_name
 from fedcore_study.comparisons.records import RunRecord
-from fedcore_study.words import without_module
+from fedcore_study.words import shown
 
 WITHOUT_ALPHA = ("iid", "shards", "classes", "natural", "domain")
 """Partitioners that do not use ``alpha``. A partition file does not use it either."""
+
+NAME = "name"
+"""The word of ``--by`` with which the runs' own names make rows."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +32,23 @@ class Group:
     """The runs by the row's label."""
 
 
-def group_runs(runs: Sequence[RunRecord], fields: Sequence[str]) -> tuple[dict[str, Json], list[Group]]:
+def group_runs(
+    runs: Sequence[RunRecord], fields: Sequence[str], tuned: Collection[str] = ()
+) -> tuple[dict[str, Json], list[Group]]:
     """Group runs, at least one; return the settings that all groups share, and the groups.
 
     :param fields: the options that make a row, as :func:`option` returns them.
+    :param tuned: options that each row has its own value of, as :func:`tuned_option` returns them. They are no part of
+        the settings, and not in a row's name.
+    :raises ConfigError: rows are made by name, and runs of one name differ in an option that is not of the data.
     """
     found: dict[str, Group] = {}
     rows: dict[str, dict[str, Any]] = {}
+    named: dict[str, RunRecord] = {}
     for run in runs:
-        values = _used(run.config, fields)
-        del values["seed"]
-        row = {name: values.pop(name) for name in fields}
+        row, values = parted(run, fields, tuned)
+        if NAME in fields:
+            _check_same(run, named.setdefault(run.title, run), tuned)
         labels = None if "dataset" in fields else run.labels
         group = found.setdefault(key([values, labels]), Group({**values, "labels": run.labels[:12]}, {}))
         group.rows.setdefault(key(row), []).append(run)
@@ -57,6 +66,77 @@ def group_runs(runs: Sequence[RunRecord], fields: Sequence[str]) -> tuple[dict[s
         )
         for group in groups
     ]
+
+
+def parted(
+    run: RunRecord, fields: Sequence[str], tuned: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, Json]]:
+    """Return a run's part of settings that makes its row, and the other settings, both without seed and tuned options.
+
+    With rows by name these other settings are those of the data.
+    """
+    values = without_tuned(_used(run.config, fields), tuned)
+    del values["seed"]
+    row = {name: run.title if name == NAME else values.pop(name) for name in fields}
+    if NAME in fields:
+        values = {name: value for name, value in values.items() if name in PARTITION_OPTIONS}
+    return row, values
+
+
+def without_tuned(values: dict[str, Any], tuned: Collection[str]) -> dict[str, Any]:
+    """Return settings without tuned options: ``lr``, ``moon.mu``."""
+    kept = {name: value for name, value in values.items() if name not in tuned}
+    if "plugins" in kept:
+        kept["plugins"] = {
+            plugin: {name: value for name, value in options.items() if f"{plugin}.{name}" not in tuned}
+            for plugin, options in kept["plugins"].items()
+        }
+    return kept
+
+
+def tuned_options(names: Iterable[str], runs: Sequence[RunRecord]) -> list[str]:
+    """Return the options that words of ``--tuned`` name, of runs and their plugins: ``mu`` is that of every plugin.
+
+    :raises UnknownNameError: no run has the option.
+    """
+    every = settings(RunConfig())
+    of_plugins = dict.fromkeys(
+        f"{plugin}.{name}"
+        for run in runs
+        for plugin, options in settings(run.config)["plugins"].items()
+        for name in options
+    )
+    options = [name for name in every if name not in ("seed", "plugins", *PARTITION_OPTIONS)]
+    found: dict[str, None] = {}
+    for word in (part.strip() for name in names for part in name.split(",")):
+        plain = word.replace("-", "_")
+        meant = [name for name in of_plugins if name.split(".")[-1] == plain or name == word]
+        meant += [plain] if plain in options else []
+        if not meant:
+            raise UnknownNameError("--tuned", word, [*options, *of_plugins])
+        found |= dict.fromkeys(meant)
+    return list(found)
+
+
+def relabelled(groups: Sequence[Group], labels: Mapping[str, str]) -> list[Group]:
+    """Return groups whose rows have other names.
+
+    :param labels: new names by the present ones.
+    :raises UnknownNameError: no group has a row of a present name.
+    :raises ConfigError: two rows of a group would have the same name.
+    """
+    present = {label for group in groups for label in group.rows}
+    for label in labels:
+        if label not in present:
+            raise UnknownNameError("row", label, present, "It stands in --label")
+    made = []
+    for group in groups:
+        names = {label: labels.get(label, label) for label in group.rows}
+        for name, count in Counter(names.values()).items():
+            if count > 1:
+                raise ConfigError(f"--label gives {count} rows the name {name!r}; give each row its own")
+        made.append(replace(group, rows={names[label]: runs for label, runs in group.rows.items()}))
+    return made
 
 
 def distinct(runs: Sequence[RunRecord], fields: Sequence[str], warn: Callable[[str], None]) -> list[RunRecord]:
@@ -83,7 +163,7 @@ def option(name: str) -> str:
     :raises UnknownNameError: there is no such option.
     """
     found = "plugins" if name == "plugin" else name.replace("-", "_")
-    known = [name for name in settings(RunConfig()) if name != "seed"]
+    known = [NAME, *(name for name in settings(RunConfig()) if name != "seed")]
     if found not in known:
         hint = "Figures are always over seeds." if found == "seed" else ""
         raise UnknownNameError("--by", name, ["plugin", *known], hint)
@@ -104,6 +184,20 @@ def by_seed(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
                 "or the deviation over seeds would come out too small"
             )
     return found
+
+
+def _check_same(run: RunRecord, other: RunRecord, tuned: Collection[str]) -> None:
+    """Refuse two runs of one name that are not of one method: a mean over them says nothing.
+
+    :raises ConfigError: they differ in an option that is not of the data, tuned or a seed.
+    """
+    one, two = (without_tuned(settings(each.config), tuned) for each in (run, other))
+    if different := [name for name in one if name not in (*PARTITION_OPTIONS, "seed") and one[name] != two[name]]:
+        name = "plugin" if different[0] == "plugins" else different[0]
+        raise ConfigError(
+            f"{other.path} and {run.path} have the name {run.title!r} and differ in {name}; give each method its own "
+            "name (fedcore runs), or add the option: --by name --by " + name
+        )
 
 
 def _used(config: RunConfig, fields: Sequence[str]) -> dict[str, Json]:
@@ -146,8 +240,9 @@ def _method_names(methods: Sequence[Mapping[str, Mapping[str, Json]]]) -> dict[s
     for place, plugins in named.items():
         name, own = method(plugins), _flat(plugins)
         different = [o for o in own if any(key(peer.get(o)) != key(own[o]) for peer in peers[name])]
+        words = {o: _own_names([peer.get(o) for peer in peers[name]], "")[key(own[o])] for o in different}
         # A method of one plugin is the prefix of its options.
-        options = ", ".join(f"{o.removeprefix(f'{name}.')}={own[o]}" for o in different)
+        options = ", ".join(f"{o.removeprefix(f'{name}.')}={word}" for o, word in words.items())
         found[place] = f"{name} ({options})" if options else name
     return found
 
@@ -157,18 +252,20 @@ def _printed(name: str, values: Sequence[Any]) -> dict[str, Json]:
     if name == "plugins":
         return {**_method_names(values)}
     names = _own_names(values, "")
-    return {key(v): v if v is None or isinstance(v, (int, float)) else names[key(v)] for v in values}
+    kept = {key(v): v is None or (isinstance(v, (int, float)) and names[key(v)] == shown(v)) for v in values}
+    return {key(v): v if kept[key(v)] else names[key(v)] for v in values}
 
 
 def _own_names(values: Sequence[Any], prefix: str) -> dict[str, str]:
-    """Name values of an option, without modules if these are not needed to tell the values apart.
+    """Name values of an option, without modules and further digits if these are not needed to tell the values apart.
 
     :returns: the names, each after a prefix, by the keys of the values.
     """
-    whole = {key(value): str(value) for value in values}
-    short = {text: without_module(text) for text in whole.values()}
-    times = Counter(short.values())
-    return {place: prefix + (short[text] if times[short[text]] == 1 else text) for place, text in whole.items()}
+    whole = {key(value): value for value in values}
+    times = Counter(map(shown, whole.values()))
+    return {
+        place: prefix + (shown(value) if times[shown(value)] == 1 else str(value)) for place, value in whole.items()
+    }
 
 
 def _flat(plugins: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:

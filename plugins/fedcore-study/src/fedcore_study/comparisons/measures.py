@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedcore import ConfigError, FedcoreError
-from fedcore.tools import SIGNS, available, call, protocols, resolve, short_name
+from fedcore import ConfigError, FedcoreError, RunConfig
+from fedcore.tools import SIGNS, available, call, judged_by, protocols, resolve, short_name
 from fedcore_study.comparisons.records import OVER_CLIENTS
 
 
@@ -63,6 +63,16 @@ class Measure:
 
 
 ACCURACY = Measure("accuracy")
+
+
+def judge(config: RunConfig) -> Measure:
+    """Return the figure by which a run chooses on held-out parts: its best round, and among others its options.
+
+    :raises ConfigError: the run does not measure it.
+    """
+    name = judged_by(config)
+    metric = next((metric for metric in config.metrics if short_name(metric) == name.removesuffix("_mean")), name)
+    return Measure(name, Measure.of(metric).sign)
 
 
 def direction(name: str) -> int:

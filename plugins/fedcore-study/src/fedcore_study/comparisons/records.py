@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,14 +19,18 @@ from fedcore.tools import (
     SavedConfig,
     digest,
     is_code,
+    method,
     parse_json,
     parse_record,
     partition_digest,
     refuse_links,
+    settings,
+    short_name,
 )
 from fedcore.tools import rounds as recorded
 from fedcore_study.lenient import mapping_in, number
-from fedcore_study.sweeps.directory import STUDY, SweepDirectory
+from fedcore_study.runs.labels import read_labels
+from fedcore_study.sweeps.directory import ASKED, SEARCH, STUDY, SweepDirectory
 
 Warn = Callable[[str], None]
 
@@ -78,6 +83,8 @@ class RunRecord:
     """The lines of sessions.jsonl, one per process that trained the run."""
     changes: Sequence[Mapping[str, Any]]
     """The changes of options with which the run was resumed, as config.yaml has them."""
+    searched: Sequence[str] = ()
+    """The options that a search tried, if this run is a trial: ``lr``, ``moon.mu``."""
     lent: bool = False
     """Whether the figures under ``personal`` are the global model's; see :func:`with_global_model`."""
 
@@ -85,6 +92,12 @@ class RunRecord:
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return self.summary is not None
+
+    @cached_property
+    def title(self) -> str:
+        """The run's name, or the name of its method if it has none."""
+        name = read_labels(self.path, {"name": self.config.name}).name
+        return name or method({short_name(plugin): {} for plugin in settings(self.config)["plugins"]})
 
     @property
     def model(self) -> ModelSize | None:
@@ -204,7 +217,6 @@ def find_runs(paths: Iterable[Path], warn: Warn) -> list[RunRecord]:
         if SweepDirectory.is_one(path):
             folders = _begun(SweepDirectory(path), warn)
         elif (path / STUDY).is_file():
-            warn(f"{path} is a search by Optuna: its trials differ in options, of which --by OPTION makes rows")
             found |= {run.path: run for run in _trials(path.resolve(), warn)}
             folders = []
         elif len(paths) > 1 and path.is_dir() and not any(path.iterdir()):
@@ -232,13 +244,23 @@ def _begun(sweep: SweepDirectory, warn: Warn) -> list[Path]:
 def _trials(path: Path, warn: Warn) -> Iterable[RunRecord]:
     """Return a search's trials. Of several with the same options it is one, a finished one if there is one."""
     found: dict[str, RunRecord] = {}
+    searched = _searched(path / STUDY)
     for folder in sorted((path / "runs").glob("trial-*")):
         if (folder / "config.yaml").is_file():
-            run = read_run(folder, warn)
+            run = replace(read_run(folder, warn), searched=searched)
             same = digest(run.config)
             if same not in found or (run.finished and not found[same].finished):
                 found[same] = run
     return found.values()
+
+
+def _searched(study: Path) -> list[str]:
+    """Return the options that a search tries, as its study has them; empty if it is damaged there."""
+    for line in study.read_bytes().splitlines():
+        with contextlib.suppress(ValueError, AttributeError):
+            if asked := mapping_in(mapping_in(parse_json(line), "user_attr"), ASKED):
+                return [name.removeprefix(SEARCH) for name in asked if name.startswith(SEARCH)]
+    return []
 
 
 def read_run(path: Path, warn: Warn) -> RunRecord:

@@ -25,6 +25,12 @@ FORMAT = "fedcore-sweep-1"
 STUDY = "study.log"
 """The file in a folder of ``sweep --optuna``, whose runs are trials."""
 
+ASKED = "asked"
+"""The study's attribute with the options that were asked for."""
+
+SEARCH = "--search "
+"""What the names of the searched options begin with there."""
+
 
 def new_folder() -> Path:
     """Return the folder of a sweep for which nobody names one: ``sweeps/`` and the time."""

@@ -1,0 +1,87 @@
+"""Methods at options of their own: of the runs of a row, those that are best on held-out parts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from fedcore import ConfigError
+from fedcore.tools import key, settings
+from fedcore_study.comparisons.groups import parted, tuned_options
+from fedcore_study.comparisons.measures import judge
+from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.lenient import mapping_in, number
+from fedcore_study.words import shown
+
+
+def tuned_runs(
+    runs: Sequence[RunRecord], fields: Sequence[str], names: Iterable[str]
+) -> tuple[list[RunRecord], list[str]]:
+    """Return each row's runs at its own values of the tuned options, and these options.
+
+    Of a row's values those are kept whose runs have the best figure of ``best_by`` on held-out parts, in the mean over
+    the most seeds that finished. Without names the options are those that searches tried, unless rows are made by one.
+
+    :param fields: the options that make a row.
+    :param names: the words of ``--tuned``.
+    :raises ConfigError: a name does not exist, or a row has several values and no figures on held-out parts.
+    """
+    tuned = tuned_options(names, runs)
+    if not tuned:
+        searched = dict.fromkeys(name for run in runs for name in run.searched)
+        if set(fields).intersection(searched) <= {"plugins"}:
+            tuned = list(searched)
+    tuned = [name for name in tuned if name not in fields]
+    if not tuned:
+        return list(runs), []
+    rows: dict[str, dict[str, list[RunRecord]]] = {}
+    for run in runs:
+        place = key([*parted(run, fields, tuned), run.labels])
+        rows.setdefault(place, {}).setdefault(key(values_of(run, tuned)), []).append(run)
+    kept = {run.path for candidates in rows.values() for run in _best(list(candidates.values()), tuned)}
+    return [run for run in runs if run.path in kept], tuned
+
+
+def values_of(run: RunRecord, tuned: Collection[str]) -> dict[str, Any]:
+    """Return a run's values of tuned options, without those of plugins that it does not have."""
+    values = settings(run.config)
+    plugins = {f"{plugin}.{name}": value for plugin, own in values["plugins"].items() for name, value in own.items()}
+    return {name: (values | plugins)[name] for name in tuned if name in values or name in plugins}
+
+
+def at_which(rows: Mapping[str, Sequence[RunRecord]], tuned: Collection[str]) -> str:
+    """Return a sentence with each row's values of tuned options; empty without such options."""
+    said = []
+    for label, runs in rows.items() if tuned else ():
+        values = ", ".join(f"{name.split('.')[-1]} {shown(value)}" for name, value in values_of(runs[0], tuned).items())
+        said.append(f"{label}: {values or 'none'}")
+    return f"each row has its own tuned options ({'; '.join(said)})" if said else ""
+
+
+def _best(candidates: Sequence[Sequence[RunRecord]], tuned: Collection[str]) -> Sequence[RunRecord]:
+    """Return the runs of the values that are best on held-out parts."""
+    if len(candidates) == 1:
+        return candidates[0]
+    done = [[run for run in runs if run.finished] for runs in candidates]
+    most = max(len({run.config.seed for run in runs}) for runs in done)
+    done = [runs for runs in done if runs and len({run.config.seed for run in runs}) == most]
+    if len(done) < 2:
+        return (done or candidates)[0]
+    measure = judge(done[0][0].config)
+    figures = [[_held_out(run, measure.name) for run in runs] for runs in done]
+    known = [[figure for figure in of_runs if figure is not None] for of_runs in figures]
+    if not all(len(some) == len(every) for some, every in zip(known, figures, strict=True)):
+        one, two = done[0][0].path, done[1][0].path
+        raise ConfigError(
+            f"{one} and {two} differ in tuned options ({', '.join(tuned)}), and not all such runs have a figure on "
+            "held-out parts to choose by. Train them with --client-test-fraction 0.2, or name the runs of one choice"
+        )
+    means = [measure.sign * fmean(some) for some in known]
+    return done[means.index(max(means))]
+
+
+def _held_out(run: RunRecord, name: str) -> float | None:
+    """Return a run's best figure on held-out parts, over its rounds."""
+    best = mapping_in(mapping_in(run.summary or {}, "metrics"), "best_by_validation")
+    return number(best.get(f"validation_{name}"))
