@@ -32,7 +32,6 @@ C.difference(
     "gradients.",
     follows="both (the side is a choice of the attacker)",
     where="byzfl/attacks: ALittleIsEnough",
-    option="attack.strength=-z",
 )
 
 rows = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])

@@ -37,7 +37,7 @@ C.difference(
     "minus z deviations (divided by n - 1), z that of (n - m - s) / (n - m), as in Blades.",
     follows="both: two versions of the paper seem to be in use (its text was not at hand)",
     where="byzpy/attacks/little.py",
-    option="attack.strength sets z; a negative one takes the other side",
+    option="attack.strength sets z; the side and the deviation are fixed",
 )
 f, n = 3, 12
 for seed in range(4):

@@ -82,7 +82,7 @@ C.difference(
     "is not a number, fedcore takes max(m / 20, z), so that the run is possible.",
     follows="Flower (Andrew et al.: sigma_b = m / 20)",
     where="flwr/supercore/differential_privacy.py: compute_adaptive_noise_params",
-    option="dp.count_noise=1",
+    option="none: with dp.count_noise=1 nothing would be left for the updates",
 )
 C.difference(
     "zero update",
@@ -100,7 +100,6 @@ C.difference(
     "the update was within the bound, so there the bound shrinks when many are within.",
     follows="fedcore (Andrew et al., Algorithm 1)",
     where=f"{AT}/dp_adaptive_clipping.py",
-    option="dp.quantile = 1 - Flower's target; the bound then moves as Flower's formula does, with its sign",
 )
 
 

@@ -18,7 +18,7 @@ C.difference(
     "over-estimates the divergence there, or leaves the order out. Both are valid bounds.",
     follows="Opacus (closer to Mironov et al.'s series); fedcore's default accountant pld is not touched",
     where="opacus/accountants/analysis/rdp.py",
-    option="dp.accountant=pld, the default",
+    option="none; dp.accountant=pld, the default, is not touched",
 )
 
 

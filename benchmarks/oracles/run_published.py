@@ -28,7 +28,7 @@ C.difference(
     "leaves the order out; FL4Health sums the series. Both are valid bounds.",
     follows="FL4Health (closer to Mironov et al.'s series); fedcore's default accountant pld is not touched",
     where="fl4health/privacy/moments_accountant.py",
-    option="dp.accountant=pld, the default",
+    option="none; dp.accountant=pld, the default, is not touched",
 )
 first = np.ones(8)
 first[0] = 10.0

@@ -36,7 +36,7 @@ C.difference(
     "have.",
     follows=MEAN,
     where="sklearn.metrics.f1_score",
-    option="f1_score(..., labels=numpy.unique(y)) gives fedcore's number",
+    option="none; f1_score(..., labels=numpy.unique(y)) is fedcore's number",
 )
 C.difference(
     "AUROC of one class",
