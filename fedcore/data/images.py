@@ -48,7 +48,10 @@ class ResidentSamples:
         check_labels(labels, len(images))
         if not len(mean) == len(std) == images.shape[1]:
             raise DataError(f"mean and std need one number for each of the {images.shape[1]} channels")
-        self.images, self.labels = images, labels
+        self._channels_last = not images.is_contiguous()
+        # In the order of the memory, and no view, which would keep it from being freed.
+        self._images = images.permute(0, 2, 3, 1).data if self._channels_last else images
+        self.labels = labels
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
         self.from_bytes = from_bytes or images.dtype == torch.uint8
 
@@ -66,32 +69,35 @@ class ResidentSamples:
             pixels = normalise(pixels, mean, std)
         return cls(pixels, labels, mean, std, from_bytes=from_bytes)
 
+    @property
+    def images(self) -> Tensor:
+        """(n, C, H, W), float32 or uint8, in any memory format."""
+        return self._images.permute(0, 3, 1, 2) if self._channels_last else self._images
+
     def __len__(self) -> int:
         return len(self.labels)
 
     def gather(self, indices: Tensor) -> Tensor:
         """Return the normalised images at ``indices`` (B,) int64 as (B, C, H, W) float32, in their memory format."""
-        images = self.images
-        indices = indices.to(images.device)
-        if images.is_contiguous():
-            batch = images.index_select(0, indices)
-        else:  # channels_last, which index_select would undo
-            batch = images.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
+        batch = self._images.index_select(0, indices.to(self._images.device))
+        if self._channels_last:
+            batch = batch.permute(0, 3, 1, 2)
         return batch if batch.dtype == torch.float32 else normalise(batch, self.mean, self.std)
 
     def to(self, device: torch.device, memory_format: torch.memory_format) -> ResidentSamples:
         """Return the samples on a device in a memory format, without a copy where nothing changes."""
+        if self.labels.device == device and self.images.is_contiguous(memory_format=memory_format):
+            return self
         images = self.images.to(device).contiguous(memory_format=memory_format)
         return ResidentSamples(images, self.labels.to(device), self.mean, self.std, from_bytes=self.from_bytes)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return images and labels by name."""
-        images = self.images if self.images.is_contiguous() else self.images.permute(0, 2, 3, 1)
-        return {"images": images, "labels": self.labels}
+        return {"images": self._images, "labels": self.labels}
 
     def meta(self) -> dict[str, JSON]:
         """Return the normalisation and the memory format (JSON keeps every bit of a float)."""
-        return {"mean": list(self.mean), "std": list(self.std), "channels_last": not self.images.is_contiguous()}
+        return {"mean": list(self.mean), "std": list(self.std), "channels_last": self._channels_last}
 
 
 def normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -74,6 +74,10 @@ class Placement:
             public = replace(public, samples=samples, rows=public.rows.to(samples.labels.device))
         return replace(dataset, train=train, test=test, public=public)
 
+    def on_host(self, dataset: Dataset) -> Dataset:
+        """Return a data set on the CPU in the memory format: there :meth:`dataset` then makes no second copy of it."""
+        return replace(self, device=torch.device("cpu")).dataset(dataset)
+
 
 def convolves(model: nn.Module) -> bool:
     """Return whether the memory format affects a model: whether it has two-dimensional convolutions."""

@@ -123,6 +123,7 @@ class Run:
             partition.save(directory.partition_file)
             file = SavedConfig(setup.config.written(), *digests)
             directory.write_config(file)  # last: with this file the folder is a run that can be resumed
+            dataset = setup.placement.on_host(dataset)
             yield cls(setup, dataset, partition, directory, file)
 
     @classmethod
@@ -176,6 +177,7 @@ class Run:
             config = config.model_copy(update={"out": out})
             asked.add("out")
         setup = _set_up(config, dataset)
+        dataset = setup.placement.on_host(dataset)
         run = cls(setup, dataset, partition, directory, file, frozenset(asked))
         if out is not None:
             if latest := directory.checkpoints.load():

@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from fedcore import ConfigError, RunConfig
+from fedcore.client.messages import ClientSite
 from fedcore.data import ResidentSamples
 from fedcore.models import build_model
 from fedcore.models.placement import Placement
+from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore_workers import pack_site, unpack_site
 from tests import support
 
 IMAGES = {"dataset": "module:tests.models.test_placement.images", "model": "simple-cnn", "workers": 0}
@@ -54,6 +57,18 @@ def test_models_and_data_lie_as_they_should_and_hold_the_same():
     assert torch.equal(samples.gather(rows), moved.gather(rows))
     assert moved.gather(rows).is_contiguous(memory_format=torch.channels_last)
     assert all(tensor.is_contiguous() for tensor in moved.tensors().values())
+
+
+def test_images_in_channels_last_are_sent_to_workers_and_used_there_without_a_copy(tmp_path):
+    placement = Placement(torch.device("cpu"), torch.channels_last)
+    config, dataset = resolve_config(support.config(tmp_path, **IMAGES))
+    placed = placement.on_host(dataset)
+    assert placement.dataset(placed).train is placed.train
+    packed = pack_site(ClientSite(config, placed, resolve_partition(config, placed), tmp_path))
+    there = placement.dataset(unpack_site(packed).dataset).train
+    assert there.images.is_contiguous(memory_format=torch.channels_last)
+    assert any(there.images.data_ptr() == tensor.data_ptr() for tensor in packed.values())
+    assert torch.equal(there.images, dataset.train.images)
 
 
 @pytest.mark.parametrize("plugins", [(), ("moon", "fedprox"), ("scaffold",)], ids="+".join)

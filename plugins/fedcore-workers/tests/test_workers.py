@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fedcore import ConfigError, FedcoreError
 from fedcore.data import load_dataset, make_partition
 from fedcore.engines import ClientSite, InProcessEngine, LocalEngine
-from fedcore.tools import StorageError
+from fedcore.tools import StorageError, lent
 from fedcore_testing import federate, model_bytes, records, small_config
 from fedcore_workers import ALLOCATOR, WorkerEngine, engine, forks, transport
 from tests.reliability.processes import alive, descendants, open_files
@@ -67,6 +69,23 @@ def test_there_are_no_more_workers_than_clients(tmp_path):
     finally:
         started.close()
         started.close()  # a second time does nothing
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("of_program", [False, True])
+def test_this_process_maps_the_data_too_unless_the_program_holds_it(tmp_path, of_program):
+    site = spec(tmp_path, workers=1)
+    images = site.dataset.train.images
+    before, values = images.data_ptr(), images.clone()
+    with lent({("dataset", site.config.dataset): site.dataset} if of_program else {}):
+        started = LocalEngine(site)
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in maps if "memfd:fedcore" in line]
+    started.close()
+    assert any(begin <= images.data_ptr() < end for begin, end in spans) != of_program
+    assert (images.data_ptr() == before) == of_program
+    assert torch.equal(images, values)
+    images[0] = 0.5  # it stays writable
 
 
 def test_an_engine_that_does_not_start_leaves_no_process_and_no_shared_memory(tmp_path, monkeypatch):

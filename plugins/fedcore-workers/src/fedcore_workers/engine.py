@@ -30,11 +30,11 @@ from fedcore.engines import (
     groups_of,
     unflatten,
 )
-from fedcore.tools import environment, python_command
+from fedcore.tools import environment, is_lent, python_command
 from fedcore_workers.dispatch import Bundle, Dispatcher
 from fedcore_workers.forks import ALLOCATOR, ForkedProcess, current, template
 from fedcore_workers.messages import pack_shared, pack_site, pack_task, unpack_outcome
-from fedcore_workers.transport import Channel, put_frame
+from fedcore_workers.transport import Channel, get_frame, put_frame
 
 CORES = "PYTHON_CPU_COUNT"
 """Environment variable with the number of processors, which :func:`fedcore.engines.cores` and Python 3.13 read."""
@@ -116,7 +116,8 @@ class WorkerEngine:
         self._seconds: dict[str, float] = {}  # of the workers' processors for a task, by kind
         self._timeout, self._together = site.config.client_timeout, runner_of(site.config, site.dataset).together
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
-        self._shared = {SITE: put_frame(pack_site(site), None)}
+        packed = pack_site(site)
+        self._shared = {SITE: put_frame(packed, None)}
         self._template = contextlib.ExitStack()
         try:
             self._template.enter_context(template())
@@ -125,6 +126,10 @@ class WorkerEngine:
         except BaseException:
             self.close()
             raise
+        # The data set is in memory once for all processes. One of the program may be its memory in other ways, too.
+        if not is_lent(site.config.dataset):
+            for name, mapped in get_frame(os.dup(self._shared[SITE]))[0].items():
+                packed[name].data = mapped
 
     def share(self, key: str, payload: SharedPayload) -> None:
         """Put a payload into memory that all workers map."""
