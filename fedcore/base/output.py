@@ -80,13 +80,6 @@ def number(value: float | None) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.2e}"
 
 
-def stopwatch(seconds: float) -> str:
-    """Return a running time: ``0:07``, ``1:02:03``."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def duration(seconds: float) -> str:
     """Return a duration with units: ``0.43 s``, ``12 s``, ``3 min 05 s``, ``2 h 10 min``."""
     if seconds < 10:

@@ -10,8 +10,6 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Iterator
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,44 +39,6 @@ def choose(population: int, count: int, stream: torch.Generator) -> list[int]:
     return torch.randperm(population, generator=stream)[:count].tolist()
 
 
-class RandomStream:
-    """The global generators of torch, NumPy and Python, seeded for one purpose.
-
-    Each block continues where the last one ended. For code that can only draw from the global generators: module
-    constructors, dropout, a user's transforms.
-    """
-
-    def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
-        self._generators, self._seed = global_generators(device), seed
-        self._host: HostState | None = None
-
-    @cached_property
-    def states(self) -> list[torch.Tensor]:
-        """The states of torch's generators, the device's last."""
-        return [torch.Generator(each.device).manual_seed(self._seed).get_state() for each in self._generators]
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Draw from the stream in the block, and restore the generators' states afterwards."""
-        outside = [each.get_state() for each in self._generators]
-        self._set(self.states)
-        try:
-            with _seeded_host(self._seed):
-                if self._host is not None:
-                    set_host_state(self._host)
-                try:
-                    yield
-                finally:
-                    self._host = host_state()
-        finally:
-            self.states = [each.get_state() for each in self._generators]
-            self._set(outside)
-
-    def _set(self, states: list[torch.Tensor]) -> None:
-        for each, state in zip(self._generators, states, strict=True):
-            each.set_state(state)
-
-
 @contextlib.contextmanager
 def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Seed the global generators of torch, NumPy and Python for a block, and restore their states afterwards."""
@@ -93,9 +53,6 @@ def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[Non
         for each, state in zip(generators, outside, strict=True):
             each.set_state(state)
 
-
-HostState = tuple[Any, Any]
-"""The states of NumPy's and of Python's global generator."""
 
 _nested: list[np.random.MT19937] = []
 """NumPy's bit generators of the open blocks' depths, which every block of that depth seeds anew: making one is slow."""
@@ -125,25 +82,15 @@ def _seeded_host(seed: int) -> Iterator[None]:
         random.setstate(python_outside)
 
 
-def host_state() -> HostState:
-    """Return the states of NumPy's and Python's global generators."""
-    return np.random.get_state(legacy=False), random.getstate()
-
-
-def set_host_state(state: HostState) -> None:
-    """Set the states of NumPy's and Python's global generators."""
-    np.random.set_state(state[0])
-    random.setstate(state[1])
-
-
 @contextlib.contextmanager
 def host_generators_kept() -> Iterator[None]:
     """Restore the states of NumPy's and Python's global generators after a block."""
-    outside = host_state()
+    numpy_outside, python_outside = np.random.get_state(legacy=False), random.getstate()
     try:
         yield
     finally:
-        set_host_state(outside)
+        np.random.set_state(numpy_outside)
+        random.setstate(python_outside)
 
 
 def global_digest() -> bytes:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fedcore.base.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedcore.base.seeding import RandomStream as RandomStream
+    from fedcore.base.seeding import global_generators as global_generators
+    from fedcore.base.seeding import random_stream as random_stream
     from fedcore.client.context import Batch as Batch
     from fedcore.client.context import BatchStep as BatchStep
     from fedcore.client.context import SessionContext as SessionContext

@@ -68,23 +68,6 @@ class Progress:
         """Estimated seconds to the end, from the last 20 rounds; None before the end of the second round."""
         return median(self._pace) * (self.rounds - self.done) if self._pace else None
 
-    @property
-    def completed(self) -> float:
-        """The rounds that are done, and the share of the next one's clients that have answered."""
-        return min(self.rounds, self.done + min(1.0, self.clients / max(1, self.cohort)))
-
-    @property
-    def doing(self) -> str:
-        """What the run does now, in a few words."""
-        if self.ending or self.directory is None:
-            return self.ending or "starting"
-        if self.done >= self.rounds:
-            return "finishing"
-        if self.clients >= self.cohort:
-            return f"round {self.done + 1}: evaluating"
-        failed = f", {self.failed} failed" if self.failed else ""
-        return f"round {self.done + 1}: {self.clients}/{self.cohort} clients{failed}"
-
     def started(self, details: Mapping[str, Any]) -> None:
         """Show that a run starts or resumes."""
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fedcore.base import seeding
-from fedcore.base.seeding import RandomStream, random_stream
 
 
 def test_each_purpose_round_and_client_has_a_seed_of_its_own():
@@ -57,23 +56,3 @@ def test_the_global_generators_are_left_as_they_were():
     torch.manual_seed(3)
     assert torch.equal(torch.rand(2), inside)
     torch.set_rng_state(before)
-
-
-def test_a_stream_in_blocks_draws_what_one_block_draws():
-    with random_stream(7):
-        whole = torch.rand(6)
-    stream, outside = RandomStream(7), torch.get_rng_state()
-    parts = []
-    for _ in range(3):
-        with stream.running():
-            parts.append(torch.rand(2))
-        torch.rand(1)  # somebody else
-    torch.set_rng_state(outside)
-    assert torch.equal(torch.cat(parts), whole)
-
-
-def test_a_stream_restores_the_generator_when_its_block_raises():
-    stream, outside = RandomStream(7), torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="shape"), stream.running():
-        torch.rand(3).view(2)
-    assert torch.equal(torch.get_rng_state(), outside)

@@ -7,10 +7,11 @@ from rich.console import Console
 
 import fedcore
 from fedcore import RunConfig
-from fedcore.base.output import clean, duration, number, percent, size, stopwatch
+from fedcore.base.output import clean, duration, number, percent, size
 from fedcore.runs import terminal
 from fedcore.runs.progress import Progress, headline
 from fedcore.runs.terminal import Display, MinuteDisplay, PlainDisplay, make_display
+from fedcore_console.words import stopwatch
 
 from . import events
 

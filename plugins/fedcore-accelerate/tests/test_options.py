@@ -33,7 +33,7 @@ def written_config(result):
 )
 def test_an_option_without_effect_is_noted(plugins, options, reason):
     config = RunConfig.create({"plugins": plugins, "model": "mlp", "stack": 8, **options})
-    notes = options_of(config).cautions(Setup.build(config, load_dataset("digits")))
+    notes = Acceleration.cautions(options_of(config), Setup.build(config, load_dataset("digits")))
     flag = f"--{'lanes' if 'lanes' in options else 'stack'} 8 has no effect"
     assert [note[: len(flag)] for note in notes] == [flag] * bool(reason)
     assert reason in "".join(notes)

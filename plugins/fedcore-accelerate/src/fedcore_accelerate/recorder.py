@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from fedcore.client import RandomStream
+from fedcore_accelerate.random_stream import RandomStream
 
 Launch = Callable[[], None]
 """Repeats recorded operations on the device."""

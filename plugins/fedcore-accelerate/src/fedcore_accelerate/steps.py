@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fedcore import ClientUpdate
-from fedcore.client import Batch, LocalSession, RandomStream, Training
+from fedcore.client import Batch, LocalSession, Training
 from fedcore.engines import Outcome
+from fedcore_accelerate.random_stream import RandomStream
 
 
 @dataclass(frozen=True)

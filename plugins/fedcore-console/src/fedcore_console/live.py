@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcore.tools import PROTOCOLS, Display, output, rounds
+from fedcore_console.words import completed, doing, stopwatch
 
 ROWS = 8
 
@@ -60,11 +61,12 @@ class LiveDisplay(Display):
         for _ in range(4):
             line.add_column(no_wrap=True)
         width = max(8, min(30, self.console.width - 72))
-        bar = ProgressBar(total=max(1, self.rounds), completed=self.completed, width=width)
-        times = f"{output.stopwatch(self.clock() - self.began)} elapsed"
+        bar = ProgressBar(total=max(1, self.rounds), completed=completed(self), width=width)
+        times = f"{stopwatch(self.clock() - self.began)} elapsed"
         if self.left is not None and self.done < self.rounds:
-            times += f", {output.stopwatch(self.left)} left"
-        line.add_row(bar, f"{self.done}/{self.rounds} rounds", Text(self.doing, style="cyan"), Text(times, style="dim"))
+            times += f", {stopwatch(self.left)} left"
+        what = Text(doing(self), style="cyan")
+        line.add_row(bar, f"{self.done}/{self.rounds} rounds", what, Text(times, style="dim"))
         return line
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from fedcore import RunResult
 from fedcore.tools import PROTOCOLS, Progress, available, resolve, rounds, title
+from fedcore_console.words import completed, doing
 
 REDRAWN = 0.25
 """The least seconds between two drawings within a round."""
@@ -77,8 +78,8 @@ class NotebookDisplay(Progress):
         curve = _curve(self.records, self.rounds)
         return (
             f"<div><b>{html.escape(self.title)}</b> "
-            f"<progress value='{self.completed:.2f}' max='{self.rounds}'></progress> "
-            f"{min(self.done, self.rounds)}/{self.rounds} rounds, {self.doing}, {times}{notes}"
+            f"<progress value='{completed(self):.2f}' max='{self.rounds}'></progress> "
+            f"{min(self.done, self.rounds)}/{self.rounds} rounds, {doing(self)}, {times}{notes}"
             f"{curve if self.ending != 'done' else ''}</div>"
         )
 
