@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from fedcore import Plugin, hookimpl
 from fedcore.tools import environment
 from fedcore_testing import client_state, federate, forked_workers
 from fedcore_workers import ForkedProcess, current, engine
+from tests.reliability.processes import wait_for
 
 PLACE = []
 """Filled by a worker that was forked for an earlier engine, were it to serve a second one."""
@@ -115,6 +117,13 @@ def test_waiting_has_a_limit_and_killing_ends_it(processes):
     connection, theirs = socket.socketpair()
     with theirs:
         process = engine.start_worker(theirs)
+    other, end = socket.socketpair()
+    with end:
+        silent = engine.start_worker(end)
+    wait_for(lambda: select.select([silent._status], [], [], 0)[0])  # the template has told its process id
+    silent.kill()  # nobody has read that yet
+    assert silent.wait(60) == -signal.SIGKILL
+    other.close()
     connection.close()  # it waits for its specification: there is none
     assert process.wait(60) == 0
     assert process.poll() == 0

@@ -98,6 +98,7 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """Kill the process, if it runs. One that the template has not forked yet will find its connection closed."""
+        self.poll()  # reads the process id, if the template has told it
         if self._pid is not None:
             self.send_signal(signal.SIGKILL)
 
