@@ -178,7 +178,8 @@ class WorkerEngine:
                 worker.process.kill()
         self._template.close()
         for worker in self._dispatcher.workers:
-            worker.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a template that is stopped does not tell their end
+                worker.process.wait(timeout=STOPS_WITHIN)
         self._dispatcher.workers.clear()
         for key in list(self._shared):
             self.unshare(key)
