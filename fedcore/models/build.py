@@ -1,21 +1,18 @@
-"""A model from a name and a seed: its factory, and a network's split."""
+"""A model from a name and a seed."""
 
 from __future__ import annotations
 
-import copy
 import inspect
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.registry import available, call, resolve
-from fedcore.models.split import ModelTask, SplitModel, tried
+from fedcore.models.split import ModelTask, SplitModel
 
-_BASE, _HEAD = "encoder.base.", "classifier."
 HINT = "return fedcore.SplitModel(base, feature_dim, num_classes), base without the last layer"
 
 
@@ -57,15 +54,15 @@ def build_model(
     """Build a model by name, and the task with which plugins configure it.
 
     ``name`` is an entry point of ``fedcore.models`` or ``module:package.factory``; it names a
-    ``factory(num_classes, input_shape) -> SplitModel``, or a function or class that gives another module: its last
-    linear layer becomes the classifier, see :func:`split_network`. The base is drawn from (seed, "model"), a projection
-    head from (seed, "projection"). The classifier is drawn from (seed, "classifier"), except that without
+    ``factory(num_classes, input_shape) -> SplitModel``, or a function or class that gives another module. The package
+    fedcore-zoo makes the last linear layer of such a network the classifier. The base is drawn from (seed, "model"), a
+    projection head from (seed, "projection"). The classifier is drawn from (seed, "classifier"), except that without
     ``projection`` a network keeps its last layer, and a SplitModel the classifier that its factory replaced, changed or
     froze. The base's weights therefore do not depend on the other parts.
     torch's global generator is not changed.
 
     :param sample: a batch with one sample; default zeros of ``input_shape``. Other networks than a SplitModel get it.
-    :raises UnknownNameError: no installed package provides the name.
+    :raises UnknownNameError: no installed package provides the name, or splits a network.
     :raises PluginContractError: the name is not a factory's, or the factory returns no network.
     :raises ConfigError: the network cannot be split.
     """
@@ -91,7 +88,8 @@ def build_model(
     if isinstance(model, nn.Module) and not isinstance(model, SplitModel):
         with task.random("lazy"):
             sample = torch.zeros(1, *input_shape) if sample is None else sample
-            model = split_network(model, name, num_classes, task.input_shape, sample)
+            split = resolve("feature", "split_network")
+            model = split(model, name, num_classes, task.input_shape, sample)
     if not isinstance(model, SplitModel):
         raise PluginContractError.of(
             name,
@@ -142,131 +140,6 @@ def _arguments(
         kind="model",
         hint="name its parameters num_classes and input_shape, or one of these, and give defaults to the others",
     )
-
-
-class SplitNetwork(SplitModel):
-    """A network whose last linear layer is the classifier, with a bias where that layer had one.
-
-    :param base: the network with the identity in the place of that layer.
-    :param layer: that layer, which keeps its weights: they may be trained.
-    :param last: its name in the network.
-    """
-
-    def __init__(self, base: nn.Module, layer: nn.Linear, *, last: str) -> None:
-        self._last, self._bias = last, layer.bias is not None
-        super().__init__(base, layer.in_features, layer.out_features)
-        self.classifier, self._made = layer, (layer,)
-
-    def make_classifier(self, feature_dim: int) -> nn.Module:
-        """Return a linear layer, (B, feature_dim) -> (B, num_classes)."""
-        return nn.Linear(feature_dim, self.num_classes, bias=self._bias)
-
-    def network(self) -> nn.Module:
-        """Return a copy of the network with the present weights; see :meth:`SplitModel.network`."""
-        if not self._is_whole:
-            raise ConfigError(
-                f"the model has other layers than the {type(self.encoder.base).__name__} that it was made of: a plugin "
-                "or --projection changed them; result.model is the whole model"
-            )
-        copied = copy.deepcopy(self)
-        network = copied.encoder.base
-        assert isinstance(network, nn.Module)
-        _replace(network, self._last, copied.classifier)
-        return network
-
-    def file_names(self) -> dict[str, str]:
-        """Return the names of the tensors in the network's own class; see :meth:`SplitModel.file_names`."""
-        if not self._is_whole:
-            return super().file_names()
-        return {
-            name: name.removeprefix(_BASE) if name.startswith(_BASE) else f"{self._last}.{name.removeprefix(_HEAD)}"
-            for name in self.state_dict()
-        }
-
-    @property
-    def _is_whole(self) -> bool:
-        """Whether all layers are those of the network."""
-        return self.has_own_classifier and self.projection_width is None and len(self.encoder) == 1
-
-
-def split_network(
-    network: nn.Module, name: str, num_classes: int, input_shape: tuple[int, ...], sample: Any
-) -> SplitModel:
-    """Return a network with logits as encoder and classifier; the last linear layer is replaced by the identity.
-
-    :param name: for error messages.
-    :param sample: a batch with one sample.
-    :raises ConfigError: the output does not come from the last linear layer, its width is not ``num_classes``, or it is
-        frozen or more than a linear layer, which the fresh one behind a projection head would not be.
-    """
-    linear = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
-    layer = _last(network, [module for _, module in linear], name, input_shape, sample)
-    if layer.out_features != num_classes:
-        raise ConfigError(
-            f"model {name!r} gives {layer.out_features} logits, but the data set has {num_classes} classes; take "
-            "num_classes as an argument of the class or factory"
-        )
-    paths = [path for path, module in linear if module is layer]
-    if paths[0] == "":
-        raise ConfigError(f"model {name!r} is a single layer; put it into a Sequential behind nn.Flatten()")
-    frozen = any(not parameter.requires_grad for parameter in layer.parameters())
-    if frozen or not _is_plain(layer):
-        raise ConfigError(
-            f"model {name!r}: its last layer {paths[0]!r}, a {type(layer).__name__}, "
-            f"{'is frozen' if frozen else 'computes more than a linear layer'}, but the classifier of a network "
-            f"is a linear layer that is trained. Hint: {'unfreeze it, or ' if frozen else ''}return a SplitModel "
-            f"with it: model = fedcore.SplitModel(base, {layer.in_features}, {num_classes}); model.classifier = layer"
-        )
-    _replace(network, paths[0], nn.Identity())
-    if other := next((path for path, module in network.named_modules() if module is layer), ""):
-        raise ConfigError(f"model {name!r}: {paths[0]!r} and {other!r} are one layer; register it under one name")
-    return SplitNetwork(network, layer, last=paths[0])
-
-
-def _is_plain(layer: nn.Linear) -> bool:
-    """Return whether a layer has a weight and a bias only, and computes what nn.Linear computes. Subclasses may."""
-    x = layer.weight.new_ones(1, layer.in_features)
-    with torch.no_grad():
-        same = torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
-    return same and layer.state_dict().keys() <= {"weight", "bias"}
-
-
-def _replace(network: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, attribute = path.rpartition(".")
-    setattr(network.get_submodule(parent), attribute, module)
-
-
-def _last(
-    network: nn.Module, layers: list[nn.Linear], name: str, input_shape: tuple[int, ...], sample: Any
-) -> nn.Linear:
-    """Return the layer whose output is the network's, found by one forward pass."""
-    outputs: list[tuple[nn.Linear, Any]] = []
-
-    def keep(module: nn.Module, _: Any, output: Any) -> None:
-        assert isinstance(module, nn.Linear)
-        outputs.append((module, output))
-
-    handles = [layer.register_forward_hook(keep) for layer in layers]
-    try:
-        with tried(network):
-            found: Tensor | Any = network(sample)
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        hint = dtype_hint(network, sample)
-        if len(input_shape) == 3 and not hint:
-            hint = ". A network of many layers may need larger images"
-            if input_shape[0] == 1 and input_shape[1] != input_shape[2]:
-                hint = ". Arrays (n, H, W) are read as grey images; for series give a pair of torch's data sets"
-        if "more than 1 value per channel" in str(error):  # in eval mode
-            hint = ". BatchNorm without running statistics cannot take a single sample: set track_running_stats=True"
-        raise ConfigError(f"model {name!r} does not take samples of shape {input_shape}: {error}{hint}") from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not outputs or outputs[-1][1] is not found:
-        changed = bool(outputs) and isinstance(found, Tensor) and outputs[-1][1].shape == found.shape
-        hint = "leave out softmax or log_softmax, which the loss contains, or " if changed else ""
-        raise ConfigError(f"model {name!r} does not end with a linear layer that gives the logits; {hint}{HINT}")
-    return outputs[-1][0]
 
 
 def dtype_hint(network: nn.Module, sample: Any) -> str:

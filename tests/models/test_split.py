@@ -160,3 +160,11 @@ def test_has_batch_norm(layer: nn.Module) -> None:
 )
 def test_a_batch_of_one_is_trained_if_the_model_can(layers, expected):
     assert smallest_batch(nn.Sequential(*layers), torch.zeros(1, 1, 8, 8)) == expected
+
+
+def test_without_the_zoo_a_network_is_answered_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = registry._scan
+    monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "feature" else installed(kind, path))
+    monkeypatch.setitem(registry.LENT, ("model", "object:Net"), lambda: nn.Linear(64, 10))
+    with pytest.raises(UnknownNameError, match="in the package fedcore-zoo: pip install"):
+        build("object:Net")
