@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedcore.base.types import Answer as Answer
     from fedcore.base.types import ClientUpdate as ClientUpdate
     from fedcore.base.types import Loss as Loss
+    from fedcore.base.types import Steps as Steps
     from fedcore.base.types import Tensors as Tensors
     from fedcore.hooks.contexts import ClientContext as ClientContext
     from fedcore.hooks.contexts import RunSetup as RunSetup

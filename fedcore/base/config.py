@@ -11,7 +11,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import NoneType, new_class
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -326,6 +326,11 @@ class TrainingOptions(Section):
     def local_work(self) -> tuple[Literal["epochs", "steps"], int]:
         """A client's work per round: the unit and the amount."""
         return ("epochs", self.local_epochs) if self.local_steps is None else ("steps", self.local_steps)
+
+    def work_of(self, asked: Mapping[str, Any]) -> tuple[Literal["epochs", "steps"], int]:
+        """Return a client's work, a unit and an amount: the ``epochs`` or ``steps`` of its task, else all clients'."""
+        unit, everybody = self.local_work
+        return ("steps", asked["steps"]) if "steps" in asked else (unit, asked.get(unit, everybody))
 
     def smallest_batch(self, samples: int, needed: int = 1) -> int:
         """Return the smallest mini-batch that is trained in an epoch on a number of samples. Smaller ones are skipped.

@@ -11,6 +11,10 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 
 
+class Steps(int):
+    """A number of optimizer steps, for ``select_clients`` to give to a client as its work in a round."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """One additive term of the local objective: total = task_scale * task + sum of weight * value.

@@ -50,8 +50,7 @@ class LocalWork:
         :param asked: the task's ``epochs`` or ``steps``; without them the client does the configuration's work.
         """
         smallest_batch = options.smallest_batch(samples, needed)
-        unit, configured = options.local_work
-        work = int(asked.get(unit, configured))
+        unit, work = options.work_of(asked)
         if unit == "epochs":
             return cls(work, None, smallest_batch, True)
         per_epoch = options.batches(samples, needed)

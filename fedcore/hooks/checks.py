@@ -236,6 +236,10 @@ def _samples(value: Any) -> bool:
     return callable(getattr(value, "changed", None))
 
 
+def _partition(value: Any) -> bool:
+    return hasattr(value, "train") and hasattr(value, "is_declared")
+
+
 def _number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
@@ -258,11 +262,12 @@ RESULTS: Mapping[str, tuple[type | Callable[[Any], bool], str]] = {
     "Sequence[ClientUpdate]": (_updates, "a sequence of ClientUpdate"),
     "ClientData": (_samples, "samples.changed(inputs=..., labels=...)"),
     "Mapping[int, Mapping[str, Tensor]]": (_patches, "a mapping of client ids to mappings of names to tensors"),
+    "Partition": (_partition, "a fedcore.data.Partition"),
     "float": (_number, "a number"),
     "ClientUpdate": (ClientUpdate, "a ClientUpdate (dataclasses.replace of the one given)"),
     "Sequence[int] | Mapping[int, int]": (
         Iterable,
-        "a sequence of client ids, or a mapping of client ids to local epochs",
+        "a sequence of client ids, or a mapping of client ids to local epochs or fedcore.Steps",
     ),
     "Sequence[str]": (_patterns, "a sequence of patterns"),
     "nn.Module": (nn.Module, "a module"),

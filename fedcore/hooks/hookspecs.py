@@ -15,6 +15,7 @@ same with every engine::
     run
       configure_model, personal_parameters                          [both]
       check_run                                                     [both]
+      assign_samples                                                [server]
       for each round:
         select_clients                                              [server]   may ask clients
         begin_round                                                 [server]   may ask clients
@@ -66,7 +67,7 @@ from fedcore.base.types import ClientUpdate, Loss
 from fedcore.hooks.contexts import ClientContext, RunSetup, ServerContext, Step
 
 if TYPE_CHECKING:
-    from fedcore.data import ClientData
+    from fedcore.data import ClientData, Partition
     from fedcore.models import ModelTask, SplitModel
 
 hookspec = pluggy.HookspecMarker("fedcore")
@@ -136,6 +137,19 @@ def check_run(setup: RunSetup) -> None:
     """
 
 
+@hookspec
+@called(replaces="partition")
+def assign_samples(setup: RunSetup, partition: Partition) -> Partition | None:
+    """Give clients other training samples than the partition says (pooled training, shared samples).
+
+    When: once, on the server, before the engine starts. The run's directory keeps the partition as it was.
+    :param setup: Configuration, plugins, model and layout; read-only.
+    :returns: ``Partition(train, test, partition.info)`` with the same clients, or None to keep the given one. A client
+        without samples must not be selected. Over Flower, ``partition.is_declared``: clients hold their own data.
+    Combining: in user order, each on the result of the plugin before.
+    """
+
+
 # -------------------------------------------------------------------------------------------------
 # Server, in the order of a round
 # -------------------------------------------------------------------------------------------------
@@ -149,7 +163,8 @@ def select_clients(server: ServerContext) -> Sequence[int] | Mapping[int, int] |
     :returns: Distinct client ids, or None for the default: max(1, round(participation * clients)) of the available
         clients, drawn uniformly without replacement. Choose from ``server.available``; any other client fails as
         ``unavailable``. A mapping of ids to local epochs sets each client's work: from 1 to ``--local-epochs``, and
-        more than the epoch of the last exchange. A mapping is refused with ``--local-steps``.
+        more than the epoch of the last exchange. ``fedcore.Steps(number)`` are optimizer steps, as many as you like.
+        Refused are steps where exchanges or ``--system`` count epochs, and epochs with ``--local-steps``.
     Combining: exclusive.
     """
 

@@ -211,10 +211,14 @@ class Run:
             )
         dataset = self.setup.placement.dataset(self.dataset)
         make = make or registry.resolve("engine", self.config.engine)
-        site = ClientSite(self.config, dataset, self.partition, self.directory.clients.root)
+        partition, plugins = self.partition, self.setup.plugins
+        for plugin in plugins.implementers("assign_samples"):
+            how = {"setup": self.setup, "partition": partition}
+            partition = plugins.call(plugin.name, "assign_samples", **how) or partition
+        site = ClientSite(self.config, dataset, partition, self.directory.clients.root)
         engine = registry.call("engine", self.config.engine, make, site)
         try:
-            yield Federation(self.setup, dataset, self.partition, engine, self.directory.clients)
+            yield Federation(self.setup, dataset, partition, engine, self.directory.clients)
         finally:
             engine.close()
 

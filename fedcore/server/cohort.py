@@ -10,7 +10,7 @@ from functools import partial
 from fedcore.base.errors import PluginContractError, RejectUpdate
 from fedcore.base.plugin_state import States
 from fedcore.base.tensors import bytes_of, flatten
-from fedcore.base.types import Tensors
+from fedcore.base.types import Steps, Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
 from fedcore.server.context import ScopeContext
 from fedcore.server.scope import Round, ServerScope
@@ -114,6 +114,11 @@ def _first_tasks(current: Round, broadcasts: Broadcasts | None) -> list[ClientTa
     """Return the tasks that begin the clients' training, in dispatch order."""
     simulated = current.simulated
     unit, _ = current.federation.config.local_work
+
+    def work(client: int) -> dict[str, int]:
+        completed = simulated[client].completed
+        return {"steps" if isinstance(completed, Steps) else unit: int(completed)}
+
     return [
         ClientTask(
             id=f"round-{current.number}-fit-{client}",
@@ -124,7 +129,7 @@ def _first_tasks(current: Round, broadcasts: Broadcasts | None) -> list[ClientTa
             version=current.committed.manifest.get(client),
             shared=None if broadcasts is None else broadcasts.key,
             compute=None if broadcasts is None else broadcasts.to(client),
-            meta={} if simulated[client].failure else {unit: simulated[client].completed},
+            meta={} if simulated[client].failure else work(client),
         )
         for client in current.dispatch_order()
     ]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from fedcore.base.errors import PluginContractError, RejectUpdate
-from fedcore.base.types import ClientUpdate
+from fedcore.base.types import ClientUpdate, Steps
 from fedcore.client.messages import ClientTask, Outcome
 from fedcore.client.setup import Setup
 from fedcore.hooks.checks import whole_numbers
@@ -113,10 +113,10 @@ def _seen_together(
 
 
 def _checked_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[int, int | None]:
-    """Return a cohort in ascending order: client -> its local epochs, or None for the run's local epochs.
+    """Return a cohort in ascending order: client -> its local epochs or ``Steps``, or None for the run's work.
 
     :raises PluginContractError: the cohort is empty, an id is unknown or repeated, a number is not whole, or a client
-        cannot train so many epochs.
+        cannot do so much work.
     """
     ids, clients = whole_numbers(cohort, plugin, "select_clients"), setup.config.training_clients
     if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= clients:
@@ -124,18 +124,24 @@ def _checked_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[in
         raise PluginContractError.of(plugin, f"returned {ids[:10]}", hook="select_clients", expected=expected)
     if not isinstance(cohort, Mapping):
         return dict.fromkeys(sorted(ids))
-    if setup.config.local_steps is not None:
-        found, hint = "gives clients local epochs, but the run has --local-steps", "leave out --local-steps"
+    config, numbers = setup.config, whole_numbers(cohort.values(), plugin, "select_clients")
+    steps = [isinstance(value, Steps) for value in cohort.values()]
+    if config.local_steps is not None and not all(steps):
+        found, hint = "gives clients local epochs, but the run has --local-steps", "return fedcore.Steps(number)"
         raise PluginContractError.of(plugin, found, hook="select_clients", hint=hint)
-    most, fewest = setup.config.local_epochs, max(setup.breaks, default=0) + 1
-    given = dict(zip(ids, whole_numbers(cohort.values(), plugin, "select_clients"), strict=True))
-    for client, epochs in given.items():
-        if not fewest <= epochs <= most:
-            after = f", after the exchange at epoch {fewest - 1}" if fewest > 1 else ""
-            expected = f"a whole number from {fewest} to {most} (--local-epochs){after}"
-            found = f"gives client {client} {epochs} local epochs"
+    if config.local_steps is None and any(steps) and (setup.breaks or config.system is not None):
+        found = "gives clients steps, but exchanges and --system count local epochs"
+        raise PluginContractError.of(plugin, found, hook="select_clients", hint="return numbers of local epochs")
+    most, first = config.local_epochs, max(setup.breaks, default=0) + 1
+    work = {ids[k]: Steps(number) if steps[k] else number for k, number in enumerate(numbers)}
+    for client, number in work.items():
+        if not (number >= 1 if isinstance(number, Steps) else first <= number <= most):
+            after = f", after the exchange at epoch {first - 1}" if first > 1 else ""
+            unit, limit = ("steps", "") if isinstance(number, Steps) else ("epochs", f" to {most} (--local-epochs)")
+            expected = f"a whole number from {first}{limit}{after}"
+            found = f"gives client {client} {number} local {unit}"
             raise PluginContractError.of(plugin, found, hook="select_clients", expected=expected)
-    return {client: given[client] for client in sorted(ids)}
+    return {client: work[client] for client in sorted(ids)}
 
 
 def _next_state(current: Round, collector: Collector) -> ServerState:
@@ -160,8 +166,9 @@ def _record(current: Round, collector: Collector, state: ServerState) -> dict[st
         "losses": collector.mean_losses(),
         **current.record(),
     }
-    if current.epochs:
-        record["local_epochs"] = {str(client): current.epochs[client] for client in current.cohort}
+    if current.work:
+        unit = "local_steps" if isinstance(next(iter(current.work.values())), Steps) else "local_epochs"
+        record[unit] = {str(client): int(current.work[client]) for client in current.cohort}
     if current.federation.config.system is not None:
         record |= {"virtual_time": state.virtual_time, "system": _participation(current)}
     return record
@@ -177,7 +184,7 @@ def _participation(current: Round) -> dict[str, Any]:
         "partial": {
             str(client): current.simulated[client].completed
             for client in took_part
-            if current.simulated[client].completed < current.epochs.get(client, everything)
+            if current.simulated[client].completed < current.work.get(client, everything)
         },
         "seconds": system.round_seconds(current.number, current.simulated.values()),
         **({"staleness": {str(client): tau for client, tau in staleness.items()}} if staleness else {}),

@@ -236,8 +236,8 @@ class Round(ServerScope):
     """Client -> the largest magnitude in its accepted update, payload included."""
     raised: list[PluginCallError] = field(default_factory=list)
     """The errors of plugins for which updates are left out."""
-    epochs: dict[int, int] = field(default_factory=dict)
-    """Client -> its local epochs, if ``select_clients`` chose them."""
+    work: dict[int, int] = field(default_factory=dict)
+    """Client -> its local epochs or ``Steps``, if ``select_clients`` chose them."""
     _away: set[int] = field(default_factory=set)
 
     @property
@@ -259,12 +259,12 @@ class Round(ServerScope):
     def select(self, cohort: Mapping[int, int | None]) -> None:
         """Fix the cohort and simulate its outcomes.
 
-        :param cohort: client -> its local epochs, or None for the run's local epochs.
+        :param cohort: client -> its local epochs or ``Steps``, or None for the run's work.
         """
         self.cohort += cohort
-        self.epochs = {client: epochs for client, epochs in cohort.items() if epochs is not None}
+        self.work = {client: work for client, work in cohort.items() if work is not None}
         system = self.federation.system
-        self.simulated = {client: system.simulated(self.number, client, epochs) for client, epochs in cohort.items()}
+        self.simulated = {client: system.simulated(self.number, client, work) for client, work in cohort.items()}
         for client in sorted(self._away.difference(cohort)):
             self.fail(client, "unavailable", UNREACHED)
 

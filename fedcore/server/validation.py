@@ -177,8 +177,7 @@ class UpdateValidator:
 
     def _check_claims(self, claims: _Claims, task: ClientTask, lr: float) -> None:
         training, held = self._training, self._partition.train.size(task.client)
-        unit, work = training.local_work
-        work = task.meta.get(unit, work)
+        unit, work = training.work_of(task.meta)
         most = work * training.batches(held) if unit == "epochs" else work
         kept = claims.version is None or (claims.version == task.round and self._store.has(task.client, task.round))
         in_epochs = f", in {work} epochs" if unit == "epochs" else ""

@@ -35,6 +35,10 @@ class Everything(Plugin):
         self.note("check_run", clients=setup.config.clients, names=setup.layout.shared)
 
     @hookimpl
+    def assign_samples(self, setup, partition):
+        self.note("assign_samples", clients=setup.config.clients, sizes=partition.train.sizes.tolist())
+
+    @hookimpl
     def select_clients(self, server):
         self.note("select_clients", round=server.round)
 
@@ -173,7 +177,7 @@ SERVER = [
     *[("broadcast_to", client) for client in (0, 1)],
     ("report", None),
 ]
-COVERED = {hook for hook, _ in CLIENT + SERVER} - {"asked"} | set(BUILD) | {"post_train"}
+COVERED = {hook for hook, _ in CLIENT + SERVER} - {"asked"} | set(BUILD) | {"assign_samples", "post_train"}
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +216,8 @@ def test_the_client_side(calls):
 
 
 def test_the_server_side(calls):
-    expected = [(hook, None) for hook in BUILD] + SERVER + SERVER + [("post_train", None), ("report", None)]
-    assert of(calls, "server") == expected
+    expected = [(hook, None) for hook in [*BUILD, "assign_samples"]] + SERVER + SERVER
+    assert of(calls, "server") == [*expected, ("post_train", None), ("report", None)]
 
 
 def test_the_loss_hooks_of_a_step(calls):

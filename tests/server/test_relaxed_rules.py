@@ -1,4 +1,4 @@
-"""Frozen backbones that do not travel, questions in select_clients and aggregate, and local epochs by client."""
+"""Frozen backbones that do not travel, questions in select_clients and aggregate, work and samples by client."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import ConfigError, Exchange, Plugin, PluginContractError, hookimpl, question
-from fedcore_testing import client_state, initial_weights, personal_state
+from fedcore import ConfigError, Exchange, Plugin, PluginContractError, Steps, hookimpl, question
+from fedcore.data import Partition, load_dataset
+from fedcore_testing import client_state, initial_weights, partition_of, personal_state
 from fedcore_testing.problems import with_batch_norm
 from tests.sentences import raises
 from tests.support import committed, config, lines, model_bytes, weights
@@ -231,6 +232,9 @@ def test_the_simulated_system_counts_the_epochs_that_were_asked_for(go):
         ({0: 1.0}, {}, "gives 1.0 as a number, expected whole numbers"),
         ({9: 1}, {}, "expected distinct ids"),
         ({0: 1}, {"local_steps": 3}, "but the run has --local-steps"),
+        ({0: Steps(3), 1: 1}, {"local_steps": 3}, "but the run has --local-steps"),
+        ({0: Steps(0)}, {}, "gives client 0 0 local steps, expected a whole number from 1$"),
+        ({0: Steps(3)}, {"system": {"slow": 0.5}}, "--system count local epochs"),
     ],
 )
 def test_epochs_that_a_client_cannot_train(go, cohort, options, words):
@@ -246,3 +250,76 @@ def test_epochs_that_a_client_cannot_train(go, cohort, options, words):
 def test_epochs_before_an_exchange_are_refused(go):
     with raises(PluginContractError, "3", "4", "2"):
         go(Epochs, "fedcme", local_epochs=4)
+
+
+class InSteps(Epochs):
+    """Client 0 takes 2 steps, client 2 more than an epoch."""
+
+    @hookimpl
+    def select_clients(self, server):
+        return {2: Steps(9), 0: Steps(2)}
+
+
+@pytest.mark.parametrize("options", [{"local_epochs": 1}, {"local_steps": 4}])
+def test_select_clients_gives_each_client_its_steps(go, options):
+    result = go(InSteps, rounds=1, batch_size=64, **options)
+    (line,) = lines(result)
+    assert (line["cohort"], line["local_steps"], line["failures"]) == ([0, 2], {"0": 2, "2": 9}, [])
+    assert [client_state(result, client)["insteps"]["steps"] for client in (0, 2)] == [2, 9]
+
+
+def test_steps_of_a_whole_epoch_are_that_epoch(go):
+    class AllSteps(Plugin):
+        @hookimpl
+        def select_clients(self, server):
+            return {client: Steps(server.config.batches(int(n))) for client, n in enumerate(server.client_sizes)}
+
+    assert model_bytes(go(AllSteps, rounds=2, local_epochs=3)) == model_bytes(go(rounds=2, local_epochs=1))
+
+
+def test_steps_with_an_exchange_are_refused(go):
+    with pytest.raises(PluginContractError, match="gives clients steps, but exchanges"):
+        go(InSteps, "fedcme", local_epochs=4)
+
+
+def test_steps_with_a_system_that_counts_steps(go):
+    slow = {"slow": 0.0, "step_seconds": 1.0}
+    (line,) = lines(go(InSteps, rounds=1, local_steps=4, system=slow))
+    assert (line["system"]["partial"], line["virtual_time"]) == ({}, 9.0)
+
+
+# --- samples -----------------------------------------------------------------------------------------------------
+
+
+class Swap(Plugin):
+    """The first two clients train on each other's samples."""
+
+    @hookimpl
+    def assign_samples(self, partition):
+        first, second, *others = partition.train
+        return Partition([second, first, *others], partition.test, partition.info)
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["counts"] = client.class_counts
+
+
+def test_clients_train_on_the_samples_that_plugins_assign(go):
+    class SwapBack(Swap):
+        pass
+
+    result, plain = go(Swap, rounds=1), go(SwapBack, Swap, rounds=1)
+    counts = partition_of(result).class_counts(load_dataset("digits").train.labels, 10)
+    assert [client_state(result, k)["swap"]["counts"].tolist() for k in (0, 1)] == counts[[1, 0]].tolist()
+    assert [client_state(plain, k)["swap"]["counts"].tolist() for k in (0, 1)] == counts[[0, 1]].tolist()
+    assert partition_of(result).sha256 == partition_of(plain).sha256, "the directory keeps the run's partition"
+
+
+def test_a_plugin_that_assigns_no_partition_is_named(go):
+    class Lists(Plugin):
+        @hookimpl
+        def assign_samples(self, partition):
+            return list(partition.train)
+
+    with pytest.raises(PluginContractError, match=r"'lists' hook assign_samples returned .*a fedcore\.data\.Partition"):
+        go(Lists)
