@@ -116,7 +116,7 @@ def test_the_table_is_that_of_compare(cli, runs: Path) -> None:
     found = find_runs(sorted(runs.iterdir()), lambda message: None)
     for protocol, place in (("global", 2), ("global_local", 4)):
         comparison = compare_runs(found, protocol=protocol)
-        for cells, shown in zip(formats.printed(comparison)[0].rows, rows, strict=True):
+        for cells, shown in zip(formats.printed([comparison])[0].rows, rows, strict=True):
             label, seeds, *numbers, seconds = cells
             assert [label, seeds, *numbers, seconds] == [*shown[:2], *shown[place : place + 2], shown[-1]]
     words = [cell.text() for cell in page.root.all("table")[0].all("", "word")]

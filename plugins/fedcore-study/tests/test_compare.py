@@ -19,6 +19,7 @@ from fedcore_report.build import build
 from fedcore_study import tables
 from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import compare_runs
+from fedcore_study.comparisons.costs import seconds_per_round
 from fedcore_study.comparisons.fairness import Spread
 from fedcore_study.comparisons.figures import Difference, Figure, paired_difference
 from fedcore_study.comparisons.findings import verdict
@@ -82,7 +83,7 @@ class TestComparison:
         assert moon.rounds == Figure(2.0, 0.0, 2)
         assert moon.bytes == Figure(600.0, 0.0, 2)
         assert (fedavg.rounds, fedavg.bytes) == (Figure(3.0, None, 1), Figure(900.0, None, 1))  # seed 0 never does
-        assert fedavg.seconds == Figure(2.0, math.sqrt(0.5), 2)
+        assert fedavg.costs["s/round"] == Figure(2.0, math.sqrt(0.5), 2)
         assert cells(found, block, fedavg)[-3:-1] == ["3.0 (1/2)", "0.00 (1/2)"]
 
     def test_a_correction_after_training_counts_with_its_bytes(self, make):
@@ -158,7 +159,7 @@ class TestComparison:
         folders += [make({"moon": {"mu": 1, "t": 1}}, 1, [0.1], lr=0.1), make([], 0, [0.1], lr=0.1)]
         found, _ = join(folders, by=["lr"])
         titles = ["plugins moon (mu=1)", "plugins moon (mu=5)", "plugins fedavg"]
-        assert [table.title for table in formats.printed(found)] == titles
+        assert [table.title for table in formats.printed([found])] == titles
         rows = [(row["plugins"], row["row"]) for row in formats.plain_rows(found)]
         assert rows[:3] == [("moon (mu=1)", "0.1"), ("moon (mu=1)", "0.2"), ("moon (mu=5)", "0.1")]
         (note,) = found.notes
@@ -180,7 +181,7 @@ class TestComparison:
         found, _ = join(folders)
         assert found.blocks[0].rows[1].difference.mean == pytest.approx(0.1)
         assert found.notes[0] == "moon: only 1 of 2 seeds have a pair in fedavg"
-        assert "Note: moon: only 1 of 2 seeds have a pair in fedavg." in formats.as_markdown(found)
+        assert "Note: moon: only 1 of 2 seeds have a pair in fedavg." in formats.as_markdown([found])
         found, _ = join([*folders, make(["moon"], 0, [0.3], lr=9.0)], baseline="fedavg")
         said = [note for note in found.notes if "baseline" in note or "pair" in note]
         assert said == [
@@ -236,14 +237,14 @@ class TestRecords:
 
     def test_a_line_without_times_does_not_count_as_one(self, make):
         folder = make([], 0, [0.1, 0.2])
-        expected = read_run(folder, pytest.fail).seconds_per_round(None)
+        expected = seconds_per_round(read_run(folder, pytest.fail))
         first, second = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         lines = [first, {**second, "time": None}]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         seal(folder)
         times = [line["time"] for line in (first, second)]
         assert expected == sum(time["round"] + time.get("evaluation", 0.0) for time in times) / 2
-        alone = read_run(folder, pytest.fail).seconds_per_round(None)
+        alone = seconds_per_round(read_run(folder, pytest.fail))
         assert alone == times[0]["round"] + times[0].get("evaluation", 0.0)
 
     @pytest.mark.parametrize("broken", ["{}}", '{"round": 1}', "[1]", '{"round": 1, "bytes": 3}', "\x00", "\ufffd"])
@@ -320,7 +321,7 @@ class TestFormats:
         return join(folders)[0]
 
     def test_markdown(self, found):
-        lines = formats.as_markdown(found).splitlines()
+        lines = formats.as_markdown([found]).splitlines()
         assert lines[0] == "**alpha 0.1**"
         assert lines[2] == "| method | seeds | accuracy % | minus fedavg [95 % interval] | p (Holm) | s/round |"
         assert lines[4] == "| fedavg | 3 | 60.00 ± 10.00 | - | - | 2.500 ± 1.000 |"
@@ -331,12 +332,12 @@ class TestFormats:
     @pytest.mark.parametrize(("partition", "used"), [("iid", False), ("part.json", False), ("dirichlet", True)])
     def test_alpha_is_named_where_the_partition_uses_it(self, make, partition, used):
         found, _ = join([make([], seed, [0.5], alpha=0.01, partition=partition) for seed in (0, 1)])
-        for text in (formats.as_markdown(found), formats.as_latex(found)):
+        for text in (formats.as_markdown([found]), formats.as_latex([found])):
             assert f"partition {partition}" in text
             assert ("alpha 0.01" in text) is used
 
     def test_latex_has_no_open_special_character(self, found):
-        text = formats.as_latex(found)
+        text = formats.as_latex([found])
         assert r"moon & 3 & 60.00 $\pm$ 0.00 & +0.00 [$-$24.84, +24.84] & 1.000 \\" in text
         assert r"accuracy \%" in text
         assert text.count(r"\begin{tabular}{lrrrr}") == text.count(r"\end{tabular}") == 2
@@ -347,7 +348,7 @@ class TestFormats:
         folders = [make([], seed, [0.5, 0.7]) for seed in (0, 1, 2)]
         folders += [make(["moon"], seed, [0.8, 0.8]) for seed in (0, 1, 2)]
         folders += [make(["fedprox"], seed, [0.8 if seed else 0.1, 0.1]) for seed in (0, 1, 2)]  # not all reach it
-        text = formats.as_latex(join(folders, target=0.7)[0])
+        text = formats.as_latex([join(folders, target=0.7)[0]])
         (row,) = [line for line in text.splitlines() if line.startswith("moon")]
         assert row.split(" & ")[:4] == ["moon", "3", r"\textbf{80.00 $\pm$ 0.00}", "+10.00 (3 seeds)"]
         assert r"\textbf{1.0 $\pm$ 0.0} & 0.00 $\pm$ 0.00 \\" in row  # all take 0.00 MB: none is best
@@ -361,7 +362,7 @@ class TestFormats:
         assert depth == 0
 
     def test_csv_holds_plain_numbers(self, found):
-        rows = list(csv.DictReader(io.StringIO(formats.as_csv(found))))
+        rows = list(csv.DictReader(io.StringIO(formats.as_csv([found]))))
         assert [(row["alpha"], row["row"]) for row in rows] == [
             ("0.1", "fedavg"), ("0.1", "moon"), ("0.5", "fedavg"), ("0.5", "moon"),
         ]  # fmt: skip
@@ -371,7 +372,7 @@ class TestFormats:
         assert (rows[0]["clients_jain_mean"], rows[0]["virtual_seconds_n"]) == ("", "0")
 
     def test_json_holds_every_seed(self, found):
-        blocks = json.loads(formats.as_json(found))["blocks"]
+        blocks = json.loads(formats.as_json([found]))["blocks"]
         assert blocks[0]["rows"][0]["values"] == {"0": 0.5, "1": 0.6, "2": 0.7}
         assert blocks[1]["settings"] == {"alpha": 0.5}
 
@@ -422,7 +423,7 @@ class TestOverClients:
             assert shown["clients' mean %"] == "55.00 ± 7.07"
             assert shown["worst 10 %"] == "25.00 ± 7.07"
             assert shown["Jain"].startswith("0.8")
-        (line,) = csv.DictReader(io.StringIO(formats.as_csv(found)))
+        (line,) = csv.DictReader(io.StringIO(formats.as_csv([found])))
         assert float(line["clients_worst_mean"]) == pytest.approx(0.25)
         with pytest.raises(
             ConfigError, match=r"--clients: protocol 'global' has no figures by client; these have: --p"
@@ -442,7 +443,7 @@ class TestOverClients:
             (block,) = found.blocks
             shown = [dict(zip(headings(found, block), cells(found, block, row))) for row in block.rows]
             assert [row["attack.success"] for row in shown] == ["0.5500 ± 0.0707", "-"]
-        lines = list(csv.DictReader(io.StringIO(formats.as_csv(found))))
+        lines = list(csv.DictReader(io.StringIO(formats.as_csv([found]))))
         assert [line["attack.success_mean"] for line in lines] == ["0.55", ""]
         with pytest.raises(ConfigError, match=r"no run has a number 'attack\.malicious'"):
             join(folders, reported=["attack.malicious"])
@@ -451,7 +452,7 @@ class TestOverClients:
         own, other = "module:study.new.Near_It", "module:old.Near_It"
         found, _ = join([make([], 0, [0.5]), make([own], 0, [0.6]), make(["object:Far"], 0, [0.7])])
         assert [row.label for row in found.blocks[0].rows] == ["fedavg", "Near_It", "Far"]
-        assert r"Near\_It & 1" in formats.as_latex(found)
+        assert r"Near\_It & 1" in formats.as_latex([found])
         found, _ = join([make([own], 1, [0.5]), make([other, "object:Far"], 1, [0.6])])
         assert {row.label for row in found.blocks[0].rows} == {own, f"{other}+Far"}
 
@@ -459,16 +460,16 @@ class TestOverClients:
         names = ["=1+1", "-2|x", "<script>", "\x1b[31mred", "two\nlines", r"\input{x}", "![](https://example.org)"]
         folders = [make([], 0, [0.5], dataset=name, model=name) for name in names]
         found = join(folders, by=["dataset"])[0]
-        assert not any("\x1b" in made(found) for made in formats.FORMATS.values())
-        rows = list(csv.DictReader(io.StringIO(formats.as_csv(found))))
+        assert not any("\x1b" in made([found]) for made in formats.FORMATS.values())
+        rows = list(csv.DictReader(io.StringIO(formats.as_csv([found]))))
         assert [row["row"] for row in rows[:2]] == ["'=1+1", "'-2|x"]
         assert [row["model"] for row in rows[2:5]] == ["<script>", "\ufffd[31mred", "two lines"]
-        markdown = formats.as_markdown(found)
+        markdown = formats.as_markdown([found])
         assert r"**model -2\|x**" in markdown
         assert r"| \\input{x} | 1 |" in markdown
         assert "<script" not in markdown
         assert "![](" not in markdown
-        latex = re.sub("^% .*", "", formats.as_latex(found), flags=re.MULTILINE)
+        latex = re.sub("^% .*", "", formats.as_latex([found]), flags=re.MULTILINE)
         assert r"\textbackslash{}input\{x\} & 1" in latex
         assert "\nlines" not in latex
 
@@ -508,7 +509,7 @@ class TestFindings:
             "Tested by paired t-tests over the seeds, at level 0.05, with p-values corrected by Holm for the 3 "
             "comparisons with fedavg in this table. Each interval is of one comparison alone.",
         ]
-        text = formats.as_markdown(join(folders)[0])
+        text = formats.as_markdown([join(folders)[0]])
         assert all(f"- {tables.markdown_text(sentence)}" in text for sentence in block.findings)
         shown = {row.label: cells(join(folders)[0], block, row)[3:5] for row in block.rows}
         assert shown["fedcd"] == ["-1.00 (3 seeds)", "-"]
@@ -535,9 +536,9 @@ class TestFindings:
             "Zero is outside of the interval of moon, but after the correction for 5 comparisons that can be chance."
         )
         assert cells(found, block, block.rows[1])[4] == "0.096"
-        *_, line = csv.DictReader(io.StringIO(formats.as_csv(found)))
+        *_, line = csv.DictReader(io.StringIO(formats.as_csv([found])))
         assert float(line["p_holm"]) <= 1.0
-        assert "p (Holm)" in formats.as_latex(found)
+        assert "p (Holm)" in formats.as_latex([found])
 
     def test_one_row_shows_nothing_and_two_without_baseline_the_highest(self, make):
         assert join([make([], 0, [0.5])])[0].blocks[0].findings == []
@@ -556,9 +557,9 @@ class TestRanks:
         assert found.ranks.average == {"fedavg": 3.0, "moon": 1.0, "fedprox": 2.0}
         said = "Average ranks over 3 data settings, 1 is the best: moon 1.00, fedprox 2.00, fedavg 3.00."
         assert str(found.ranks).startswith(f"{said} Friedman's test finds a difference (p = 0.050). ")
-        assert said in formats.as_markdown(found)
-        assert f"% {said}" in formats.as_latex(found)
-        assert json.loads(formats.as_json(found))["ranks"]["average"]["moon"] == 1.0
+        assert said in formats.as_markdown([found])
+        assert f"% {said}" in formats.as_latex([found])
+        assert json.loads(formats.as_json([found]))["ranks"]["average"]["moon"] == 1.0
 
     def test_the_same_data_under_other_settings_would_count_twice(self, make):
         assert join([*self.blocks(make), *self.blocks(make, lr=0.3)])[0].ranks is None
@@ -581,13 +582,13 @@ class TestRanks:
         said = "the rows have different seeds (fedavg, fedprox: 0, 1, 2; moon: 0, 1), so their means are not ranked"
         assert any(note.startswith(said) for note in found.notes)
         assert found.ranks is None
-        for text in (formats.as_markdown(found), formats.as_latex(found)):
+        for text in (formats.as_markdown([found]), formats.as_latex([found])):
             assert "Highest" not in text
             assert r"\textbf" not in text
         found, _ = join([*folders, *(make(["moon"], 2, [0.5], alpha=alpha) for alpha in (0.1, 0.5))])
         assert found.ranks.average == {"fedprox": 1.0, "fedavg": 2.0, "moon": 3.0}
         assert found.notes == []
-        assert r"\textbf{81.33" in formats.as_latex(found)
+        assert r"\textbf{81.33" in formats.as_latex([found])
 
     @pytest.mark.parametrize("partition", ["iid", "shards", "part.json"])
     def test_an_alpha_without_effect_makes_no_other_data(self, make, partition):
@@ -755,10 +756,10 @@ class TestCautions:
             "baseline fedavg: 1,000 parameters and no projection head. To compare like with like run all of them with "
             "--projection, which gives each the head"
         )
-        text = formats.as_markdown(join(folders)[0])
+        text = formats.as_markdown([join(folders)[0]])
         assert f"Note: {note}." in text
-        assert f"% Note: {note}." in formats.as_latex(join(folders)[0])
-        assert json.loads(formats.as_json(join(folders)[0]))["blocks"][0]["notes"][0] == note
+        assert f"% Note: {note}." in formats.as_latex([join(folders)[0]])
+        assert json.loads(formats.as_json([join(folders)[0]]))["blocks"][0]["notes"][0] == note
 
     def test_like_with_like_and_unknown_models_are_not_warned_of(self, sized, make):
         alike = [sized(plugins, 0, 1600, 256, projection=True) for plugins in ([], ["moon"])]
@@ -778,7 +779,7 @@ class TestCautions:
         (block,) = found.blocks
         assert cells(found, block, block.rows[1])[3].startswith(cell)
         assert bool(found.notes) == (seeds < 3)
-        *_, line = csv.DictReader(io.StringIO(formats.as_csv(found)))
+        *_, line = csv.DictReader(io.StringIO(formats.as_csv([found])))
         assert bool(line["difference_low"]) == bool(line["difference_high"]) == (seeds >= 3)
 
     @pytest.mark.parametrize(("plugin", "schedule"), [("moon", "cosine"), ("fedproc", "constant")])
@@ -924,7 +925,7 @@ def test_metrics_next_to_accuracy(make):
     best = {c.heading: formats.best_rows(c, block.rows) for c in formats.table_columns(made, block)}
     moon = [row.label for row in block.rows].index("moon")
     assert (best["macro-f1"], best["ece"], best["Own"]) == ([moon], [], [])
-    assert r"\textbf{0.9000" in formats.as_latex(made)
+    assert r"\textbf{0.9000" in formats.as_latex([made])
     values = {row["row"]: row for row in formats.plain_rows(made)}
     assert values["fedavg"]["metric_macro-f1_mean"] == pytest.approx(0.6)
     assert values["moon"]["metric_ece_n"] == 1
@@ -965,7 +966,7 @@ def test_a_wide_table_has_a_column_per_setting(make, cli):
     accuracies = {("", 0.1): 0.5, ("moon", 0.1): 0.75, ("", 0.5): 0.9, ("moon", 0.5): 0.8, ("fedprox", 0.5): 0.7}
     folders = [make([name] * bool(name), 0, [value], alpha=alpha) for (name, alpha), value in accuracies.items()]
     found, _ = join(folders)
-    (table,) = formats.printed(found, wide=True)
+    (table,) = formats.printed([found], wide=True)
     assert table.headings == ["method", "alpha 0.1", "alpha 0.5"]
     assert table.rows == [["fedavg", "50.00", "90.00"], ["moon", "75.00", "80.00"], ["fedprox", "-", "70.00"]]
     assert sorted(table.best) == [(0, 2), (1, 1)]
@@ -1064,6 +1065,117 @@ class TestOtherFigures:
         found, _ = join(folders, metric="ece")
         assert found.blocks[0].rows[1].difference.n == 2
         assert found.notes[0] == "moon: only 2 of 3 seeds have a pair in fedavg"
+
+
+class TestColumns:
+    """Several protocols stand in one table, with the columns that were asked for."""
+
+    @pytest.fixture
+    def folders(self, make):
+        """FedAvg has no own models; Ditto has both. Metrics of clients have means of their own."""
+        folders = []
+        for seed in range(3):
+            own = {"auroc": 0.8 + seed / 100, "auroc_mean": 0.9}
+            folders.append(
+                make([], seed, [0.5], protocol="global", measured={"auroc": 0.7}, also={"global_local": 0.4})
+            )
+            folders.append(make(["ditto"], seed, [0.6], protocol="personal", measured=own, also={"global": 0.55}))
+        for number, folder in enumerate(folders):
+            summary = json.loads((folder / "summary.json").read_text())
+            summary["time"] = {"peak_memory_mib": 100.0 + number}
+            summary["bytes"] = {"down": 3_000_000, "up": 1_000_000}
+            summary["reports"] = {"dp": {"epsilon": 2.0 + number}} if number % 2 else {}
+            (folder / "summary.json").write_text(json.dumps(summary))
+            line = json.loads((folder / "metrics.jsonl").read_text())
+            lines = [
+                line | {"round": n, "time": {"round": t, "evaluation": 0.5}} for n, t in enumerate((9.0, 1.0, 4.0))
+            ]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+            seal(folder)
+        return folders
+
+    def test_personal_stands_beside_global(self, folders, cli):
+        asked = ("--protocol", "personal", "--protocol", "global", "--columns", "accuracy,auroc,auroc_mean,MB")
+        text = cli("compare", *folders, *asked, "--format", "markdown").stdout
+        assert text.splitlines()[0] == (
+            "| method | personal: accuracy % | personal: auroc | personal: auroc_mean | global: accuracy % | "
+            "global: auroc | MB |"
+        )
+        rows = {line.split(" | ")[0]: line.strip("|").split(" | ")[1:] for line in text.splitlines()[2:4]}
+        assert [cell.split(" ")[0] for cell in rows["| ditto"]] == ["60.00", "0.8100", "0.9000", "55.00", "-", "4.00"]
+        assert [cell.split(" ")[0] for cell in rows["| fedavg"]] == ["40.00", "-", "-", "50.00", "0.7000", "4.00"]
+        assert "- personal: Highest mean accuracy: ditto with 60.00 %." in text
+        assert "--protocol personal" not in text, "a note asks for what is there"
+        both = list(csv.DictReader(io.StringIO(cli("compare", *folders, *asked[:4], "--format", "csv").stdout)))
+        assert [(row["protocol"], row["row"]) for row in both] == [
+            (protocol, name) for protocol in ("personal", "global") for name in ("fedavg", "ditto")
+        ]
+        frame = fedcore_study.compare(folders, protocol=["personal", "global"])
+        assert frame.loc[("personal", "ditto"), "accuracy_mean"] == pytest.approx(0.6)
+        assert frame.loc[("global", "ditto"), "accuracy_mean"] == pytest.approx(0.55)
+
+    def test_latex_ends_at_the_margin(self, folders, cli):
+        asked = ("--protocol", "personal", "--protocol", "global", "--columns", "accuracy", "--columns", "costs")
+        named = ("--caption", "Two & more", "--tex-label", "tab:main")
+        text = cli("compare", *folders, *asked, *named, "--latex").stdout
+        assert r"\usepackage{booktabs,graphicx}" in text
+        assert "\\caption{Two \\& more}\n\\label{tab:main}\n" in text
+        assert r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%" in text
+        assert r"\end{tabular}}" in text
+        assert "\n & \\multicolumn{1}{c}{personal} & \\multicolumn{1}{c}{global} & & & & & &  \\\\\n" in text
+        assert r"\cmidrule(lr){2-2} \cmidrule(lr){3-3}" in text
+        body = text.partition(r"\toprule")[2].partition(r"\bottomrule")[0]
+        assert {line.count(" &") + line.startswith("& ") for line in body.splitlines() if line.endswith(r"\\")} == {8}
+
+    def test_costs(self, folders):
+        """Seconds per round are the mean without the first of several rounds: (1.5 + 4.5) / 2."""
+        found, _ = join(folders, columns=["costs"])
+        fedavg, ditto = found.blocks[0].rows
+        heads = ["method", "s/round", "seconds", "MB down", "MB up", "MiB", "epsilon"]
+        assert headings(found, found.blocks[0]) == heads
+        costs = {name: figure and figure.mean for name, figure in ditto.costs.items()}
+        assert costs == {
+            "s/round": 3.0,
+            "seconds": 15.5,
+            "MB": 4.0,
+            "MB-down": 3.0,
+            "MB-up": 1.0,
+            "memory": 103.0,
+            "epsilon": 5.0,
+        }
+        assert fedavg.costs["epsilon"] is None
+        frame = fedcore_study.compare(folders)
+        assert frame.loc["ditto", ["seconds", "cost_seconds", "cost_MB-up"]].tolist() == [3.0, 15.5, 1.0]
+        after, _ = join(folders, columns=["seconds,MB"], round=2)
+        assert after.blocks[0].rows[0].costs["seconds"].mean == 11.0
+        assert after.blocks[0].rows[0].costs["MB"].mean == pytest.approx(600e-6)
+        report = build(find_runs(folders, print), [], title="t", points=0)
+        (bars,) = (chart for _, chart in report.charts if chart.name == "seconds")
+        assert sum(part.values[1] for part in bars.parts) == pytest.approx(3.0), "the report has the same seconds"
+
+    def test_no_number_is_cut(self, folders, cli, monkeypatch):
+        asked = ("compare", *folders, "--protocol", "personal", "--protocol", "global", "--columns", "difference,costs")
+        monkeypatch.setenv("COLUMNS", "60")
+        narrow = cli(*asked).stdout
+        assert max(len(line) for line in narrow.partition("personal: ")[0].splitlines()) <= 60
+        names = re.findall(r"^ (method|ditto) ", narrow, re.MULTILINE)
+        assert names == ["method", "ditto"] * (len(names) // 2)
+        assert len(names) > 2, "one table in several parts"
+        monkeypatch.delenv("COLUMNS")
+        free = cli(*asked).stdout
+        assert len(re.findall(r"^ ditto ", free, re.MULTILINE)) == 1
+        for text in (narrow, free):
+            assert "…" not in text
+            assert "+20.00 " in text
+            assert "103 ± 2" in text
+
+    def test_a_column_that_nothing_has(self, folders, cli):
+        with pytest.raises(UnknownNameError, match=r"unknown column 'aurc'.*'auroc'"):
+            join(folders, columns=["accuracy,aurc"])
+        with pytest.raises(ConfigError, match=r"no run has a number 'dp\.delta'"):
+            join(folders, columns=["dp.delta"])
+        refused = cli("compare", *folders, "--wide", "--columns", "accuracy")
+        assert (refused.exit_code, "--wide prints one figure" in refused.stderr) == (2, True)
 
 
 def test_clients_that_could_not_be_measured_are_told(make):

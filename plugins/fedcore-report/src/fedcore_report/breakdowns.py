@@ -23,7 +23,7 @@ from fedcore_report.charts import (
     plain,
 )
 from fedcore_report.lines import MB
-from fedcore_study.tools import Group, RunRecord, list_in, mapping_in, number
+from fedcore_study.tools import Group, RunRecord, list_in, mapping_in, number, seconds_per_round, timed_rounds
 
 TIMES = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation")
 """What a round's seconds are made of; workers' idle time and the like are parts of these."""
@@ -218,8 +218,8 @@ def _bytes_per_round(run: RunRecord, direction: str) -> dict[str, float]:
 def seconds(group: Group) -> Chart | Omitted:
     """Return the seconds per round by stage."""
     about = (
-        "Seconds on the machine that ran it, whatever else it did meanwhile; mean over seeds and rounds, without the "
-        "first, which also starts processes."
+        "Seconds of a round with its evaluation on the machine that ran it, whatever else it did meanwhile; mean over "
+        "seeds and rounds, without the first, which also starts processes. The whole bar is s/round of the table."
     )
     found = {label: [_seconds_per_round(run) for run in runs] for label, runs in group.rows.items()}
     title = "Time per round"
@@ -227,9 +227,11 @@ def seconds(group: Group) -> Chart | Omitted:
 
 
 def _seconds_per_round(run: RunRecord) -> dict[str, float]:
-    lines = [times for line in run.rounds if (times := mapping_in(line, "time"))]
-    lines = lines[1:] or lines
-    return {part: statistics.fmean(number(line.get(part)) or 0.0 for line in lines) for part in TIMES if lines}
+    """Return the mean seconds of each stage; what no stage accounts for is ``other``."""
+    lines = [mapping_in(line, "time") for line in timed_rounds(run)]
+    found = {part: statistics.fmean(number(line.get(part)) or 0.0 for line in lines) for part in TIMES if lines}
+    whole = seconds_per_round(run)
+    return found if whole is None else {**found, "other": max(0.0, whole - sum(found.values()))}
 
 
 def _bars(

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, replace
 from fedcore.tools import EVALUATED, PROTOCOLS, Json
 from fedcore_report.charts import Interval, Intervals, Omitted
 from fedcore_study.tools import (
-    SECONDS,
     Comparison,
     Group,
     Ranks,
     RunRecord,
     as_latex,
-    best_rows,
     block_of,
     by_seed,
     client_columns,
@@ -23,10 +21,8 @@ from fedcore_study.tools import (
     pairs,
     plain_rows,
     ranks_of,
-    table_columns,
+    side_by_side,
 )
-
-SEEDS = "seeds"
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ def opening(group: Group, asked: Comparison, colors: Mapping[str, int], baseline
         made.findings += [f"{protocol}: {sentence}" for sentence in block.findings]
         made.notes += [note for note in block.notes if note not in made.notes and not note.endswith(shown)]
         csv += plain_rows(comparison)
-        tex.append(as_latex(comparison).replace("{tab:comparison}", f"{{tab:comparison-{protocol}}}"))
+        tex.append(as_latex([comparison], label=f"tab:comparison-{protocol}"))
     made.files = {"csv": csv_of(csv), "tex": "\n".join(tex)}
     return made
 
@@ -160,41 +156,14 @@ def _ranking(protocol: str, ranks: Ranks, settings: Sequence[str], heading: str,
 
 
 def _table(found: Mapping[str, Comparison]) -> Table:
-    """Join the tables of several protocols side by side. Seeds, figures of plugins and times are there once."""
-    cells: dict[str, dict[tuple[str, str], str]] = {}
-    best: set[tuple[str, tuple[str, str]]] = set()
-    for protocol, comparison in found.items():
-        (block,) = comparison.blocks
-        for column in table_columns(comparison, block)[1:]:
-            place = protocol, column.heading
-            for row in block.rows:
-                cells.setdefault(row.label, {})[place] = column.cell(row)
-            best |= {(block.rows[number].label, place) for number in best_rows(column, block.rows)}
-
-    def once(label: str, heading: str) -> str:
-        """Return the value under all protocols, or the values if they differ."""
-        return " / ".join(dict.fromkeys(text for place, text in cells[label].items() if place[1] == heading))
-
-    every = dict.fromkeys(place for by_place in cells.values() for place in by_place)
-    places = [place for protocol in found for place in every if place[0] == protocol]
-    first = [SEEDS, *dict.fromkeys(name for comparison in found.values() for name in comparison.reported)]
-    places = [place for place in places if place[1] not in (*first, SECONDS)]
-    rows = [
-        [
-            label,
-            *(once(label, heading) for heading in first),
-            *(by_place.get(place, "-") for place in places),
-            once(label, SECONDS),
-        ]
-        for label, by_place in cells.items()
-    ]
-    labels = list(cells)
+    """Join the tables of several protocols side by side. Seeds, figures of plugins and costs are there once."""
+    made = side_by_side({protocol: (comparison, comparison.blocks[0]) for protocol, comparison in found.items()})
     return Table(
-        heads=[_heading(found), *first, *(heading for _, heading in places), SECONDS],
-        rows=rows,
+        heads=[*made.headings],
+        rows=[[*row] for row in made.rows],
         caption=_caption(found),
-        groups=[("", 1 + len(first)), *((name, sum(place[0] == name for place in places)) for name in found), ("", 1)],
-        best={(labels.index(label), 1 + len(first) + places.index(place)) for label, place in best},
+        groups=[*made.groups],
+        best={*made.best},
     )
 
 

@@ -93,7 +93,7 @@ def sweep(
 def compare(
     runs: StudiedRuns | Iterable[StudiedRuns],
     *,
-    protocol: str = "global",
+    protocol: str | Sequence[str] = "global",
     metric: str = "accuracy",
     by: str | Sequence[str] = "plugin",
     tuned: str | Sequence[str] = (),
@@ -112,13 +112,14 @@ def compare(
     ``difference_low`` to ``difference_high`` and its pairs ``difference_seeds``; ``p`` of the paired t-test, ``p_holm``
     corrected for all comparisons of a table, and the ``verdict`` (better, worse, same, few: too few seeds, none: no
     pair; missing where the difference is the same on every seed);
-    ``seeds_needed`` for a difference of this size to be found; ``seconds`` per round. Runs of other data or settings
-    have rows of their own, and the index names these settings. ``attrs`` of the frame holds ``findings`` and ``notes``
-    in sentences, and ``ranks`` over several data sets.
+    ``seeds_needed`` for a difference of this size to be found; ``seconds`` per round; further costs: ``cost_seconds``
+    of all rounds, ``cost_MB-down``, ``cost_MB-up``, ``cost_memory`` in MiB, ``cost_epsilon``. Runs of other
+    data or settings have rows of their own, and the index names these settings. ``attrs`` of the frame holds
+    ``findings`` and ``notes`` in sentences, and ``ranks`` over several data sets.
 
     :param runs: runs or sweeps: directories or results, one or several.
-    :param protocol: the protocol of the figure, such as ``global``. Under ``personal``, methods without own models have
-        their global model's figure on the same samples.
+    :param protocol: the protocol of the figure, such as ``global``; several give the index a first level. Under
+        ``personal``, methods without own models have their global model's figure on the same samples.
     :param metric: the figure to compare, as ``summary.json`` names it: ``accuracy``, ``loss``, ``macro-f1``; over
         clients ``macro-f1_mean``, ``worst10``; a metric of yours as ``module:mine.Top2``. Its short name replaces
         ``accuracy`` in the columns.
@@ -146,13 +147,17 @@ def compare(
     found = find_runs(run_folders(runs), warn)
     fields = [by] if isinstance(by, str) else list(by)
     own = [tuned] if isinstance(tuned, str) else list(tuned)
+    protocols = [protocol] if isinstance(protocol, str) else list(protocol)
     if each:
+        if len(protocols) > 1:
+            raise ConfigError("each=True has one row per run: give one protocol")
+        (protocol,) = protocols
         chosen, own = tuned_runs(found, [option(name) for name in fields], own)
         kept = comparison.usable(chosen, protocol, round, warn, short_name(metric))
         return frame.of_runs(kept, fields, protocol, round, tuned=own, labels=labels or {})
-    made = comparison.compare_runs(
+    made = comparison.compare_protocols(
         found,
-        protocol=protocol,
+        protocols,
         metric=metric,
         by=fields,
         tuned=own,
@@ -165,7 +170,7 @@ def compare(
         reported=reported,
         warn=warn,
     )
-    return frame.of_methods(made)
+    return frame.of_protocols(made)
 
 
 def _asked_for(

@@ -23,6 +23,12 @@ _LATEX = str.maketrans(
     | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
 )
 
+_FITTING = r"\small\setlength{\tabcolsep}{4pt}\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+"""What a wide table begins with in LaTeX, so that it ends at the margin."""
+
+_BETWEEN = 3
+"""The blanks between two columns in a terminal."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -35,33 +41,65 @@ class Table:
     best: Sequence[tuple[int, int]] = ()
     """The places of the best figures: row and column."""
     findings: list[str] = field(default_factory=list)
+    groups: Sequence[tuple[str, int]] = ()
+    """Headings above the columns, each with the number of columns that it spans; empty for no such line."""
 
-    def drawn(self) -> Drawn:
-        """Return the table for a terminal."""
+    @property
+    def whole_headings(self) -> list[str]:
+        """The headings, each with the one above it: ``personal: accuracy %``."""
+        above = [name for name, count in self.groups for _ in range(count)] or [""] * len(self.headings)
+        return [f"{name}: {heading}" if name else heading for name, heading in zip(above, self.headings, strict=True)]
+
+    def drawn(self, width: int) -> list[Drawn]:
+        """Return the table for a terminal. Columns that do not fit side by side are in further tables below.
+
+        No number is cut. Headings may take several lines, and so may names, in half of the width.
+        """
         from rich import box
+        from rich.cells import cell_len
         from rich.table import Table as Drawn
 
-        table = Drawn(
-            title=output.text(self.title) if self.title else None,
-            title_justify="left",
-            title_style="bold not italic",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-        )
-        for index, heading in enumerate(self.headings):
-            table.add_column(output.text(heading), justify="right" if index else "left")
-        for row in self.rows:
-            table.add_row(*map(output.text, row))
-        return table
+        heads = [heading.replace(": ", "\n", 1) if self.groups else heading for heading in self.whole_headings]
+        needed = [
+            max(map(cell_len, [*(row[place] for row in self.rows), *heads[place].split()]), default=0)
+            for place in range(len(heads))
+        ]
+        names = min(needed[0], max(width // 2, len(heads[0])))
+        parts: list[list[int]] = []
+        left = 0
+        for place in range(1, len(heads)):
+            if not parts or needed[place] + _BETWEEN > left:
+                parts.append([])
+                left = width - names - 1
+            parts[-1].append(place)
+            left -= needed[place] + _BETWEEN
+        made = []
+        for number, places in enumerate(parts):
+            table = Drawn(
+                title=output.text(self.title) if self.title and not number else None,
+                title_justify="left",
+                title_style="bold not italic",
+                box=box.SIMPLE_HEAD,
+                pad_edge=False,
+            )
+            table.add_column(output.text(heads[0]), overflow="fold")  # two names that are cut could look the same
+            for place in places:
+                table.add_column(output.text(heads[place]), justify="right", min_width=needed[place])
+            for row in self.rows:
+                table.add_row(*(output.text(row[place]) for place in (0, *places)))
+            made.append(table)
+        return made
 
     def markdown(self) -> str:
         """Return a GitHub table under its title."""
-        lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in (self.headings, *self.rows)]
+        lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in (self.whole_headings, *self.rows)]
         lines.insert(1, "| --- |" + " ---: |" * (len(self.headings) - 1))
         return "\n".join([*([f"**{markdown_text(self.title)}**", ""] if self.title else []), *lines])
 
     def latex(self, caption: str = "", label: str = "") -> str:
         """Return a tabular in the style of the package booktabs, the best figures in bold.
+
+        In a floating table it is as wide as the text at most: a wider one is made smaller (package graphicx).
 
         :param caption: of a floating table around it. Without one, the title is a comment.
         """
@@ -80,8 +118,22 @@ class Table:
             position="t" if caption else None,
             position_float="centering" if caption else None,
         )
+        if self.groups:
+            text = text.replace("\\toprule\n", f"\\toprule\n{self._latex_groups()}\n", 1)
+        if caption:
+            text = text.replace(r"\begin{tabular}", f"{_FITTING}\n\\begin{{tabular}}", 1)
+            text = text.replace(r"\end{tabular}", r"\end{tabular}}", 1)
         comment = f"{latex_comment(self.title)}\n" if self.title and not caption else ""
         return comment + text.rstrip("\n")
+
+    def _latex_groups(self) -> str:
+        """Return the line of headings over several columns, with rules below them."""
+        cells, rules, place = [], [], 1
+        for name, count in self.groups:
+            cells.append(rf"\multicolumn{{{count}}}{{c}}{{{latex_text(name)}}}" if name else "& " * (count - 1))
+            rules += [rf"\cmidrule(lr){{{place}-{place + count - 1}}}"] if name else []
+            place += count
+        return f"{' & '.join(cells)} \\\\\n{' '.join(rules)}"
 
 
 def csv_text(rows: Iterable[Sequence[Json]]) -> str:

@@ -13,6 +13,7 @@ from fedcore_study.cli.shared import (
     Runs,
     Tuned,
     labels_of,
+    print_table,
 )
 from fedcore_study.cli.sweep_display import SweepDisplay
 from fedcore_study.comparisons.comparison import (
@@ -24,15 +25,14 @@ from fedcore_study.comparisons.comparison import (
     pairs,
     ranks_of,
 )
+from fedcore_study.comparisons.costs import seconds_per_round, timed_rounds
 from fedcore_study.comparisons.figures import FEW, Difference, Figure, paired_difference
 from fedcore_study.comparisons.formats import (
-    SECONDS,
     as_latex,
-    best_rows,
     client_columns,
     plain_rows,
+    side_by_side,
     spread,
-    table_columns,
 )
 from fedcore_study.comparisons.groups import Group, by_seed, distinct, group_runs, option, relabelled, uses_alpha
 from fedcore_study.comparisons.records import RunRecord, Warn, find_runs, read_run, with_global_model
@@ -50,7 +50,6 @@ from fedcore_study.words import by_value, counted, joined, named, without_module
 __all__ = [
     "BASELINE",
     "FEW",
-    "SECONDS",
     "SWEEP_PANEL",
     "TABLE_FORMATS",
     "Baseline",
@@ -75,7 +74,6 @@ __all__ = [
     "Warn",
     "as_latex",
     "axis_name",
-    "best_rows",
     "block_of",
     "by_seed",
     "by_value",
@@ -102,14 +100,17 @@ __all__ = [
     "paired_difference",
     "pairs",
     "plain_rows",
+    "print_table",
     "ranks_of",
     "read_run",
     "relabelled",
     "resolved",
     "run_folders",
     "run_sweep",
+    "seconds_per_round",
+    "side_by_side",
     "spread",
-    "table_columns",
+    "timed_rounds",
     "tuned_runs",
     "uses_alpha",
     "with_global_model",

@@ -11,7 +11,7 @@ import typer
 
 from fedcore import ConfigError, UnknownNameError
 from fedcore.tools import INTERRUPTED, SOME_FAILED, options, output
-from fedcore_study.tools import SWEEP_PANEL, TABLE_FORMATS, Parallel, counted
+from fedcore_study.tools import SWEEP_PANEL, TABLE_FORMATS, Parallel, counted, print_table
 
 if TYPE_CHECKING:
     from fedcore_reproduce.recipe import Kind
@@ -219,6 +219,6 @@ def _print(made: Reproduction, form: str) -> None:
         return
     output.line(formats.title(made), style="bold")
     for block in formats.blocks(made):
-        output.stdout().print(block.drawn())
+        print_table(block)
     for line in formats.caption(made):
         output.line(line, style="dim")

@@ -13,7 +13,10 @@ from fedcore_study.cli import shared
 
 def compare(
     runs: shared.Runs,
-    protocol: Annotated[str, typer.Option(help=f"One of {', '.join(PROTOCOLS)}.")] = "global",
+    protocol: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(PROTOCOLS)}. Several stand side by side. Default global."),
+    ] = None,
     metric: Annotated[
         str,
         typer.Option(
@@ -43,12 +46,22 @@ def compare(
         ),
     ] = False,
     reported: shared.Reported = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="The table's columns: accuracy, auroc and other figures, auroc_mean over clients, seeds, difference, "
+            "p, PLUGIN.NAME; seconds, s/round, MB, MB-down, MB-up, memory, epsilon, or costs for all of these.",
+        ),
+    ] = None,
     form: Annotated[
         str, typer.Option("--format", metavar="|".join(shared.TABLE_FORMATS), help="How to print it.")
     ] = "table",
     latex: Annotated[
         bool, typer.Option("--latex", help="A table for a paper (booktabs), the best in bold; as --format latex.")
     ] = False,
+    caption: Annotated[str, typer.Option(help="Of the LaTeX table; default its settings.")] = "",
+    tex_label: Annotated[str, typer.Option(metavar="NAME", help="Label of the LaTeX table.")] = "tab:comparison",
     wide: Annotated[
         bool, typer.Option("--wide", help="One table: a row per method, a column per data set, partition or setting.")
     ] = False,
@@ -63,16 +76,21 @@ def compare(
     form = "latex" if latex else form
     if form not in shared.TABLE_FORMATS:
         raise UnknownNameError("format", form, shared.TABLE_FORMATS)
-    if wide and (form in ("csv", "json") or clients or reported or target is not None):
+    others = clients or reported or columns or target is not None or len(protocol or ()) > 1
+    if wide and (form in ("csv", "json") or others):
         raise ConfigError("--wide prints one figure as a table, markdown or latex: leave out the other options")
+    if columns and clients:
+        raise ConfigError(
+            "--clients has columns of its own: leave out --columns, or name some of mean,std,worst10,best10"
+        )
 
     from fedcore_study.comparisons import formats
-    from fedcore_study.comparisons.comparison import compare_runs
+    from fedcore_study.comparisons.comparison import compare_protocols
     from fedcore_study.comparisons.records import find_runs
 
-    comparison = compare_runs(
+    found = compare_protocols(
         find_runs(runs, output.note),
-        protocol=protocol,
+        protocol or ["global"],
         metric=metric,
         by=by or ["plugin"],
         tuned=tuned or (),
@@ -83,21 +101,21 @@ def compare(
         confidence=confidence,
         by_client=clients,
         reported=reported or (),
+        columns=columns or (),
         warn=output.note,
     )
     if form not in ("markdown", "latex", "json"):  # these hold the notes themselves
-        for note in comparison.notes:
+        for note in formats.notes_of(found):
             output.note(note)
-    if form != "table":
-        typer.echo(formats.FORMATS[form](comparison, **({"wide": True} if wide else {})), nl=False)
-        return
-    console = output.stdout()
-    for found in formats.printed(comparison, wide=wide):
-        table = found.drawn()
-        table.columns[0].overflow = "fold"  # two rows whose names are cut could look the same
-        console.print(table)
-        for sentence in found.findings:
-            console.print(output.text(sentence))
-    if comparison.ranks is not None:
-        console.print(output.text(str(comparison.ranks)))
-    output.line(formats.caption(comparison), style="dim")
+    if form == "latex":
+        typer.echo(formats.as_latex(found, wide=wide, words=caption, label=tex_label), nl=False)
+    elif form != "table":
+        typer.echo(formats.FORMATS[form](found, **({"wide": True} if wide else {})), nl=False)
+    else:
+        for table in formats.printed(found, wide=wide):
+            shared.print_table(table)
+            for sentence in table.findings:
+                output.stdout().print(output.text(sentence))
+        for sentence in formats.ranks_in(found):
+            output.stdout().print(output.text(sentence))
+        output.line(formats.caption(found), style="dim")

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedcore import ConfigError
-from fedcore.tools import options
+from fedcore.tools import options, output
+
+if TYPE_CHECKING:
+    from fedcore_study.tables import Table
 
 SWEEP_PANEL = "Sweep"
 """A panel of the help."""
 
 TABLE_FORMATS = ("table", "markdown", "csv", "latex", "json")
 """How a table can be printed."""
+
+_MOST = 10_000
+"""Characters in a line of a pipe."""
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN_OR_SWEEP...", help="Run or sweep directories.")]
 By = Annotated[
@@ -53,6 +61,19 @@ Parallel = Annotated[
         min=1,
     ),
 ]
+
+
+def print_table(table: Table) -> None:
+    """Print a table: in parts below each other where a terminal is too narrow, in a pipe as wide as it is."""
+    from rich.measure import Measurement
+
+    console = output.stdout()
+    endless = not (console.is_terminal or "COLUMNS" in os.environ)
+    for part in table.drawn(sys.maxsize if endless else console.width):
+        if endless:
+            options = console.options.update(max_width=_MOST)
+            console.width = max(console.width, Measurement.get(console, options, part).maximum)
+        console.print(part)
 
 
 def labels_of(texts: list[str] | None) -> dict[str, str]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore.tools import PARTITION_OPTIONS, PROTOCOLS, Json, key, method, protocols, settings, short_name
+from fedcore.tools import PARTITION_OPTIONS, PROTOCOLS, Json, key, method, settings, short_name
+from fedcore.tools import protocols as evaluation
 from fedcore_study.comparisons.cautions import (
     failed_clients,
     few_pairs,
@@ -25,6 +27,7 @@ from fedcore_study.comparisons.cautions import (
     own_models,
     restarted_schedules,
 )
+from fedcore_study.comparisons.costs import COSTS, EACH
 from fedcore_study.comparisons.fairness import FIGURES, Spread
 from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
 from fedcore_study.comparisons.findings import findings
@@ -37,6 +40,9 @@ from fedcore_study.lenient import number
 from fedcore_study.words import named
 
 BASELINE = "fedavg"
+
+SEEDS, DIFFERENCE, P = "seeds", "difference", "p"
+"""Words of ``--columns`` that are no figure."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,6 @@ class Row:
     """The rounds until the target is reached."""
     bytes: Figure | None
     """The bytes until the target is reached."""
-    seconds: Figure | None
-    """The seconds per round."""
     virtual: Figure | None
     """The seconds of the simulated system until the target is reached."""
     clients: dict[str, Figure | None]
@@ -64,6 +68,10 @@ class Row:
     """Numbers that plugins reported, by ``PLUGIN.NAME``."""
     metrics: dict[str, Figure | None]
     """The metrics next to accuracy, without the one that is compared."""
+    costs: dict[str, Figure | None]
+    """The costs by the names in ``costs.COSTS``."""
+    asked: dict[str, Figure | None]
+    """The figures of the protocol that the columns ask for, by their names in ``summary.json``."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,8 @@ class Comparison:
     """Whether tables show how the accuracy is spread over the clients."""
     reported: Sequence[str] = ()
     """Figures of plugins' reports that tables show, as ``PLUGIN.NAME``."""
+    columns: Sequence[str] = ()
+    """The words of the columns that tables show; empty for the usual ones."""
     ranks: Ranks | None = None
     """The methods' ranks over the blocks, if these are of different data."""
     measure: Measure = ACCURACY
@@ -128,10 +138,15 @@ class Comparison:
         return ", ".join("method" if name == "plugin" else name for name in self.by)
 
 
-def compare_runs(
+def compare_runs(runs: Sequence[RunRecord], *, protocol: str = "global", **question: Any) -> Comparison:
+    """Compare runs by seed under one protocol, as :func:`compare_protocols`."""
+    return compare_protocols(runs, [protocol], **question)[0]
+
+
+def compare_protocols(
     runs: Sequence[RunRecord],
+    protocols: Sequence[str],
     *,
-    protocol: str = "global",
     metric: str = "accuracy",
     by: Sequence[str] = ("plugin",),
     tuned: Sequence[str] = (),
@@ -142,9 +157,10 @@ def compare_runs(
     confidence: float = 0.95,
     by_client: bool = False,
     reported: Sequence[str] = (),
+    columns: Sequence[str] = (),
     warn: Warn = lambda message: None,
-) -> Comparison:
-    """Compare runs by seed.
+) -> list[Comparison]:
+    """Compare runs by seed under each protocol. Blocks with the same settings have the same runs.
 
     :param metric: the figure to compare, by its name in ``summary.json``; see :class:`Measure`.
     :param by: what makes a row: ``plugin`` and options of a run.
@@ -155,25 +171,40 @@ def compare_runs(
     :param round: compare after this number of rounds, also unfinished runs; by default finished runs at their end.
     :param by_client: show how the accuracy is spread over the clients, for a protocol that they measure.
     :param reported: figures of plugins' reports to show, such as ``attack.success``.
+    :param columns: what tables show: ``seeds``, ``difference``, ``p``, a figure of the protocol, a cost of ``COSTS``,
+        ``costs`` for all of these, ``PLUGIN.NAME`` of a report; by default all but further costs.
     :raises ConfigError: there is nothing to compare, a name does not exist, or runs contradict one another: two have
         the same settings and seed, or the same partition but other clients.
     """
     fields = [option(name) for name in by]
-    if protocol not in PROTOCOLS:
-        raise UnknownNameError("protocol", protocol, PROTOCOLS)
+    for protocol in protocols:
+        if protocol not in PROTOCOLS:
+            raise UnknownNameError("protocol", protocol, PROTOCOLS)
     measure = Measure.of(metric)
     if target is not None and measure != ACCURACY:
         raise ConfigError("--target is an accuracy; leave out --metric")
     if target is not None and not 0 < target <= 1:
         raise ConfigError(f"--target is {target}; accuracies are fractions, for example --target 0.8")
-    if by_client and not PROTOCOLS[protocol].on_clients:
-        names = ", ".join(f"--protocol {name}" for name in protocols.ON_CLIENTS)
-        raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
+    for protocol in protocols if by_client else ():
+        if not PROTOCOLS[protocol].on_clients:
+            names = ", ".join(f"--protocol {name}" for name in evaluation.ON_CLIENTS)
+            raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
-    runs, own = tuned_runs(runs, fields, tuned)
-    kept = distinct(usable(runs, protocol, round, warn, measure.name), fields, warn)
-    common, groups = group_runs(kept, fields, own)
+    said: set[str] = set()
+
+    def warn_once(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            warn(message)
+
+    chosen, own = tuned_runs(runs, fields, tuned)
+    kept = {
+        protocol: distinct(usable(chosen, protocol, round, warn_once, measure.name), fields, warn_once)
+        for protocol in dict.fromkeys(protocols)
+    }
+    every = {run.path: run for of_protocol in kept.values() for run in of_protocol}
+    common, groups = group_runs(list(every.values()), fields, own)
     groups = relabelled(groups, labels or {})
     baseline = (labels or {}).get(baseline or "", baseline)
     if baseline is not None and not any(baseline in group.rows for group in groups):
@@ -183,22 +214,60 @@ def compare_runs(
             f"runs with other --rounds stand in tables of their own, also after round {round}: a schedule or a method "
             "can depend on --rounds. To see them in one table: --by plugin --by rounds"
         )
-    check_reported(kept, reported, round)
+    words = [short_name(word) if ":" in word else word for name in columns for word in name.split(",")]
+    words = list(dict.fromkeys(word for name in words for word in (EACH if name == "costs" else (name,))))
+    reported = list(dict.fromkeys([*reported, *(word for word in words if "." in word)]))
+    check_reported(list(every.values()), reported, round)
+    _check_columns(words, measure.name, kept, round)
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
-    asked = Comparison(
-        protocol,
-        rows_by,
-        round,
-        target,
-        confidence,
-        common,
-        by_client=by_client,
-        reported=reported,
-        measure=measure,
-        tuned=own,
-    )
-    blocks = [block_of(group, asked, baseline) for group in groups]
-    return replace(asked, blocks=blocks, ranks=ranks_of(blocks, groups, asked))
+    found = []
+    for protocol, measured in kept.items():
+        asked = Comparison(
+            protocol,
+            rows_by,
+            round,
+            target,
+            confidence,
+            common,
+            by_client=by_client,
+            reported=reported,
+            columns=words,
+            measure=measure,
+            tuned=own,
+        )
+        own_groups = _only(groups, measured)
+        blocks = [block_of(group, asked, baseline) for group in own_groups]
+        found.append(replace(asked, blocks=blocks, ranks=ranks_of(blocks, own_groups, asked)))
+    return found
+
+
+def _only(groups: Sequence[Group], runs: Sequence[RunRecord]) -> list[Group]:
+    """Return groups with these runs alone, without rows and groups that have none of them."""
+    records = {run.path: run for run in runs}
+    made = []
+    for group in groups:
+        rows = {label: [records[run.path] for run in of if run.path in records] for label, of in group.rows.items()}
+        if any(rows.values()):
+            made.append(replace(group, rows={label: of for label, of in rows.items() if of}))
+    return made
+
+
+def _check_columns(
+    words: Sequence[str], measure: str, kept: Mapping[str, Sequence[RunRecord]], round: int | None
+) -> None:
+    """Refuse columns that no protocol has.
+
+    :raises UnknownNameError: with the word.
+    """
+    there: dict[str, None] = {}
+    for protocol, runs in kept.items():
+        for run in runs:
+            figures = run.figures(protocol, round)
+            there |= dict.fromkeys(name for name in figures if number(figures[name]) is not None)
+    known = [SEEDS, DIFFERENCE, P, "costs", *COSTS, measure, *there]
+    for word in words:
+        if word not in known and "." not in word:
+            raise UnknownNameError("column", word, known)
 
 
 def _differ_in_rounds_alone(groups: Sequence[Group]) -> bool:
@@ -373,7 +442,6 @@ def _row(
         difference=difference,
         rounds=Figure.of(point.rounds for point in reached),
         bytes=Figure.of(point.bytes for point in reached),
-        seconds=Figure.of(run.seconds_per_round(round) for run in runs),
         virtual=Figure.of(point.virtual for point in reached),
         clients={name: Figure.of(getattr(spread, name) for spread in spreads) for name in FIGURES},
         reported={name: Figure.of(run.reported(name, round) for run in runs) for name in asked.reported},
@@ -381,6 +449,10 @@ def _row(
             name: Figure.of(found.get(name) for found in metrics)
             for name in dict.fromkeys(name for found in metrics for name in found)
             if name.replace(OVER_CLIENTS, "_mean") != asked.measure.name
+        },
+        costs={name: Figure.of(cost.of(run, round) for run in runs) for name, cost in COSTS.items()},
+        asked={
+            name: Figure.of(number(run.figures(protocol, round).get(name)) for run in runs) for name in asked.columns
         },
     )
 

@@ -6,18 +6,21 @@ Names may come from a stranger's run. Characters with a meaning to a terminal or
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
-from fedcore.tools import Json, method
-from fedcore_study.comparisons.comparison import Block, Comparison, Row, same_seeds
+from fedcore.tools import SIGNS, Json, key, method
+from fedcore_study.comparisons.comparison import DIFFERENCE, SEEDS, Block, Comparison, P, Row, same_seeds
+from fedcore_study.comparisons.costs import COSTS, EACH
 from fedcore_study.comparisons.fairness import FIGURES
 from fedcore_study.comparisons.figures import Difference, Figure
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.measures import Measure, direction
 from fedcore_study.comparisons.significance import p_text
 from fedcore_study.tables import Table, csv_of, latex_comment, markdown_text
-from fedcore_study.words import counted, named, shown
+from fedcore_study.words import counted, joined, named, shown
 
 
 @dataclass(frozen=True)
@@ -29,56 +32,131 @@ class Column:
     """A row's text."""
     rank: Callable[[Row], float | None] = lambda row: None
     """A number that is largest for the best row; None for a row that cannot be the best."""
+    once: Literal["", "first", "last"] = ""
+    """Where the column stands in a table of several protocols if it is the same under all of them."""
 
 
-SECONDS = "s/round"
+SECONDS = COSTS["s/round"].heading
+MINUS = "minus "
+TIMES = (SECONDS, COSTS["seconds"].heading)
+"""Headings of figures that depend on the machine."""
 
 
 def table_columns(comparison: Comparison, block: Block) -> list[Column]:
     """Return the columns of a block; the first one holds names, the others numbers."""
-    found = [
-        Column(comparison.heading, lambda row: row.label),
-        Column("seeds", lambda row: str(len(row.values))),
+    found = [Column(comparison.heading, lambda row: row.label)]
+    if comparison.columns:
+        return [*found, *(column for word in comparison.columns for column in _column(word, comparison, block))]
+    found += [
+        *_column(SEEDS, comparison, block),
         _measured(comparison),
         *(
             _figures(name, lambda row, name=name: row.metrics.get(name), 1, 4, direction(name))  # type: ignore[misc]
             for name in metric_names([block])
         ),
+        *(_reported(name) for name in comparison.reported),
     ]
-    for name in comparison.reported:
-        found.append(_figures(name, lambda row, name=name: row.reported[name], 1, 4, 0))  # type: ignore[misc]
     if comparison.by_client:  # with differences and costs there would be too many columns to read
         return [*found, *client_columns()]
-    if block.baseline is not None:
-        interval = f"[{100 * comparison.confidence:g} % interval]"
-        found.append(
-            Column(f"minus {block.baseline} {interval}", lambda row: _difference(row.difference, comparison.measure))
-        )
-        if any(row.difference is not None and row.difference.corrected is not None for row in block.rows):
-            found.append(Column("p (Holm)", lambda row: _p(row.difference)))
+    found += [*_column(DIFFERENCE, comparison, block), *_column(P, comparison, block)]
     if comparison.target is not None:
         goal = f"{100 * comparison.target:g} %"
         found.append(_to_target(f"rounds to {goal}", lambda row: row.rounds, 1.0, 1))
         found.append(_to_target(f"MB to {goal}", lambda row: row.bytes, 1e-6, 2))
         if any(row.virtual for row in block.rows):
             found.append(_to_target(f"virtual s to {goal}", lambda row: row.virtual, 1.0, 1))
-    return [*found, _figures(SECONDS, lambda row: row.seconds, 1, 3, 0)]
+    return [*found, *_column("s/round", comparison, block)]
 
 
-def printed(comparison: Comparison, *, wide: bool = False, timed: bool = True) -> list[Table]:
-    """Return the tables of a comparison: one per block, or with ``wide`` one with a column per block.
+def _column(word: str, comparison: Comparison, block: Block) -> list[Column]:
+    """Return the column that a word of ``--columns`` names; none if the block has nothing to show in it."""
+    if word == SEEDS:
+        return [Column("seeds", lambda row: str(len(row.values)), once="first")]
+    if word == DIFFERENCE:
+        if block.baseline is None:
+            return []
+        heading = f"{MINUS}{block.baseline} [{100 * comparison.confidence:g} % interval]"
+        return [Column(heading, lambda row: _difference(row.difference, comparison.measure))]
+    if word == P:
+        tested = any(row.difference is not None and row.difference.corrected is not None for row in block.rows)
+        return [Column("p (Holm)", lambda row: _p(row.difference))] if tested else []
+    if word in COSTS:
+        cost = COSTS[word]
+        if not any(row.costs[word] for row in block.rows):
+            return []
+        return [replace(_figures(cost.heading, lambda row: row.costs[word], 1, cost.digits, 0), once="last")]
+    if word in comparison.reported:
+        return [_reported(word)]
+    if word == comparison.measure.name:
+        return [_measured(comparison)]
+    if not any(row.asked[word] for row in block.rows):
+        return []
+    measure = Measure(word, SIGNS.get(word) or direction(word.removesuffix("_mean")))
+    heading = f"{word}{measure.unit}"
+    return [_figures(heading, lambda row: row.asked[word], measure.scale, measure.digits, measure.sign)]
 
-    :param timed: with the column of seconds, which depend on the machine.
+
+def _reported(name: str) -> Column:
+    """Return the column of a figure of a plugin's reports."""
+    return replace(_figures(name, lambda row: row.reported[name], 1, 4, 0), once="first")
+
+
+def printed(comparisons: Sequence[Comparison], *, wide: bool = False, timed: bool = True) -> list[Table]:
+    """Return the tables of a comparison under one or several protocols.
+
+    There is one table per block, with the protocols side by side; or with ``wide`` one with a column per block.
+
+    :param timed: with the columns of seconds, which depend on the machine. Columns that were asked for are there.
     """
     if wide:
-        return [_wide(comparison)]
-    found = []
-    for block in comparison.blocks:
-        shown = [column for column in table_columns(comparison, block) if timed or column.heading != SECONDS]
-        rows = [[column.cell(row) for column in shown] for row in block.rows]
-        best = [(number, place) for place, column in enumerate(shown) for number in best_rows(column, block.rows)]
-        found.append(Table(named(block.settings), [column.heading for column in shown], rows, best, block.findings))
-    return found
+        return [_wide(comparisons[0])]
+    found: dict[str, dict[str, tuple[Comparison, Block]]] = {}
+    for comparison in comparisons:
+        for block in comparison.blocks:
+            found.setdefault(key(block.settings), {})[comparison.protocol] = comparison, block
+    return [side_by_side(of_block, len(comparisons) > 1, timed=timed) for of_block in found.values()]
+
+
+def side_by_side(found: Mapping[str, tuple[Comparison, Block]], several: bool = True, *, timed: bool = True) -> Table:
+    """Return the table of a block under several protocols. Seeds, figures of plugins and costs are in it once.
+
+    :param found: the comparison and its block by protocol.
+    :param several: with the names of the protocols above their columns, and before the findings.
+    :param timed: as for :func:`printed`.
+    """
+    shown: list[tuple[str, str]] = []
+    cells: dict[str, dict[tuple[str, str], str]] = {}
+    best: set[tuple[str, tuple[str, str]]] = set()
+    once: dict[str, list[tuple[str, str]]] = {"first": [], "last": []}
+    for protocol, (comparison, block) in found.items():
+        for column in table_columns(comparison, block)[1:]:
+            if column.heading in TIMES and not timed and not comparison.columns:
+                continue
+            place = "" if column.once and several else protocol, column.heading
+            places = once[column.once] if place[0] == "" else shown
+            places += [place] if place not in places else []
+            for row in block.rows:
+                before = cells.setdefault(row.label, {}).setdefault(place, column.cell(row))
+                if column.cell(row) not in before.split(" / "):
+                    cells[row.label][place] = f"{before} / {column.cell(row)}"
+            best |= {(block.rows[number].label, place) for number in best_rows(column, block.rows)}
+    (first, _), *_ = found.values()
+    places = [*once["first"], *shown, *once["last"]]
+    labels = list(cells)
+    spans = Counter(protocol for protocol, _ in shown)
+    heads = [("", 1 + len(once["first"])), *spans.items(), ("", len(once["last"]))]
+    return Table(
+        named(next(block.settings for _, block in found.values())),
+        [first.heading, *(heading for _, heading in places)],
+        [[label, *(of_row.get(place, "-") for place in places)] for label, of_row in cells.items()],
+        sorted((labels.index(label), 1 + places.index(place)) for label, place in best),
+        [
+            f"{protocol}: {said}" if several else said
+            for protocol, (_, block) in found.items()
+            for said in block.findings
+        ],
+        [span for span in heads if span[1]] if several else [],
+    )
 
 
 def _wide(comparison: Comparison) -> Table:
@@ -169,53 +247,75 @@ def spread(figure: Figure | None, scale: float, digits: int = 2) -> str:
     return f"{scale * figure.mean:.{digits}f}{deviation}"
 
 
-def caption(comparison: Comparison) -> str:
-    """Return the protocol and the main settings that all blocks have in common, in a line below a table."""
+def caption(comparisons: Sequence[Comparison]) -> str:
+    """Return the protocols and the main settings that all blocks have in common, in a line below a table."""
     names = ("plugins", "dataset", "model", "partition", "alpha", "clients", "participation", "rounds", "local_epochs")
-    common = comparison.common
-    parts = [f"{name} {_short(common[name])}" for name in names if name in common]
+    comparison = comparisons[0]
+    parts = [f"{name} {_short(comparison.common[name])}" for name in names if name in comparison.common]
     after = "at the end" if comparison.round is None else f"after {comparison.round} rounds"
-    return f"protocol {comparison.protocol}, {after}; {', '.join(parts)}"
+    protocols = joined([comparison.protocol for comparison in comparisons])
+    return f"protocol{'s' * (len(comparisons) > 1)} {protocols}, {after}; {', '.join(parts)}"
 
 
-def as_markdown(comparison: Comparison, *, wide: bool = False) -> str:
+def notes_of(comparisons: Iterable[Comparison]) -> list[str]:
+    """Return the notes of all protocols, without those that ask for a protocol which is there."""
+    shown = tuple(f"--protocol {comparison.protocol}" for comparison in comparisons)
+    return [
+        note
+        for note in dict.fromkeys(note for comparison in comparisons for note in comparison.notes)
+        if not note.endswith(shown)
+    ]
+
+
+def as_markdown(comparisons: Sequence[Comparison], *, wide: bool = False) -> str:
     """Return GitHub tables; see :func:`printed`."""
     parts = []
-    for table in printed(comparison, wide=wide):
+    for table in printed(comparisons, wide=wide):
         parts.append(table.markdown())
         parts += ["\n".join(f"- {markdown_text(said)}" for said in table.findings)] if table.findings else []
-    ranks = [str(comparison.ranks)] if comparison.ranks else []
-    notes = [f"Note: {note}." for note in comparison.notes]
-    return "\n\n".join([*parts, *map(markdown_text, (*ranks, caption(comparison), *notes))]) + "\n"
+    notes = [f"Note: {note}." for note in notes_of(comparisons)]
+    said = [*ranks_in(comparisons), caption(comparisons), *notes]
+    return "\n\n".join([*parts, *map(markdown_text, said)]) + "\n"
 
 
-def as_latex(comparison: Comparison, *, wide: bool = False) -> str:
-    """Return tables in the style of the package booktabs, the best of each column in bold; see :func:`printed`."""
-    notes = [f"Note: {note}." for note in comparison.notes]
-    said = map(latex_comment, (r"Needs \usepackage{booktabs}.", caption(comparison), *notes))
+def ranks_in(comparisons: Sequence[Comparison]) -> list[str]:
+    """Return the ranks under each protocol that has some, in sentences."""
+    return [
+        f"{comparison.protocol}: {comparison.ranks}" if len(comparisons) > 1 else str(comparison.ranks)
+        for comparison in comparisons
+        if comparison.ranks is not None
+    ]
+
+
+def as_latex(
+    comparisons: Sequence[Comparison], *, wide: bool = False, words: str = "", label: str = "tab:comparison"
+) -> str:
+    """Return tables in the style of the package booktabs, the best of each column in bold; see :func:`printed`.
+
+    :param words: the caption; by default it is made of the settings.
+    :param label: the label; with several tables each has its number behind it.
+    """
+    notes = [f"Note: {note}." for note in notes_of(comparisons)]
+    said = map(latex_comment, (r"Needs \usepackage{booktabs,graphicx}.", caption(comparisons), *notes))
     parts = ["\n".join(said)]
-    tables = printed(comparison, wide=wide, timed=False)
+    tables = printed(comparisons, wide=wide, timed=False)
     for number, table in enumerate(tables, start=1):
-        label = f"tab:comparison-{number}" if len(tables) > 1 else "tab:comparison"
-        paired = None if wide or comparison.by_client else comparison.blocks[number - 1].baseline
+        own = f"{label}-{number}" if len(tables) > 1 else label
+        text = f"{words} ({table.title})" if words and table.title and len(tables) > 1 else words
         said = map(latex_comment, table.findings)
-        parts.append("\n".join([*said, table.latex(_caption(table, caption(comparison), paired), label)]))
-    if comparison.ranks:
-        parts.append(latex_comment(str(comparison.ranks)))
+        parts.append("\n".join([*said, table.latex(text or _caption(table, caption(comparisons)), own)]))
+    parts += map(latex_comment, ranks_in(comparisons))
     return "\n\n".join(parts) + "\n"
 
 
-def _caption(table: Table, caption: str, paired: str | None) -> str:
-    """Return what a table of a paper says below or above it.
-
-    :param paired: the baseline of the differences; None for a table without differences.
-    """
+def _caption(table: Table, caption: str) -> str:
+    """Return what a table of a paper says below or above it."""
     words = f"{table.title}; {caption}" if table.title else caption
     words = f"{words[0].upper()}{words[1:]}. Mean ± standard deviation over seeds; the best mean of a column is bold."
-    if paired is not None:
+    if paired := [heading for heading in table.headings if heading.startswith(MINUS)]:
         words += (
-            f" Differences to {paired} are paired by seed, with Student's t interval; p-values of paired "
-            "t-tests are corrected by Holm for all of this table."
+            f" Differences to {paired[0].removeprefix(MINUS).rpartition(' [')[0]} are paired by seed, with Student's t "
+            "interval; p-values of paired t-tests are corrected by Holm for all of this table."
         )
     return words
 
@@ -249,7 +349,7 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
                 (comparison.measure.name, row.summary),
                 ("rounds", row.rounds),
                 ("bytes", row.bytes),
-                ("seconds", row.seconds),
+                ("seconds", row.costs["s/round"]),
             ):
                 values |= _parts(name, figure)
             d = row.difference
@@ -258,6 +358,7 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
             for name, figure in (
                 ("virtual_seconds", row.virtual),
                 *((f"clients_{n}", row.clients[n]) for n in FIGURES),
+                *((f"cost_{n}", row.costs[n]) for n in EACH[1:]),
                 *row.reported.items(),
                 *((f"metric_{n}", row.metrics.get(n)) for n in metric_names(comparison.blocks)),
             ):
@@ -270,14 +371,15 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
     return found
 
 
-def as_csv(comparison: Comparison) -> str:
-    """Return one line per row. A missing value is empty."""
-    return csv_of(plain_rows(comparison))
+def as_csv(comparisons: Sequence[Comparison]) -> str:
+    """Return one line per protocol and row. A missing value is empty."""
+    return csv_of([row for comparison in comparisons for row in plain_rows(comparison)])
 
 
-def as_json(comparison: Comparison) -> str:
-    """Return everything."""
-    return json.dumps(asdict(comparison), indent=2) + "\n"
+def as_json(comparisons: Sequence[Comparison]) -> str:
+    """Return everything: one comparison, or a list of several."""
+    found = list(map(asdict, comparisons))
+    return json.dumps(found[0] if len(found) == 1 else found, indent=2) + "\n"
 
 
 FORMATS: dict[str, Callable[..., str]] = {

@@ -8,8 +8,9 @@ from typing import Any
 import pandas
 
 from fedcore_study.comparisons.comparison import Comparison
+from fedcore_study.comparisons.costs import EACH, seconds_per_round
 from fedcore_study.comparisons.fairness import FIGURES
-from fedcore_study.comparisons.formats import metric_names, plain_rows
+from fedcore_study.comparisons.formats import metric_names, notes_of, plain_rows
 from fedcore_study.comparisons.groups import group_runs, option, relabelled
 from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.words import named
@@ -32,6 +33,7 @@ def of_methods(comparison: Comparison) -> pandas.DataFrame:
     figure = comparison.measure.name
     names = {f"{figure}_mean": f"{figure}_mean", f"{figure}_std": f"{figure}_std", f"{figure}_n": "seeds", **DIFFERENCE}
     names["seconds_mean"] = "seconds"
+    names |= {f"cost_{name}_mean": f"cost_{name}" for name in EACH[1:]}
     if comparison.target is not None:
         virtual = any(row.virtual for block in comparison.blocks for row in block.rows)
         for cost in ("rounds", "bytes", *(["virtual_seconds"] if virtual else [])):
@@ -68,6 +70,20 @@ def of_methods(comparison: Comparison) -> pandas.DataFrame:
     return frame
 
 
+def of_protocols(comparisons: Sequence[Comparison]) -> pandas.DataFrame:
+    """Return :func:`of_methods` of one comparison; of several, below each other, the protocol first in the index."""
+    if len(comparisons) == 1:
+        return of_methods(comparisons[0])
+    frames = {comparison.protocol: of_methods(comparison) for comparison in comparisons}
+    made = pandas.concat(frames, names=["protocol"])
+    made.attrs = {
+        "findings": [f"{name}: {said}" for name, frame in frames.items() for said in frame.attrs["findings"]],
+        "notes": notes_of(comparisons),
+        "ranks": {name: frame.attrs["ranks"] for name, frame in frames.items()},
+    }
+    return made
+
+
 def of_runs(
     runs: Sequence[RunRecord],
     by: Sequence[str],
@@ -89,7 +105,7 @@ def of_runs(
             for run in sorted(found, key=lambda run: run.config.seed):
                 point = run.at(protocol, round)
                 assert point is not None
-                cost = {"rounds": point.rounds, "bytes": point.bytes, "seconds": run.seconds_per_round(round)}
+                cost = {"rounds": point.rounds, "bytes": point.bytes, "seconds": seconds_per_round(run, round)}
                 figures: dict[str, Any] = {"seed": run.config.seed, "accuracy": point.accuracy}
                 figures |= {**run.metrics(protocol, round), **cost, "directory": str(run.path)}
                 rows.append({**group.settings, method: label, **figures})

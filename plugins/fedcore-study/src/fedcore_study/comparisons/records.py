@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -144,7 +143,11 @@ class RunRecord:
     def reported(self, name: str, rounds: int | None) -> float | None:
         """Return a number that a plugin reported, ``PLUGIN.NAME``, at the end or after ``rounds`` rounds."""
         plugin, _, figure = name.partition(".")
-        return number(mapping_in(mapping_in(self._record(rounds), "reports"), plugin).get(figure))
+        return number(mapping_in(self.reports(rounds), plugin).get(figure))
+
+    def reports(self, rounds: int | None) -> Mapping[str, Any]:
+        """Return what plugins reported at the end or after ``rounds`` rounds, by plugin."""
+        return mapping_in(self._record(rounds), "reports")
 
     def at(self, protocol: str, rounds: int | None) -> Evaluation | None:
         """Return the accuracy after ``rounds`` rounds, for None at the end; None if it was not measured."""
@@ -180,11 +183,6 @@ class RunRecord:
         end = self.at(protocol, rounds)
         points = [point for point in self.curve(protocol) if rounds is None or point.rounds <= rounds]
         return next((point for point in [*points, *([end] if end else [])] if point.accuracy >= target), None)
-
-    def seconds_per_round(self, rounds: int | None) -> float | None:
-        """Return the median time of a round with its evaluation; the first round also starts processes."""
-        spent = [recorded.seconds(line) for line in self.rounds[:rounds] if "round" in mapping_in(line, "time")]
-        return statistics.median(spent) if spent else None
 
 
 def with_global_model(run: RunRecord, protocol: str) -> RunRecord:
