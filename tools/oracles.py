@@ -61,7 +61,7 @@ BY_EQUATION = ("fedntd", "feddecorr", "fedala", "fedetf", "fpl", "fedtgp", "fedd
 BY_PAPER = ("fedproc", "fedeccr", "uscc", "fdcl", "fedcme", "fedcd", "fltrust", "ifca", "fedgen")
 """Methods that tests/oracles/test_papers.py has, from their papers."""
 
-NO_METHOD = ("diagnostics", "noisy-clients", "solo", "fedcd-variants")
+NO_METHOD = ("centralised", "diagnostics", "noisy-clients", "solo", "fedcd-variants")
 """Plugins that compute nothing that a paper or a library defines: reports, noise in the data, no federation."""
 
 
