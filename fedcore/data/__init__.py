@@ -3,7 +3,8 @@
 from fedcore.data.assign import Partitioner, make_partition, with_public
 from fedcore.data.client_data import ClientData
 from fedcore.data.dataset import Dataset, Domains, PublicSamples
-from fedcore.data.images import ResidentSamples, Split, assemble
+from fedcore.data.images import ResidentSamples, Split, assemble, normalise
+from fedcore.data.inputs import Inputs
 from fedcore.data.loading import (
     as_dataset,
     check_classes,
@@ -34,10 +35,12 @@ from fedcore.data.samples import (
     SequenceBatch,
     SequenceSamples,
     TensorSamples,
+    as_array,
     check_labels,
     check_offsets,
     first_ten,
     gather_runs,
+    in_order,
 )
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "Dataset",
     "Domains",
     "IndexLists",
+    "Inputs",
     "IntArray",
     "Partition",
     "PartitionWarning",
@@ -59,6 +63,7 @@ __all__ = [
     "SequenceSamples",
     "Split",
     "TensorSamples",
+    "as_array",
     "as_dataset",
     "assemble",
     "assign_by_counts",
@@ -77,9 +82,11 @@ __all__ = [
     "gather_runs",
     "iid",
     "image_split",
+    "in_order",
     "load_dataset",
     "load_partition",
     "make_partition",
+    "normalise",
     "numbered_as",
     "parts_by_owner",
     "with_public",

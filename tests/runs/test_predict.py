@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedcore
-from fedcore import ConfigError, DataError, RunConfig
+from fedcore import ConfigError, DataError, RunConfig, UnknownNameError
+from fedcore.base import registry
 from fedcore.data import Dataset, SequenceBatch, SequenceSamples, TensorSamples, load_dataset
 from tests.sentences import raises
 
@@ -378,3 +379,10 @@ def test_an_exported_network_loads_into_the_users_class(
     x = torch.randn(4, 3, 5, 4)
     assert torch.equal(fresh(x), result.network(x))
     assert "`network` is a `Net`" in (tmp_path / "exported" / "README.md").read_text()
+
+
+def test_without_the_package_raw_samples_are_answered_with_it(trained: fedcore.RunResult, monkeypatch) -> None:
+    installed = registry._scan
+    monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "feature" else installed(kind, path))
+    with pytest.raises(UnknownNameError, match="in the package fedcore-export: pip install"):
+        trained.predict(TEST[0])
