@@ -21,12 +21,11 @@ from torch.nn import functional as F
 
 from fedcore.base.config import RunConfig
 from fedcore.base.tensors import copy_into
-from fedcore.client.evaluation import evaluate, rates
+from fedcore.client import evaluate
 from fedcore.client.working_model import all_outputs
 from fedcore.data import Dataset
 from fedcore.data.client_data import ClientData
 from fedcore.models.split import Outputs
-from fedcore.runs.api import own_model
 from fedcore.runs.run import Run
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
 from fedcore_fdcl.plugin import FDCLOptions
@@ -91,7 +90,7 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     clients = []
     for client in args.clients:
-        own, took_part = own_model(run, client)
+        own, took_part = run.own_model(client)
         if not took_part:
             parser.error(f"client {client} has not taken part yet")
         data = ClientData(samples.train, partition.train[client], CPU)
@@ -120,7 +119,7 @@ def main() -> None:
 
 
 def accuracy(model: nn.Module, dataset: Dataset) -> float:
-    return 100 * rates(evaluate(model, dataset.test, dataset.num_classes, CPU))["accuracy"]
+    return 100 * evaluate(model, dataset.test, dataset.num_classes, CPU).rates()["accuracy"]
 
 
 if __name__ == "__main__":

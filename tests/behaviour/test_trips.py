@@ -140,7 +140,7 @@ def travel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dic
     return run
 
 
-def test_a_batch_enters_five_files_from_the_samples_to_the_step(travel):
+def test_a_batch_enters_six_files_from_the_samples_to_the_step(travel):
     trip = Trip(is_batch)
     files = travel(trip, lambda step, parameters: trip.begin() if step == 1 else trip.end())
     assert set(files) == {
@@ -166,13 +166,13 @@ TO_THE_RUN_DIRECTORY = {"runs/run.py", "runs/saved.py", "base/safe_yaml.py"}
 """The rate is also written into config.yaml, which is another trip."""
 
 
-def test_the_learning_rate_enters_five_files_from_the_flag_to_the_optimizer(travel):
+def test_the_learning_rate_enters_six_files_from_the_flag_to_the_optimizer(travel):
     trip = Trip(is_rate)
     trip.begin()
     files = travel(trip, lambda step, parameters: trip.end())
     assert set(files) - TO_THE_RUN_DIRECTORY == {
-        "cli/options.py", "cli/training.py", "cli/settings.py", "base/config.py",
+        "cli/options.py", "cli/training.py", "cli/settings.py", "base/config.py", "base/section.py",
         "server/scope.py",
     }, files  # fmt: skip
     functions = [name for file, names in files.items() if file not in TO_THE_RUN_DIRECTORY for name in names]
-    assert len(functions) <= 8, functions
+    assert len(functions) <= 9, functions

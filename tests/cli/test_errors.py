@@ -156,7 +156,7 @@ BAD_INPUT = [
     ("compare .", "is neither a run nor a sweep"),
     ("compare . --format html", "unknown format 'html'"),
     ("report nowhere", "nowhere does not exist"),
-    ("report . --figure-format svg", "svg"),
+    ("report . --figure-format bmp", "bmp"),
     ("reproduce nope", "unknown method with recipes 'nope'"),
     ("reproduce --table 1", "of which method? Write fedcore reproduce METHOD --table 1"),
     ("reproduce fedcd --table 99", "unknown table of fedcd '99'"),

@@ -6,13 +6,14 @@ import example_steps
 import pytest
 import torch
 from on_cpu import CpuRecorder, assert_same, captured_on_cpu, side_by_side, storages
-from tests.engines.test_local import spec
 from torch import nn
 
 from fedcore import Loss, Plugin, PluginContractError, hookimpl
 from fedcore.client import OneByOne, runner_of
+from fedcore.data import load_dataset
 from fedcore_accelerate import Graphs, Lanes
 from fedcore_accelerate.captured_steps import CaptureWarning
+from fedcore_testing import small_config
 from tests import support
 
 RUN = {**example_steps.RUN, "clients": 8}
@@ -97,13 +98,14 @@ def test_a_window_and_more_lanes_than_clients(both):
 
 
 def test_lanes_are_for_steps_that_are_captured(tmp_path, monkeypatch):
-    found, alone = spec(tmp_path, lanes=4, clients=3), spec(tmp_path, clients=3)
-    assert type(runner_of(found.config, found.dataset)) is OneByOne  # no graphs on a CPU
+    dataset, alone = load_dataset("digits"), small_config(tmp_path, clients=3)
+    config = small_config(tmp_path, lanes=4, clients=3)
+    assert type(runner_of(config, dataset)) is OneByOne  # no graphs on a CPU
     with captured_on_cpu(monkeypatch, CpuRecorder()):
-        runner = runner_of(found.config, found.dataset)
+        runner = runner_of(config, dataset)
         assert isinstance(runner, Lanes)
         assert runner.lanes == 3  # no more than there are clients
-        assert type(runner_of(alone.config, alone.dataset)) is Graphs
+        assert type(runner_of(alone, dataset)) is Graphs
 
 
 def test_branches_that_share_memory_are_found():

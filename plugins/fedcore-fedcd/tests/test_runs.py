@@ -89,7 +89,7 @@ class Probing(Watching):
     def local_loss(self, step):
         losses = super().local_loss(step)
         for loss in losses:
-            if loss.value.requires_grad:
+            if loss.value is not None and loss.value.requires_grad:
                 note_gradients(step, loss.name, loss.value)
         return losses
 

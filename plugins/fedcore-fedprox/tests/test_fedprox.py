@@ -31,7 +31,7 @@ def local_training(centre, mu, *, lr=0.5, steps=2):
         optimizer.zero_grad()
         loss = term(mu, [w], [w_t])
         total = 0.5 * (w - torch.tensor(centre)).square().sum()
-        (total if loss is None else total + loss.weight * loss.value).backward()
+        (total if loss is None or loss.value is None else total + loss.weight * loss.value).backward()
         optimizer.step()
     return w.detach()
 

@@ -442,7 +442,7 @@ def test_who_reaches_the_exchange_takes_part_in_it_and_is_lost_after_it(tmp_path
 
 def test_fedcme_keeps_its_own_where_a_counterpart_never_came_to_the_exchange(tmp_path):
     system = {"slow": 0.5, "deadline": 40.0}  # eight batches an epoch: fast ones do 4 epochs, slow ones 1
-    with pytest.warns(UserWarning, match="keeps its own classifier"):
+    with pytest.warns(RuntimeWarning, match="keeps its own classifier"):
         result = federate(
             tmp_path, "fedcme", **{**EQUAL, "clients": 4, "batch_size": 48}, local_epochs=4, system=system
         )
