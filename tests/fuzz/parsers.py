@@ -37,6 +37,7 @@ from fedcore_reproduce.find import recipe_files
 from fedcore_reproduce.recipe import read_recipe
 from fedcore_study.cli.runs_tables import details_tables, difference_tables, runs_table
 from fedcore_study.comparisons import comparison, formats
+from fedcore_study.comparisons.costs import seconds_per_round
 from fedcore_study.comparisons.records import RunRecord, find_runs
 from fedcore_study.runs.details import details, difference
 from fedcore_study.runs.overview import read_overview
@@ -288,7 +289,7 @@ def _run(run: Path) -> Path:
 
 def _compute(run: RunRecord) -> None:
     """Do with a run's figures what compare does."""
-    run.seconds_per_round(None)
+    seconds_per_round(run)
     for protocol in run.protocols:
         run.curve(protocol)
         run.final(protocol)

@@ -14,7 +14,7 @@ from fedcore.tools import available, group_of, package_of, packages
 KINDS = ("method", "dataset", "model", "partitioner", "tracker", "engine")
 _REGISTRY_KIND = {"method": "plugin"}
 _FLAGS = {"method": "plugin", "partitioner": "partition"}
-_ALSO_NEEDED = {"method": ("fedcore-functional",), "tracker": ("fedcore-trackers",)}
+_ALSO_NEEDED = {"method": ("fedcore-functional",), "tracker": ("fedcore-trackers",), "engine": ("fedcore-workers",)}
 _TEMPLATES = Path(__file__).parent / "templates"
 CORE = "fedcore-fl"
 """The distribution of fedcore."""
