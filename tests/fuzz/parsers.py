@@ -298,7 +298,7 @@ def _compute(run: RunRecord) -> None:
     def table() -> None:
         made = comparison.compare_runs([run], protocol="global", by=["plugin"], warn=lambda message: None)
         for form in formats.FORMATS.values():
-            form(made)
+            form([made])
 
     _allowed(FedcoreError, table)
 
