@@ -130,7 +130,7 @@ def test_what_is_written_is_whole(new, tmp_path, kind):
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     assert project["name"] == "fedcore-deep-pull-2"
     major, minor = map(int, __version__.split(".")[:2])
-    also = {"method": ["fedcore-functional"], "tracker": ["fedcore-trackers"]}
+    also = {"method": ["fedcore-functional"], "tracker": ["fedcore-trackers"], "engine": ["fedcore-workers"]}
     assert project["dependencies"] == [
         f"{needed}>={major}.{minor},<0.{minor + 1}" for needed in ["fedcore-fl", *also.get(kind, [])]
     ]
