@@ -5,7 +5,7 @@ The public names below are imported on first use, so that listing plugins needs 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcore.base.lazy import lazy
 
@@ -60,14 +60,4 @@ if TYPE_CHECKING:
     from fedcore.server.system import SimulatedOutcome as SimulatedOutcome
     from fedcore.server.system import System as System
 
-_attribute, _NAMES = lazy(__name__, __file__)
-
-__all__ = ["__version__", *_NAMES]
-
-
-def __getattr__(name: str) -> Any:
-    return _attribute(name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy(__name__, __file__, "__version__")

@@ -19,7 +19,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcore.base.lazy import lazy as lazy
 
@@ -123,12 +123,4 @@ if TYPE_CHECKING:
     from fedcore.runs.terminal import Display as Display
     from fedcore.runs.training import Experiment as Experiment
 
-_attribute, __all__ = lazy(__name__, __file__)
-
-
-def __getattr__(name: str) -> Any:
-    return _attribute(name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)

@@ -5,7 +5,7 @@ The names below are for runners, and for tests of what hooks read. They are impo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcore.base.lazy import lazy
 
@@ -33,8 +33,4 @@ if TYPE_CHECKING:
     from fedcore.client.working_model import WorkingModel as WorkingModel
     from fedcore.data.client_data import Picked as Picked
 
-_attribute, __all__ = lazy(__name__, __file__)
-
-
-def __getattr__(name: str) -> Any:
-    return _attribute(name)
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)

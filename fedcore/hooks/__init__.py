@@ -5,7 +5,7 @@ The names below are for tools that check or describe plugins. They are imported 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcore.base.lazy import lazy
 
@@ -24,8 +24,4 @@ if TYPE_CHECKING:
     from fedcore.hooks.plugin import patterns_of as patterns_of
     from fedcore.hooks.plugins import match as match
 
-_attribute, __all__ = lazy(__name__, __file__)
-
-
-def __getattr__(name: str) -> Any:
-    return _attribute(name)
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)

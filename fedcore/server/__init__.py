@@ -5,7 +5,7 @@ The names below are for tests of engines and of aggregation. They are imported o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcore.base.lazy import lazy
 
@@ -16,8 +16,4 @@ if TYPE_CHECKING:
     from fedcore.server.scope import ServerScope as ServerScope
     from fedcore.server.state import ServerState as ServerState
 
-_attribute, __all__ = lazy(__name__, __file__)
-
-
-def __getattr__(name: str) -> Any:
-    return _attribute(name)
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)

@@ -19,11 +19,7 @@ CALLS = {
 }
 IMPORTS_BY_NAME = {
     "plugins/fedcore-workers/src/fedcore_workers/forks.py",
-    "plugins/fedcore-console/src/fedcore_console/__init__.py",
-    "plugins/fedcore-testing/src/fedcore_testing/__init__.py",
     "plugins/fedcore-flower/src/fedcore_flower/child.py",
-    "plugins/fedcore-report/src/fedcore_report/__init__.py",
-    "plugins/fedcore-study/src/fedcore_study/__init__.py",
 }
 """Where import_module is called, beside registry.py, which imports what a user may name: these have names of their
 own, or of the program that started them."""

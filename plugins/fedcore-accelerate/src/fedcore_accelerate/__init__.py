@@ -8,7 +8,7 @@ read without torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcore.tools import lazy
 
@@ -24,12 +24,4 @@ if TYPE_CHECKING:
     from fedcore_accelerate.stack import Stacks as Stacks
     from fedcore_accelerate.stack import StackWarning as StackWarning
 
-_attribute, __all__ = lazy(__name__, __file__)
-
-
-def __getattr__(name: str) -> Any:
-    return _attribute(name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)

@@ -5,8 +5,9 @@ What other packages of commands use is imported on first use: the commands answe
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedcore.tools import lazy
 
 if TYPE_CHECKING:
     from fedcore_console.data import SPLIT_FIELDS as SPLIT_FIELDS
@@ -15,22 +16,4 @@ if TYPE_CHECKING:
     from fedcore_console.partition_table import grouped as grouped
     from fedcore_console.partition_table import span as span
 
-_HOMES = {
-    "SPLIT_FIELDS": "data",
-    "check_out": "data",
-    "grouped": "partition_table",
-    "notebook_output": "notebook",
-    "span": "partition_table",
-}
-
-__all__ = ["SPLIT_FIELDS", "check_out", "grouped", "notebook_output", "span"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"fedcore_console.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'fedcore_console' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)

@@ -5,8 +5,9 @@ The public names below are imported on first use.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedcore.tools import lazy
 
 if TYPE_CHECKING:
     from fedcore_report.api import report as report
@@ -15,22 +16,4 @@ if TYPE_CHECKING:
     from fedcore_report.lines import mean_line as mean_line
     from fedcore_report.svg import standalone as standalone
 
-_HOMES = {
-    "Curves": "charts",
-    "Line": "charts",
-    "mean_line": "lines",
-    "report": "api",
-    "standalone": "svg",
-}
-
-__all__ = ["Curves", "Line", "mean_line", "report", "standalone"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"fedcore_report.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'fedcore_report' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)

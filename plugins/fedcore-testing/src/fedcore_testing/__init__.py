@@ -5,8 +5,9 @@ The names are imported on first use, so that the commands of this package answer
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedcore.tools import lazy
 
 if TYPE_CHECKING:
     from fedcore_testing.analytic import Quadratic as Quadratic
@@ -75,80 +76,4 @@ if TYPE_CHECKING:
     from fedcore_testing.sync import forbid_host_sync as forbid_host_sync
     from fedcore_testing.sync import steps_without_host_sync as steps_without_host_sync
 
-_HOMES = {
-    name: module
-    for module, names in {
-        "fedcore_testing.analytic": (
-            "analytic_federation",
-            "base_and_head",
-            "distance_by_hand",
-            "Quadratic",
-            "steps_by_hand",
-            "W",
-        ),
-        "fedcore_testing.checks": ("CheckFailed", "CHECKS", "NotApplicable", "the_same_as_one_by_one"),
-        "fedcore_testing.engine_contract": ("check_engine",),
-        "fedcore_testing.federation": (
-            "client_state",
-            "committed",
-            "federate",
-            "federations",
-            "initial_weights",
-            "installed",
-            "interrupted",
-            "killed",
-            "model_bytes",
-            "name_of",
-            "needs_of",
-            "partition_of",
-            "personal_state",
-            "plugin_state",
-            "records",
-            "runner",
-            "same_tensors",
-            "SMALL",
-            "small_config",
-            "weights",
-        ),
-        "fedcore_testing.forked": ("forked_workers",),
-        "fedcore_testing.kit": ("check_plugin", "parametrize_with_checks", "run_checks", "Verdict"),
-        "fedcore_testing.parts": ("check_dataset", "check_model", "check_partitioner"),
-        "fedcore_testing.problems": (
-            "halves",
-            "hidden_tanh",
-            "linear",
-            "one_sample",
-            "two_one_rest",
-            "with_batch_norm",
-        ),
-        "fedcore_testing.softmax": ("client_arrays", "mean_by_hand", "sgd_by_hand", "softmax_by_hand", "tanh_by_hand"),
-        "fedcore_testing.stub_plugins": (
-            "Cohorts",
-            "CorrectsClassifier",
-            "EqualWeights",
-            "ExchangesClassifier",
-            "FrozenEncoder",
-            "OwnsClassifier",
-            "OwnTaskLoss",
-            "PersonalClassifier",
-            "PersonalModel",
-            "PrefersClass0",
-            "RejectsClient1",
-            "StepsOnServer",
-        ),
-        "fedcore_testing.sync": ("forbid_host_sync", "HostSync", "steps_without_host_sync"),
-    }.items()
-    for name in names
-}
-
-__all__ = [*_HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)

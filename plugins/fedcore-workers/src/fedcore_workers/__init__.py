@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcore.tools import lazy
 
@@ -30,12 +30,4 @@ if TYPE_CHECKING:
     from fedcore_workers.objects import pickled as pickled
     from fedcore_workers.objects import unpickled as unpickled
 
-_attribute, __all__ = lazy(__name__, __file__)
-
-
-def __getattr__(name: str) -> Any:
-    return _attribute(name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)

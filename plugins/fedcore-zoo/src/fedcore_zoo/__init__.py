@@ -5,7 +5,7 @@ All names are imported on first use: the option is read without torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcore.tools import lazy
 
@@ -38,12 +38,4 @@ if TYPE_CHECKING:
     from fedcore_zoo.vision import load_torchvision as load_torchvision
     from fedcore_zoo.weights import load_weights as load_weights
 
-_attribute, __all__ = lazy(__name__, __file__)
-
-
-def __getattr__(name: str) -> Any:
-    return _attribute(name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)
