@@ -268,9 +268,7 @@ class ClientRuntime:
             public=self.dataset.public,
         )
         session.load()
-        for plugin in self.setup.plugins.implementers("local_samples"):
-            client = context_of(session, plugin.name)
-            changed = self.setup.plugins.call(plugin.name, "local_samples", client=client, samples=session.data)
+        for _, changed in self.setup.plugins.each("local_samples", client=context_of(session, ""), samples=data):
             session.data = session.data if changed is None else changed
         return session
 
@@ -341,9 +339,7 @@ class ClientRuntime:
         with closing(self._session(task, shared, read_only=f"question {question}")) as session:
             tensors = {name: tensor.to(self.working.device) for name, tensor in task.tensors.items()}
             answer = plugins.answer(plugin, question, client=context_of(session, plugin), tensors=tensors) or {}
-            for other in plugins.implementers("pre_answer"):
-                client = context_of(session, other.name)
-                seen = plugins.call(other.name, "pre_answer", client=client, answer=answer)
+            for _, seen in plugins.each("pre_answer", client=context_of(session, ""), answer=answer):
                 answer = answer if seen is None else seen
         return Reply(on_cpu({name: tensor.detach().clone() for name, tensor in answer.items()}))
 

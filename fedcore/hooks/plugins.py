@@ -105,8 +105,12 @@ class PluginSet:
 
         :raises PluginCallError: the hook raised something other than a fedcore error.
         """
+        replaced = CALLED[hook].get("replaces")
         for name, methods in self._calls[hook].items():
-            yield self._by_name[name], self._invoke(name, methods, hook, arguments)
+            result = self._invoke(name, methods, hook, arguments)
+            yield self._by_name[name], result
+            if replaced and result is not None:
+                arguments[replaced] = result
 
     def call_all(self, hook: str, **arguments: Any) -> None:
         """Call a hook that returns nothing on every plugin, as :meth:`each` does."""

@@ -211,10 +211,9 @@ class Run:
             )
         dataset = self.setup.placement.dataset(self.dataset)
         make = make or registry.resolve("engine", self.config.engine)
-        partition, plugins = self.partition, self.setup.plugins
-        for plugin in plugins.implementers("assign_samples"):
-            how = {"setup": self.setup, "partition": partition}
-            partition = plugins.call(plugin.name, "assign_samples", **how) or partition
+        partition = self.partition
+        for _, changed in self.setup.plugins.each("assign_samples", setup=self.setup, partition=partition):
+            partition = changed or partition
         site = ClientSite(self.config, dataset, partition, self.directory.clients.root)
         engine = registry.call("engine", self.config.engine, make, site)
         try:

@@ -137,3 +137,22 @@ def test_tied_weights_are_refused_where_they_are_trained(go):
     with raises(ConfigError, "'encoder.one.weight'", "'encoder.other.weight'"):
         go(Ties, rounds=1)
     go(TiesFixedWeights, rounds=1)
+
+
+class AnotherNetwork(Plugin):
+    @hookimpl
+    def configure_model(self, model, task):
+        return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), 7, task.num_classes)
+
+
+class EditsInPlace(Plugin):
+    @hookimpl
+    def configure_model(self, model):
+        nn.init.constant_(model.classifier.bias, 3.0)
+
+
+def test_a_plugin_configures_the_model_that_the_one_before_returned(go):
+    """The edit was lost: the second plugin was given the model of before."""
+    result = go(AnotherNetwork, EditsInPlace, rounds=1, lr=1e-30)
+    assert result.model.feature_dim == 7
+    assert result.model.classifier.bias.tolist() == [3.0] * 10
