@@ -52,9 +52,9 @@ def _split(value: Any) -> Any:
 def _system_of(value: Any) -> Any:
     """Return the options of a simulated system as an object of the package that brings it.
 
-    :raises UnknownNameError: that package is not installed.
+    :raises ConfigError: that package is not installed.
     """
-    return None if value is None else registry.resolve("system", SYSTEM).model_validate(read_system(value))
+    return None if value is None else registry.needed("system", SYSTEM, "--system").model_validate(read_system(value))
 
 
 def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:
@@ -377,8 +377,8 @@ class ExecutionOptions(Section):
         default=None,
         ge=0,
         le=1024,
-        description="Number of worker processes, one thread each. 0 trains in this process. Default: one per core, on"
-        " CUDA 0.",
+        description="Number of worker processes, one thread each. 0 trains in this process. Default: one per core; on "
+        "CUDA, or without the package fedcore-workers, 0.",
     )
     device: Annotated[str, CHANGEABLE] = Field(
         default="auto", description="Device of training and evaluation: auto, cpu, cuda or cuda:N."

@@ -116,6 +116,17 @@ def resolve(kind: str, name: str) -> Any:
     raise UnknownNameError(kind, name, points, f"Or {others}" if others else "")
 
 
+def needed(kind: str, name: str, asked: str) -> Any:
+    """Return the object of a package that a user asked for without its name.
+
+    :param asked: what the user wrote, such as ``--workers 2``.
+    :raises ConfigError: the package is not installed. The message names it.
+    """
+    if name not in available(kind) and (package := package_of(kind, name)):
+        raise ConfigError(f"{asked} needs the package {package}: {how_to_install(package)}")
+    return resolve(kind, name)
+
+
 def _given_again(kind: str, name: str) -> str:
     """Return what to do about the name of an object of a Python program, which has to give the object again."""
     if kind == "partitioner":

@@ -95,7 +95,7 @@ _CODE_OF_FILE = "Import code that the --config file names as module:...; inspect
 def _draws_a_table(wanted: bool) -> bool:
     """Refuse ``--profile`` before the run if the package that draws its table is not installed."""
     if wanted:
-        registry.resolve("table", "profile")
+        registry.needed("table", "profile", "--profile")
     return wanted
 
 

@@ -18,7 +18,7 @@ from fedcore.models.placement import resolve_device
 def LocalEngine(site: ClientSite) -> Engine:  # noqa: N802 - named by an entry point as a class
     """Return the default engine for the run's device and number of workers: this process, or worker processes.
 
-    :raises UnknownNameError: the run has workers, and the package that brings them is not installed.
+    :raises ConfigError: the run has workers, and the package that brings them is not installed.
     """
     options: ExecutionOptions = site.config
     device, workers = resolve_device(options.device), options.workers
@@ -26,7 +26,7 @@ def LocalEngine(site: ClientSite) -> Engine:  # noqa: N802 - named by an entry p
         if options.client_timeout is not None:
             raise ConfigError("--client-timeout needs worker processes, which can be killed: --workers 1 or more")
         return InProcessEngine(site)
-    engine: Engine = registry.resolve("engine", "workers")(site)
+    engine: Engine = registry.needed("engine", "workers", f"--workers {workers}")(site)
     return engine
 
 

@@ -104,7 +104,7 @@ def run(
     made = partition if isinstance(partition, Partition) else None
     with one_thread(), lent(objects), _display(notify, progress) as shown:
         if fast_dev_run:
-            trial = registry.resolve("feature", "fast_dev_run")
+            trial = registry.needed("feature", "fast_dev_run", "--fast-dev-run")
             tried: RunResult = trial(config, partition=made, notify=shown, on_round=on_round)
             return tried
         with Run.new(config, partition=made) as new:

@@ -182,3 +182,19 @@ def test_engines_are_listed_and_shown(installed):
     assert "cloud.size" in shown.output
     assert "cloud.address" in shown.output
     assert ":raises" not in invoke("plugins", "show", "local").output
+
+
+def test_without_fedcore_workers_a_run_has_none_and_an_asked_for_worker_names_it(cli, monkeypatch, tmp_path):
+    scan = registry._scan
+
+    def others(kind, path):
+        return {name: points for name, points in scan(kind, path).items() if (kind, name) != ("engine", "workers")}
+
+    monkeypatch.setattr(registry, "_scan", others)
+    small = ("--rounds", 1, "--clients", 2, "--local-epochs", 1, "--out", "run")
+    refused = cli("train", *small, "--workers", 2)
+    assert refused.exit_code == 2
+    remedy = registry.how_to_install("fedcore-workers")
+    assert refused.stderr.splitlines()[-1] == f"error: --workers 2 needs the package fedcore-workers: {remedy}"
+    assert not (tmp_path / "run").exists()
+    assert cli("train", *small).exit_code == 0

@@ -56,7 +56,8 @@ def test_without_the_package_the_option_is_answered_with_it(cli, tmp_path: Path,
     for options in (("--system", "dropout=0.1"), ("--config", "run.yaml")):
         result = cli("train", *SMALL, *options, "--out", "run")
         assert result.exit_code == 2
-        assert f"in the package fedcore-simulation: {registry.how_to_install('fedcore-simulation')}" in result.stderr
+        remedy = registry.how_to_install("fedcore-simulation")
+        assert result.stderr == f"error: --system needs the package fedcore-simulation: {remedy}\n"
     assert cli("train", *SMALL, "--out", "run").exit_code == 0, "everybody is there"
     assert _system_options() == "those of the package fedcore-simulation"
 

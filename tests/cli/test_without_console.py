@@ -45,7 +45,8 @@ def test_without_the_package_the_figures_are_one_line(cli, tmp_path, monkeypatch
     small = ("--workers", 0, "--clients", 2, "--local-epochs", 1, "--client-test-fraction", 0.2)
     refused = cli("train", *small, "--profile", "--out", "run")
     assert refused.exit_code == 2
-    assert f"in the package fedcore-console: {registry.how_to_install('fedcore-console')}" in refused.stderr
+    remedy = registry.how_to_install("fedcore-console")
+    assert refused.stderr == f"error: --profile needs the package fedcore-console: {remedy}\n"
     assert not (tmp_path / "run").exists(), "it is refused before the run"
 
     trained = cli("train", *small, "--rounds", 1, "--out", "run")
@@ -59,7 +60,8 @@ def test_without_the_package_a_trial_of_a_run_is_answered_with_it(cli, monkeypat
     monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "feature" else installed(kind, path))
     refused = cli("train", "--fast-dev-run")
     assert refused.exit_code == 2
-    assert f"in the package fedcore-console: {registry.how_to_install('fedcore-console')}" in refused.stderr
+    remedy = registry.how_to_install("fedcore-console")
+    assert refused.stderr == f"error: --fast-dev-run needs the package fedcore-console: {remedy}\n"
 
 
 def test_without_the_package_evaluate_says_what_was_not_measured(cli, monkeypatch) -> None:
