@@ -56,10 +56,10 @@ class Commands(TyperGroup):
             return own
         name = f"{_words_before(ctx)}{cmd_name}"
         if name not in registry.available("command"):
-            if package := registry.package_of("command", name):
-                raise ConfigError(f"{name!r} needs the package {package}: {registry.how_to_install(package)}")
             if cmd_name.startswith("-") or ctx.resilient_parsing:  # an option, or shell completion
                 return None
+            if package := registry.package_of("command", name):
+                raise ConfigError(f"{name!r} needs the package {package}: {registry.how_to_install(package)}")
             return ctx.fail(f"No such command {cmd_name!r}.{suggestion(cmd_name, self.list_commands(ctx))}")
         try:
             found = get_command(registry.resolve("command", name))

@@ -198,3 +198,10 @@ def test_without_fedcore_workers_a_run_has_none_and_an_asked_for_worker_names_it
     assert refused.stderr.splitlines()[-1] == f"error: --workers 2 needs the package fedcore-workers: {remedy}"
     assert not (tmp_path / "run").exists()
     assert cli("train", *small).exit_code == 0
+
+
+def test_completion_below_the_command_of_an_absent_package_offers_nothing(monkeypatch):
+    monkeypatch.setattr(registry, "_scan", lambda kind, path: {})
+    line = {"COMP_WORDS": "fedcore data l", "COMP_CWORD": "2", "_FEDCORE_COMPLETE": "complete_bash"}
+    outcome = CliRunner().invoke(app, prog_name="fedcore", env=line)
+    assert (outcome.exit_code, outcome.output.strip()) == (0, "")
