@@ -204,6 +204,74 @@ def test_trials_are_the_same_however_many_run_side_by_side(tmp_path):
     assert [(t.options, t.state, t.value) for t in one] == [(t.options, t.state, t.value) for t in two]
 
 
+def of_seeds(figures, failed=()):
+    """Return what stands in for run_jobs: figures of the rounds by trial and seed, and runs that fail at their end."""
+
+    def run_jobs(jobs, parallel, listen, start):
+        told = []
+        for job in jobs:
+            trial, _, seed = job.name.removeprefix("trial-").partition("-seed-")
+            listen(job.name, "start", {})
+            for number, value in enumerate(figures[int(trial)][int(seed)], start=1):
+                told.append(job.name)
+                if listen(job.name, "round", {"round": number, "validation": value}) is False:
+                    break
+            status = "failed" if (int(trial), int(seed)) in failed else "finished"
+            listen(job.name, status, {"message": "diverged" * (status == "failed"), "seconds": 0.0})
+        heard.append(told)
+        return [], False
+
+    heard = []
+    run_jobs.heard = heard
+    return run_jobs
+
+
+def test_a_trial_over_seeds_has_the_mean_of_their_best_figures(tmp_path, monkeypatch):
+    """The best rate of seed 0 fails on seed 1. The mean over the seeds chooses another one."""
+    figures = {0: [[0.9, 0.8], [0.1, 0.2]], 1: [[0.6, 0.7], [0.7, 0.5]], 2: [[1.0], [1.0]], 3: [[0.1], [0.2]]}
+    monkeypatch.setattr(searching, "run_jobs", of_seeds(figures, failed=[(2, 1)]))
+    told = []
+    result = search(
+        SweepSpec(base=BASE, seeds=2), [Axis("lr", 0.1, 1.0)], 4, tmp_path, listen=lambda *event: told.append(event[:2])
+    )
+    assert [trial.value for trial in result.trials] == pytest.approx([0.55, 0.7, None, 0.15])
+    assert [trial.state for trial in result.trials] == ["complete", "complete", "fail", "complete"]
+    assert result.best.number == 1
+    assert [path.name for path in result.best.directories] == ["trial-0001-seed-0", "trial-0001-seed-1"]
+    assert told.count((0, "start")) == told.count((0, "finished")) == told.count((2, "failed")) == 1
+    with pytest.raises(ConfigError, match="--seeds was 0,1 and is 0,1,2 now"):
+        search(SweepSpec(base=BASE, seeds=3), [Axis("lr", 0.1, 1.0)], 5, tmp_path)
+
+
+def test_a_trial_over_seeds_is_pruned_by_the_mean_of_a_round(tmp_path, monkeypatch):
+    """Trial 4 is good on seed 0 and hopeless on average: seed 1 ends after its first round."""
+    good = [[0.6, 0.7], [0.6, 0.7]]
+    figures = {**dict.fromkeys(range(4), good), 4: [[0.8, 0.8], [0.0, 0.9]]}
+    played_seeds = of_seeds(figures)
+    monkeypatch.setattr(searching, "run_jobs", played_seeds)
+    result = search(SweepSpec(base=BASE, seeds=2), [Axis("lr", 0.1, 1.0)], 5, tmp_path)
+    assert [trial.state for trial in result.trials] == ["complete"] * 4 + ["pruned"]
+    assert played_seeds.heard[1] == ["trial-0004-seed-0"] * 2 + ["trial-0004-seed-1"]
+
+
+@pytest.mark.slow
+def test_a_search_over_seeds_by_any_metric_is_compared_at_once(cli, tmp_path):
+    flags = [word for name, value in BASE.items() for word in ("--" + name.replace("_", "-"), value)]
+    asked = ("--search", "lr=0.001..0.3:log", "--seeds", 2, "--metric", "auroc", "--best-by", "auroc", "--patience", 1)
+    found = json.loads(cli("sweep", "--optuna", 2, *flags, *asked, "--out", "s", "--json").stdout)
+    for trial in found["trials"]:
+        best = [
+            max(line["metrics"]["global_local"]["auroc"] for line in records(tmp_path / run))
+            for run in trial["run_dirs"]
+        ]
+        assert trial["auroc"] == pytest.approx(sum(best) / 2)
+    chosen = found["trials"][found["best"]]
+    (row,) = json.loads(cli("compare", "s", "--format", "json").stdout)["blocks"][0]["rows"]
+    assert sorted(row["values"]) == ["0", "1"]
+    finals = [json.loads((tmp_path / run / "summary.json").read_text()) for run in chosen["run_dirs"]]
+    assert list(row["values"].values()) == [final["metrics"]["global"]["accuracy"] for final in finals]
+
+
 def test_a_trial_that_fails_does_not_stop_the_others(tmp_path):
     told = []
     axes = [Axis("lr", 1e30, 1e31)]
@@ -233,7 +301,7 @@ def test_the_test_set_has_no_value():
             [Axis("mon.mu", 0.1, 1.0)],
             r"unknown plugin 'mon'\. Did you mean 'moon'\? It stands in --search",
         ),
-        ({"base": BASE, "seeds": 2}, [Axis("lr", 0.1, 1.0)], "one seed"),
+        ({"base": BASE, "grid": {"lr": [0.1]}}, [Axis("momentum", 0.1, 0.9)], "no --grid"),
         ({"base": BASE}, [Axis("moon.mu", 0.1, 1.0)], "add --plugin moon"),
         ({"base": BASE}, [Axis("optimizer", choices=("sgd", "adamm"))], "run optimizer=adamm: --optimizer: .*'adam'"),
         ({"base": BASE}, [Axis("plugins", choices=("fedavg", "moon")), Axis("moon.mu", -1.0, 1.0)], "greater than"),

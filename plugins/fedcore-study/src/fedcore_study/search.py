@@ -1,8 +1,9 @@
 """A search for options by Optuna: trials, compared and pruned on the clients' held-out parts by ``best_by``.
 
-The test set plays no part in it. The study is kept in ``study.log``, a file of JSON lines: the same command goes on.
-Trials are proposed four at a time, whatever the number of processors. Only a ``--parallel`` above four changes which
-trials a search proposes: it proposes as many at a time as it runs.
+With several seeds a trial is a run of each, and its figure the mean over them. The test set plays no part in it. The
+study is kept in ``study.log``, a file of JSON lines: the same command goes on. Trials are proposed four at a time,
+whatever the number of processors. Only a ``--parallel`` above four changes which trials a search proposes: it proposes
+as many at a time as it runs.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig, UnknownNameError
@@ -78,13 +80,22 @@ class Axis:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial that ended: ``value`` is its best figure on held-out parts, None where it gave none."""
+    """A trial that ended: ``value`` is its best figure on held-out parts, None where it gave none.
+
+    Over several seeds it is the mean of each seed's best figure.
+    """
 
     number: int
     state: str
     value: float | None
     options: Mapping[str, Any]
-    directory: Path
+    directories: Sequence[Path]
+    """A run's for each seed."""
+
+    @property
+    def directory(self) -> Path:
+        """The first seed's run."""
+        return self.directories[0]
 
 
 @dataclass(frozen=True)
@@ -131,8 +142,8 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
         raise ConfigError("--optuna needs optuna, which is not installed: pip install optuna")
     if not axes:
         raise ConfigError("--optuna has nothing to search; add --search lr=0.001..0.1:log, for example")
-    if spec.grid or spec.cases or len(spec.seeds) != 1:
-        raise ConfigError("--optuna takes --search and one seed, no --grid and no cases")
+    if spec.grid or spec.cases:
+        raise ConfigError("--optuna takes --search, no --grid and no cases")
     base = spec.run({}, spec.seeds[0])
     judge(base)
     if not base.client_test_fraction and not base.partition.endswith(".json"):
@@ -166,10 +177,11 @@ def search(
 
     Optuna's TPE sampler proposes the options, seeded with the runs' seed, for ``TOGETHER`` trials at a time, or
     ``parallel`` if that is more. A trial is pruned when its best figure is worse than the median, in the same round,
-    of the trials before these that ran to their end: at least four, after a quarter of the rounds.
+    of the trials before these that ran to their end: at least four, after a quarter of the rounds. Over several seeds
+    the figure of a round is the mean over the seeds, as soon as all of them are through that round.
 
-    :param spec: options of every trial, with one seed.
-    :param parallel: trials side by side; default one per core as far as memory allows, at most four; one on
+    :param spec: options of every trial, and the seeds of each.
+    :param parallel: runs side by side; default one per core as far as memory allows, at most four; one on
         a CUDA device.
     :raises ConfigError: as :func:`check_search`; the study's file is damaged, or has other options or axes.
     """
@@ -195,7 +207,7 @@ def search(
             load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=base.rounds // 4),
         )
-        _check_same(study, base, axes, out / STUDY)
+        _check_same(study, base, spec.seeds, axes, out / STUDY)
         # A study that goes on must not draw what it drew before.
         study.sampler = optuna.samplers.TPESampler(seed=spec.seeds[0] + len(study.trials))
         left = trials - sum(trial.state.is_finished() for trial in study.trials)
@@ -205,7 +217,7 @@ def search(
             interrupted = batch.run(parallel, start)
             for asked in batch.asked.values():
                 if asked.state:
-                    value = measure.best(asked.found) if asked.state == "complete" else None
+                    value = asked.value(measure) if asked.state == "complete" else None
                     study.tell(asked.trial, value, state=optuna.trial.TrialState[asked.state.upper()])
             if interrupted:
                 raise KeyboardInterrupt
@@ -230,10 +242,11 @@ def _check_study(file: Path) -> None:
                 ) from None
 
 
-def _check_same(study: Any, base: RunConfig, axes: Sequence[Axis], file: Path) -> None:
+def _check_same(study: Any, base: RunConfig, seeds: Sequence[int], axes: Sequence[Axis], file: Path) -> None:
     """Refuse to go on with other options or axes: trials could not be compared, and a choice is kept as its place."""
     defaults = settings(RunConfig())
     asked = {flag_of(name): value for name, value in settings(base).items() if value != defaults[name]}
+    asked |= {"--seeds": ",".join(map(str, seeds))} if len(seeds) > 1 else {}
     asked |= {f"{SEARCH}{axis.name}": str(axis) for axis in axes}
     kept = study.user_attrs.get(ASKED)
     if kept is None:
@@ -255,11 +268,20 @@ class _Asked:
     trial: Any
     """Optuna's."""
     options: dict[str, Any]
-    found: list[float] = field(default_factory=list)
-    """The figures of the rounds until now."""
+    found: dict[int, dict[int, float]]
+    """The figures of the rounds until now, by seed and round."""
+    left: int
+    """The seeds whose runs have not ended."""
+    begun: bool = False
+    problem: str = ""
+    """Why a run failed; the others then end after their round."""
     pruned: bool = False
     state: str = ""
     """How it ended, as Optuna names it; empty while it runs, and for good if it was interrupted."""
+
+    def value(self, measure: Measure) -> float:
+        """Return the mean over the seeds of each one's best figure."""
+        return fmean(measure.best([*figures.values()]) for figures in self.found.values())
 
 
 class _Batch:
@@ -276,15 +298,24 @@ class _Batch:
         listen: Listener,
     ) -> None:
         self._spec, self._measure, self._out, self._workers, self._listen = spec, measure, out, workers, listen
-        self.asked = {_name(trial.number): _Asked(trial, _drawn(spec, axes, trial)) for trial in trials}
+        seeds = spec.seeds
+        self.asked = {
+            _name(trial.number): _Asked(trial, _drawn(spec, axes, trial), {seed: {} for seed in seeds}, len(seeds))
+            for trial in trials
+        }
         """In the order of the proposals."""
+        self._runs = {
+            name: (asked, seed)
+            for trial, asked in self.asked.items()
+            for seed, name in zip(seeds, _names(trial, seeds), strict=True)
+        }
 
     def run(self, parallel: int, start: Start) -> bool:
         """Run the trials; returns whether they were interrupted. Options that make no run fail their trial."""
         jobs = []
-        for name, asked in self.asked.items():
+        for name, (asked, seed) in self._runs.items():
             try:
-                config = self._spec.run(asked.options, self._spec.seeds[0])
+                config = self._spec.run(asked.options, seed)
             except FedcoreError as error:
                 self._end(asked, str(error))
                 continue
@@ -293,27 +324,37 @@ class _Batch:
         return run_jobs(jobs, parallel, self._hear, start)[1]
 
     def _hear(self, name: str, event: str, details: Mapping[str, Any]) -> bool:
-        """Take an event of a trial; returns False if the trial is pruned."""
-        asked = self.asked[name]
-        if event == "start":
+        """Take an event of a run; returns False if its trial is pruned or has failed."""
+        asked, seed = self._runs[name]
+        if event == "start" and not asked.begun:
+            asked.begun = True
             self._listen(asked.trial.number, "start", {"options": asked.options})
         elif event in ("finished", "failed"):
             self._end(asked, details["message"])
         elif event == "round" and (value := details["validation"]) is not None:
-            asked.found.append(value)
-            asked.trial.report(value, details["round"] - 1)
-            asked.pruned = asked.trial.should_prune()
-        return not asked.pruned
+            round = details["round"]
+            asked.found[seed][round] = value
+            if not asked.pruned and all(round in figures for figures in asked.found.values()):
+                asked.trial.report(fmean(figures[round] for figures in asked.found.values()), round - 1)
+                asked.pruned = asked.trial.should_prune()
+        return not (asked.pruned or asked.problem)
 
     def _end(self, asked: _Asked, problem: str) -> None:
-        """Keep how a trial ended, and tell the listener. It also failed if it gave no figure."""
-        if problem or not asked.found:
+        """Take the end of a run. After the last keep how the trial ended, and tell the listener.
+
+        A trial also failed if a run of it gave no figure.
+        """
+        asked.left -= 1
+        asked.problem = asked.problem or problem
+        if asked.left:
+            return
+        if asked.problem or not all(asked.found.values()):
             asked.state = "fail"
-            self._listen(asked.trial.number, "failed", {"message": problem or NOTHING_HELD_OUT})
+            self._listen(asked.trial.number, "failed", {"message": asked.problem or NOTHING_HELD_OUT})
         else:
             asked.state = "pruned" if asked.pruned else "complete"
             event = "pruned" if asked.pruned else "finished"
-            self._listen(asked.trial.number, event, {"best": self._measure.printed(self._measure.best(asked.found))})
+            self._listen(asked.trial.number, event, {"best": self._measure.printed(asked.value(self._measure))})
 
 
 def _drawn(spec: SweepSpec, axes: Sequence[Axis], trial: Any) -> dict[str, Any]:
@@ -332,6 +373,11 @@ def _name(number: int) -> str:
     return f"trial-{number:04d}"
 
 
+def _names(trial: str, seeds: Sequence[int]) -> list[str]:
+    """Return the names of a trial's runs."""
+    return [trial] if len(seeds) == 1 else [f"{trial}-seed-{seed}" for seed in seeds]
+
+
 def _result(study: Any, axes: Sequence[Axis], measure: Measure, out: Path, spec: SweepSpec) -> SearchResult:
     choices = {axis.name: axis.choices for axis in axes}
 
@@ -339,7 +385,13 @@ def _result(study: Any, axes: Sequence[Axis], measure: Measure, out: Path, spec:
         return {name: choices[name][value] if choices[name] else value for name, value in drawn.items()}
 
     trials = [
-        Trial(t.number, t.state.name.lower(), t.value, options(t.params), out / "runs" / _name(t.number))
+        Trial(
+            t.number,
+            t.state.name.lower(),
+            t.value,
+            options(t.params),
+            [out / "runs" / name for name in _names(_name(t.number), spec.seeds)],
+        )
         for t in study.trials
         if t.state.is_finished()
     ]

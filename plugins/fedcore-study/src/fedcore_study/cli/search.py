@@ -58,7 +58,9 @@ def run_search(
 def _table(result: SearchResult) -> Table:
     names = list(dict.fromkeys(name for trial in result.trials for name in trial.options))
     measure = result.measure
-    table = Table("trial", f"{measure.name} on held-out parts", "state", *names)
+    seeds = len(result.trials[0].directories) if result.trials else 1
+    over = f", mean of {seeds} seeds" if seeds > 1 else ""
+    table = Table("trial", f"{measure.name} on held-out parts{over}", "state", *names)
 
     def rank(trial: Trial) -> float:
         return math.inf if trial.state != "complete" or trial.value is None else -measure.sign * trial.value
@@ -77,6 +79,7 @@ def _plain(result: SearchResult) -> dict[str, Any]:
             result.measure.name: t.value,
             "options": dict(t.options),
             "run_dir": str(t.directory),
+            "run_dirs": list(map(str, t.directories)),
         }
         for t in result.trials
     ]
