@@ -101,7 +101,7 @@ def test_an_engine_that_does_not_start_leaves_no_process_and_no_shared_memory(tm
     monkeypatch.setattr(engine, "start_worker", refuse_the_second)
     with pytest.raises(BlockingIOError):
         LocalEngine(spec(tmp_path, workers=2, clients=2))
-    assert open_files(os.getpid()) == before
+    assert open_files(os.getpid()) <= before  # files of earlier tests may be closed meanwhile
     assert not alive(begun[0].pid)
 
 
@@ -113,7 +113,7 @@ def test_an_engine_without_room_for_the_data_leaves_no_shared_memory(tmp_path, m
     monkeypatch.setattr(transport, "_pieces", full)
     with pytest.raises(StorageError, match="make room"):
         LocalEngine(spec(tmp_path, workers=1))
-    assert open_files(os.getpid()) == before
+    assert open_files(os.getpid()) <= before  # files of earlier tests may be closed meanwhile
 
 
 @pytest.mark.parametrize(
