@@ -1,9 +1,9 @@
-"""The option that this package adds to a run. Imports no torch: every command reads it."""
+"""The options that this package adds to a run. Imports no torch: every command reads it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -47,3 +47,31 @@ class Weights(Section):
         from fedcore_zoo.weights import weights_cautions
 
         return weights_cautions(setup, self.weights)
+
+
+class Norm(Section):
+    """The normalisation layers of a run's networks."""
+
+    panel = "Data and model"
+
+    norm: Literal["as-built", "group"] = Field(
+        default="as-built",
+        description="group: GroupNorm in place of each BatchNorm of the network, whose statistics depend on a client's"
+        " batches.",
+    )
+
+    def built(self, model: SplitModel) -> None:
+        """Put GroupNorm in the place of BatchNorm."""
+        if self.norm == "group":
+            from fedcore_zoo.group_norm import with_group_norm
+
+            with_group_norm(model)
+
+    def cautions(self, setup: Setup) -> list[str]:
+        """Return that the option has no effect on a network without BatchNorm."""
+        if self.norm == "group":
+            from fedcore_zoo.group_norm import has_group_norm
+
+            if not has_group_norm(setup.model):
+                return [f"--norm group has no effect: model {setup.config.model!r} has no BatchNorm"]
+        return []
