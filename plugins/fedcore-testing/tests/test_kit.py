@@ -17,7 +17,7 @@ import torch
 from pydantic import ConfigDict, Field, field_validator
 from torch import nn
 
-from fedcore import ClientUpdate, Loss, Plugin, PluginOptions, UnknownNameError, hookimpl, question
+from fedcore import ClientUpdate, ConfigError, Loss, Plugin, PluginOptions, UnknownNameError, hookimpl, question
 from fedcore.engines import ClientFailure, InProcessEngine
 from fedcore_functional import proximal_term
 from fedcore_testing import (
@@ -1114,6 +1114,25 @@ def test_the_options_of_the_check_reach_its_runs(check):
     RUNS.clear()
     assert check(name, *only, "--dataset", "breast-cancer", "--samples", "100").exit_code == 0
     assert {run[0] for run in RUNS} == {"breast-cancer"}
+
+
+class RefusesMomentum(Plugin):
+    """Trains only without momentum."""
+
+    @hookimpl
+    def check_run(self, setup):
+        if setup.config.momentum:
+            raise ConfigError("momentum spoils the correction; --momentum 0")
+
+
+def test_options_of_training_reach_the_checks(check):
+    name, only = name_of(RefusesMomentum), ["--only", "check_trains", "--only", "check_sends_only_finite_tensors"]
+    refused = check(name, *only)
+    assert refused.exit_code == 1
+    assert "momentum spoils the correction" in refused.output
+    result = check(name, *only, "--momentum", "0", "--optimizer", "sgd", "--local-steps", "2")
+    assert result.exit_code == 0, result.output
+    assert check(name, "--rounds", "1").exit_code == 2, "the checks set the rounds"
 
 
 def test_two_classes_can_be_absent_from_clients():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcore import ConfigError
+from fedcore import ConfigError, RunConfig
 from fedcore.cli import command
 from fedcore.tools import available, build_config, importing, options, output, short_name
 from fedcore_testing.scaffold import KINDS, new_package, train_command
@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedcore_testing import Verdict
+
+_VARIED = {"rounds", "local_epochs", "patience"}
+"""Options that the checks set themselves: with other values a check would not see what it looks for."""
+
+RUN_OPTIONS = tuple(
+    name
+    for name in RunConfig.model_fields
+    if name not in _VARIED
+    and (options.panel(name) in ("Data and model", "Training") or name in ("samples", "public", "device", "precision"))
+)
+"""The options of a run that ``plugins check`` takes."""
 
 _MARKS = {
     "passed": ("passed", "green"),
@@ -47,7 +58,7 @@ def new(
     output.line(f"  {train_command(name, kind)}")
 
 
-@options.config_flags(only=("dataset", "data_dir", "model", "samples", "public"), with_defaults=False)
+@options.config_flags(only=RUN_OPTIONS, with_defaults=False)
 def check(
     given: dict[str, Any],
     *,
@@ -71,7 +82,8 @@ def check(
 ) -> None:
     """Run the conformance checks on a plugin; exit code 1 if one fails.
 
-    They run with the plugin's defaults, small models and 120 of the bundled digits. The options change that.
+    They run with the plugin's defaults, small models and 120 of the bundled digits. The options change that, such as
+    --momentum 0 for a method that refuses momentum.
     """
     with importing():
         from fedcore_testing import run_checks
