@@ -44,7 +44,9 @@ def _largest(tensor: Tensor) -> float:
 def numbers(scalars: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the values of tensors of shape (), by name. All tensors on another device take one wait."""
     away = {name: scalar.double() for name, scalar in scalars.items() if not scalar.is_cpu}
-    found = dict(zip(away, torch.stack([*away.values()]).tolist(), strict=True)) if away else {}
+    if not away:
+        return {name: scalar.item() for name, scalar in scalars.items()}
+    found = dict(zip(away, torch.stack([*away.values()]).tolist(), strict=True))
     return {name: found[name] if name in found else scalar.item() for name, scalar in scalars.items()}
 
 
@@ -53,7 +55,12 @@ def out_of_range(tensors: Mapping[str, Tensor], most: float = LARGEST) -> tuple[
 
     :param most: the largest magnitude that is accepted; infinity accepts all finite values.
     """
-    for name, value in largest_values(tensors).items():
+    return too_large(largest_values(tensors), most)
+
+
+def too_large(largest: Mapping[str, float], most: float = LARGEST) -> tuple[str, str] | None:
+    """Return what :func:`out_of_range` returns, from the tensors' :func:`largest_values`."""
+    for name, value in largest.items():
         if not math.isfinite(value):
             return name, "has values that are not finite"
         if value > most:

@@ -290,8 +290,9 @@ class ClientRuntime:
             client = context_of(session, plugin.name)
             update = plugins.call(plugin.name, "pre_upload", client=client, update=update) or update
             update = _with_json_metrics(session, plugin.name, "pre_upload", update)
-        for plugin, seen in plugins.each("guard_upload", client=context_of(session, ""), update=update):
-            update = _with_json_metrics(session, plugin.name, "guard_upload", update if seen is None else seen)
+        if plugins.implements("guard_upload"):  # a context takes its time
+            for plugin, seen in plugins.each("guard_upload", client=context_of(session, ""), update=update):
+                update = _with_json_metrics(session, plugin.name, "guard_upload", update if seen is None else seen)
         _refuse_edits(session)
         version = self.store.write(session.client, session.round, {**session.states.snapshot(), **kept})
         sent = {plugin: self._sent(plugin, tensors) for plugin, tensors in update.payload.items() if tensors}
@@ -315,9 +316,10 @@ class ClientRuntime:
         plugins = self.setup.plugins
         previous = self.working.snapshot() if plugins.reads("previous") else {}
         payload: dict[str, Tensors] = {}
-        for _, sent in plugins.each("end_local", client=context_of(session, "")):
-            for namespace, tensors in (sent or {}).items():
-                payload[namespace] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        if plugins.implements("end_local"):  # a context takes its time
+            for _, sent in plugins.each("end_local", client=context_of(session, "")):
+                for namespace, tensors in (sent or {}).items():
+                    payload[namespace] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         kept, _ = flatten({"previous": previous, "personal": personal()})
         return losses, payload, {CORE: kept} if kept else {}
 

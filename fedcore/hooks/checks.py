@@ -241,7 +241,7 @@ def _partition(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+    return type(value) in (int, float) or (isinstance(value, Real) and not isinstance(value, bool))
 
 
 def _patterns(value: Any) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
-from fedcore.base.tensors import LARGEST, clone, out_of_range
+from fedcore.base.tensors import LARGEST, clone, largest_values, out_of_range, too_large
 from fedcore.base.types import Tensors
 from fedcore.models.split import frozen_modules
 
@@ -65,9 +65,10 @@ class Layout:
         """Return tensors in this layout by their names in the model."""
         return dict(tensors)
 
-    def check(self, tensors: Mapping[str, Tensor], names: Iterable[str], what: str, *, most: float = LARGEST) -> None:
+    def check(self, tensors: Mapping[str, Tensor], names: Iterable[str], what: str, *, most: float = LARGEST) -> float:
         """Refuse tensors that have other names or another layout, or that hold values not finite or too large.
 
+        :returns: the largest magnitude.
         :param most: the largest magnitude that is accepted.
         :raises RejectUpdate: names the tensor, the expectation and the finding.
         """
@@ -83,11 +84,12 @@ class Layout:
                 raise RejectUpdate(
                     f"{what}: {name!r} is {tuple(tensor.shape)} {tensor.dtype}, expected {tuple(shape)} {dtype}"
                 )
-        broken = out_of_range(tensors, most)
-        if broken:
+        largest = largest_values(tensors)
+        if broken := too_large(largest, most):
             # The name of a flat tensor tells nothing: look again, name by name.
             name, fault = out_of_range(self.split(tensors), most) or broken
             raise NonFiniteUpdate(f"{what}: {name!r} {fault}")
+        return max(largest.values(), default=0.0)
 
 
 def _fixed(model: nn.Module) -> frozenset[str]:

@@ -233,4 +233,4 @@ class RunningMean:
 
 def _blocks(flat: Tensor) -> Sequence[Tensor]:
     """Return the parts of a tensor that the processor adds up without leaving its cache."""
-    return flat.split(BLOCK) if len(flat) > BLOCK else (flat,)
+    return flat.split(BLOCK) if flat.numel() > BLOCK else (flat,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -18,7 +18,6 @@ from fedcore.hooks.plugins import REJECTING
 from fedcore.server.aggregation import RunningMean
 from fedcore.server.context import ScopeContext
 from fedcore.server.scope import Round
-from fedcore.server.validation import largest_in
 
 
 class Collector:
@@ -75,12 +74,11 @@ class Collector:
 
     def _accept(self, task: ClientTask, outcome: Outcome) -> None:
         current, plugins = self._current, self._federation.setup.plugins
-        sent = self._federation.validator.update(task, outcome, current.lr)
+        sent, largest = self._federation.validator.update(task, outcome, current.lr)
         # Sizes of what the client sent: hooks change the update, and its payload is cleared below.
-        sizes = Counter({"model": bytes_of(sent.model)})
+        sizes = defaultdict(int, model=bytes_of(sent.model))
         for namespace, tensors in sent.payload.items():
             sizes[plugins.namespaces[namespace]] += bytes_of(tensors)
-        largest = largest_in(sent)
         update = self._inspected(task, sent)
         weight = self._weight(update)
         for plugin in plugins.implementers("accumulate"):

@@ -101,7 +101,7 @@ def _seen_together(
     valid: dict[int, ClientUpdate] = {}
     for task, outcome in arrived:
         with suppress(RejectUpdate):  # the collector validates again, and records it
-            valid[task.client] = validator.update(task, outcome, current.lr)
+            valid[task.client], _ = validator.update(task, outcome, current.lr)
     for plugin in plugins.implementers("all_updates") if valid else ():
         seen = plugins.call(plugin.name, "all_updates", server=collector.server, updates=[*valid.values()])
         changed = {update.client: update for update in seen or ()}

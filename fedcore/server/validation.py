@@ -16,7 +16,7 @@ from fedcore.base.config import TrainingOptions
 from fedcore.base.errors import PluginContractError, RejectUpdate, lower_first
 from fedcore.base.metrics import Counts
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.tensors import bytes_of, largest_values, out_of_range, unflatten
+from fedcore.base.tensors import bytes_of, largest_values, too_large, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask, Evaluation, Outcome, Pause, Reply
 from fedcore.client.setup import Setup
@@ -99,8 +99,8 @@ class UpdateValidator:
         limit = setup.config.max_payload
         self._limit = max(PAYLOAD_FLOOR, PAYLOAD_FACTOR * model) if limit is None else limit * MIB
 
-    def update(self, task: ClientTask, outcome: Outcome, lr: float) -> ClientUpdate:
-        """Return the update of a finished training.
+    def update(self, task: ClientTask, outcome: Outcome, lr: float) -> tuple[ClientUpdate, float]:
+        """Return the update of a finished training, and the largest magnitude in its model and payload.
 
         :param lr: the learning rate that the server set.
         """
@@ -111,11 +111,12 @@ class UpdateValidator:
         self._check_metrics(update.metrics, claims.metrics.losses, what)
         for plugin in sorted({self._plugins.get(name, "") for name in update.payload} - {"", *self._senders}):
             raise RejectUpdate(f"{what}: sent tensors for plugin {plugin!r}, which has no hook that sends tensors")
-        self.check(task, update, encoded=True)
-        return update
+        return update, self.check(task, update, encoded=True)
 
-    def check(self, task: ClientTask, update: ClientUpdate, *, encoded: bool = False) -> None:
+    def check(self, task: ClientTask, update: ClientUpdate, *, encoded: bool = False) -> float:
         """Validate an update before it is aggregated; hooks of the server may have changed it.
+
+        Return the largest magnitude in its model and payload.
 
         :param encoded: whether parameters that plugins encode may be absent.
         """
@@ -126,12 +127,13 @@ class UpdateValidator:
             if type(number) is not int or number < 1:
                 raise RejectUpdate(f"{what}: {name} is {number!r}, expected a whole number of at least 1")
         absent = self.encoded.difference(update.model) if encoded else frozenset[str]()
-        self._uploads.check(update.model, self._shared - absent, what)
+        largest = self._uploads.check(update.model, self._shared - absent, what)
         for plugin, tensors in update.payload.items():
             if plugin not in self._plugins:
                 raise RejectUpdate(f"{what}: sent tensors for {plugin!r}, which is not a plugin of this run")
             _check_plain(tensors, what, self._updates_on)
-            self._check_extra(tensors, what, f"plugin {plugin!r}")
+            largest = max(largest, self._check_extra(tensors, what, f"plugin {plugin!r}"))
+        return largest
 
     def snapshot(self, task: ClientTask, outcome: Outcome, names: Collection[str], epoch: int) -> Tensors:
         """Return the tensors of a client that paused at an exchange."""
@@ -207,21 +209,17 @@ class UpdateValidator:
             if name != "task" and name not in self._plugins and name.partition(".")[0] not in self._plugins:
                 raise RejectUpdate(f"{what}: loss {reprlib.repr(name)} belongs to no plugin of this run")
 
-    def _check_extra(self, tensors: Mapping[str, Tensor], what: str, sender: str) -> None:
+    def _check_extra(self, tensors: Mapping[str, Tensor], what: str, sender: str) -> float:
         size = bytes_of(tensors)
         if size > self._limit:
             raise RejectUpdate(
                 f"{what}: the tensors of {sender} take {size / MIB:.1f} MiB, at most {self._limit / MIB:.0f} are "
                 "allowed; --max-payload sets this limit"
             )
-        if broken := out_of_range(tensors):
+        largest = largest_values(tensors)
+        if broken := too_large(largest):
             raise RejectUpdate(f"{what}: {broken[0]!r} of {sender} {broken[1]}")
-
-
-def largest_in(update: ClientUpdate) -> float:
-    """Return the largest magnitude in an update's model and payload."""
-    parts = (largest_values(tensors) for tensors in (update.model, *update.payload.values()))
-    return max((value for values in parts for value in values.values()), default=0.0)
+        return max(largest.values(), default=0.0)
 
 
 def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable[str], plugin: str, hook: str) -> None:
