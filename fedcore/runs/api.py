@@ -105,7 +105,7 @@ def run(
     with one_thread(), lent(objects), _display(notify, progress) as shown:
         if fast_dev_run:
             trial = registry.needed("feature", "fast_dev_run", "--fast-dev-run")
-            tried: RunResult = trial(config, partition=made, notify=shown, on_round=on_round)
+            tried: RunResult = trial(config, partition=made, engine=engine, notify=shown, on_round=on_round)
             return tried
         with Run.new(config, partition=made) as new:
             return new.train(notify=shown, make=engine, on_round=on_round)

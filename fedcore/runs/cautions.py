@@ -17,7 +17,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, flag_of
 from fedcore.client.setup import Setup
 from fedcore.data import Partition
-from fedcore.runs.provenance import INSTRUCTIONS, versions
+from fedcore.runs.provenance import COMMIT, INSTRUCTIONS, commit, versions
 from fedcore.runs.saved import SOURCE, code_in
 
 
@@ -90,19 +90,19 @@ def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:
 def version_cautions(config: RunConfig, begun_with: Mapping[str, Any]) -> list[str]:
     """Return the cautions about a run that goes on with other versions than it was begun with.
 
-    The versions are of fedcore, torch, the plugins' packages and their source, the CPU's instruction set, and the
-    user's own code.
+    The versions are of fedcore and its checkout's commit, torch, the plugins' packages and their source, the CPU's
+    instruction set, and the user's own code.
 
-    :param begun_with: the result of :func:`fedcore.runs.provenance.versions` at the beginning. Values of other types
-        than text are ignored.
+    :param begun_with: the result of :func:`fedcore.runs.provenance.versions` at the beginning, and the commit. Values
+        of other types than text are ignored.
     """
-    points, now = registry.available("plugin"), versions(config)
+    points, now = registry.available("plugin"), {**versions(config), COMMIT: commit() or "none"}
     used = [point.dist.name for name in config.plugins if (point := points.get(name)) is not None and point.dist]
     sources = {f"{SOURCE}{name}": f"another {SOURCE}{name}" for name in used}
     sources |= {name: f"another {SOURCE}{name}" for name in code_in(config)}
     changed = [
         sources.get(name) or f"{name} {before}, now {now[name]}"
-        for name in dict.fromkeys(("fedcore", "torch", INSTRUCTIONS, *used, *sources))
+        for name in dict.fromkeys(("fedcore", COMMIT, "torch", INSTRUCTIONS, *used, *sources))
         if isinstance(before := begun_with.get(name), str) and before != now.get(name, before)
     ]
     if not changed:

@@ -27,6 +27,9 @@ RECORDED = ("torch", "torchvision", "numpy", "scikit-learn", "pluggy", "safetens
 INSTRUCTIONS = "instruction set"
 """The name, in :func:`versions`, of the instruction set with which torch computes on the CPU."""
 
+COMMIT = "fedcore's commit"
+"""The name, among versions that are compared, of the commit of the checkout from which fedcore is imported."""
+
 _ROOT = Path(__file__).resolve().parents[2]
 
 

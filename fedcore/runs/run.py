@@ -38,7 +38,7 @@ from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator, evaluation_tasks
 from fedcore.runs.progress import noting, only_notes
-from fedcore.runs.provenance import session, versions
+from fedcore.runs.provenance import COMMIT, session, versions
 from fedcore.runs.resolve import resolve_config, resolve_partition, resolve_trackers, tracking
 from fedcore.runs.result import RunResult
 from fedcore.runs.rounds import may_be_unsaved
@@ -232,7 +232,9 @@ class Run:
         """Start the engine and the trackers, for callers that go round by round from a state of the run."""
         follow: Notify = notify or only_notes
         notes: Any = self.partition.info["notes"]
-        cautions = [*version_cautions(self.config, self.file.versions), *self.dataset.cautions]
+        first = next(iter(self.directory.sessions.read()), {})
+        begun_with = {**self.file.versions, COMMIT: first.get("commit")}
+        cautions = [*version_cautions(self.config, begun_with), *self.dataset.cautions]
         if not state.round:
             cautions += [*evaluation_cautions(self.setup, self.partition), *option_cautions(self.setup)]
             cautions += [*self.setup.notes, *head_cautions(self.setup)]

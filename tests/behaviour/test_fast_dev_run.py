@@ -13,6 +13,7 @@ import fedcore
 from fedcore import Loss, Plugin, hookimpl
 from fedcore.base.registry import available
 from fedcore.data import Domains, Partition, load_dataset
+from fedcore.engines import InProcessEngine
 from fedcore.runs.resolve import resolve_partition
 from tests.support import CORRECTED
 
@@ -69,6 +70,18 @@ def test_every_installed_method(name):
     assert len(second["cohort"]) == result.config.clients
     assert result.metrics
     assert not result.directory.exists()
+
+
+@pytest.mark.parametrize("engine", [None, "local", "workers", InProcessEngine])
+def test_an_engine_that_is_not_tried_is_named(engine):
+    notes = []
+
+    def notify(event, details):
+        notes.extend([details["message"]] if event == "note" else ())
+
+    fedcore.run(engine=engine, fast_dev_run=True, notify=notify, **SMALL)
+    untried = ["a fast dev run trains in this process: the engine is not tried"]
+    assert [note for note in notes if "engine" in note] == (untried if engine not in (None, "local") else [])
 
 
 def test_two_batches_of_one_client():

@@ -120,6 +120,22 @@ def test_a_run_that_goes_on_with_an_edited_package_of_the_same_version_says_so(n
     ]
 
 
+def test_a_run_that_goes_on_with_another_commit_of_fedcore_says_so(notes, monkeypatch):
+    def noted(*args, **options):
+        return [note for note in notes(*args, **options) if "begun with" in note]
+
+    monkeypatch.setattr("fedcore.runs.provenance.commit", lambda: "v0.1.0-3-gaaaa")
+    monkeypatch.setattr("fedcore.runs.cautions.commit", provenance.commit)
+    assert noted() == []
+    assert noted(changes={"rounds": 3}) == []
+    for now in ("v0.1.0-4-gbbbb", None):
+        monkeypatch.setattr("fedcore.runs.cautions.commit", lambda now=now: now)
+        assert noted(changes={"rounds": 4}) == [
+            f"the run was begun with fedcore's commit v0.1.0-3-gaaaa, now {now or 'none'}: its results may differ from "
+            "those of one version"
+        ]
+
+
 @pytest.mark.parametrize("file", ["edited_module.py", "edited_package/parts.py"])
 def test_a_run_that_goes_on_with_other_code_or_instructions_says_so(notes, tmp_path, monkeypatch, file):
     """A module that was edited, or one beside it in its package."""

@@ -39,6 +39,7 @@ def fast_dev_run(
     config: RunConfig,
     *,
     partition: Partition | None = None,
+    engine: object = None,
     notify: Notify | None = None,
     on_round: Callable[[dict[str, Any]], object] | None = None,
 ) -> RunResult:
@@ -52,8 +53,11 @@ def fast_dev_run(
     the middle of their training, and more clients if it refuses fewer. With unseen clients one more client is unseen.
     Each of ``client_models`` has a client.
 
-    The arguments are as for :func:`fedcore.run`. The result's directory does not exist any more.
+    The arguments are as for :func:`fedcore.run`. The result's directory does not exist any more. A note says that an
+    engine of the user's is not tried.
     """
+    if notify is not None and (engine is not None or config.engine != _SMALL["engine"]):
+        notify("note", {"message": "a fast dev run trains in this process: the engine is not tried"})
     resolve_trackers(config.trackers)
     config, dataset = resolve_config(config)
     partition = resolve_partition(config, dataset, partition)
