@@ -163,27 +163,6 @@ class Failures:
         return "\n".join(said)
 
 
-def totals(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sums over a run's rounds: selected clients, used updates, partial updates among these, losses."""
-    selected = accepted = partial = 0
-    kinds: Counter[str] = Counter()
-    clock = 0.0
-    for record in records:
-        if "system" in record:
-            selected += len(record["cohort"])
-            accepted += record["accepted"]
-            partial += len(record["system"]["partial"])
-            kinds.update(lost(record))
-            clock = record["virtual_time"]
-    return {
-        "selected": selected,
-        "accepted": accepted,
-        "partial": partial,
-        "lost": dict(sorted(kinds.items())),
-        "virtual_time": clock,
-    }
-
-
 def in_words(selected: int, accepted: int, partial: int, losses: Mapping[str, int]) -> str:
     """Return the participation as a short text: ``5 of 8 clients (1 partial; 2 dropped)``."""
     parts = [f"{partial} partial"] if partial else []

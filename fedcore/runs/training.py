@@ -23,7 +23,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.progress import noting
 from fedcore.runs.provenance import now
-from fedcore.runs.rounds import Failures, RoundTimes, history_rows, not_evaluated, per_round, totals, undefined
+from fedcore.runs.rounds import Failures, RoundTimes, history_rows, not_evaluated, per_round, undefined
 from fedcore.server.context import ScopeContext
 from fedcore.server.round import Notify, run_post_train, run_round
 from fedcore.server.scope import Federation, ServerScope
@@ -212,7 +212,7 @@ class Experiment:
             summary["stopped_early"] = {"rounds": self.config.rounds, "patience": self.config.patience}
         summary |= self.reports(state)
         if self.config.system is not None:
-            summary["system"] = totals(self.directory.metrics.read())
+            summary["system"] = self.config.system.totals(self.directory.metrics.read())
         earlier = self.directory.read_summary()
         if earlier and not self._times.rounds:  # no round was added since
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})

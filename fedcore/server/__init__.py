@@ -15,5 +15,6 @@ if TYPE_CHECKING:
     from fedcore.server.scope import Round as Round
     from fedcore.server.scope import ServerScope as ServerScope
     from fedcore.server.state import ServerState as ServerState
+    from fedcore.server.system import UNREACHED as UNREACHED
 
 __getattr__, __dir__, __all__ = lazy(__name__, __file__)

@@ -170,25 +170,10 @@ def _record(current: Round, collector: Collector, state: ServerState) -> dict[st
         unit = "local_steps" if isinstance(next(iter(current.work.values())), Steps) else "local_epochs"
         record[unit] = {str(client): int(current.work[client]) for client in current.cohort}
     if current.federation.config.system is not None:
-        record |= {"virtual_time": state.virtual_time, "system": _participation(current)}
+        took_part = sorted(current.accepted)
+        system = current.federation.system.record(current.number, current.simulated, took_part, current.work)
+        record |= {"virtual_time": state.virtual_time, "system": system}
     return record
-
-
-def _participation(current: Round) -> dict[str, Any]:
-    """Return the record of the simulated system: how many clients were available, who took part, with how much work."""
-    system, (_, everything) = current.federation.system, current.federation.config.local_work
-    took_part, staleness = sorted(current.accepted), current.staleness
-    return {
-        "available": len(current.available),
-        "took_part": took_part,
-        "partial": {
-            str(client): current.simulated[client].completed
-            for client in took_part
-            if current.simulated[client].completed < current.work.get(client, everything)
-        },
-        "seconds": system.round_seconds(current.number, current.simulated.values()),
-        **({"staleness": {str(client): tau for client, tau in staleness.items()}} if staleness else {}),
-    }
 
 
 def run_post_train(federation: Federation, committed: ServerState) -> tuple[ServerState, dict[str, Any]]:

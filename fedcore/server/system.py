@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedcore.base.config import RunConfig
 from fedcore.client.messages import FailureKind
@@ -28,11 +28,6 @@ class SimulatedOutcome:
     """Virtual seconds until the server has the update, or knows that there will be no update."""
     failure: tuple[FailureKind, str] | None = None
     """Why there is no update, as a kind and a message; None if there is an update."""
-
-    @classmethod
-    def unreached(cls) -> SimulatedOutcome:
-        """Return the outcome of a client that could not be reached when the round began."""
-        return cls(0, 0.0, ("unavailable", UNREACHED))
 
     @property
     def reached(self) -> bool:
@@ -68,6 +63,20 @@ class System(Protocol):
     def round_seconds(self, round: int, simulated: Iterable[SimulatedOutcome]) -> float:
         """Return the virtual seconds of a round with these outcomes."""
 
+    def record(
+        self,
+        round: int,
+        simulated: Mapping[int, SimulatedOutcome],
+        took_part: Sequence[int],
+        work: Mapping[int, int],
+    ) -> dict[str, Any]:
+        """Return what the record of a round says of the system.
+
+        :param simulated: the outcomes of the selected clients.
+        :param took_part: the clients whose updates were accepted, in ascending order.
+        :param work: the local epochs or steps of clients for which ``select_clients`` chose them.
+        """
+
 
 class SystemOptions(Protocol):
     """The options of a system, ``RunConfig.system``."""
@@ -91,6 +100,9 @@ class SystemOptions(Protocol):
         :param samples: returns the number of a client's training samples.
         :param breaks: the local epochs at whose start the cohort pauses for an exchange.
         """
+
+    def totals(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what the summary of a run says of the system, from the records of its rounds."""
 
 
 @dataclass(frozen=True)
@@ -120,3 +132,7 @@ class Everybody:
     def round_seconds(self, round: int, simulated: Iterable[SimulatedOutcome]) -> float:
         """Return 0."""
         return 0.0
+
+    def record(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """Return nothing: there is no simulated system to record."""
+        return {}

@@ -5,12 +5,14 @@ Imports no torch: the options are read with the configuration, and ``fedcore tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedcore import ConfigError, UnknownNameError
+from fedcore.tools import rounds
 
 if TYPE_CHECKING:
     from fedcore import RunConfig, RunSetup, System
@@ -147,3 +149,23 @@ class SimulatedSystem(BaseModel):
         from fedcore_simulation.simulator import Simulator
 
         return Simulator(self, config, samples, breaks)
+
+    def totals(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the sums over a run's rounds: selected clients, used updates, partial updates among these, losses."""
+        selected = accepted = partial = 0
+        kinds: Counter[str] = Counter()
+        clock = 0.0
+        for record in records:
+            if "system" in record:
+                selected += len(record["cohort"])
+                accepted += record["accepted"]
+                partial += len(record["system"]["partial"])
+                kinds.update(rounds.lost(record))
+                clock = record["virtual_time"]
+        return {
+            "selected": selected,
+            "accepted": accepted,
+            "partial": partial,
+            "lost": dict(sorted(kinds.items())),
+            "virtual_time": clock,
+        }

@@ -7,13 +7,15 @@ ends is known before it trains.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcore import RunConfig, SimulatedOutcome, derive_seed, numpy_generator
+from fedcore.server import UNREACHED
 from fedcore_simulation.arrivals import Arrivals
 from fedcore_simulation.options import SimulatedSystem
 
@@ -69,7 +71,7 @@ class Simulator:
         unit, everything = self._config.local_work
         everything = everything if epochs is None else epochs
         if not self.reachable(round, client):
-            return SimulatedOutcome.unreached()
+            return SimulatedOutcome(0, 0.0, ("unavailable", UNREACHED))
         latency = -options.latency * math.log1p(-self._uniform("latency", round, client)) if options.latency else 0.0
         completed, pace = everything, self._unit_seconds(client)
         whole = latency + everything * pace
@@ -112,6 +114,24 @@ class Simulator:
         if self.arrivals is not None:
             return self.arrivals[round].clock - (self.arrivals[round - 1].clock if round else 0.0)
         return max((outcome.seconds for outcome in simulated), default=self.options.deadline or 0.0)
+
+    def record(
+        self,
+        round: int,
+        simulated: Mapping[int, SimulatedOutcome],
+        took_part: Sequence[int],
+        work: Mapping[int, int],
+    ) -> dict[str, Any]:
+        """Return how many clients were available, who took part, and with how much work."""
+        (_, everything), staleness = self._config.local_work, self.arriving(round)
+        completed = {client: simulated[client].completed for client in took_part}
+        return {
+            "available": len(self.available(round)),
+            "took_part": took_part,
+            "partial": {str(client): done for client, done in completed.items() if done < work.get(client, everything)},
+            "seconds": self.round_seconds(round, simulated.values()),
+            **({"staleness": {str(client): tau for client, tau in staleness.items()}} if staleness else {}),
+        }
 
     def _unit_seconds(self, client: int) -> float:
         """Return the seconds of a client's local epoch; with ``--local-steps``, of an optimizer step."""
