@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedcore import SplitModel
 from fedcore.data import Dataset, ResidentSamples
-from fedcore.models import SplitModel
 from fedcore_testing.analytic import PointModel
 
 

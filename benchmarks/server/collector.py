@@ -22,11 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcore import ClientUpdate, Plugin, ServerContext, hookimpl
+from fedcore import ClientUpdate, Plugin, ServerContext, SplitModel, hookimpl
 from fedcore.client.messages import ClientTask
 from fedcore.client.setup import Setup
 from fedcore.client.store import RemoteClientStore
-from fedcore.models import SplitModel
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore.server.collection import Collector
 from fedcore.server.scope import Federation, Round

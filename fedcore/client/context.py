@@ -24,8 +24,8 @@ from fedcore.data.client_data import Picked
 from fedcore.hooks.checks import load_weights
 from fedcore.hooks.contexts import ClientContext, Step, View
 from fedcore.hooks.plugins import match
-from fedcore.models import Outputs, SplitModel
-from fedcore.models.split import copied, evaluating
+from fedcore.models import Outputs
+from fedcore.models.split import SplitModel, copied, evaluating
 
 
 def context_of(session: LocalSession, plugin: str) -> ClientContext:

@@ -20,9 +20,9 @@ from fedcore.base.tensors import clone, copy_into, numbers
 from fedcore.base.types import Tensors
 from fedcore.client.setup import Setup
 from fedcore.data.client_data import ClientData
-from fedcore.models import Outputs, SplitModel
+from fedcore.models import Outputs
 from fedcore.models.placement import forward_chunk
-from fedcore.models.split import evaluating
+from fedcore.models.split import SplitModel, evaluating
 
 MeanLoss = Callable[[Outputs, Tensor], Tensor]
 """Takes a model's outputs and the labels (B,); returns the mean loss, of shape ()."""

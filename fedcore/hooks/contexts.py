@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from fedcore.base.plugin_state import State
     from fedcore.data import PublicSamples
     from fedcore.hooks.plugin import Plugin
-    from fedcore.models import Layout, ModelTask, Outputs, SplitModel
+    from fedcore.models import Layout, Outputs
+    from fedcore.models.split import ModelTask, SplitModel
 
 
 class View:

@@ -68,7 +68,7 @@ from fedcore.hooks.contexts import ClientContext, RunSetup, ServerContext, Step
 
 if TYPE_CHECKING:
     from fedcore.data import ClientData, Partition
-    from fedcore.models import ModelTask, SplitModel
+    from fedcore.models.split import ModelTask, SplitModel
 
 hookspec = pluggy.HookspecMarker("fedcore")
 hookimpl = pluggy.HookimplMarker("fedcore")

@@ -30,7 +30,7 @@ from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.base.tensors import copy_into
 from fedcore.client.store import ClientStore, RemoteClientStore
 from fedcore.data.inputs import Inputs
-from fedcore.models import SplitModel
+from fedcore.models.split import SplitModel
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.saved import RunFiles, SavedConfig
 from fedcore.server.state import ServerState

@@ -18,8 +18,7 @@ from fedcore.base.seeding import derive_seed, random_stream
 from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import MAX_CONFUSION, by_domain, evaluate, repeats, summarise_clients
 from fedcore.client.messages import ClientTask, Outcome
-from fedcore.models import SplitModel
-from fedcore.models.split import copied_for_calls
+from fedcore.models.split import SplitModel, copied_for_calls
 from fedcore.server.cohort import Broadcasts
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState

@@ -23,8 +23,8 @@ from fedcore.data import Samples, TensorSamples
 from fedcore.data.inputs import Inputs
 from fedcore.data.loading import labels_of
 from fedcore.data.samples import as_array
-from fedcore.models import SplitModel, forward_chunk
-from fedcore.models.split import evaluating
+from fedcore.models import forward_chunk
+from fedcore.models.split import SplitModel, evaluating
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.rounds import evaluated, history_rows
 

@@ -19,7 +19,7 @@ from fedcore.client.messages import ClientTask, Outcome
 from fedcore.data import PublicSamples
 from fedcore.hooks.checks import load_weights, whole_numbers
 from fedcore.hooks.contexts import ServerContext, View
-from fedcore.models import SplitModel
+from fedcore.models.split import SplitModel
 from fedcore.server.aggregation import RunningMean
 from fedcore.server.scope import Phase, ServerScope
 from fedcore.server.validation import check_partial

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 import fedcore
-from fedcore import ConfigError, RunConfig
+from fedcore import ConfigError, RunConfig, SplitModel
 from fedcore.data import load_dataset
-from fedcore.models import SplitModel
 from fedcore.models.mlp import mlp
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import code_in

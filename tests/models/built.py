@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcore.models import ModelTask, Outputs, SplitModel, build_model
+from fedcore import ModelTask, SplitModel
+from fedcore.models import Outputs, build_model
 from fedcore_testing import same_tensors
 
 FEATURE_DIMS = {"simple-cnn": 84, "fdcl-cnn": 512, "fedcme-cnn": 128, "fedlab-cnn": 512, "mlp": 64}

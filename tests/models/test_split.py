@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedcore import SplitModel
 from fedcore.base import registry
 from fedcore.base.errors import PluginContractError, UnknownNameError
-from fedcore.models import SplitModel, has_batch_norm, smallest_batch
+from fedcore.models import has_batch_norm, smallest_batch
 from tests.models.built import FEATURE_DIMS, build, check_outputs, equal_states
 from tests.sentences import raises
 

@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import ConfigError, Plugin, PluginContractError, RunConfig, hookimpl
-from fedcore.models import SplitModel
+from fedcore import ConfigError, Plugin, PluginContractError, RunConfig, SplitModel, hookimpl
 from fedcore.runs.api import resume, started
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.training import Interrupted

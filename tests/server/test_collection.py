@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore import Plugin, hookimpl
-from fedcore.models import SplitModel
+from fedcore import Plugin, SplitModel, hookimpl
 from fedcore_testing import federate
 from fedcore_testing.problems import few_digits
 
