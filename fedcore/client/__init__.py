@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedcore.client.objective import require_gradient as require_gradient
     from fedcore.client.objective import total_loss as total_loss
     from fedcore.client.optimizer import Optimizer as Optimizer
+    from fedcore.client.runner import Begin as Begin
     from fedcore.client.runner import OneByOne as OneByOne
     from fedcore.client.runner import Runner as Runner
     from fedcore.client.runner import Training as Training

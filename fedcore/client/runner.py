@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
 from fedcore.base import registry
@@ -10,12 +10,16 @@ from fedcore.base.config import RunConfig
 from fedcore.base.seeding import random_stream
 from fedcore.client.context import Batch
 from fedcore.client.loop import take_step
-from fedcore.client.messages import Outcome
-from fedcore.client.working_model import Memory
+from fedcore.client.messages import ClientTask, Outcome
+from fedcore.client.setup import Setup
+from fedcore.client.working_model import WorkingModel
 from fedcore.data import Dataset
 
 Training: TypeAlias = Generator[Batch, None, Outcome]
 """A client's training. It yields each batch, whose step is to be taken before the training goes on."""
+
+Begin: TypeAlias = Callable[[ClientTask, WorkingModel], Training]
+"""Begins the work on a task with a working model. A training that goes on after a pause keeps the model that it had."""
 
 TakeStep = Callable[[Batch], None]
 
@@ -31,14 +35,14 @@ class Runner(Protocol):
     together: int
     """The number of trainings that an engine hands over at a time."""
 
-    def memory(self) -> Memory:
-        """Return the memory of a further working model, which its clients use in turn."""
+    def working(self, setup: Setup) -> WorkingModel:
+        """Return the working model of a runtime. It is asked for once, before any training."""
 
-    def run(self, trainings: Iterable[Training]) -> list[Outcome]:
-        """Take all steps of all trainings; return their outcomes in the same order.
+    def run(self, tasks: Sequence[ClientTask], begin: Begin) -> list[Outcome]:
+        """Work on tasks of one runtime, which came together; return their outcomes in the same order.
 
-        An exception of a step is thrown into its training, which makes a failure of it. A training is asked for when
-        its first step can be taken: those that are under way have a model each.
+        An exception of a step is thrown into its training, which makes a failure of it. Trainings that are under way at
+        the same time need a working model each.
 
         :raises FedcoreError: a contract or the run directory is broken.
         """
@@ -48,11 +52,15 @@ class OneByOne:
     """Takes the steps of one training after the other."""
 
     together = 1
-    memory = Memory
 
-    def run(self, trainings: Iterable[Training]) -> list[Outcome]:
+    def working(self, setup: Setup) -> WorkingModel:
+        """Return the only working model."""
+        self._working = WorkingModel(setup)
+        return self._working
+
+    def run(self, tasks: Sequence[ClientTask], begin: Begin) -> list[Outcome]:
         """Take all steps; see :class:`Runner`."""
-        return [drain(training, take_step) for training in trainings]
+        return [drain(begin(task, self._working), take_step) for task in tasks]
 
 
 def drain(training: Generator[Batch, None, T], take: TakeStep) -> T:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +44,6 @@ from fedcore.client.working_model import WorkingModel
 from fedcore.data.assign import validation_split
 from fedcore.data.client_data import ClientData
 from fedcore.hooks.plugin import Plugin
-from fedcore.models.split import copied
 
 CORE = "fedcore"
 """The core's namespace in a client's state, next to the plugins' namespaces: the models that are kept for the client.
@@ -73,13 +73,9 @@ class ClientRuntime:
             torch.backends.cuda.matmul.allow_tf32 = self.config.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
         self.runner = runner_of(self.config, self.dataset)
-        self._initial = copied(self.setup.model) if self.runner.together > 1 else None
-        """The initial model, for further working models."""
-        self.working = WorkingModel(self.setup, self.runner.memory())
+        self.working = self.runner.working(self.setup)
         self.store = ClientStore(site.state_dir)
         self._sessions: dict[str, LocalSession] = {}
-        self._further: list[ClientRuntime] = []
-        """A runtime for each further client that trains at the same time."""
         site = replace(site, dataset=self.dataset)
         self.others = {
             name: ClientRuntime(replace(site, config=with_model(self.config, name)))
@@ -101,49 +97,21 @@ class ClientRuntime:
 
         :raises FedcoreError: a contract or the run directory is broken, so that every other client would fail, too.
         """
-        # Neighbours should have like steps. Clients with and without a previous model do not.
-        order = sorted(range(len(tasks)), key=lambda number: tasks[number].version is None)
-        outcomes = self.runner.run(self._trainings([tasks[number] for number in order], shared))
-        by_number = dict(zip(order, outcomes, strict=True))
-        return [by_number[number] for number in range(len(tasks))]
+        outcomes: dict[str, Outcome] = {}
+        for runtime in dict.fromkeys(self.of(task.client) for task in tasks):
+            own = [task for task in tasks if self.of(task.client) is runtime]
+            begin = partial(runtime.training, shared)
+            outcomes |= zip((task.id for task in own), runtime.runner.run(own, begin), strict=True)
+        return [outcomes[task.id] for task in tasks]
 
-    def _trainings(self, tasks: Iterable[ClientTask], shared: SharedPayload | None) -> Iterator[Training]:
-        """Yield the trainings of tasks, each with a working model that no unfinished one has."""
-        busy: set[int] = set()
-
-        def training(slot: int, task: ClientTask) -> Training:
-            try:
-                return (yield from self._at(slot).of(task.client).training(task, shared))
-            finally:
-                busy.discard(slot)
-
-        for task in tasks:
-            slot = self._slot_of(task, busy)
-            busy.add(slot)
-            yield training(slot, task)
-
-    def _slot_of(self, task: ClientTask, busy: Collection[int]) -> int:
-        """Return where a task's training has its model: where it paused, else the first place that is free."""
-        session = self._sessions.get(task.session or "")
-        for slot in range(len(self._further) + 1):
-            if session is not None and self._at(slot).working is session.working:
-                return slot
-        free = next(slot for slot in range(len(self._further) + 2) if slot not in busy)
-        if free > len(self._further):
-            self._further.append(self._beside())
-        return free
-
-    def _at(self, slot: int) -> ClientRuntime:
-        return self._further[slot - 1] if slot else self
-
-    def training(self, task: ClientTask, shared: SharedPayload | None) -> Training:
-        """Work on one task, in the form of a training. Only trainings have steps."""
+    def training(self, shared: SharedPayload | None, task: ClientTask, working: WorkingModel) -> Training:
+        """Work on one task of this runtime, in the form of a training. Only trainings have steps."""
         try:
             if task.kind == "ask":
                 return self._ask(task, shared)
             if task.kind == "evaluate":
                 return self._evaluate(task, shared)
-            session = self._begun(task, shared) if task.kind == "fit_begin" else self._paused(task)
+            session = self._begun(task, shared, working) if task.kind == "fit_begin" else self._paused(task)
             session.start_clock()
             start = int(task.meta["epoch"]) if session.is_paused else 0
             try:
@@ -189,14 +157,6 @@ class ClientRuntime:
         message = str(error) if isinstance(error, PluginCallError) else f"{type(error).__name__}: {error}"
         return ClientFailure("raised", message)
 
-    def _beside(self) -> ClientRuntime:
-        """Return a runtime for another client at the same time: with a working model of its own, it shares the rest."""
-        assert self._initial is not None
-        other = copy.copy(self)
-        other._further = []
-        other.working = WorkingModel(replace(self.setup, model=copied(self._initial)), self.runner.memory())
-        return other
-
     def own_model(self, task: ClientTask, shared: SharedPayload | None) -> nn.Module:
         """Return a copy of the client's own model, as an evaluation by this task would use it; it is on the device."""
         with closing(self._session(task, shared, read_only="personal_model")) as session:
@@ -209,10 +169,10 @@ class ClientRuntime:
         for other in self.others.values():
             other.close()
 
-    def _begun(self, task: ClientTask, shared: SharedPayload | None) -> LocalSession:
+    def _begun(self, task: ClientTask, shared: SharedPayload | None, working: WorkingModel) -> LocalSession:
         for key in [key for key, session in self._sessions.items() if session.round < task.round]:
             self._sessions.pop(key).close()  # it paused in an earlier round, and the server gave it up
-        return self._session(task, shared)
+        return self._session(task, shared, working=working)
 
     def _paused(self, task: ClientTask) -> LocalSession:
         session = self._sessions.get(task.session or "")
@@ -225,12 +185,14 @@ class ClientRuntime:
         task: ClientTask,
         shared: SharedPayload | None,
         *,
+        working: WorkingModel | None = None,
         read_only: str = "",
         saved: dict[str, dict[str, Any]] | None = None,
         config: RunConfig | None = None,
     ) -> LocalSession:
         """Return the session of a task; the working model holds its first weights.
 
+        :param working: the working model of a training.
         :param read_only: the hook in which the plugins' states are read-only; empty for none.
         :param saved: the client's state instead of the stored one.
         :param config: the options of the training instead of the run's.
@@ -245,7 +207,7 @@ class ClientRuntime:
                 client=task.client,
                 hint="draw from task.random and read the same files, so that the weights are the same everywhere",
             )
-        config, working, device = config or self.config, self.working, self.working.device
+        config, working, device = config or self.config, working or self.working, self.working.device
         data = ClientData.training(self.dataset, self.partition.train[task.client], device, augmented=config.augment)
         saved = self.store.read(task.client, task.version) if saved is None else {**saved}
         kept = unflatten(saved.pop(CORE, {}))
@@ -273,11 +235,11 @@ class ClientRuntime:
         return session
 
     def _finish(self, session: LocalSession) -> ClientUpdate:
-        losses, payload, kept = self._end_local(session, self.working.personal)
+        losses, payload, kept = self._end_local(session, session.working.personal)
         layout, plugins = self.setup.layout, self.setup.plugins
         update = ClientUpdate(
             client=session.client,
-            model=self.setup.uploads.join(self.working.state),
+            model=self.setup.uploads.join(session.working.state),
             samples=len(session.data),
             steps=session.steps,
             lr=session.lr,
@@ -314,7 +276,7 @@ class ClientRuntime:
             if not value - value == 0:  # nan or inf
                 raise Failed("diverged", f"loss {name!r} became {value}")
         plugins = self.setup.plugins
-        previous = self.working.snapshot() if plugins.reads("previous") else {}
+        previous = session.working.snapshot() if plugins.reads("previous") else {}
         payload: dict[str, Tensors] = {}
         if plugins.implements("end_local"):  # a context takes its time
             for _, sent in plugins.each("end_local", client=context_of(session, "")):
@@ -368,7 +330,7 @@ class ClientRuntime:
             begin_local(session)
             session.prepare_training()
             drain(epochs_of(session, range(session.work.epochs)), take_step)
-            own = self.working.personal if self.setup.has_own_models else self.working.snapshot
+            own = session.working.personal if self.setup.has_own_models else session.working.snapshot
             _, _, kept = self._end_local(session, own)
             return {**session.states.snapshot(), **kept}
 

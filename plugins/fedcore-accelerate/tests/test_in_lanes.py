@@ -97,6 +97,13 @@ def test_a_window_and_more_lanes_than_clients(both):
     assert_same(lanes, plain)
 
 
+def test_clients_of_one_model_train_side_by_side_next_to_clients_of_another(both):
+    models = {"client_models": ["mlp", "simple-cnn"], "model": "auto", "projection": True}
+    lanes, plain, recorder = both("solo", partition="iid", participation=1.0, lanes=4, **models)
+    assert_same(lanes, plain)
+    assert recorder.branched
+
+
 def test_lanes_are_for_steps_that_are_captured(tmp_path, monkeypatch):
     dataset, alone = load_dataset("digits"), small_config(tmp_path, clients=3)
     config = small_config(tmp_path, lanes=4, clients=3)

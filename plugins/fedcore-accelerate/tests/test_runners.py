@@ -55,7 +55,8 @@ def test_a_runner_that_errs_is_found() -> None:
     class Skips(OneByOne):
         """Leaves the last batch of each epoch out."""
 
-        def run(self, trainings):
+        def run(self, tasks, begin):
+            trainings = [begin(task, self._working) for task in tasks]
             return [drain(training, lambda batch: None if batch.last else take_step(batch)) for training in trainings]
 
     with pytest.raises(AssertionError, match="the global model differs"):

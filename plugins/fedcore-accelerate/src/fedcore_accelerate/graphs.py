@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fedcore import RunConfig
-from fedcore.client import Batch, LocalSession, Memory, Training, WorkingModel, drain
+from fedcore.client import Batch, Begin, LocalSession, Memory, Setup, Training, WorkingModel, drain
 from fedcore.data import Dataset
-from fedcore.engines import Outcome
+from fedcore.engines import ClientTask, Outcome
 from fedcore_accelerate.captured_steps import StepGraphs
 from fedcore_accelerate.options import options_of
 from fedcore_accelerate.recorder import CudaRecorder
@@ -70,14 +70,15 @@ class Graphs:
         """Records steps. The main process of a run with workers never uses the device."""
         return CudaRecorder(self._device)
 
-    def memory(self) -> Memory:
-        """Return the memory of a further working model."""
-        return FixedMemory()
+    def working(self, setup: Setup) -> WorkingModel:
+        """Return the only working model."""
+        self._working = WorkingModel(setup, FixedMemory())
+        return self._working
 
-    def run(self, trainings: Iterable[Training]) -> list[Outcome]:
+    def run(self, tasks: Sequence[ClientTask], begin: Begin) -> list[Outcome]:
         """Take all steps; see :class:`fedcore.client.runner.Runner`."""
         with self.recorder.running():
-            return [self._drain(training) for training in trainings]
+            return [self._drain(begin(task, self._working)) for task in tasks]
 
     def of(self, session: LocalSession) -> StepGraphs:
         """Return the captured steps for a client."""

@@ -12,17 +12,18 @@ one graph. Steps that read their client, or that cannot be captured, are taken o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
 from fedcore import PluginCallError
-from fedcore.client import LocalSession, Training, take_step
-from fedcore.engines import Outcome
+from fedcore.client import Begin, LocalSession, Setup, WorkingModel, take_step
+from fedcore.engines import ClientTask, Outcome
 from fedcore_accelerate.captured_steps import REFUSED, SEEN, Captured, CaptureWarning, Key, StepGraphs
-from fedcore_accelerate.graphs import Graphs
+from fedcore_accelerate.graphs import FixedMemory, Graphs
+from fedcore_accelerate.places import Places
 from fedcore_accelerate.recorder import LaunchBranches
 from fedcore_accelerate.steps import PlannedStep, Steps, with_share_of_time
 
@@ -44,16 +45,21 @@ class Lanes(Graphs):
         self.lanes, self.together = lanes, TRAININGS_PER_LANE * lanes
         self._branches = Branches([])
 
-    def run(self, trainings: Iterable[Training]) -> list[Outcome]:
+    def working(self, setup: Setup) -> WorkingModel:
+        """Return the working model of the first lane."""
+        self._places = Places(setup, FixedMemory)
+        return self._places.models[0]
+
+    def run(self, tasks: Sequence[ClientTask], begin: Begin) -> list[Outcome]:
         """Take all steps; see :class:`fedcore.client.runner.Runner`."""
-        waiting = enumerate(trainings)
+        waiting = self._places.trainings(tasks, begin)
         outcomes: dict[int, Outcome] = {}
         active: list[Steps] = []
         began = 0
         with self.recorder.running():
             while True:
                 while len(active) < self.lanes and (following := next(waiting, None)) is not None:
-                    steps = Steps(following[1], following[0])
+                    steps = Steps(*following)
                     if steps.advance():
                         self._begin(steps.session)
                         active.append(steps)

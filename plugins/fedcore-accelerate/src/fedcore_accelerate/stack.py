@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
-from fedcore.client import Memory, Training, WorkingModel, take_step
-from fedcore.engines import Outcome
+from fedcore.client import Begin, Memory, Setup, WorkingModel, take_step
+from fedcore.engines import ClientTask, Outcome
+from fedcore_accelerate.places import Places
 from fedcore_accelerate.stacks import Group, Stack
 from fedcore_accelerate.steps import Steps, with_share_of_time
 
@@ -60,16 +61,17 @@ class Stacks:
         self._stack = Stack([])
         self._warned = False
 
-    def memory(self) -> Memory:
-        """Return the memory of a further working model."""
-        return Memory()
+    def working(self, setup: Setup) -> WorkingModel:
+        """Return the working model of the first place in the stack."""
+        self._places = Places(setup, Memory)
+        return self._places.models[0]
 
-    def run(self, trainings: Iterable[Training]) -> list[Outcome]:
+    def run(self, tasks: Sequence[ClientTask], begin: Begin) -> list[Outcome]:
         """Take all steps; see :class:`fedcore.client.runner.Runner`."""
         outcomes: dict[int, Outcome] = {}
         members: list[_Member] = []
-        for asked, training in enumerate(trainings):
-            member = _Member(training, asked)
+        for asked, training in self._places.trainings(tasks, begin):
+            member = _Member(asked, training)
             if member.advance():
                 member.slot = len(members)
                 members.append(member)

@@ -26,9 +26,9 @@ class Steps:
     outcome: Outcome
     """The outcome of the training, once it has ended."""
 
-    def __init__(self, training: Training, asked: int) -> None:
-        self._training, self.asked = training, asked
-        """The training's number among those that came together."""
+    def __init__(self, asked: int, training: Training) -> None:
+        self.asked, self._training = asked, training
+        """The number of the task among those that came together, and its training."""
 
     @property
     def session(self) -> LocalSession:
