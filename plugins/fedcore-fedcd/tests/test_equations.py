@@ -145,7 +145,7 @@ def mean(losses, importance=None):
 def hpc_loss(z, labels, fine, prototypes, *, alpha=0.1, temperature=1.0, importance=None, known=None):
     known = MASKS["all"][:, : prototypes.shape[1]][: len(prototypes)] if known is None else known
     weights = hierarchical_weights(known, alpha)
-    return mean(hierarchical_contrast(z, labels, fine, prototypes, known, weights, temperature=temperature), importance)
+    return mean(hierarchical_contrast(z, labels, fine, prototypes, known, weights, temperature), importance)
 
 
 def gid_loss(teacher, student, labels, *, xi, importance=None):

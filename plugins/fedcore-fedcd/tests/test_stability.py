@@ -32,7 +32,7 @@ ALL = torch.ones(C, M, dtype=torch.bool)
 
 def hpc_loss(z, prototypes):
     weights = hierarchical_weights(ALL, 0.1)
-    return hierarchical_contrast(z, LABELS, FINE, prototypes, ALL, weights, temperature=TAU).mean()
+    return hierarchical_contrast(z, LABELS, FINE, prototypes, ALL, weights, TAU).mean()
 
 
 # --- L_hpc: a prototype's gradient is orthogonal to it and at most 1 / (tau |P|) ----------------------------------
@@ -76,7 +76,7 @@ def test_the_largest_move_is_nearly_reached():
     known, tau = torch.ones(2, 1, dtype=torch.bool), 0.1
     z, label, fine = torch.tensor([[0.0, 1.0]], dtype=torch.float64), torch.tensor([0]), torch.tensor([0])
     weights = hierarchical_weights(known, 0.1)
-    loss = hierarchical_contrast(z, label, fine, prototypes, known, weights, temperature=tau).sum()
+    loss = hierarchical_contrast(z, label, fine, prototypes, known, weights, tau).sum()
     (gradient,) = torch.autograd.grad(3.0 * loss, prototypes)
     moved = 0.05 * gradient[0, 0].norm()
     most = largest_move(prototypes.detach()[0], weight=3.0, temperature=tau, lr=0.05, momentum=0.0, steps=1)

@@ -152,16 +152,9 @@ def hierarchical_weights(known: Tensor, alpha: float) -> Tensor:
 
 
 def hierarchical_contrast(
-    features: Tensor,
-    labels: Tensor,
-    fine: Tensor,
-    prototypes: Tensor,
-    known: Tensor,
-    weights: Tensor,
-    *,
-    temperature: float = 1.0,
+    features: Tensor, labels: Tensor, fine: Tensor, prototypes: Tensor, known: Tensor, weights: Tensor, tau: float
 ) -> Tensor:
-    """Return -log omega of each sample, with psi = exp(cos / temperature) (Eqs. 3, 4).
+    """Return -log omega of each sample, with psi = exp(cos / tau) (Eqs. 3, 4).
 
     omega = pos / (pos + alpha * same class, other m + (1 - alpha) * other classes). The mean over D^k+ is
     L_hpc (Eq. 5).
@@ -171,7 +164,7 @@ def hierarchical_contrast(
     :returns: (N,); 0 for a sample whose own prototype is not known.
     """
     prototypes = prototypes.masked_fill(~known.unsqueeze(2), 0.0)  # masking the loss alone would leave 0 * NaN
-    logits = cosine_similarity_matrix(features, prototypes.flatten(0, 1)) / temperature  # (N, CM), log psi
+    logits = cosine_similarity_matrix(features, prototypes.flatten(0, 1)) / tau  # (N, CM), log psi
     own = labels * known.shape[1] + fine  # (N,)
     # The own prototype's log weight is 0, so the cross-entropy of the weighted logits is -log omega.
     losses = F.cross_entropy(logits + weights.to(logits.dtype)[own], own, reduction="none")  # (N,)

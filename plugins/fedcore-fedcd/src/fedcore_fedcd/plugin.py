@@ -149,7 +149,7 @@ class FedCD(Plugin[FedCDOptions]):
         fine = eq.assign_fine_classes(step.features, step.y, start, known)
         z, fine = batch.join(step.features, batch.points.features), batch.join(fine, batch.points.fine)
         prototypes, tau = step.added["prototypes"], self.options.temperature
-        each = eq.hierarchical_contrast(z, batch.labels, fine, prototypes, known, weights, temperature=tau)
+        each = eq.hierarchical_contrast(z, batch.labels, fine, prototypes, known, weights, tau)
         return batch.mean(each)
 
     def _distillation(self, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
