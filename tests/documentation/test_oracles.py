@@ -18,4 +18,4 @@ def test_every_method_of_the_tables_exists():
     assert {call for some in tool["OF_CALL"].values() for call in some} <= calls
     count, _, methods = tool["covered"]().partition(" of ")
     assert int(count) >= len({*tool["OF_CALL"], *tool["BY_PAPER"]})
-    assert int(methods.split()[0]) > int(count)
+    assert int(methods.split()[0]) >= int(count)

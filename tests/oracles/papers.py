@@ -8,8 +8,8 @@ linear classifier.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,10 @@ class Federation:
     def rounds(self) -> int:
         """T."""
         return len(self.cohorts)
+
+    def sizes(self, cohort: Sequence[int]) -> list[int]:
+        """Return how many samples each of these clients has."""
+        return [len(self.clients[number].y) for number in cohort]
 
 
 def features(w: Mapping[str, Array], x: Array) -> Array:
@@ -234,7 +238,7 @@ def fdcl(federation: Federation, *, mu: float, temperature: float, outputs: str 
                 own = stepped(loss, own, federation.lr)
             before[number] = own
             trained.append(own)
-        w = mean_of(trained, [len(federation.clients[number].y) for number in cohort])
+        w = mean_of(trained, federation.sizes(cohort))
     return w
 
 
@@ -309,31 +313,44 @@ def fedcme(federation: Federation, *, mu: float) -> Weights:
             if held:
                 renewed[label] = np.mean(held, axis=0)
         aim = renewed
-        w = mean_of([models[number] for number in cohort], [len(federation.clients[number].y) for number in cohort])
+        w = mean_of([models[number] for number in cohort], federation.sizes(cohort))
     return w
 
 
-# --- FedCD, with one fine class per class ---------------------------------------------------------------------
+# --- FedCD ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Known:
-    """The global prototypes and their counts."""
+    """Prototypes (C, M, d) and their counts (C, M); those of count 0 are not known."""
 
     prototypes: Array
-    counts: Array = field(default_factory=lambda: np.zeros(0))
+    counts: Array
+
+    def rows(self) -> tuple[Array, Array, Array]:
+        """Return the known prototypes (n, d), and each one's class and fine class."""
+        c, m = np.nonzero(self.counts)
+        return self.prototypes[c, m], c, m
 
 
 def fedcd(
-    federation: Federation, *, gamma: float, lam: float, xi: float, alpha: float, temperature: float = 1.0
+    federation: Federation,
+    *,
+    gamma: float,
+    lam: float,
+    xi: float,
+    alpha: float,
+    temperature: float = 1.0,
+    fine: int = 1,
 ) -> Weights:
-    """FedCD, Eqs. 1 to 15, with M = 1, where Eq. 2 has no choice and k-means is the class mean.
+    """FedCD, Eqs. 1 to 15, with M = ``fine``.
 
     The rebalanced set is read as the card says by default: the mean over a batch's samples, plus the mean of the global
-    prototypes by their counts. In round 0 there are none.
+    prototypes by their counts. In round 0 there are none; after it they are the centres of k-means.
     """
     classes, w = federation.classes, dict(federation.start)
     whole: _Known | None = None
+    merge = np.repeat(np.eye(classes), fine, axis=0)  # W of Eq. 6
     for t, cohort in enumerate(federation.cohorts):
         mu, trained, sent = 1 - t / federation.rounds, [], []
         for number in cohort:
@@ -343,44 +360,92 @@ def fedcd(
                 z = features(at, client.x)
                 present = np.unique(client.y)
                 middles = np.stack([z[client.y == label].mean(axis=0) for label in present])
-                bpr = cross_entropies(logits(w, middles), present).mean()
-                parts = [(z, client.y, np.ones(len(z)))]
+                bpr = cross_entropies(logits(w, middles) @ merge, present).mean()
+                parts = [(z, client.y, fine_classes(z, client.y, whole), np.ones(len(z)))]
                 if whole is not None:
-                    held = np.flatnonzero(whole.counts > 0)
-                    parts.append((whole.prototypes[held], held, whole.counts[held]))
+                    rows, c, m = whole.rows()
+                    parts.append((rows, c, m, whole.counts[c, m]))
                 dcl = hpc = gid = 0.0
-                for rows, y, importance in parts:
+                for rows, y, own, importance in parts:
                     share = importance / importance.sum()
-                    student, teacher = logits(at, rows), logits(w, rows.real)
+                    student, teacher = logits(at, rows) @ merge, logits(w, rows.real) @ merge
                     dcl = dcl + (share * cross_entropies(student, y)).sum()
                     gid = gid + (share * decoupled(teacher, student, y, xi)).sum()
                     if whole is not None:
-                        psi = np.exp(cosines(rows, at["prototypes"]) / temperature)
-                        own = psi[np.arange(len(y)), y]
-                        rest = psi[:, whole.counts > 0].sum(axis=1) - own
-                        hpc = hpc - (share * np.log(own / (own + (1 - alpha) * rest))).sum()
+                        near = similarities(rows, _Known(at["prototypes"], whole.counts))
+                        psi = np.exp(near / temperature) * (whole.counts > 0)
+                        every = np.arange(len(y))
+                        positive, of_class = psi[every, y, own], psi[every, y].sum(axis=1)
+                        negative = psi.sum(axis=(1, 2)) - of_class
+                        below = positive + alpha * (of_class - positive) + (1 - alpha) * negative
+                        has = whole.counts[y, own] > 0  # other samples add nothing, and stay in the divisor
+                        hpc = hpc - (share * np.where(has, np.log(np.where(has, positive / below, 1.0)), 0.0)).sum()
                 return mu * dcl + (1 - mu) * hpc + gamma * bpr + lam * gid
 
             own = {**w, **({} if whole is None else {"prototypes": whole.prototypes.copy()})}
             for _ in range(federation.epochs):
                 own = stepped(loss, own, federation.lr)
-            means, counts = class_means(features(own, client.x), client.y, classes)
-            sent.append((own.pop("prototypes") if whole is not None else means, counts))
+            z = features(own, client.x)
+            centres = first_prototypes(z, client.y, classes, fine)
+            if whole is not None:
+                counts = np.zeros((classes, fine), dtype=int)
+                np.add.at(counts, (client.y, fine_classes(z, client.y, whole)), 1)
+                known = whole.counts.any(axis=1)  # a class that no cohort had starts from k-means, in any round
+                rows = np.where(known[:, None, None], own.pop("prototypes"), centres.prototypes)
+                centres = _Known(rows, np.where(known[:, None], counts, centres.counts))
+            sent.append(centres)
             trained.append(own)
-        totals = np.sum([counts for _, counts in sent], axis=0)
-        pooled = np.sum([counts[:, None] * rows for rows, counts in sent], axis=0) / np.maximum(totals, 1)[:, None]
+        totals = np.sum([one.counts for one in sent], axis=0)
+        pooled = np.sum([one.counts[..., None] * one.prototypes for one in sent], axis=0)
+        pooled = pooled / np.maximum(totals, 1)[..., None]
         if whole is not None:
-            pooled = np.where(totals[:, None] > 0, pooled, whole.prototypes)
+            pooled = np.where(totals[..., None] > 0, pooled, whole.prototypes)
             totals = np.where(totals > 0, totals, whole.counts)
         whole = _Known(pooled, totals)
-        w = mean_of(trained, [len(federation.clients[number].y) for number in cohort], HIDDEN)
-        sure = np.stack([np.exp(log_softmax(logits(model, pooled))).diagonal() for model in trained])  # (K, C), Eq. 13
-        shares = np.exp(sure) / np.exp(sure).sum(axis=0)  # Eq. 14
-        for name in CLASSIFIER:
-            w[name] = np.stack(
-                [sum(shares[k, j] * model[name][j] for k, model in enumerate(trained)) for j in range(classes)]
-            )
+        sizes = federation.sizes(cohort)
+        w = mean_of(trained, sizes)
+        rows, c, m = whole.rows()
+        for row, j in zip(rows, c * fine + m, strict=True):
+            sure = [np.exp(log_softmax(logits(model, row[None])))[0, j] for model in trained]  # Eq. 13
+            shares = np.exp(sure) / np.exp(sure).sum()  # Eq. 14
+            for name in CLASSIFIER:
+                w[name][j] = sum(share * model[name][j] for share, model in zip(shares, trained, strict=True))
     return w
+
+
+def fine_classes(z: Array, y: Array, whole: _Known | None) -> Array:
+    """Return each sample's fine class, Eq. 2: the most similar known prototype of its class; 0 where none is."""
+    if whole is None:
+        return np.zeros(len(y), dtype=int)
+    similar = similarities(z.real, whole)
+    return np.where(whole.counts > 0, similar, -2.0)[np.arange(len(y)), y].argmax(axis=1)
+
+
+def similarities(z: Array, whole: _Known) -> Array:
+    """Return the cosine of each row with each prototype (n, C, M), those of count 0 with no meaning."""
+    known = np.where(whole.counts[..., None] > 0, whole.prototypes, 1.0)
+    return cosines(z, known.reshape(-1, z.shape[1])).reshape(-1, *whole.counts.shape)
+
+
+def first_prototypes(z: Array, y: Array, classes: int, fine: int) -> _Known:
+    """Return the centres of k-means with k = 1 or 2, of each class: of all ways to split it, the least squares.
+
+    The centres come in the order of their first samples.
+    """
+    known = _Known(np.zeros((classes, fine, z.shape[1])), np.zeros((classes, fine), dtype=int))
+    for label in np.unique(y):
+        rows = z[y == label]
+        ways = [np.zeros(len(rows), dtype=int)]
+        if fine == 2 and len(rows) > 1:  # the first sample is of the first centre; the last way is none
+            ways = [(way >> np.arange(len(rows))) & 1 for way in range(2, 2 ** len(rows), 2)]
+
+        def squares(way: Array, rows: Array = rows) -> float:
+            return float(sum(((rows[way == m] - rows[way == m].mean(axis=0)) ** 2).sum() for m in np.unique(way)))
+
+        way = min(ways, key=squares)
+        for m in np.unique(way):
+            known.prototypes[label, m], known.counts[label, m] = rows[way == m].mean(axis=0), (way == m).sum()
+    return known
 
 
 def decoupled(teacher: Array, student: Array, y: Array, xi: float) -> Array:
@@ -406,6 +471,25 @@ def trained_by_task(federation: Federation, start: Weights, client: Client) -> W
             lambda at: cross_entropies(logits(at, features(at, client.x)), client.y).mean(), own, federation.lr
         )
     return own
+
+
+def class_weighted(federation: Federation) -> Weights:
+    """FedAvg on the cross-entropy in which class c counts n / (K n_c), by all clients' samples."""
+    counts = np.sum([client.counts(federation.classes) for client in federation.clients], axis=0)
+    weights, w = counts.sum() / (federation.classes * counts), dict(federation.start)
+    for cohort in federation.cohorts:
+        trained = []
+        for number in cohort:
+
+            def loss(at: Weights, client: Client = federation.clients[number]) -> Any:
+                return (weights[client.y] * cross_entropies(logits(at, features(at, client.x)), client.y)).mean()
+
+            own = dict(w)
+            for _ in range(federation.epochs):
+                own = stepped(loss, own, federation.lr)
+            trained.append(own)
+        w = mean_of(trained, federation.sizes(cohort))
+    return w
 
 
 def fltrust(federation: Federation, root: Client) -> Weights:
@@ -447,36 +531,119 @@ def ifca(federation: Federation, models: Sequence[Weights]) -> tuple[list[Weight
     return models, chosen
 
 
-# --- FedGen's equations ---------------------------------------------------------------------------------------
+# --- FedGen ---------------------------------------------------------------------------------------------------
+
+GENERATOR = ("hidden.weight", "hidden.bias", "norm.weight", "norm.bias", "out.weight", "out.bias")
 
 
-def generated_features(generator: Mapping[str, Array], noise: Array, y: Array, classes: int) -> Array:
-    """Return G(eps, y) in training: linear, batch normalisation, ReLU, linear, of noise and the label's indicator."""
+def fedgen(
+    federation: Federation,
+    generator: Weights,
+    *,
+    alpha: float,
+    beta: float,
+    eta: float,
+    decay: float,
+    lr: float,
+    weight_decay: float,
+    of_server: Callable[[int, Array], Iterable[tuple[Array, Array]]],
+    of_client: Callable[[int, int, Array], Iterable[tuple[Array, Array, Array]]],
+) -> tuple[Weights, Weights]:
+    """FedGen with the authors' latent loss: the global weights and the generator at the end.
+
+    :param generator: its weights at the start; its running statistics begin at 0 and 1.
+    :param of_server: the labels and the noise of each of the generator's steps in a round, given the known classes.
+    :param of_client: for a round and a client, given the known classes, of each of its steps: labels and noise of
+        generated features, and the noise of the features that its own samples are compared with.
+    """
+    classes, w = federation.classes, dict(federation.start)
+    made = {**generator, "norm.mean": np.zeros_like(generator["norm.bias"])}
+    made["norm.variance"] = np.ones_like(generator["norm.bias"])
+    known = np.zeros(classes, dtype=bool)
+    first = {name: np.zeros_like(generator[name]) for name in GENERATOR}
+    second = {name: np.zeros_like(generator[name]) for name in GENERATOR}
+    steps = 0
+    for t, cohort in enumerate(federation.cohorts):
+        trained, factor = [], decay**t
+        for number in cohort:
+            client, own = federation.clients[number], dict(w)
+            drawn = list(of_client(t, number, np.flatnonzero(known))) if t else [None] * federation.epochs
+            for step in range(federation.epochs):
+
+                def loss(
+                    at: Weights,
+                    client: Client = client,
+                    draw: Any = drawn[step],
+                    factor: float = factor,
+                    k: Array = known,
+                ) -> Any:
+                    s = logits(at, features(at, client.x))
+                    ce = cross_entropies(s, client.y).mean()
+                    if draw is None:
+                        return ce
+                    y, noise, other = draw
+                    fresh = logits(at, generated_features(made, noise, y, classes, train=False))
+                    compared = logits(at, generated_features(made, other, client.y, classes, train=False)).real
+                    kl = consistency(s, compared, k[client.y])
+                    return ce + factor * (alpha * cross_entropies(fresh, y).mean() + beta * kl)
+
+                own = stepped(loss, own, federation.lr)
+            trained.append(own)
+        counts = np.stack([federation.clients[number].counts(classes) for number in cohort])
+        held = counts.sum(axis=0) > 0
+        for y, noise in of_server(t, np.flatnonzero(held)):
+            steps += 1
+
+            def loss(at: Weights, y: Array = y, noise: Array = noise, trained: Any = trained, n: Array = counts) -> Any:
+                rows = generated_features(at, noise, y, classes)
+                return consensus([logits(own, rows) for own in trained], y, n) + eta * diversity(noise, rows)
+
+            slopes = gradient(loss, {name: made[name] for name in GENERATOR})
+            u = np.concatenate([noise, np.eye(classes)[y]], axis=1) @ made["hidden.weight"].T + made["hidden.bias"]
+            for name, slope in slopes.items():
+                slope = slope + weight_decay * made[name]
+                first[name] = 0.9 * first[name] + 0.1 * slope
+                second[name] = 0.999 * second[name] + 0.001 * slope**2
+                root = np.sqrt(second[name] / (1 - 0.999**steps)) + 1e-8
+                made[name] = made[name] - lr * factor * first[name] / (1 - 0.9**steps) / root
+            made["norm.mean"] = 0.9 * made["norm.mean"] + 0.1 * u.mean(axis=0)
+            made["norm.variance"] = 0.9 * made["norm.variance"] + 0.1 * u.var(axis=0, ddof=1)
+        known |= held
+        w = mean_of(trained, federation.sizes(cohort))
+    return w, made
+
+
+def generated_features(
+    generator: Mapping[str, Array], noise: Array, y: Array, classes: int, *, train: bool = True
+) -> Array:
+    """Return G(eps, y): linear, batch normalisation, ReLU, linear, of noise and the label's indicator."""
     hidden = (
         np.concatenate([noise, np.eye(classes)[y]], axis=1) @ generator["hidden.weight"].T + generator["hidden.bias"]
     )
-    hidden = (hidden - hidden.mean(axis=0)) / np.sqrt(hidden.var(axis=0) + 1e-5)
-    hidden = np.maximum(hidden * generator["norm.weight"] + generator["norm.bias"], 0)
-    return hidden @ generator["out.weight"].T + generator["out.bias"]
+    middle = hidden.mean(axis=0) if train else generator["norm.mean"]
+    spread = ((hidden - middle) ** 2).mean(axis=0) if train else generator["norm.variance"]
+    hidden = (hidden - middle) / np.sqrt(spread + 1e-5) * generator["norm.weight"] + generator["norm.bias"]
+    return np.where(hidden.real > 0, hidden, 0.0) @ generator["out.weight"].T + generator["out.bias"]
 
 
-def consensus(outputs: Sequence[Array], y: Array, counts: Array) -> float:
+def consensus(outputs: Sequence[Array], y: Array, counts: Array) -> Any:
     """Return the clients' cross-entropies of generated features, each by its share of the label's samples."""
-    shares = counts / counts.sum(axis=0)
-    return float(sum((shares[k][y] * cross_entropies(s, y)).mean() for k, s in enumerate(outputs)))
+    shares = counts / np.maximum(counts.sum(axis=0), 1)
+    return sum((shares[k][y] * cross_entropies(s, y)).mean() for k, s in enumerate(outputs))
 
 
-def diversity(noise: Array, rows: Array) -> float:
-    """Return exp(-mean over pairs of |x_i - x_j| |eps_i - eps_j|), both distances means over their entries."""
-    apart = np.abs(rows[:, None] - rows[None]).mean(axis=2)
+def diversity(noise: Array, rows: Array) -> Any:
+    """Return exp(-mean over pairs of |x_i - x_j| |eps_i - eps_j|^2), both as means over their entries."""
+    apart = rows[:, None] - rows[None]
+    apart = np.where(apart.real < 0, -apart, apart).mean(axis=2)
     drawn = ((noise[:, None] - noise[None]) ** 2).mean(axis=2)
-    return float(np.exp(-(apart * drawn).mean()))
+    return np.exp(-(apart * drawn).mean())
 
 
-def consistency(s: Array, generated: Array, known: Array) -> float:
+def consistency(s: Array, generated: Array, known: Array) -> Any:
     """Return the mean of KL(prediction of a generated feature of the label, prediction), 0 for unknown labels."""
     log_p, log_q = log_softmax(generated), log_softmax(s)
-    return float(((np.exp(log_p) * (log_p - log_q)).sum(axis=1) * known).mean())
+    return ((np.exp(log_p) * (log_p - log_q)).sum(axis=1) * known).mean()
 
 
 # --- Equations of single terms --------------------------------------------------------------------------------

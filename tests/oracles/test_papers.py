@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,85 +12,24 @@ import pytest
 import torch
 
 import fedcore_fedgen
-from fedcore.data import Dataset, ResidentSamples, with_public
-from fedcore_testing import (
-    Cohorts,
-    client_arrays,
-    federate,
-    hidden_tanh,
-    initial_weights,
-    plugin_state,
-    small_config,
-    weights,
-)
+from fedcore import Plugin, Step, hookimpl
+from fedcore.data import with_public
+from fedcore_testing import Cohorts, federate, initial_weights, plugin_state, small_config, weights
 from tests.oracles import calls, papers
-
-COHORTS = [[0, 1, 2, 3], [0, 2], [1, 2, 3], [0, 3], [0, 1, 2]]
-EPOCHS, LR, CLASSES = 2, 0.4, 3
-# Each client's samples of classes 0, 1 and 2: skewed, and client 1 lacks a class, client 3 two.
-HELD = ((6, 2, 1), (0, 7, 3), (3, 3, 8), (0, 5, 0))
-
-
-def samples(data_dir: Path | None = None) -> Dataset:
-    """Return 38 samples of five numbers, client by client."""
-    draws = np.random.default_rng(7)
-    labels = np.concatenate([np.repeat(np.arange(CLASSES), counts) for counts in HELD])
-    middles = draws.standard_normal((CLASSES, 5))
-    x = np.round(middles[labels] + draws.standard_normal((len(labels), 5)), 2).astype(np.float32)
-    own = ResidentSamples(torch.from_numpy(x).view(-1, 1, 1, 5), torch.from_numpy(labels), [0.0], [1.0])
-    return Dataset("papers", own, own, num_classes=CLASSES, input_shape=(1, 1, 5))
-
-
-def by_client(labels: Any, num_clients: int, **_: Any) -> list[Any]:
-    """Give each client its samples."""
-    return list(np.split(np.arange(len(labels)), np.cumsum([sum(counts) for counts in HELD])[:-1]))
-
-
-def in_turn(labels: Any, num_clients: int, **_: Any) -> list[Any]:
-    """Give each client every n-th sample."""
-    return [np.arange(len(labels))[client::num_clients] for client in range(num_clients)]
-
-
-def projected(num_classes: int, input_shape: tuple[int, ...]) -> Any:
-    """Return ``hidden_tanh`` as a model that has its projection head, so that FedCD does not put one of 256 on it."""
-    model = hidden_tanh(num_classes, input_shape)
-    model.projection_width = 256
-    return model
-
-
-OPTIONS: dict[str, Any] = {
-    "dataset": samples,
-    "partition": by_client,
-    "model": projected,
-    "clients": len(HELD),
-    "rounds": len(COHORTS),
-    "local_epochs": EPOCHS,
-    "batch_size": 100,
-    "lr": LR,
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-}
-DRAWN = (Cohorts, {"rounds": COHORTS})
-
-
-def federation_of(result: Any, start: dict[str, torch.Tensor], cohorts: Any = COHORTS) -> papers.Federation:
-    """Return the run's federation in NumPy."""
-    clients = [papers.Client(x, y.argmax(axis=1)) for x, y in client_arrays(result)]
-    return papers.Federation(clients, cohorts, in_numpy(start), EPOCHS, LR, CLASSES)
-
-
-def in_numpy(tensors: dict[str, torch.Tensor]) -> papers.Weights:
-    """Return weights in NumPy; FedCD's fine classifier has one row for each class here, and is the classifier."""
-    return {name.replace(".fine.", "."): tensor.double().numpy() for name, tensor in tensors.items()}
-
-
-def assert_close(result: Any, wanted: papers.Weights, start: papers.Weights) -> None:
-    """Assert that a run ended in these weights: float32 against float64, next to how far the rounds moved them."""
-    got = in_numpy(weights(result))
-    assert set(got) >= set(wanted)
-    moved = max(float(np.abs(wanted[name] - start[name]).max()) for name in wanted)
-    for name, value in wanted.items():
-        np.testing.assert_allclose(got[name], value, atol=2e-5 * moved, rtol=0, err_msg=name)
+from tests.oracles.rounds import (
+    CLASSES,
+    COHORTS,
+    DRAWN,
+    LATE,
+    OPTIONS,
+    assert_close,
+    assert_near,
+    federation_of,
+    in_numpy,
+    in_turn,
+    recorded,
+    samples,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +37,11 @@ class Method:
     plugin: str
     options: dict[str, Any]
     by_hand: Callable[[papers.Federation], papers.Weights]
+    cohorts: list[list[int]] = dataclasses.field(default_factory=lambda: COHORTS)
 
 
 METHODS = {
+    "class weights": Method("class-weights", {}, papers.class_weighted),
     "FedProc, Algorithm 1": Method(
         "fedproc",
         {"first_round": "contrast", "prototype_weights": "clients"},
@@ -147,15 +88,26 @@ METHODS = {
         {"fine_classes": 1, "gamma": 0.3, "lambda": 0.4, "xi": 2.0, "bound_moves": False},
         lambda f: papers.fedcd(f, gamma=0.3, lam=0.4, xi=2.0, alpha=0.1),
     ),
+    "FedCD, two fine classes": Method(
+        "fedcd",
+        {"fine_classes": 2, "gamma": 0.3, "lambda": 0.4, "xi": 2.0, "alpha": 0.2, "bound_moves": False},
+        lambda f: papers.fedcd(f, gamma=0.3, lam=0.4, xi=2.0, alpha=0.2, fine=2),
+    ),
+    "FedCD, two fine classes, a class comes later": Method(
+        "fedcd",
+        {"fine_classes": 2, "bound_moves": False},
+        lambda f: papers.fedcd(f, gamma=0.1, lam=0.1, xi=0.5, alpha=0.1, fine=2),
+        cohorts=LATE,
+    ),
 }
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_rounds_with_some_of_the_clients_are_the_papers(tmp_path: Path, method: Method) -> None:
-    plugins = [(method.plugin, method.options), DRAWN]
+    plugins = [(method.plugin, method.options), (Cohorts, {"rounds": method.cohorts})]
     start = initial_weights(small_config(tmp_path, *plugins, **OPTIONS))
     result = federate(tmp_path, *plugins, **OPTIONS)
-    federation = federation_of(result, start)
+    federation = federation_of(result, start, method.cohorts)
     assert_close(result, method.by_hand(federation), federation.start)
 
 
@@ -207,34 +159,58 @@ def test_ifca(tmp_path: Path) -> None:
         np.testing.assert_allclose(value, models[1][name], atol=2e-5)
 
 
-def test_fedgen(tmp_path: Path) -> None:
-    """Its first round is FedAvg's; what follows depends on draws, so its equations are compared one by one."""
-    cohorts = (Cohorts, {"rounds": COHORTS[:1]})
-    start = initial_weights(small_config(tmp_path, "fedgen", cohorts, **{**OPTIONS, "rounds": 1}))
-    result = federate(tmp_path, "fedgen", cohorts, **{**OPTIONS, "rounds": 1})
-    federation = federation_of(result, start)
-    trained = [papers.trained_by_task(federation, federation.start, client) for client in federation.clients]
-    mean = papers.mean_of(trained, [len(client.y) for client in federation.clients])
-    assert_close(result, mean, federation.start)
+SEEN: list[tuple[int, int, np.ndarray]] = []
 
-    draws = np.random.default_rng(3)
-    y, noise, counts = draws.integers(0, CLASSES, 9), draws.standard_normal((9, 4)), np.array(HELD)[:3]
-    outputs = draws.standard_normal((3, 9, CLASSES))
-    shares = fedcore_fedgen.label_weights(torch.tensor(counts))
-    labels = torch.tensor(y)
-    got = fedcore_fedgen.consensus_loss([torch.tensor(s) for s in outputs], labels, shares.double())
-    np.testing.assert_allclose(float(got), papers.consensus(list(outputs), y, counts), rtol=1e-6)
-    rows = draws.standard_normal((9, 6))
-    got = fedcore_fedgen.diversity_loss(torch.tensor(noise), torch.tensor(rows))
-    np.testing.assert_allclose(float(got), papers.diversity(noise, rows), rtol=1e-9)
-    known = np.array([True, False, True])[y]
-    got = fedcore_fedgen.consistency_loss(torch.tensor(outputs[0]), torch.tensor(outputs[1]), torch.tensor(known))
-    np.testing.assert_allclose(float(got), papers.consistency(outputs[0], outputs[1], known), rtol=1e-6)
-    generator = fedcore_fedgen.first_generator(4, 5, 6, CLASSES, torch.Generator().manual_seed(0))
-    generator = {name: value.double() for name, value in generator.items()}
-    got = fedcore_fedgen.generate(generator, torch.tensor(noise), labels, train=True)
-    wanted = papers.generated_features(in_numpy(generator), noise, y, CLASSES)
-    np.testing.assert_allclose(got.detach().numpy(), wanted, atol=1e-9)
+
+class Sees(Plugin):
+    """Keeps the inputs of each step's batch."""
+
+    @hookimpl
+    def local_loss(self, step: Step) -> None:
+        """Keep them, with round and client."""
+        SEEN.append((step.round, step.client.id, step.x.double().flatten(1).numpy()))
+
+
+def test_fedgen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given the labels and the noise that the generator got, and its weights at the start."""
+    SEEN.clear()
+    first = recorded(monkeypatch, fedcore_fedgen.equations, "first_generator")
+    generated = recorded(monkeypatch, fedcore_fedgen.equations, "generate")
+    size, steps = 7, 3
+    options = {"alpha": 0.8, "beta": 0.6, "eta": 0.5, "decay": 0.9, "lr": 0.05, "weight_decay": 0.02}
+    sizes = {"hidden": 5, "noise": 4, "batch_size": size, "steps": steps}
+    plugins = [("fedgen", {**options, **sizes}), Sees, (Cohorts, {"rounds": LATE})]
+    start = initial_weights(small_config(tmp_path, *plugins, **OPTIONS))
+    result = federate(tmp_path, *plugins, **OPTIONS)
+    federation = federation_of(result, start, LATE)
+    drawn = [(noise.double().numpy(), labels.numpy()) for (_, noise, labels), _ in generated]
+    of_steps = iter([one for one in drawn if len(one[1]) > size])
+    of_generator = iter([one for one in drawn if len(one[1]) == size])
+    batches = [(t, client, x, *next(of_steps)) for t, client, x in SEEN if t > 0]
+
+    def of_server(t: int, known: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for _ in range(steps):
+            noise, labels = next(of_generator)
+            assert set(labels) <= set(known)
+            yield labels, noise
+
+    def of_client(t: int, client: int, known: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        for of_round, number, x, noise, labels in batches:
+            if (of_round, number) == (t, client):
+                assert set(labels[:size]) <= set(known)
+                row = np.abs(federation.clients[client].x[:, None] - x[None]).sum(axis=2).argmin(axis=1)
+                yield labels[:size], noise[:size], noise[size:][row]
+
+    generator = in_numpy(first[0][1])
+    wanted, made = papers.fedgen(
+        federation,
+        {name: generator[name] for name in papers.GENERATOR},
+        **options,
+        of_server=of_server,
+        of_client=of_client,
+    )
+    assert_close(result, wanted, federation.start)
+    assert_near(in_numpy({n: v for n, v in plugin_state(result, "fedgen").items() if n in made}), made, generator)
 
 
 def _second(result: Any) -> papers.Weights:
