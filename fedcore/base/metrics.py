@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.identity import short_name
-from fedcore.base.protocols import FIGURES, SIGNS
+from fedcore.base.protocols import FIGURES, OF_METRIC, SIGNS
 from fedcore.base.tensors import check_tensors, flatten, out_of_range, unflatten
 from fedcore.base.types import Tensors
 
@@ -39,8 +39,8 @@ class Metric(ABC):
     figure. Only counts leave a client. A metric has no state: the counts of samples depend on these samples alone.
     """
 
-    lower_is_better: ClassVar[bool] = False
-    """Whether a smaller figure is better, as of an error."""
+    lower_is_better: ClassVar[bool | None] = False
+    """Whether a smaller figure is better, as of an error. None: neither, as of a slope that is best at 1."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -59,6 +59,15 @@ class Metric(ABC):
 
         :param counts: the sum of the samples' counts, float64 on the CPU, in the shape that :meth:`count` gave them.
         """
+
+    def curve(self, counts: Tensor) -> Mapping[str, Sequence[float]]:
+        """Return the points of a curve that reports draw, ``x`` and ``y``; empty for a metric without one.
+
+        The points of all runs correspond: point i is at the same place or of the same bin. A y that is nan is missing.
+
+        :param counts: as for :meth:`value`.
+        """
+        return {}
 
     @cached_property
     def shape(self) -> torch.Size:
@@ -80,7 +89,7 @@ def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:
             expected = "a fedcore.Metric for a number of classes"
             raise PluginContractError.of(name, f"makes a {type(metric).__name__}", kind="metric", expected=expected)
         short = short_name(name)
-        if short in made or short in FIGURES or short.endswith(("_mean", "_std")):
+        if short in made or short in FIGURES or short.endswith(OF_METRIC):
             raise ConfigError(f"metric {name!r}: the name {short!r} belongs to another figure; give it another name")
         logits, labels = torch.zeros(2, num_classes), torch.zeros(2, dtype=torch.int64)
         logits[1, -1] = 1.0  # one sample right, the other wrong
@@ -236,8 +245,13 @@ class Counts:
 
         They are None if a sample is undefined: what a metric counts for logits without a prediction, it does not know.
         """
-        undefined = bool(self.undefined)
-        return {n: None if undefined else figure(n, metric, self.metrics[n]) for n, metric in metrics.items()}
+        return {n: None if self.undefined else figure(n, metric, self.metrics[n]) for n, metric in metrics.items()}
+
+    def curves(self, metrics: Metrics) -> dict[str, Any]:
+        """Return the points of the metrics' curves; empty if a sample is undefined."""
+        drawn = () if self.undefined else metrics.items()
+        found = {name: registry.call("metric", name, metric.curve, self.metrics[name]) for name, metric in drawn}
+        return {name: points for name, points in found.items() if points}
 
 
 @cache

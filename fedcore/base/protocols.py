@@ -135,6 +135,9 @@ FIGURES = frozenset(
 )
 """The names in a protocol's figures. No metric has one of them."""
 
+OF_METRIC = ("_mean", "_std", "_per_client", "_domains")
+"""The ends of a metric's own figures, such as ``auroc_mean``. No metric's name ends so."""
+
 
 def confusion_key(protocol: str) -> str:
     """Return the key of a protocol's confusion matrix in summary.json."""

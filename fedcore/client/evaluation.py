@@ -43,7 +43,7 @@ MAX_CONFUSION = 100
 """A finished run's summary has confusion matrices for at most this many classes."""
 
 MAX_PER_CLIENT = 1000
-"""An evaluated round records each client's accuracy for at most this many clients."""
+"""An evaluated round records each client's figures for at most this many clients."""
 
 Key = TypeVar("Key", int, str)
 
@@ -186,9 +186,9 @@ def by_domain(
             lowest_or_highest = min if sign(name, metrics) > 0 else max
             domain_of[name] = lowest_or_highest(known, key=known.__getitem__)
             worst[name] = known[domain_of[name]]
-    accuracies = {domain: row["accuracy"] for domain, row in rows.items()}
+    domains = {f"{name}_domains": _known(name, rows) for name in metrics}
     return {
-        "global": {**overall, "domains": accuracies},
+        "global": {**overall, "domains": _known("accuracy", rows), **domains},
         "mean_domain": {**mean, "samples": overall["samples"], **_mean_over(metrics, rows)},
         "worst_domain": {**worst, "domain_of": domain_of},
     }
@@ -309,13 +309,14 @@ def summarise_clients(
             "untrained": sum(client in untrained for client in rows) if PROTOCOLS[protocol].own_model else 0,
             **({"undefined": undefined} if undefined else {}),
         }
+        each = {"per_client": dict(zip(rows, accuracies.tolist(), strict=True))}
         for name, value in pooled.get(protocol, {}).items():
-            known = [*_known(name, rows).values()]
+            each[f"{name}_per_client"] = own = _known(name, rows)
+            known = [*own.values()]
             over_clients = (float(np.mean(known)), float(np.std(known))) if known else (None, None)
             joined |= {name: value, f"{name}_mean": over_clients[0], f"{name}_std": over_clients[1]}
         joined |= _mean_over(pooled.get(protocol, {}), rows)
         if len(rows) <= MAX_PER_CLIENT:
-            each = zip(rows, accuracies.tolist(), strict=True)
-            joined["per_client"] = {str(client): round(accuracy, 6) for client, accuracy in each}
+            joined |= {name: {str(k): round(value, 6) for k, value in own.items()} for name, own in each.items()}
         summary[protocol] = joined
     return summary

@@ -44,18 +44,18 @@ class Evaluator:
         judge = judged_by(federation.config)
         self.judge = judge, sign(judge, self.further)
         """The figure that chooses the best round, and 1 if more of it is better, -1 if less is."""
-        self.confusions: dict[str, Tensor] = {}
-        """Protocol -> the confusion matrix of the last evaluation, a row per class, int64.
+        self.counted: dict[str, Counts] = {}
+        """Protocol -> what the last evaluation counted of all its samples together.
 
-        The matrices are of the global model on the test set, and of the clients' own models, summed over the clients.
-        The mapping is empty if the evaluation was not asked for them, or for more than ``MAX_CONFUSION`` classes.
+        There are confusion matrices, of the global model on the test set and of the clients' own models, if the
+        evaluation was asked for them, and for at most ``MAX_CONFUSION`` classes.
         """
 
     def evaluate(self, state: ServerState, *, with_confusion: bool = False) -> dict[str, Any]:
         """Return the figures of every protocol that applies to this run."""
         federation = self.federation
         with_confusion = with_confusion and federation.dataset.num_classes <= MAX_CONFUSION
-        self.confusions = {}
+        self.counted = {}
         metrics: dict[str, Any] = {"global": None}
         if not self._global:
             example = sorted(federation.setup.layout.personal)[0]
@@ -74,15 +74,13 @@ class Evaluator:
                 }
             hidden = federation.config.unseen_domain
             unseen = counts.pop(hidden, None) if hidden is not None else None
-            total = reduce(add, counts.values())
+            self.counted["global"] = total = reduce(add, counts.values())
             metrics["global"] = total.rates(self.further)
             if federation.dataset.domains:
                 by_name = {domain: each.rates(self.further) for domain, each in counts.items()}
                 metrics |= by_domain(metrics["global"], by_name, self.further)
             if unseen is not None:
                 metrics["unseen_domain"] = unseen.rates(self.further) | {"domain": hidden}
-            if total.confusion is not None:
-                self.confusions["global"] = total.confusion
         return metrics | self.evaluate_clients(state, with_confusion=with_confusion)
 
     @cached_property
@@ -162,7 +160,7 @@ class Evaluator:
                     pooled[protocol] = pooled[protocol] + own if protocol in pooled else own
                     row = own.rates(self.further) | {"loss": own.loss.item()}
                     results.setdefault(task.client, {})[protocol] = row
-        self.confusions |= {name: each.confusion for name, each in pooled.items() if each.confusion is not None}
+        self.counted |= pooled
         further = {protocol: each.figures(self.further) for protocol, each in pooled.items()}
         summary = summarise_clients(results, (c for c in results if c not in state.manifest and c < seen), further)
         if scope.failures:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedcore.base.identity import flat
 from fedcore.base.output import clean, percent
-from fedcore.base.protocols import EVALUATED, FIGURES, PROTOCOLS
+from fedcore.base.protocols import EVALUATED, FIGURES, OF_METRIC, PROTOCOLS
 
 SIMULATED = ("unavailable", "dropped", "deadline")
 """The kinds of failures that the simulated system produces. They are results, not errors."""
@@ -41,7 +41,7 @@ def evaluated(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def further(figures: Mapping[str, Any]) -> list[str]:
     """Return the names of the metrics next to accuracy and loss in a protocol's figures."""
-    return [name for name in figures if name not in FIGURES and not name.endswith(("_mean", "_std"))]
+    return [name for name in figures if name not in FIGURES and not name.endswith(OF_METRIC)]
 
 
 def accuracies(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:

@@ -194,9 +194,8 @@ class Experiment:
 
     def finish(self, state: ServerState) -> None:
         """Write the model and the summary."""
-        metrics = self.final_metrics(state)
-        names, inputs = self._file
-        self.directory.write_model(state.model, names, inputs)
+        metrics, counted = self.final_metrics(state), self.evaluator.counted.items()
+        self.directory.write_model(state.model, *self._file)
         summary = {
             "run_dir": str(self.directory.path),
             "plugins": list(self.config.plugins),
@@ -204,7 +203,8 @@ class Experiment:
             "seconds": time.perf_counter() - self._began,
             "finished": now(),
             "metrics": metrics,
-            **{confusion_key(name): matrix.tolist() for name, matrix in self.evaluator.confusions.items()},
+            **{confusion_key(name): each.confusion.tolist() for name, each in counted if each.confusion is not None},
+            **{f"curves_{name}": drawn for name, each in counted if (drawn := each.curves(self.evaluator.further))},
             "bytes": {**state.ledger, "per_round": per_round(state.ledger, state.round)},
             "time": self._times.split(self.federation.engine.workers),
         }
@@ -229,9 +229,7 @@ class Experiment:
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
         """Return the figures of all protocols, the best round by validation, and the figures before a correction."""
-        metrics = self._latest
-        if metrics is None:
-            metrics = self._noted(self.evaluator.evaluate(state, with_confusion=True))
+        metrics = self._latest or self._noted(self.evaluator.evaluate(state, with_confusion=True))
         if state.before_correction is not None:
             metrics = {**metrics, "global_before_correction": state.before_correction}
         best = {**state.best, "round": state.best["round"] + 1} if state.best else None  # from 1, as people count

@@ -142,6 +142,7 @@ def test_a_mean_over_clients_says_over_how_many_it_is() -> None:
         return summarise_clients(clients, [], {"global_local": {"auroc": 0.7}})["global_local"]
 
     assert row(0.5, 0.7)["auroc_mean"] == pytest.approx(0.6)
+    assert row(0.5, None, 0.7)["auroc_per_client"] == {"0": 0.5, "2": 0.7}
     assert "mean_over" not in row(0.5, 0.7)
     assert "mean_over" not in row(None, None)
     assert row(0.5, None, 0.7)["auroc_mean"] == pytest.approx(0.6)

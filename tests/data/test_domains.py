@@ -100,6 +100,8 @@ def test_each_figure_is_worst_by_its_own_sign_and_left_out_where_it_is_not_defin
     }
     assert found["mean_domain"]["auroc"] == pytest.approx((0.814 + 0.735) / 2)
     assert found["mean_domain"]["mean_over"] == {"auroc": 2}
+    assert found["global"]["auroc_domains"] == {"a": 0.814, "b": 0.735}
+    assert found["global"]["domains"] == {"a": 0.5, "b": 0.6, "c": 0.7}
     rows["c"]["undefined"] = 1  # the model is the reason, not the samples
     found = by_domain({"accuracy": 0.6, "samples": 3}, rows, metrics)
     assert found["worst_domain"]["auroc"] is found["mean_domain"]["auroc"] is None

@@ -34,6 +34,11 @@ class Error(Metric):
         return float(counts[0] / counts[1])
 
 
+class Drawn(Error):
+    def curve(self, counts):
+        return {"x": [0.0, 1.0], "y": [math.nan, self.value(counts)]}
+
+
 class Undefined(Error):
     def value(self, counts):
         return math.nan
@@ -110,6 +115,17 @@ def test_figures_of_every_protocol(go, measured):
     assert measured.history[-1]["personal.Error"] == measured.metrics["personal"]["Error"]
     assert "personal.Undefined" not in measured.history[-1]
     assert json.loads((measured.directory / "summary.json").read_text())["metrics"]["personal"]["Error"] > 0
+
+
+def test_each_client_has_a_figure_and_the_summary_the_curves(go):
+    result = go(PersonalClassifier, metrics=[f"{HERE}.Drawn", f"{HERE}.Undefined"], client_test_fraction=0.2)
+    row = result.metrics["personal"]
+    errors = {client: pytest.approx(1 - accuracy, abs=2e-6) for client, accuracy in row["per_client"].items()}
+    assert row["Drawn_per_client"] == errors
+    assert row["Undefined_per_client"] == {}
+    summary = json.loads((result.directory / "summary.json").read_text())
+    assert summary["curves_personal"] == {"Drawn": {"x": [0.0, 1.0], "y": [None, row["Drawn"]]}}
+    assert "curves_personal" not in go(PersonalClassifier, **METRICS).summary
 
 
 def test_the_global_model(go):

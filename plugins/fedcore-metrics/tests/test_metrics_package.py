@@ -8,15 +8,23 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import balanced_accuracy_score, cohen_kappa_score, f1_score, roc_auc_score
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    brier_score_loss,
+    cohen_kappa_score,
+    f1_score,
+    roc_auc_score,
+    roc_curve,
+)
 
 import fedcore
 from fedcore import ConfigError, UnknownNameError
-from fedcore_metrics import AUROC, BalancedAccuracy, CalibrationError, MacroF1
+from fedcore_metrics import AUROC, BalancedAccuracy, BrierScore, CalibrationError, CalibrationSlope, MacroF1
 from fedcore_testing import PersonalClassifier, model_bytes, small_config
 
-ALL = (MacroF1, BalancedAccuracy, AUROC, CalibrationError)
-NAMES = ["macro-f1", "balanced-accuracy", "auroc", "ece"]
+ALL = (MacroF1, BalancedAccuracy, AUROC, CalibrationError, BrierScore, CalibrationSlope)
+NAMES = ["macro-f1", "balanced-accuracy", "auroc", "ece", "brier", "calibration-slope"]
 
 
 def drawn(classes, samples, scale=4.0, seed=0):
@@ -48,6 +56,61 @@ def test_all_classes_against_scikit_learn(classes, samples, scale):
     assert value(CalibrationError(classes), logits, labels) == pytest.approx(sum(gaps) / samples)
 
 
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("scale", [0.5, 4.0])
+def test_brier_score_and_calibration_slope_against_scikit_learn(classes, scale):
+    logits, labels = drawn(classes, 3000, scale)
+    shares = logits.double().softmax(dim=1).numpy()
+    of_second = shares[:, 1]
+    if classes == 2:
+        brier = brier_score_loss(labels, of_second)
+    else:
+        brier = sum(brier_score_loss(labels == c, shares[:, c]) for c in range(classes))
+    assert value(BrierScore(classes), logits, labels) == pytest.approx(brier)
+    slopes = []
+    for c in range(classes):
+        odds = np.log(shares[:, [c]] / (1 - shares[:, [c]]))
+        slopes.append(LogisticRegression(C=np.inf, tol=1e-8).fit(odds, labels == c).coef_[0, 0])
+    assert value(CalibrationSlope(classes), logits, labels) == pytest.approx(np.mean(slopes), rel=2e-3)
+    too_sure = value(CalibrationSlope(classes), 3 * logits, labels)
+    if classes == 2:  # there the log-odds are three times as large
+        assert too_sure == pytest.approx(np.mean(slopes) / 3, rel=5e-3)
+    assert too_sure < value(CalibrationSlope(classes), logits, labels)
+
+
+def test_a_score_that_parts_two_classes_has_no_slope():
+    logits = torch.tensor([[0.0, 2.0], [0.0, 1.0], [0.0, -1.0], [0.0, -3.0]])
+    assert math.isnan(value(CalibrationSlope(2), logits, torch.tensor([1, 1, 0, 0])))
+    assert math.isnan(value(CalibrationSlope(2), logits, torch.tensor([1, 1, 1, 1])))
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_roc_curve_against_scikit_learn(classes):
+    logits, labels = drawn(classes, 2000)
+    metric = AUROC(classes)
+    points = metric.curve(metric.count(logits, labels).double())
+    shares, grid = logits.double().softmax(dim=1).numpy(), np.linspace(0, 1, 101)
+    exact = []
+    for c in [1] if classes == 2 else range(classes):
+        false, true, _ = roc_curve(labels == c, shares[:, c])
+        exact.append(np.interp(grid, false, true))
+    assert points["x"] == pytest.approx(grid)
+    assert np.abs(np.mean(exact, axis=0) - points["y"]).max() < 0.01
+    assert np.trapezoid(points["y"], grid) == pytest.approx(value(metric, logits, labels), abs=5e-3)
+    assert metric.curve(torch.zeros(metric.shape)) == {}
+
+
+def test_the_reliability_diagram_has_accuracy_and_confidence_of_each_bin():
+    logits, labels = drawn(3, 500)
+    metric = CalibrationError(3)
+    points = metric.curve(metric.count(logits, labels).double())
+    confidence, predicted = logits.double().softmax(dim=1).max(dim=1)
+    inside = (confidence >= 10 / 15) & (confidence < 11 / 15)
+    assert points["x"][10] == pytest.approx(float(confidence[inside].mean()))
+    assert points["y"][10] == pytest.approx(float((predicted == labels)[inside].double().mean()))
+    assert math.isnan(points["y"][2]), "no confidence is below a third"
+
+
 def test_classes_without_samples_are_left_out():
     logits, labels = drawn(6, 400)
     present = labels < 4  # classes 4 and 5 are predicted, and have no samples
@@ -69,6 +132,7 @@ def test_one_sample():
     assert [value(metric(3), logits, label) for metric in ALL[:2]] == [1.0, 1.0]
     assert math.isnan(value(AUROC(3), logits, label)), "one class has no order"
     assert value(CalibrationError(3), logits, label) == pytest.approx(1 - confidence)
+    assert math.isnan(value(CalibrationSlope(3), logits, label))
 
 
 @pytest.mark.parametrize("metric", ALL)
@@ -99,7 +163,7 @@ def test_extreme_logits_keep_their_order():
 
 
 def test_a_run(tmp_path):
-    """All four in a run with clients of few classes; workers change no bit, and neither do the metrics."""
+    """All of them in a run with clients of few classes; workers change no bit, and neither do the metrics."""
     options = {"client_test_fraction": 0.2, "partition": "classes", "rounds": 1, "alpha": 0.1}
     runs = [
         fedcore.run(small_config(tmp_path, PersonalClassifier, **options, **more), progress=False)

@@ -23,7 +23,7 @@ class Measure:
     def of(cls, name: str) -> Measure:
         """Return the measure of this name, or of a metric that a run was given: ``module:study.Mae``.
 
-        :raises ConfigError: no installed metric has the name, so it is not known whether more is better.
+        :raises ConfigError: no installed metric has the name, or of this one neither more nor less is better.
         """
         sign = SIGNS.get(name) or direction(name.removesuffix("_mean"))
         if not sign:
@@ -76,7 +76,7 @@ def judge(config: RunConfig) -> Measure:
 
 
 def direction(name: str) -> int:
-    """Return 1 if more of a metric is better, -1 if less is, 0 if the metric is not installed.
+    """Return 1 if more of a metric is better, -1 if less is, 0 if neither is or the metric is not installed.
 
     :param name: a metric, or its mean over the clients.
     :raises FedcoreError: the name has a prefix, such as ``module:``, and there is no such metric.
@@ -92,4 +92,4 @@ def direction(name: str) -> int:
         if prefixed:
             raise
         return 0
-    return -1 if getattr(metric, "lower_is_better", False) else 1
+    return {False: 1, True: -1}.get(getattr(metric, "lower_is_better", False), 0)
