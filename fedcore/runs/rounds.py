@@ -10,7 +10,7 @@ from typing import Any
 
 from fedcore.base.identity import flat
 from fedcore.base.output import clean, percent
-from fedcore.base.protocols import EVALUATED, FIGURES, OF_METRIC, PROTOCOLS
+from fedcore.base.protocols import FIGURES, OF_METRIC, PROTOCOLS
 
 SIMULATED = ("unavailable", "dropped", "deadline")
 """The kinds of failures that the simulated system produces. They are results, not errors."""
@@ -48,17 +48,14 @@ def accuracies(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int
     """Return pairs of a round (from 1) and an accuracy for every protocol that was evaluated in rounds."""
     found: dict[str, list[tuple[int, float]]] = {}
     for record in records:
-        for name in EVALUATED if record.get("metrics") else ():
-            row = record["metrics"].get(name)
-            if row:
-                found.setdefault(name, []).append((record["round"] + 1, row["accuracy"]))
+        for name, row in evaluated(record.get("metrics") or {}).items():
+            found.setdefault(name, []).append((record["round"] + 1, row["accuracy"]))
     return found
 
 
 def percentages(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the accuracies of a round in percent, by protocol; empty for a round without evaluation."""
-    metrics = record["metrics"] or {}
-    return {name: percent(metrics[name]["accuracy"]) for name in EVALUATED if metrics.get(name)}
+    return {name: percent(row["accuracy"]) for name, row in evaluated(record["metrics"] or {}).items()}
 
 
 def losses(record: Mapping[str, Any]) -> list[tuple[str, float]]:
