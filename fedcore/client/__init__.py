@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from fedcore.client.runner import Training as Training
     from fedcore.client.runner import drain as drain
     from fedcore.client.runner import runner_of as runner_of
+    from fedcore.client.runtime import Failed as Failed
+    from fedcore.client.runtime import begin_local as begin_local
+    from fedcore.client.runtime import refuse_edits as refuse_edits
     from fedcore.client.session import LocalSession as LocalSession
+    from fedcore.client.session import LocalWork as LocalWork
     from fedcore.client.session import LossTotals as LossTotals
     from fedcore.client.setup import Setup as Setup
     from fedcore.client.working_model import Memory as Memory

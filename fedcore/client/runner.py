@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.seeding import random_stream
 from fedcore.client.context import Batch
 from fedcore.client.loop import take_step
-from fedcore.client.messages import ClientTask, Outcome
+from fedcore.client.messages import ClientTask, Outcome, SharedPayload
 from fedcore.client.setup import Setup
 from fedcore.client.working_model import WorkingModel
 from fedcore.data import Dataset
@@ -18,8 +19,23 @@ from fedcore.data import Dataset
 Training: TypeAlias = Generator[Batch, None, Outcome]
 """A client's training. It yields each batch, whose step is to be taken before the training goes on."""
 
-Begin: TypeAlias = Callable[[ClientTask, WorkingModel], Training]
-"""Begins the work on a task with a working model. A training that goes on after a pause keeps the model that it had."""
+
+@dataclass(frozen=True)
+class Begin:
+    """Begins the work on a task with a working model. A training that goes on after a pause keeps the one that it had.
+
+    A runner may also do the work of several tasks at once, with the runtime and what all of them received.
+    """
+
+    runtime: Any
+    """The :class:`fedcore.client.runtime.ClientRuntime` of the tasks."""
+    shared: SharedPayload | None
+
+    def __call__(self, task: ClientTask, working: WorkingModel) -> Training:
+        """Return the training of a task."""
+        training: Training = self.runtime.training(self.shared, task, working)
+        return training
+
 
 TakeStep = Callable[[Batch], None]
 

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from fedcore.client.messages import (
     Reply,
     SharedPayload,
 )
-from fedcore.client.runner import Training, drain, runner_of
+from fedcore.client.runner import Begin, Training, drain, runner_of
 from fedcore.client.session import LocalSession, LocalWork
 from fedcore.client.setup import Setup, with_model
 from fedcore.client.store import ClientStore
@@ -100,8 +99,7 @@ class ClientRuntime:
         outcomes: dict[str, Outcome] = {}
         for runtime in dict.fromkeys(self.of(task.client) for task in tasks):
             own = [task for task in tasks if self.of(task.client) is runtime]
-            begin = partial(runtime.training, shared)
-            outcomes |= zip((task.id for task in own), runtime.runner.run(own, begin), strict=True)
+            outcomes |= zip((task.id for task in own), runtime.runner.run(own, Begin(runtime, shared)), strict=True)
         return [outcomes[task.id] for task in tasks]
 
     def training(self, shared: SharedPayload | None, task: ClientTask, working: WorkingModel) -> Training:
@@ -159,7 +157,7 @@ class ClientRuntime:
 
     def own_model(self, task: ClientTask, shared: SharedPayload | None) -> nn.Module:
         """Return a copy of the client's own model, as an evaluation by this task would use it; it is on the device."""
-        with closing(self._session(task, shared, read_only="personal_model")) as session:
+        with closing(self.session(task, shared, read_only="personal_model")) as session:
             return copy.deepcopy(own_model(session, took_part=task.meta["took_part"]))
 
     def close(self) -> None:
@@ -172,7 +170,7 @@ class ClientRuntime:
     def _begun(self, task: ClientTask, shared: SharedPayload | None, working: WorkingModel) -> LocalSession:
         for key in [key for key, session in self._sessions.items() if session.round < task.round]:
             self._sessions.pop(key).close()  # it paused in an earlier round, and the server gave it up
-        return self._session(task, shared, working=working)
+        return self.session(task, shared, working=working)
 
     def _paused(self, task: ClientTask) -> LocalSession:
         session = self._sessions.get(task.session or "")
@@ -180,7 +178,7 @@ class ClientRuntime:
             raise Failed("session_lost", f"session {task.session!r} is not live in this worker")
         return session
 
-    def _session(
+    def session(
         self,
         task: ClientTask,
         shared: SharedPayload | None,
@@ -255,7 +253,7 @@ class ClientRuntime:
         if plugins.implements("guard_upload"):  # a context takes its time
             for plugin, seen in plugins.each("guard_upload", client=context_of(session, ""), update=update):
                 update = _with_json_metrics(session, plugin.name, "guard_upload", update if seen is None else seen)
-        _refuse_edits(session)
+        refuse_edits(session)
         version = self.store.write(session.client, session.round, {**session.states.snapshot(), **kept})
         sent = {plugin: self._sent(plugin, tensors) for plugin, tensors in update.payload.items() if tensors}
         model = self._sent("", update.model)
@@ -300,7 +298,7 @@ class ClientRuntime:
 
     def _ask(self, task: ClientTask, shared: SharedPayload | None) -> Reply:
         plugin, question, plugins = str(task.meta["plugin"]), str(task.meta["question"]), self.setup.plugins
-        with closing(self._session(task, shared, read_only=f"question {question}")) as session:
+        with closing(self.session(task, shared, read_only=f"question {question}")) as session:
             tensors = {name: tensor.to(self.working.device) for name, tensor in task.tensors.items()}
             answer = plugins.answer(plugin, question, client=context_of(session, plugin), tensors=tensors) or {}
             for _, seen in plugins.each("pre_answer", client=context_of(session, ""), answer=answer):
@@ -311,10 +309,10 @@ class ClientRuntime:
         held_out = self.partition.test[task.client]
         parts = validation_split(held_out, self.config.validation_share, self.config.seed, task.client)
         saved = self._adapted(task, shared) if "adapt" in task.meta else None
-        with closing(self._session(task, shared, read_only="personal_model", saved=saved)) as session:
+        with closing(self.session(task, shared, read_only="personal_model", saved=saved)) as session:
             with random_stream(session.derive_seed("evaluation"), self.working.device):
                 found = evaluate_client(session, self.dataset, parts, task.meta)
-            _refuse_edits(session, hook="personal_model")
+            refuse_edits(session, hook="personal_model")
             return found
 
     def _adapted(self, task: ClientTask, shared: SharedPayload | None) -> dict[str, dict[str, Any]]:
@@ -326,7 +324,7 @@ class ClientRuntime:
         """
         assert shared is not None
         config = self.config.model_copy(update={"local_epochs": task.meta["adapt"], "local_steps": None})
-        with closing(self._session(task, replace(shared, lr=config.lr), config=config)) as session:
+        with closing(self.session(task, replace(shared, lr=config.lr), config=config)) as session:
             begin_local(session)
             session.prepare_training()
             drain(epochs_of(session, range(session.work.epochs)), take_step)
@@ -355,7 +353,7 @@ def _with_json_metrics(session: LocalSession, plugin: str, hook: str, update: Cl
         raise session.broken(plugin, f"puts into update.metrics what is not JSON: {error}", hook=hook) from None
 
 
-def _refuse_edits(session: LocalSession, *, hook: str | None = None) -> None:
+def refuse_edits(session: LocalSession, *, hook: str | None = None) -> None:
     """Refuse an edit of received tensors, and other memory for the model's: the clients of one process share them.
 
     :raises PluginContractError: with the tensor's name.

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedcore import Interrupted, Loss, Plugin, SplitModel, hookimpl, resume
+from fedcore.client import LocalSession
 from fedcore_accelerate import StackWarning
 from fedcore_accelerate import stack as stack_runner
 from fedcore_accelerate.stacks import Group
@@ -39,18 +40,18 @@ ALONE = {
 def steps(monkeypatch):
     """Count the clients' steps that are taken as one, and those that are taken alone."""
     counts = {"stacked": 0, "alone": 0}
-    take, alone = Group.take, stack_runner._alone
+    step, alone = Group.step, stack_runner._alone
 
-    def counted(group, batches):
-        errors = take(group, batches)
-        counts["stacked"] += len(batches)
-        return errors
+    def counted(group, first, x, *joined, **more):
+        losses = step(group, first, x, *joined, **more)
+        counts["stacked" if len(x) > 1 else "alone"] += len(x)
+        return losses
 
     def counted_alone(place):
         counts["alone"] += 1
         return alone(place)
 
-    monkeypatch.setattr(Group, "take", counted)
+    monkeypatch.setattr(Group, "step", counted)
     monkeypatch.setattr(stack_runner, "_alone", counted_alone)
     return counts
 
@@ -338,6 +339,60 @@ class HasANoteWhereAClassIsMissing(Plugin):
 
 def test_clients_with_and_without_a_note_are_not_mixed(both, steps):
     assert_close(*both(HasANoteWhereAClassIsMissing, rounds=2, lr=0.01))
+    assert steps["stacked"]
+
+
+class ReadsWhatDiffers(Plugin):
+    """No hook sees a client alone, but the loss reads its numbers of samples by class."""
+
+    @hookimpl
+    def local_loss(self, step):
+        held = step.client.class_counts / step.client.class_counts.sum()
+        start = zip(step.client.parameters.values(), step.client.start.values())
+        return Loss((step.logits * held).square().mean() + sum((p - q).square().sum() for p, q in start))
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    """Count the clients' sessions."""
+    made = []
+    init = LocalSession.__init__
+    monkeypatch.setattr(
+        LocalSession, "__init__", lambda self, **given: (made.append(given["client"]), init(self, **given))[1]
+    )
+    return made
+
+
+EQUAL = {"clients": 12, "participation": 1.0, "rounds": 2, "local_epochs": 2, "workers": 0, "partition": "iid"}
+
+
+@pytest.mark.parametrize("plugins", [(), ("fedprox",), (ReadsWhatDiffers,)], ids=str)
+def test_a_stack_of_clients_that_no_hook_sees_alone_has_one_session(tmp_path, sessions, plugins):
+    stacked = support.run(tmp_path, *plugins, **EQUAL, stack=STACK)
+    assert len(sessions) == EQUAL["rounds"] * EQUAL["clients"] / STACK
+    assert_close(stacked, support.run(tmp_path, *plugins, **EQUAL))
+
+
+@pytest.mark.parametrize("options", [{"local_steps": 5}, {"drop_last": True}, {"batch_size": 7}], ids=str)
+def test_unequal_work_in_a_stack(both, sessions, options):
+    assert_close(*both(**{"rounds": 1, "local_epochs": 2, "batch_size": 16, **options}))
+    assert len(sessions) == 2 + 9  # of two stacks, and of nine clients one by one
+
+
+class FailsWhereAClassIsMissing(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(torch.where(step.client.class_counts[0] == 0, float("inf"), 0.0) * step.logits.square().mean())
+
+
+def test_a_client_whose_loss_is_not_finite_fails_alone(both, steps):
+    stacked, plain = both(FailsWhereAClassIsMissing, rounds=1, participation=1.0, min_clients=1)
+    assert_close(stacked, plain)
+    one, other = (
+        [(each["client"], each["message"]) for each in support.lines(run)[0]["failures"]] for run in (stacked, plain)
+    )
+    assert one == other
+    assert 0 < len(one) < UNEQUAL["clients"]
     assert steps["stacked"]
 
 

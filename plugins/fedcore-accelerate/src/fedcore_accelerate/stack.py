@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, TypeVar
 
 from fedcore.client import Begin, Memory, Setup, WorkingModel, take_step
 from fedcore.engines import ClientTask, Outcome
 from fedcore_accelerate.places import Places
+from fedcore_accelerate.stacked_step import Path, value_at
 from fedcore_accelerate.stacks import Group, Stack
 from fedcore_accelerate.steps import Steps, with_share_of_time
+from fedcore_accelerate.whole import Whole, applies
 
 Errors = Sequence[Exception | None]
 """The exceptions that clients' steps raised."""
@@ -59,6 +62,7 @@ class Stacks:
         self.together = together
         self._workings: list[WorkingModel] = []
         self._stack = Stack([])
+        self._whole = Whole()
         self._warned = False
 
     def working(self, setup: Setup) -> WorkingModel:
@@ -68,6 +72,10 @@ class Stacks:
 
     def run(self, tasks: Sequence[ClientTask], begin: Begin) -> list[Outcome]:
         """Take all steps; see :class:`fedcore.client.runner.Runner`."""
+        if applies(begin.runtime):
+            with suppress(Exception):  # as in :meth:`_try`; who trains client by client then names the reason
+                if (done := self._whole.train(tasks, begin)) is not None:
+                    return done
         outcomes: dict[int, Outcome] = {}
         members: list[_Member] = []
         for asked, training in self._places.trainings(tasks, begin):
@@ -110,9 +118,13 @@ class Stacks:
         :param groups: the groups of this stack; None for one that cannot be stacked.
         """
         sessions = [member.session for member in members]
+
+        def values_of(path: Path) -> list[Any]:
+            return [value_at(session, path) for session in sessions]
+
         key = members[0].slot, len(members), sessions[0].excluded
         if key not in groups:
-            groups[key] = self._try(lambda: Group(self._stack, members[0].slot, sessions))
+            groups[key] = self._try(lambda: Group(self._stack, *key[:2], sessions[0], values_of))
         group = groups[key]
         errors = None if group is None else self._try(lambda: group.take([member.step.batch for member in members]))
         if errors is None:

@@ -96,11 +96,14 @@ def require_same(values: Sequence[Any]) -> None:
 class Reads:
     """The values that hooks read of the clients of a group, with their tensors stacked.
 
+    :param values_of: returns the clients' values of a path; raises KeyError if a client lacks it.
     :param names: the names of the first client's parameters by id. A hook that reads one sees the stacked weights.
     """
 
-    def __init__(self, sessions: Sequence[LocalSession], names: Mapping[int, str]) -> None:
-        self._sessions, self._names = sessions, names
+    def __init__(
+        self, values_of: Callable[[Path], Sequence[Any]], names: Mapping[int, str], device: torch.device
+    ) -> None:
+        self._values_of, self._names, self._device = values_of, names, device
         self._values: dict[Path, Any] = {}
         self.tensors: list[Tensor] = []
         """The stacked tensors, (K, ...) each."""
@@ -112,7 +115,7 @@ class Reads:
         """
         if path not in self._values:
             try:
-                values = [value_at(session, path) for session in self._sessions]
+                values = self._values_of(path)
             except KeyError:
                 return
             self._values[path] = mapped(values, self._stacked)
@@ -150,7 +153,7 @@ class Reads:
         if isinstance(first, float) and any(value != first for value in values):
             if 0 in values:  # a weight of 0 leaves its term out, which one step cannot do for some clients only
                 require_same(sorted(values))
-            return self._slot(torch.tensor(values, dtype=torch.float32, device=self._sessions[0].working.device))
+            return self._slot(torch.tensor(values, dtype=torch.float32, device=self._device))
         require_same(values)
         return first
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map
 
 from fedcore import SplitModel
 from fedcore.client import (
@@ -36,21 +37,30 @@ from fedcore.models import Outputs
 from fedcore_accelerate.stacked_step import NotStackable, Path, Reads, StackedStep, Unread
 
 
-class Stack:
-    """Up to K working models whose parameters are slices of stacked tensors."""
+class Stacked:
+    """The tensors of a stack.
 
-    def __init__(self, workings: Sequence[WorkingModel]) -> None:
-        parameters = zip(*(working.parameters.items() for working in workings), strict=True)
-        self.weights = {column[0][0]: _stacked([w.detach() for _, w in column]) for column in parameters}
-        """The models' parameters by name, (K, ...)."""
-        for working, *own in zip(workings, *self.weights.values(), strict=True):
-            working.bind(dict(zip(self.weights, own, strict=True)))
+    :ivar weights: the models' parameters by name, (K, ...).
+    """
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        self.weights = weights
         self.added: dict[str, Tensor] = {}
         """The parameters that plugins added, by plugin and name."""
         self.states: dict[str, dict[str, Tensor]] = {}
         """The optimizer's state by a parameter's name."""
         self.known: dict[Path, None] = {}
         """What hooks have read of their clients so far: it is stacked before the next step."""
+
+
+class Stack(Stacked):
+    """Up to K working models whose parameters are slices of stacked tensors."""
+
+    def __init__(self, workings: Sequence[WorkingModel]) -> None:
+        parameters = zip(*(working.parameters.items() for working in workings), strict=True)
+        super().__init__({column[0][0]: stacked([w.detach() for _, w in column]) for column in parameters})
+        for working, *own in zip(workings, *self.weights.values(), strict=True):
+            working.bind(dict(zip(self.weights, own, strict=True)))
 
     def begin(self, sessions: Sequence[LocalSession]) -> Stack:
         """Begin with other clients, which have the first working models; return the stack.
@@ -61,18 +71,18 @@ class Stack:
         for name in trained_by(sessions[0]):
             own = [trained_by(session)[name] for session in sessions]
             if name not in self.weights:
-                self.added[name] = _stacked([parameter.detach() for parameter in own])
+                self.added[name] = stacked([parameter.detach() for parameter in own])
                 for parameter, part in zip(own, self.added[name], strict=True):
                     parameter.data = part
             states = [session.optimizer.state[id(p)] for session, p in zip(sessions, own, strict=True)]
-            self.states[name] = {kind: _stacked([state[kind] for state in states]) for kind in states[0]}
-            for kind, stacked in self.states[name].items():
-                for state, part in zip(states, stacked, strict=True):
+            self.states[name] = {kind: stacked([state[kind] for state in states]) for kind in states[0]}
+            for kind, joined in self.states[name].items():
+                for state, part in zip(states, joined, strict=True):
                     state[kind] = part
         return self
 
 
-def _stacked(tensors: list[Tensor]) -> Tensor:
+def stacked(tensors: list[Tensor]) -> Tensor:
     """Stack tensors, (K, ...). Each keeps its memory format: a kernel's last bits depend on it."""
     one = tensors[0]
     return torch.stack(tensors, out=one.new_empty_strided((len(tensors), *one.shape), (one.numel(), *one.stride())))
@@ -103,22 +113,26 @@ class Group:
     """Neighbours in a stack whose steps are one step.
 
     :param first: the slice of the first client in the stack.
+    :param one: the session that stands for all of them in what they have in common.
+    :param count: the number of clients.
+    :param values_of: returns what hooks read of the clients, client by client.
     :raises NotStackable: the run's steps cannot be stacked.
     """
 
-    def __init__(self, stack: Stack, first: int, sessions: Sequence[LocalSession]) -> None:
-        one = sessions[0]
+    def __init__(
+        self, stack: Stacked, first: int, count: int, one: LocalSession, values_of: Callable[[Path], Sequence[Any]]
+    ) -> None:
         if changes := one.plugins.implementers("gradients"):
             raise NotStackable(f"plugin {changes[0].name!r} changes gradients")
         if one.working.layout.buffers - one.working.layout.fixed or one.working.unsaved:
             raise NotStackable("the model has buffers, such as BatchNorm's statistics or a mask")
-        self._stack, self._where = stack, slice(first, first + len(sessions))
+        self._stack, self._where = stack, slice(first, first + count)
         self._trained = {name: nn.Parameter(stack.weights[name][self._where]) for name in one.working.trained}
         self._added = {name: nn.Parameter(tensor[self._where]) for name, tensor in stack.added.items()}
         self._weights = {name: tensor[self._where] for name, tensor in stack.weights.items()}
         self._weights |= self._trained | self._added
         names = {id(p): name for name, p in {**one.working.parameters, **trained_by(one)}.items()}
-        self._reads = Reads(sessions, names)
+        self._reads = Reads(values_of, names, one.working.device)
         self._models = _Models(one.working)
         parameters = self._trained | self._added
         groups = []
@@ -140,38 +154,64 @@ class Group:
 
         :raises Exception: the step cannot be taken at once. Nothing has changed.
         """
-        one = batches[0].session
-        total, losses, *outputs = self._forward(batches, *_joined(batches))
+        errors: list[Exception | None] = [None] * len(batches)
+
+        def frozen(name: str) -> Outputs:
+            own = [batch.frozen(name) for batch in batches]
+            return Outputs(*map(torch.stack, zip(*own, strict=True)))
+
+        def observe(*outputs: Tensor) -> None:
+            if observing := batches[0].session.plugins.implementers("observe"):
+                errors[:] = map(_observed, batches, *outputs)
+                self._reads.forget({plugin.name for plugin in observing})
+
+        losses = self.step(batches[0], *_joined(batches), frozen=frozen, observe=observe)
+        for name, values in losses.items():
+            for batch, value in zip(batches, values, strict=True):
+                batch.session.losses.add(name, value)
+        return errors
+
+    def step(
+        self,
+        first: Batch,
+        *joined: Tensor,
+        frozen: Callable[[str], Outputs] | None = None,
+        observe: Callable[..., None] | None = None,
+    ) -> dict[str, Tensor]:
+        """Take a step of each client. Return the losses by name, (K,) each.
+
+        :param first: the first client's batch.
+        :param joined: the inputs (K, B, ...), the labels and the positions in the clients' samples, (K, B) each.
+        :param frozen: returns a frozen model's outputs on the batches, (K, B, ...).
+        :param observe: called with the features and the logits before the weights change.
+        :raises Exception: the step cannot be taken at once. Nothing has changed.
+        """
+        one = first.session
+        total, losses, *outputs = self._forward(first, frozen, *joined)
         require_gradient(one, total)
         self._optimizer.zero_grad()
         total.sum().backward()  # a client's objective depends on no other client's weights
         if one.config.clip_norm is not None:
             _clip([p.grad for p in self._trained.values() if p.grad is not None], one.config.clip_norm)
-        errors: list[Exception | None] = [None] * len(batches)
-        if observing := one.plugins.implementers("observe"):
-            errors = list(map(_observed, batches, *outputs))
-            self._reads.forget({plugin.name for plugin in observing})
+        if observe is not None:
+            observe(*outputs)
         self._optimizer.step()
         for steps in self._steps:
             steps.fill_(steps[0])
-        for name, values in losses.items():
-            for batch, value in zip(batches, values.detach(), strict=True):
-                batch.session.losses.add(name, value)
-        return errors
+        return {name: values.detach() for name, values in losses.items()}
 
-    def _forward(self, batches: Sequence[Batch], *joined: Tensor) -> tuple[Any, ...]:
+    def _forward(self, first: Batch, outputs: Callable[[str], Outputs] | None, *joined: Tensor) -> tuple[Any, ...]:
         """Take the forward pass. If a hook reads a value for the first time, stack it and take the pass again."""
-        known, working = self._stack.known, batches[0].session.working
+        known, working = self._stack.known, first.session.working
         while True:
             frozen: dict[Path, Outputs] = {}
             for path in known:
                 if path.kind != "frozen":
                     self._reads.read(path)
-                elif working.frozen[path.owner].present:
-                    own = [batch.frozen(path.owner) for batch in batches]
-                    frozen[path] = Outputs(*map(torch.stack, zip(*own, strict=True)))
+                elif outputs is not None and working.frozen[path.owner].present:
+                    frozen[path] = outputs(path.owner)
             try:
-                return self._vmapped(batches[0], frozen, *joined)
+                return self._vmapped(first, frozen, *joined)
             except Unread as error:
                 if error.path in known:
                     raise NotStackable(f"clients differ in {error}") from error
@@ -204,7 +244,12 @@ class Group:
             found: tuple[Any, ...] = functional_call(self._models, own, (step,))
             return found
 
-        found: tuple[Any, ...] = vmap(of_client)(self._weights, self._reads.tensors, dict(frozen), *joined)
+        given: Any = self._weights, self._reads.tensors, dict(frozen), *joined
+        if len(joined[0]) == 1:  # vmap takes its time
+            given = tree_map(lambda tensor: tensor.squeeze(0), given)
+            alone: tuple[Any, ...] = tree_map(lambda tensor: tensor.unsqueeze(0), of_client(*given))
+            return alone
+        found: tuple[Any, ...] = vmap(of_client)(*given)
         return found
 
 
