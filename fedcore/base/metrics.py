@@ -1,6 +1,7 @@
 """What is counted of a model's outputs on labelled samples, and metrics next to accuracy and loss: ``--metric NAME``.
 
-Packages bring metrics by entry points of the group ``fedcore.metrics``.
+Packages bring metrics by entry points of the group ``fedcore.metrics``. The package fedcore-metrics makes and checks
+them for a run.
 """
 
 from __future__ import annotations
@@ -17,10 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcore.base import registry
-from fedcore.base.errors import ConfigError, PluginContractError
-from fedcore.base.identity import short_name
-from fedcore.base.protocols import FIGURES, OF_METRIC, SIGNS
+from fedcore.base.files import finite
+from fedcore.base.protocols import SIGNS
 from fedcore.base.tensors import check_tensors, flatten, out_of_range, unflatten
 from fedcore.base.types import Tensors
 
@@ -28,8 +27,6 @@ Metrics = Mapping[str, "Metric"]
 """The metrics of a run, by the name under which records have their figures."""
 
 NO_METRICS: Metrics = MappingProxyType({})
-
-SUMS = "return sums over the samples, in float64, and divide them in value"
 
 
 class Metric(ABC):
@@ -75,72 +72,12 @@ class Metric(ABC):
         return self.count(torch.zeros(1, self.num_classes), torch.zeros(1, dtype=torch.int64)).shape
 
 
-def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:
-    """Return the metrics of a configuration by their short names.
-
-    :raises UnknownNameError: no installed package provides a name.
-    :raises ConfigError: two metrics have the same short name, or records use a name for another figure.
-    :raises PluginContractError: the object behind a name is not a metric, fails on samples, or counts no sums.
-    """
-    made: dict[str, Metric] = {}
-    for name in names:
-        metric = registry.call("metric", name, registry.resolve("metric", name), num_classes)
-        if not isinstance(metric, Metric):
-            expected = "a fedcore.Metric for a number of classes"
-            raise PluginContractError.of(name, f"makes a {type(metric).__name__}", kind="metric", expected=expected)
-        short = short_name(name)
-        if short in made or short in FIGURES or short.endswith(OF_METRIC):
-            raise ConfigError(f"metric {name!r}: the name {short!r} belongs to another figure; give it another name")
-        logits, labels = torch.zeros(2, num_classes), torch.zeros(2, dtype=torch.int64)
-        logits[1, -1] = 1.0  # one sample right, the other wrong
-        one, other, both = (count(short, metric, logits[i], labels[i]) for i in ([0], [1], [0, 1]))
-        if not torch.allclose(both, one + other, equal_nan=True):
-            found = "counts two samples as other than the sum of both"
-            raise PluginContractError.of(short, found, kind="metric", hint=SUMS)
-        figure(short, metric, one)
-        made[short] = metric
-    return made
-
-
 def sign(name: str, metrics: Metrics) -> int:
     """Return 1 if more of a figure is better, -1 if less is.
 
     :param name: as a protocol's row has it: ``accuracy``, ``macro-f1``, ``macro-f1_mean``.
     """
     return SIGNS.get(name) or (-1 if metrics[name.removesuffix("_mean")].lower_is_better else 1)
-
-
-def count(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the counts of samples in float64, in which sums of integers are exact up to 2^53.
-
-    :raises PluginContractError: the metric raised, or it returned other than integers or float64 of its shape.
-    """
-    found: Any = registry.call("metric", name, metric.count, logits, labels)
-    if not isinstance(found, Tensor):
-        what = f"returned a {type(found).__name__}"
-        raise PluginContractError.of(name, what, kind="metric", expected="a tensor of counts", hint=SUMS)
-    if found.shape != metric.shape:
-        what = f"returned counts of shape {tuple(found.shape)}"
-        expected = f"a tensor of shape {tuple(metric.shape)} for any number of samples"
-        raise PluginContractError.of(name, what, kind="metric", expected=expected)
-    if found.is_floating_point() and found.dtype != torch.float64:
-        what = f"returned counts of {found.dtype}"
-        raise PluginContractError.of(name, what, kind="metric", expected="integers or float64", hint=SUMS)
-    return found.double()
-
-
-def figure(name: str, metric: Metric, counts: Tensor) -> float | None:
-    """Return the figure of summed counts; None if it is not finite.
-
-    :raises PluginContractError: the metric raised, or it returned something other than a number.
-    """
-    found = registry.call("metric", name, metric.value, counts)
-    try:
-        value = float(found)
-    except (TypeError, ValueError, RuntimeError) as error:
-        what, hint = f"returned a {type(found).__name__}", "give figures per class by the hook report of a plugin"
-        raise PluginContractError.of(name, what, kind="metric", expected="a number", hint=hint) from error
-    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,16 +178,19 @@ class Counts:
         }
 
     def figures(self, metrics: Metrics) -> dict[str, float | None]:
-        """Return the figures of metrics.
+        """Return the figures of metrics, None for one that is not finite.
 
         They are None if a sample is undefined: what a metric counts for logits without a prediction, it does not know.
         """
-        return {n: None if self.undefined else figure(n, metric, self.metrics[n]) for n, metric in metrics.items()}
+        if self.undefined:
+            return dict.fromkeys(metrics)
+        values: dict[str, float | None] = finite({n: metric.value(self.metrics[n]) for n, metric in metrics.items()})
+        return values
 
     def curves(self, metrics: Metrics) -> dict[str, Any]:
         """Return the points of the metrics' curves; empty if a sample is undefined."""
         drawn = () if self.undefined else metrics.items()
-        found = {name: registry.call("metric", name, metric.curve, self.metrics[name]) for name, metric in drawn}
+        found = {name: metric.curve(self.metrics[name]) for name, metric in drawn}
         return {name: points for name, points in found.items() if points}
 
 

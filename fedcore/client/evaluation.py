@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import FedcoreError, PluginCallError, print_traceback
-from fedcore.base.metrics import NO_METRICS, Counts, Metrics, count, finite_loss, sign
+from fedcore.base.metrics import NO_METRICS, Counts, Metrics, finite_loss, sign
 from fedcore.base.process import one_torch_thread
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore.base.tensors import flatten, on_cpu
@@ -92,7 +92,7 @@ def evaluate(
     with one_torch_thread() if device.type == "cpu" else nullcontext():
         for part, *outputs in _side_by_side(counts_of, model, batches, min(threads, len(chunks))):
             with torch.inference_mode():
-                parts.append(replace(part, metrics={name: count(name, m, *outputs) for name, m in metrics.items()}))
+                parts.append(replace(part, metrics={name: m.count(*outputs) for name, m in metrics.items()}))
     return Counts.join(on_cpu(reduce(add, parts).tensors()))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, permutations
@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from fedcore.base import registry
 from fedcore.base.config import ModelOptions, RunConfig, TrainingOptions
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
-from fedcore.base.metrics import Metric, make_metrics
+from fedcore.base.metrics import NO_METRICS, Metrics
 from fedcore.base.seeding import random_stream
 from fedcore.base.tensors import digest_of, out_of_range
 from fedcore.data import Dataset, PublicSamples
@@ -105,9 +106,14 @@ class Setup:
         return setup
 
     @cached_property
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> Metrics:
         """The metrics of an evaluation next to accuracy and loss, by the names of their figures."""
-        return make_metrics(self.config.metrics, self.task.num_classes)
+        if not (names := self.config.metrics):
+            return NO_METRICS
+        make_metrics: Callable[[list[str], int], Metrics] = registry.needed(
+            "feature", "make_metrics", f"--metric {names[0]}"
+        )
+        return make_metrics(names, self.task.num_classes)
 
     @cached_property
     def placement(self) -> Placement:

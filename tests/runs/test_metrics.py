@@ -10,11 +10,12 @@ import torch
 
 import fedcore
 from fedcore import ConfigError, Metric, PluginContractError, RunConfig, UnknownNameError
-from fedcore.base.metrics import make_metrics
+from fedcore.base import registry
 from fedcore.base.process import cores
 from fedcore.client.evaluation import evaluate
 from fedcore.data import load_dataset
 from fedcore.runs.rounds import further
+from fedcore_metrics.checked import make_metrics
 from fedcore_testing import PersonalClassifier, model_bytes, small_config
 from tests.sentences import raises
 
@@ -229,6 +230,13 @@ def test_an_absent_package_is_named(monkeypatch):
         make_metrics(["auroc"], 10)
     with raises(UnknownNameError):
         make_metrics(["torchmetrics:MulticlassCohenKappa"], 10)
+
+
+def test_a_metric_of_ones_own_needs_the_package_that_checks_it(monkeypatch, tmp_path):
+    installed = registry.available
+    monkeypatch.setattr(registry, "available", lambda kind: {} if kind == "feature" else installed(kind))
+    with raises(ConfigError, "test_metrics.Error needs the package fedcore-metrics"):
+        fedcore.run(small_config(tmp_path), metrics=[Error], progress=False)
 
 
 def test_the_configuration_takes_one_name_or_several():
