@@ -1,93 +1,57 @@
-"""Data sets, and partitions among clients."""
+"""Data sets, and partitions among clients. The names below are imported on first use."""
 
-from fedcore.data.assign import Partitioner, make_partition, with_public
-from fedcore.data.client_data import ClientData
-from fedcore.data.dataset import Dataset, Domains, PublicSamples
-from fedcore.data.images import ResidentSamples, Split, assemble, normalise
-from fedcore.data.inputs import Inputs
-from fedcore.data.loading import (
-    as_dataset,
-    check_classes,
-    default_data_dir,
-    find_data,
-    image_split,
-    load_dataset,
-    numbered_as,
-)
-from fedcore.data.partition import DECLARED, IndexLists, Partition, load_partition
-from fedcore.data.partitioners import (
-    MIN_SIZE,
-    IntArray,
-    PartitionWarning,
-    assign_by_counts,
-    capped_counts,
-    check_alpha,
-    checked_labels,
-    dirichlet,
-    even_sizes,
-    fill_up,
-    iid,
-    parts_by_owner,
-)
-from fedcore.data.samples import (
-    JSON,
-    Samples,
-    SequenceBatch,
-    SequenceSamples,
-    TensorSamples,
-    as_array,
-    check_labels,
-    check_offsets,
-    first_ten,
-    gather_runs,
-    in_order,
-)
+from __future__ import annotations
 
-__all__ = [
-    "DECLARED",
-    "JSON",
-    "MIN_SIZE",
-    "ClientData",
-    "Dataset",
-    "Domains",
-    "IndexLists",
-    "Inputs",
-    "IntArray",
-    "Partition",
-    "PartitionWarning",
-    "Partitioner",
-    "PublicSamples",
-    "ResidentSamples",
-    "Samples",
-    "SequenceBatch",
-    "SequenceSamples",
-    "Split",
-    "TensorSamples",
-    "as_array",
-    "as_dataset",
-    "assemble",
-    "assign_by_counts",
-    "capped_counts",
-    "check_alpha",
-    "check_classes",
-    "check_labels",
-    "check_offsets",
-    "checked_labels",
-    "default_data_dir",
-    "dirichlet",
-    "even_sizes",
-    "fill_up",
-    "find_data",
-    "first_ten",
-    "gather_runs",
-    "iid",
-    "image_split",
-    "in_order",
-    "load_dataset",
-    "load_partition",
-    "make_partition",
-    "normalise",
-    "numbered_as",
-    "parts_by_owner",
-    "with_public",
-]
+from typing import TYPE_CHECKING
+
+from fedcore.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from fedcore.data.assign import Partitioner as Partitioner
+    from fedcore.data.assign import make_partition as make_partition
+    from fedcore.data.assign import with_public as with_public
+    from fedcore.data.client_data import ClientData as ClientData
+    from fedcore.data.dataset import Dataset as Dataset
+    from fedcore.data.dataset import Domains as Domains
+    from fedcore.data.dataset import PublicSamples as PublicSamples
+    from fedcore.data.images import ResidentSamples as ResidentSamples
+    from fedcore.data.images import Split as Split
+    from fedcore.data.images import assemble as assemble
+    from fedcore.data.images import normalise as normalise
+    from fedcore.data.inputs import Inputs as Inputs
+    from fedcore.data.loading import as_dataset as as_dataset
+    from fedcore.data.loading import check_classes as check_classes
+    from fedcore.data.loading import default_data_dir as default_data_dir
+    from fedcore.data.loading import find_data as find_data
+    from fedcore.data.loading import image_split as image_split
+    from fedcore.data.loading import load_dataset as load_dataset
+    from fedcore.data.loading import numbered_as as numbered_as
+    from fedcore.data.partition import DECLARED as DECLARED
+    from fedcore.data.partition import IndexLists as IndexLists
+    from fedcore.data.partition import Partition as Partition
+    from fedcore.data.partition import load_partition as load_partition
+    from fedcore.data.partitioners import MIN_SIZE as MIN_SIZE
+    from fedcore.data.partitioners import IntArray as IntArray
+    from fedcore.data.partitioners import PartitionWarning as PartitionWarning
+    from fedcore.data.partitioners import assign_by_counts as assign_by_counts
+    from fedcore.data.partitioners import capped_counts as capped_counts
+    from fedcore.data.partitioners import check_alpha as check_alpha
+    from fedcore.data.partitioners import checked_labels as checked_labels
+    from fedcore.data.partitioners import dirichlet as dirichlet
+    from fedcore.data.partitioners import even_sizes as even_sizes
+    from fedcore.data.partitioners import fill_up as fill_up
+    from fedcore.data.partitioners import iid as iid
+    from fedcore.data.partitioners import parts_by_owner as parts_by_owner
+    from fedcore.data.samples import JSON as JSON
+    from fedcore.data.samples import Samples as Samples
+    from fedcore.data.samples import SequenceBatch as SequenceBatch
+    from fedcore.data.samples import SequenceSamples as SequenceSamples
+    from fedcore.data.samples import TensorSamples as TensorSamples
+    from fedcore.data.samples import as_array as as_array
+    from fedcore.data.samples import check_labels as check_labels
+    from fedcore.data.samples import check_offsets as check_offsets
+    from fedcore.data.samples import first_ten as first_ten
+    from fedcore.data.samples import gather_runs as gather_runs
+    from fedcore.data.samples import in_order as in_order
+
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)
