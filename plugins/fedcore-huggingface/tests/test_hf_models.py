@@ -10,9 +10,10 @@ import torch
 
 import fedcore
 from fedcore import ConfigError, RunConfig
-from fedcore.data import SequenceSamples
+from fedcore.data import SequenceSamples, load_dataset
 from fedcore.models import build_model
 from fedcore_huggingface import dataset, model
+from fedcore_huggingface.models import padded
 from fedcore_testing import check_model
 
 from .conftest import WORDS
@@ -127,3 +128,45 @@ def test_the_prefixes_are_installed() -> None:
         "fedcore.dataset_prefixes": "fedcore_huggingface:dataset",
         "fedcore.model_prefixes": "fedcore_huggingface:model",
     }
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "vit"])
+def test_transformers_loads_what_export_writes(tmp_path: Path, text_set: str, image_set: str, kind: str) -> None:
+    """``from_pretrained`` makes the same logits from the folder, with the classes' names."""
+    from fedcore_export import export_run
+
+    config = vit() if kind == "vit" else sequence_configs()[kind]
+    config.save_pretrained(str(tmp_path / kind))
+    data = image_set if kind == "vit" else text_set
+    options = {"rounds": 1, "local_epochs": 1, "workers": 0, "lr": 0.1, "batch_size": 8, "clients": 2, "alpha": 9.0}
+    options |= {"dataset": f"hf:{data}", "model": f"hf:{tmp_path / kind}", "out": tmp_path / "run"}
+    result = fedcore.run(RunConfig(**options, metrics=["macro-f1"]), progress=False)
+    done = export_run(result.directory, "transformers", tmp_path / "out")
+    assert {"config.json", "model.safetensors", "README.md"} <= set(done.files)
+    made = "AutoModelForImageClassification" if kind == "vit" else "AutoModelForSequenceClassification"
+    loaded = getattr(transformers, made).from_pretrained(str(tmp_path / "out"), local_files_only=True).eval()
+    test = load_dataset(f"hf:{data}", None).test
+    batch = test.gather(torch.arange(6))
+    if kind == "vit":
+        inputs = {"pixel_values": batch}
+    else:
+        tokens, mask = padded(batch, loaded.config.pad_token_id)
+        inputs = {"input_ids": tokens, "attention_mask": mask}
+        assert loaded.config.id2label == {0: "neg", 1: "pos"}
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**inputs).logits, result.model.eval()(batch).logits)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"from transformers import {type(loaded).__name__}" in card
+    assert "library_name: transformers" in card
+    assert f"| {result.metrics['global']['macro-f1']:.4f} |" in card
+
+
+def test_a_network_of_another_library_is_not_written_for_transformers(tmp_path: Path) -> None:
+    from fedcore_export import export_run
+
+    result = fedcore.run(
+        RunConfig(rounds=1, clients=2, local_epochs=1, workers=0, out=tmp_path / "run"), progress=False
+    )
+    with pytest.raises(ConfigError, match=r"takes a classifier of transformers .*--to safetensors writes"):
+        export_run(result.directory, "transformers", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

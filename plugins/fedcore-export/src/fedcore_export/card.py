@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedcore import SplitModel, __version__
 from fedcore.data import Dataset, ResidentSamples, TensorSamples
 from fedcore.models import build_model
-from fedcore.tools import PROTOCOLS, Run, digest, method, output, settings
+from fedcore.tools import PROTOCOLS, Run, digest, method, output, rounds, settings
 
 _ROUNDING = 1e-4
 """How far normalised and restored float32 brightness may lie outside of 0..1."""
@@ -52,10 +52,11 @@ def model_card(
     whose = "Global model" if client is None else f"Own model of client {client}"
     if not took_part:
         whose = f"Model for client {client}, which took part in no round,"
+    names = {file.name for file in files}
     front = {
-        "library_name": "fedcore",
+        "library_name": "transformers" if "config.json" in names else "fedcore",
         "tags": ["federated-learning", *config.plugins],
-        "metrics": ["accuracy"],
+        "metrics": ["accuracy", *_further(summary["metrics"])],
     }
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
@@ -67,7 +68,7 @@ def model_card(
         "## Input and output",
         "\n".join(_input(dataset)),
         "## Use",
-        "\n\n".join(_use(run, model, client, {file.name for file in files})),
+        "\n\n".join(_use(run, model, client, names)),
         "## Training",
         f"Every option that can change the result (digest {digest(config)}):",
         _block("yaml", yaml.safe_dump(settings(config), sort_keys=False)),
@@ -110,8 +111,14 @@ def _origin(summary: Mapping[str, Any], session: Mapping[str, Any]) -> str:
     return f"{_text(', '.join(parts))}; exported by fedcore {__version__}."
 
 
+def _further(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the metrics next to accuracy and loss that the run measured."""
+    rows = rounds.evaluated(metrics).values()
+    return list(dict.fromkeys(name for row in rows for name in rounds.further(row)))
+
+
 def _figures(metrics: Mapping[str, Any]) -> Iterator[str]:
-    rows = []
+    rows, further = [], _further(metrics)
     for protocol, meaning in PROTOCOLS.items():
         row = metrics.get(protocol)
         if isinstance(row, Mapping):
@@ -122,23 +129,28 @@ def _figures(metrics: Mapping[str, Any]) -> Iterator[str]:
                     output.percent(row["accuracy"]),
                     _number(row.get("loss")),
                     *map(output.percent, over),
+                    *(_number(row.get(name)) for name in further),
                 ]
             )
-    yield from _table(["of what", "accuracy %", "loss", "std over clients %", "worst 10 % of clients %"], rows)
+    heads = ["of what", "accuracy %", "loss", "std over clients %", "worst 10 % of clients %", *map(_text, further)]
+    yield from _table(heads, rows)
     yield ""
     yield "The samples behind these figures are the run's own; on other data the model can be worse."
 
 
 def _own_figures(metrics: Mapping[str, Any], client: int) -> Iterator[str]:
-    rows = []
+    rows, further = [], _further(metrics)
     for protocol, meaning in PROTOCOLS.items():
-        accuracy = (metrics.get(protocol) or {}).get("per_client", {}).get(str(client))
+        row = metrics.get(protocol) or {}
+        accuracy, *others = (
+            row.get(name, {}).get(str(client)) for name in ("per_client", *(f"{name}_per_client" for name in further))
+        )
         is_kept = protocol != "unseen_adapted"
         exported = (meaning.own_model or protocol == "unseen") and is_kept
         if accuracy is not None and exported:
             where = "its held-out part" if meaning.held_out else "the server's test set"
-            rows.append([where, output.percent(accuracy)])
-    yield from _table(["measured on", "accuracy %"], rows)
+            rows.append([where, output.percent(accuracy), *map(_number, others)])
+    yield from _table(["measured on", "accuracy %", *map(_text, further)], rows)
 
 
 def _input(dataset: Dataset) -> Iterator[str]:
@@ -186,6 +198,15 @@ def _use(run: Run, model: nn.Module, client: int | None, files: set[str]) -> Ite
     if "model.onnx" in files:
         load = 'session = onnxruntime.InferenceSession("model.onnx")'
         yield _code("import onnxruntime", load, '(logits,) = session.run(None, {"x": x.numpy()})')
+    if "config.json" in files and isinstance(model, SplitModel):
+        made = type(model.network().get_submodule("network")).__name__
+        inputs = "pixel_values=x" if run.dataset.kind == "tensor" else "input_ids=tokens, attention_mask=mask"
+        yield _code(
+            f"from transformers import {made}",
+            f'model = {made}.from_pretrained("this folder")',
+            f"logits = model({inputs}).logits",
+        )
+        return
     if not files & {"model.pt", "model.safetensors"}:
         return
     config, name = run.config, network_of(run, client)

@@ -13,7 +13,7 @@ from fedcore.tools import options, output
 
 def export(
     run_dir: options.RunDir,
-    to: Annotated[str, typer.Option("--to", metavar="safetensors|torch|onnx", help="The format.")],
+    to: Annotated[str, typer.Option("--to", metavar="safetensors|torch|onnx|transformers", help="The format.")],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="New folder; default the run's name with the format.")
     ] = None,
@@ -27,7 +27,7 @@ def export(
     """Write a finished run's model for other programs, with a card (README.md) of data, method and figures.
 
     torch: a state dict, which loads with weights_only=True, and a program of torch.export. onnx needs the packages onnx
-    and onnxscript.
+    and onnxscript. transformers: a folder that its from_pretrained loads, of a model hf:FOLDER.
     """
     from fedcore_export.export import export_run
 

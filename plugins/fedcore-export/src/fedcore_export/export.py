@@ -25,7 +25,7 @@ from fedcore.models import Placement
 from fedcore.tools import Run, one_thread, storing, write_text
 from fedcore_export.card import ExportedFile, model_card, plain_model
 
-FORMATS = ("safetensors", "torch", "onnx")
+FORMATS = ("safetensors", "torch", "onnx", "transformers")
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
 """What torch needs to write ONNX."""
@@ -62,7 +62,7 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
     """Write a finished run's model as ``form``, and README.md, to a new folder.
 
     :param form: ``safetensors``; ``torch``: a state dict, and a program of torch.export where the batches are
-        tensors; or ``onnx``.
+        tensors; ``onnx``; or ``transformers``: what its ``from_pretrained`` loads, of a model ``hf:FOLDER``.
     :param client: the own model of this client instead of the global one.
     :param allow_code: as for :func:`fedcore.runs.api.resume`.
     :raises RunDirectoryError: there is no run in ``path``, it is not finished, or its model is damaged.
@@ -203,10 +203,24 @@ def _onnx(model: nn.Module, dataset: Dataset, folder: Path) -> list[str]:
     return []
 
 
+def _transformers(model: nn.Module, dataset: Dataset, folder: Path) -> list[str]:
+    """Write configuration and weights, as transformers reads them. The network has ``save_pretrained`` for it."""
+    network = model.network() if isinstance(model, SplitModel) else model
+    save = getattr(network, "save_pretrained", None)
+    if save is None:
+        raise ConfigError(
+            f"--to transformers takes a classifier of transformers (--model hf:FOLDER), and this is a "
+            f"{type(network).__name__}; --to safetensors writes the weights of any network"
+        )
+    save(folder, dataset.class_names or ())
+    return []
+
+
 WRITERS: dict[str, Callable[[nn.Module, Dataset, Path], list[str]]] = {
     "safetensors": _safetensors,
     "torch": _torch,
     "onnx": _onnx,
+    "transformers": _transformers,
 }
 """By format: writes a model's files into a folder, and returns notes on what could not be written."""
 

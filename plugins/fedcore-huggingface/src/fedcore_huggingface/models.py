@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,31 @@ from torch import Tensor, nn
 from fedcore import ConfigError, SplitModel
 from fedcore.data import SequenceBatch
 from fedcore_huggingface.spec import folder_of
-from fedcore_zoo import load_torchvision
+from fedcore_zoo import SplitNetwork, load_torchvision
 
 WEIGHTS = "model.safetensors"
 
 
-class ImageLogits(nn.Module):
-    """An image classifier of transformers as a network from images to logits."""
+class OfTransformers(nn.Module):
+    """A classifier of transformers with other inputs and outputs."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        self.network: Any = network
+
+    def save_pretrained(self, folder: Path, class_names: Sequence[str] = ()) -> None:
+        """Write the classifier into a folder, as transformers reads it.
+
+        :param class_names: the names of the classes in order; empty where they have none.
+        """
+        if class_names:
+            self.network.config.id2label = dict(enumerate(class_names))
+            self.network.config.label2id = {name: number for number, name in enumerate(class_names)}
+        self.network.save_pretrained(str(folder))
+
+
+class ImageLogits(OfTransformers):
+    """An image classifier of transformers as a network from images to logits."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (B, C) logits of (B, channels, height, width)."""
@@ -31,15 +45,15 @@ class ImageLogits(nn.Module):
         return logits
 
 
-class SequenceFeatures(nn.Module):
+class SequenceFeatures(OfTransformers):
     """A sequence classifier of transformers without its last layer: sequences to features (B, d).
 
     :param pad: the token that fills shorter sequences; it is masked out.
     """
 
     def __init__(self, network: nn.Module, pad: int) -> None:
-        super().__init__()
-        self.network, self.pad = network, pad
+        super().__init__(network)
+        self.pad = pad
 
     def forward(self, batch: SequenceBatch) -> Tensor:
         """Return the features of a batch of sequences."""
@@ -184,4 +198,6 @@ def _split(base: SequenceFeatures, num_classes: int, name: str) -> SplitModel:
             f"model {name!r}: its last layer takes {layer.in_features} features, but {math.prod(features.shape)} come "
             "without it; this network cannot be split"
         )
-    return SplitModel(base, layer.in_features, num_classes)
+    split = SplitNetwork(base, layer, last=last)
+    split.renew_classifier(layer.in_features)
+    return split

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedcore_zoo.partitioners import natural as natural
     from fedcore_zoo.partitioners import quantity as quantity
     from fedcore_zoo.partitioners import shards as shards
+    from fedcore_zoo.split_network import SplitNetwork as SplitNetwork
     from fedcore_zoo.vision import load_torchvision as load_torchvision
     from fedcore_zoo.weights import load_weights as load_weights
 
