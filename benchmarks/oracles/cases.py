@@ -29,6 +29,12 @@ def spread(seed: int, clients: int, width: int, hostile: int = 0, shift: float =
     return np.round(rows, 3)
 
 
+def krum_of_paper(rows: np.ndarray, attackers: int) -> np.ndarray:
+    """Return the vector that Krum chooses: the least sum of squared distances from its n - f - 2 nearest others."""
+    apart = np.sort(((rows[:, None] - rows) ** 2).sum(axis=2), axis=1)[:, 1 : len(rows) - attackers - 1]
+    return rows[apart.sum(axis=1).argmin()]
+
+
 class Fixture:
     """The cases of one library, written to ``tests/oracles/fixtures/NAME.json`` of the folder that the script is given.
 

@@ -18,7 +18,7 @@ from byzpy.attacks.little import LittleAttack
 from byzpy.pre_aggregators.bucketing import Bucketing
 from byzpy.pre_aggregators.clipping import Clipping
 from byzpy.pre_aggregators.nnm import NearestNeighborMixing
-from cases import Fixture, spread
+from cases import Fixture, krum_of_paper, spread
 
 C = Fixture("byzpy", "ByzPy", "byzpy", source="run of the library on these vectors")
 C.difference(
@@ -59,15 +59,13 @@ for seed in range(4):
     value = GeometricMedian(tol=1e-10, max_iter=3000).aggregate(given)
     C.add("RFA", said, "geometric_median", value, rows=rows, tolerance=1e-5)
     chosen = Krum(f).aggregate(given)
-    distances = np.sort(((rows[:, None] - rows) ** 2).sum(2), axis=1)[:, 1 : n - f - 1]
-    paper = rows[distances.sum(1).argmin()]
     C.add(
         "Krum",
         said,
         "krum",
         chosen,
         attackers=f,
-        differs="" if np.allclose(paper, chosen) else "Krum's neighbours",
+        differs="" if np.allclose(krum_of_paper(rows, f), chosen) else "Krum's neighbours",
         **exact,
     )
     C.add("Krum", f"{said}: fedcore with f - 1", "krum", chosen, attackers=f - 1, **exact)

@@ -72,62 +72,20 @@ for said, n, k, absent in (
     area = float(np.mean([sk.roc_auc_score((y == c).numpy(), p[:, c]) for c in np.unique(y)]))
     area_torch = float(tc.MulticlassAUROC(k, average="macro")(p, y))
 
-    def differs(value: float, right: float, key: str) -> str:
-        """Return the difference's name where there is one."""
-        return key if abs(value - right) > 1e-4 else ""
-
-    C.add(M, f"macro F1, scikit-learn over present labels, {said}", "metric_value", f1, metric="macro-f1", **here)
-    C.add(
-        M,
-        f"macro F1, scikit-learn's default, {said}",
-        "metric_value",
-        f1_all,
-        metric="macro-f1",
-        differs=differs(f1_all, f1, "predicted classes count"),
-        **here,
-    )
-    C.add(
-        M,
-        f"macro F1, torchmetrics, {said}",
-        "metric_value",
-        f1_torch,
-        metric="macro-f1",
-        tolerance=1e-5,
-        differs=differs(f1_torch, f1, "absent classes count"),
-        **here,
-    )
-    C.add(M, f"balanced accuracy, scikit-learn, {said}", "metric_value", recall, metric="balanced-accuracy", **here)
-    C.add(
-        M,
-        f"balanced accuracy, torchmetrics, {said}",
-        "metric_value",
-        recall_torch,
-        metric="balanced-accuracy",
-        tolerance=1e-5,
-        differs=differs(recall_torch, recall, "absent classes count"),
-        **here,
-    )
     error = float(tc.MulticlassCalibrationError(k, n_bins=15, norm="l1")(p, y))
-    C.add(
-        M,
-        f"calibration error, 15 bins, {said}",
-        "metric_value",
-        error,
-        metric="calibration-error",
-        tolerance=1e-5,
-        **here,
-    )
-    C.add(M, f"AUROC, scikit-learn by class, {said}", "metric_value", area, metric="auroc", tolerance=2e-3, **here)
-    C.add(
-        M,
-        f"AUROC, torchmetrics, {said}",
-        "metric_value",
-        area_torch,
-        metric="auroc",
-        tolerance=2e-3,
-        differs=differs(area_torch, area, "absent classes count"),
-        **here,
-    )
+    absent_count, predicted_count = "absent classes count", "predicted classes count"
+    for name, metric, value, tolerance, right, key in (
+        ("macro F1, scikit-learn over present labels", "macro-f1", f1, 1e-6, f1, ""),
+        ("macro F1, scikit-learn's default", "macro-f1", f1_all, 1e-6, f1, predicted_count),
+        ("macro F1, torchmetrics", "macro-f1", f1_torch, 1e-5, f1, absent_count),
+        ("balanced accuracy, scikit-learn", "balanced-accuracy", recall, 1e-6, recall, ""),
+        ("balanced accuracy, torchmetrics", "balanced-accuracy", recall_torch, 1e-5, recall, absent_count),
+        ("calibration error, 15 bins", "calibration-error", error, 1e-5, error, ""),
+        ("AUROC, scikit-learn by class", "auroc", area, 2e-3, area, ""),
+        ("AUROC, torchmetrics", "auroc", area_torch, 2e-3, area, absent_count),
+    ):
+        differs = key if abs(value - right) > 1e-4 else ""
+        C.add(M, f"{name}, {said}", "metric_value", value, metric=metric, tolerance=tolerance, differs=differs, **here)
 z, _ = data(1, 50, 3, ())
 y = torch.ones(50, dtype=torch.long)
 C.add(

@@ -29,15 +29,18 @@ import fedcore_fedala
 import fedcore_fedamp
 import fedcore_fedavgm
 import fedcore_fedbuff
+import fedcore_fedcp
 import fedcore_feddc
 import fedcore_feddecorr
 import fedcore_feddyn
 import fedcore_fedetf
+import fedcore_fedgen
 import fedcore_fedlc
 import fedcore_fednh
 import fedcore_fednova
 import fedcore_fedntd
 import fedcore_fedopt
+import fedcore_fedpac
 import fedcore_fedrs
 import fedcore_fedsam
 import fedcore_fedtgp
@@ -50,7 +53,16 @@ import fedcore_qffl
 import fedcore_robust
 import fedcore_scaffold
 import fedcore_zoo
-from fedcore_testing import EqualWeights, Quadratic, W, analytic_federation, federate, hidden_tanh
+from fedcore_testing import (
+    Cohorts,
+    EqualWeights,
+    Quadratic,
+    W,
+    analytic_federation,
+    federate,
+    hidden_tanh,
+    personal_state,
+)
 from fedcore_testing import weights as trained_weights
 
 CALLS: dict[str, Callable[..., Any]] = {}
@@ -141,8 +153,16 @@ def whole_run(
     lr: float,
     plugins: Mapping[str, Any],
     options: Mapping[str, Any],
+    cohorts: Sequence[Sequence[int]] = (),
+    kept: str = "",
+    equal: bool = False,
 ) -> Tensor:
-    """The weights, flat, after a run of a network of 5, 6 and 3 units with tanh on full batches of plain SGD."""
+    """The weights, flat, after a run of a network of 5, 6 and 3 units with tanh on full batches of plain SGD.
+
+    :param cohorts: the clients of each round; all where it is empty.
+    :param kept: who keeps weights on the clients, a plugin or the core: these follow, client by client.
+    :param equal: clients count the same.
+    """
 
     def dataset(data_dir: Path | None = None) -> fedcore.data.Dataset:
         rows = x.float().view(len(x), 1, 1, -1)
@@ -160,10 +180,12 @@ def whole_run(
         return made
 
     plain = {"momentum": 0.0, "weight_decay": 0.0, "batch_size": 1000, "clients": len(parts), "local_epochs": epochs}
+    more: list[Any] = [*([(Cohorts, {"rounds": cohorts})] if cohorts else []), *([EqualWeights] if equal else [])]
     with tempfile.TemporaryDirectory() as folder:
         result = federate(
             Path(folder),
             *plugins.items(),
+            *more,
             dataset=dataset,
             partition=partition,
             model=model,
@@ -172,8 +194,12 @@ def whole_run(
             **{**plain, **options},
         )
         trained = trained_weights(result)
-    layers = ("encoder.base.1.weight", "encoder.base.1.bias", "classifier.weight", "classifier.bias")
-    return torch.cat([trained[name].double().flatten() for name in layers])
+        own = [personal_state(result, client, kept) for client in range(len(parts))] if kept else []
+    if kept == "fedcore":
+        trained = {name: tensor for name, tensor in trained.items() if name not in own[0]}
+    layers = ("encoder.base.1.weight", "encoder.base.1.bias", "classifier.weight", "classifier.bias", "weight", "bias")
+    parts_of = [some[name] for some in (trained, *own) for name in layers if name in some]
+    return torch.cat([tensor.double().flatten() for tensor in parts_of])
 
 
 _SERVERS = {
@@ -868,6 +894,95 @@ def tgp_margin(means: Tensor, known: Sequence[bool], threshold: float) -> float:
 def tgp_loss(sent: Tensor, labels: Sequence[int], prototypes: Tensor, margin: float) -> Tensor:
     """FedTGP's contrastive loss of the server."""
     return fedcore_fedtgp.margin_contrast(sent, torch.tensor(labels), prototypes, margin)
+
+
+def _groups(found: Tensor) -> list[int]:
+    """Return the groups of points, numbered by their first points."""
+    numbers = {int(one): place for place, one in enumerate(dict.fromkeys(found.tolist()))}
+    return [numbers[int(one)] for one in found.tolist()]
+
+
+@call
+def first_groups(points: Tensor) -> list[int]:
+    """FPL's first partition of prototypes."""
+    return _groups(fedcore_fpl.first_neighbour_groups(points))
+
+
+@call
+def last_groups(points: Tensor) -> list[int]:
+    """FPL's last partition of prototypes."""
+    return _groups(fedcore_fpl.finch(points))
+
+
+@call
+def cluster_contrast(
+    features: Tensor, labels: Sequence[int], clusters: Tensor, classes: Sequence[int], temperature: float
+) -> Tensor:
+    """FPL's contrast of features with cluster prototypes."""
+    known = torch.tensor(classes)
+    return fedcore_fpl.cluster_contrast(features, torch.tensor(labels), clusters, known, temperature=temperature)
+
+
+@call
+def tgp_trained(
+    sent: Tensor, labels: Sequence[int], parameters: Mapping[str, Any], margin: float, epochs: int, lr: float
+) -> Tensor:
+    """FedTGP's prototypes after the server's training on full batches."""
+    start = {name: _double(value) for name, value in parameters.items()}
+    draws = torch.Generator().manual_seed(0)
+    done = fedcore_fedtgp.equations.trained(
+        start, sent, torch.tensor(labels), margin=margin, epochs=epochs, lr=lr, batch_size=len(sent), generator=draws
+    )
+    return fedcore_fedtgp.prototypes_of(done)
+
+
+@call
+def generated(
+    generator: Mapping[str, Any],
+    noise: Tensor,
+    labels: Sequence[int],
+    train: bool,
+) -> Tensor:
+    """FedGen's generated features."""
+    tensors = {name: _double(value) for name, value in generator.items()}
+    return fedcore_fedgen.generate(tensors, noise, torch.tensor(labels), train=train)
+
+
+@call
+def generated_diversity(noise: Tensor, features: Tensor) -> Tensor:
+    """FedGen's diversity loss."""
+    return fedcore_fedgen.diversity_loss(noise, features)
+
+
+@call
+def mean_discrepancy(x: Tensor, y: Tensor) -> Tensor:
+    """FedCP's MMD of two sets of features."""
+    return fedcore_fedcp.maximum_mean_discrepancy(x, y)
+
+
+@call
+def head_context(head: Tensor) -> Tensor:
+    """FedCP's context of a personal head."""
+    return fedcore_fedcp.context_of([head])
+
+
+@call
+def halved_head(own: Tensor, received: Tensor) -> Tensor:
+    """What a client of FedCP uploads of its head."""
+    return fedcore_fedcp.mixed_head(own, received)
+
+
+@call
+def head_statistics(features: Tensor, labels: Sequence[int], classes: int) -> Tensor:
+    """FedPAC's V and h, flat."""
+    variance, means = fedcore_fedpac.head_statistics(features, torch.tensor(labels), classes)
+    return torch.cat([variance.reshape(1), means.flatten()])
+
+
+@call
+def head_shares(variances: Tensor, means: Tensor) -> list[Tensor]:
+    """How FedPAC combines the heads, for each client."""
+    return [fedcore_fedpac.combination(variances, means, client) for client in range(len(variances))]
 
 
 @call
