@@ -1,5 +1,7 @@
 """Every message comes back as it was packed, through the bytes that engines send."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,10 +12,12 @@ from fedcore.tools import StorageError
 from fedcore_workers import (
     pack_error,
     pack_outcome,
+    pack_outcomes,
     pack_shared,
     pack_task,
     unpack_error,
     unpack_outcome,
+    unpack_outcomes,
     unpack_shared,
     unpack_task,
 )
@@ -76,6 +80,42 @@ def test_an_evaluation():
 def test_an_outcome_without_tensors():
     given = ClientFailure("timeout", "no answer")
     assert unpack_outcome(*sent(*pack_outcome(given))) == given
+
+
+def rows_of_one_matrix():
+    weights = torch.arange(12.0).reshape(2, 2, 3).unbind()
+    return [
+        replace(update(), client=k, model={"w": weight}, metrics={"losses": {"task": k / 3}})
+        for k, weight in enumerate(weights)
+    ]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        rows_of_one_matrix(),
+        [update(), update(moon={"sums": B})],
+        [update(), replace(update(), model={"encoder.weight": W[:1]})],
+        [Reply({"a": W}), ClientFailure("timeout", "no answer")],
+        [Reply({}), Reply({})],
+        [ClientFailure("raised", "no"), ClientFailure("diverged", "nan")],
+        [update()],
+    ],
+    ids=["rows", "payloads", "shapes", "kinds", "nothing", "failures", "one"],
+)
+def test_the_outcomes_of_a_message(given):
+    again = unpack_outcomes(*sent(*pack_outcomes(given)))
+    assert [pack_outcome(each)[1] for each in again] == [pack_outcome(each)[1] for each in given]
+    for one, other in zip(again, given, strict=True):
+        assert_equal(pack_outcome(one)[0], pack_outcome(other)[0])
+
+
+def test_rows_of_one_matrix_are_sent_without_a_copy():
+    given = rows_of_one_matrix()
+    (matrix,) = pack_outcomes(given)[0].values()
+    assert matrix.data_ptr() == given[0].model["w"].data_ptr()
+    (copied,) = pack_outcomes(given[::-1])[0].values()  # in another order they are no matrix
+    assert torch.equal(copied[0], given[1].model["w"])
 
 
 def test_an_update_with_tensors_whose_names_hold_the_separator():

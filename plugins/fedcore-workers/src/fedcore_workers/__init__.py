@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from fedcore_workers.forks import template as template
     from fedcore_workers.messages import pack_error as pack_error
     from fedcore_workers.messages import pack_outcome as pack_outcome
+    from fedcore_workers.messages import pack_outcomes as pack_outcomes
     from fedcore_workers.messages import pack_shared as pack_shared
     from fedcore_workers.messages import pack_site as pack_site
     from fedcore_workers.messages import pack_task as pack_task
     from fedcore_workers.messages import unpack_error as unpack_error
     from fedcore_workers.messages import unpack_outcome as unpack_outcome
+    from fedcore_workers.messages import unpack_outcomes as unpack_outcomes
     from fedcore_workers.messages import unpack_shared as unpack_shared
     from fedcore_workers.messages import unpack_site as unpack_site
     from fedcore_workers.messages import unpack_task as unpack_task

@@ -28,12 +28,11 @@ from fedcore.engines import (
     alike,
     cores,
     groups_of,
-    unflatten,
 )
 from fedcore.tools import environment, is_lent, python_command
 from fedcore_workers.dispatch import Bundle, Dispatcher
 from fedcore_workers.forks import ALLOCATOR, ForkedProcess, current, template
-from fedcore_workers.messages import pack_shared, pack_site, pack_task, unpack_outcome
+from fedcore_workers.messages import pack_shared, pack_site, pack_task, unpack_outcomes
 from fedcore_workers.transport import Channel, get_frame, put_frame
 
 CORES = "PYTHON_CPU_COUNT"
@@ -210,8 +209,8 @@ class WorkerEngine:
         if kind != "outcomes":
             self._dispatcher.take(worker, kind, tensors, *said)
             return
-        (metas, seconds), groups = said, unflatten(tensors)
-        outcomes = [unpack_outcome(groups.get(f"{number}", {}), meta) for number, meta in enumerate(metas)]
+        meta, seconds = said
+        outcomes = unpack_outcomes(tensors, meta)
         task = worker.task
         if task is not None:
             each = seconds / len(outcomes)

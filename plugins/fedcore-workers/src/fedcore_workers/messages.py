@@ -6,7 +6,7 @@ Each packing function stands next to its inverse. :func:`fedcore.engines.flatten
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -103,7 +103,8 @@ def unpack_outcome(tensors: Tensors, meta: Mapping[str, Any]) -> Outcome:
     try:
         cls = _OUTCOMES[values.pop("outcome")]
         if cls is ClientUpdate:
-            groups = {"model": {}, **groups, "payload": unflatten(groups.get("payload", {}))}
+            groups.setdefault("model", {})
+            groups["payload"] = unflatten(groups["payload"]) if "payload" in groups else {}
             values["frozen"] = frozenset(values["frozen"])
         elif cls in (Pause, Reply, Evaluation):
             groups.setdefault("tensors", {})
@@ -111,6 +112,43 @@ def unpack_outcome(tensors: Tensors, meta: Mapping[str, Any]) -> Outcome:
     except (KeyError, TypeError) as error:  # a name is missing, unknown or repeated
         raise ValueError(f"not an outcome of a task: {error}") from error
     return outcome
+
+
+def pack_outcomes(outcomes: Sequence[Outcome]) -> tuple[Tensors, Any]:
+    """Split the outcomes of one message into tensors and JSON. Those of one form have one tensor (K, ...) per name."""
+    packed = [pack_outcome(outcome) for outcome in outcomes]
+    (first, meta), *others = packed
+    forms = [(name, tensor.shape, tensor.dtype) for name, tensor in first.items()]
+    for own, its in others:
+        if its.keys() != meta.keys() or [(name, tensor.shape, tensor.dtype) for name, tensor in own.items()] != forms:
+            return flatten({str(k): own for k, (own, _) in enumerate(packed)})[0], [its for _, its in packed]
+    tensors = {name: _stacked([own[name] for own, _ in packed]) for name in first}
+    return tensors, {key: [its[key] for _, its in packed] for key in meta}
+
+
+def unpack_outcomes(tensors: Tensors, meta: Any) -> list[Outcome]:
+    """Join outcomes that :func:`pack_outcomes` split.
+
+    :raises ValueError: these are not the parts of outcomes.
+    """
+    if isinstance(meta, list):
+        groups = unflatten(tensors)
+        return [unpack_outcome(groups.get(f"{k}", {}), its) for k, its in enumerate(meta)]
+    metas = [dict(zip(meta, values)) for values in zip(*meta.values(), strict=True)]
+    if not tensors:
+        return [unpack_outcome({}, its) for its in metas]
+    rows = zip(*(tensor.unbind() for tensor in tensors.values()), strict=True)
+    return [unpack_outcome(dict(zip(tensors, own)), its) for own, its in zip(rows, metas, strict=True)]
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    """Return tensors as one, (K, ...), without a copy if they are its rows already."""
+    first, memory = tensors[0], tensors[0].untyped_storage().data_ptr()
+    for k, tensor in enumerate(tensors):
+        follows = tensor.data_ptr() == first.data_ptr() + k * first.nbytes and tensor.is_contiguous()
+        if not follows or tensor.untyped_storage().data_ptr() != memory:
+            return torch.stack(tensors)
+    return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
 
 
 _STORAGE = {cls.__name__: cls for cls in (RunDirectoryError, StorageError)}

@@ -13,10 +13,10 @@ import sys
 import time
 
 from fedcore import FedcoreError
-from fedcore.engines import ClientRuntime, SharedPayload, flatten
+from fedcore.engines import ClientRuntime, SharedPayload
 from fedcore.tools import one_thread, process
 from fedcore_workers.forks import die_with_parent
-from fedcore_workers.messages import pack_error, pack_outcome, unpack_shared, unpack_site, unpack_task
+from fedcore_workers.messages import pack_error, pack_outcomes, unpack_shared, unpack_site, unpack_task
 from fedcore_workers.transport import Channel, get_frame
 
 
@@ -56,12 +56,11 @@ def serve(channel: Channel) -> None:
         began = time.process_time()
         try:
             outcomes = runtime.handle_together([unpack_task(tensors, meta) for meta in tasks], shared)
-            packed = [pack_outcome(outcome) for outcome in outcomes]
+            sent, meta = pack_outcomes(outcomes)
         except FedcoreError as error:
             channel.send({}, ["broken", pack_error(error)])
             continue
-        each = flatten({str(number): own for number, (own, _) in enumerate(packed)})[0]
-        channel.send(each, ["outcomes", [meta for _, meta in packed], time.process_time() - began])
+        channel.send(sent, ["outcomes", meta, time.process_time() - began])
 
 
 if __name__ == "__main__":
