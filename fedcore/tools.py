@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from fedcore.base.safe_yaml import read_mapping as read_mapping
     from fedcore.base.safe_yaml import read_yaml as read_yaml
     from fedcore.base.safe_yaml import write_yaml as write_yaml
+    from fedcore.base.section import Kind as Kind
     from fedcore.base.section import unknown_option as unknown_option
     from fedcore.cli import options as options
     from fedcore.cli.app import app as app

@@ -43,7 +43,7 @@ Key = tuple[str, str]
 LENT: dict[Key, Any] = {}
 """The objects that a Python program lent to its run, by kind and name; see :func:`lent`."""
 
-PREFIXED = ("dataset", "model", "partitioner", "metric")
+PREFIXED = ("dataset", "model", "partitioner", "metric", "augmentation")
 """The kinds of which other libraries have objects, by the entry points of a ``KIND prefix``."""
 
 NAMED = ("plugin", "dataset", "model", "partitioner", "engine", "tracker", "metric")

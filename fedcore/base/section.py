@@ -58,6 +58,14 @@ class Section(BaseModel):
                 raise unknown_option(str(name), cls.model_fields, hint)
         return values
 
+    def prepared(self, dataset: Any, partition: Any) -> Any:
+        """Return the data set as models take it, such as normalised by the clients' training samples alone.
+
+        :param dataset: the :class:`fedcore.data.Dataset` as it was loaded. Number and order of its samples stay.
+        :param partition: a :class:`fedcore.data.Partition`. If it ``is_declared``, clients hold their own data.
+        """
+        return dataset
+
     def built(self, model: Any) -> None:
         """Act on a model that was built, before plugins configure it: on the server and wherever clients train.
 

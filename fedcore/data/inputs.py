@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from torch import Tensor
@@ -37,17 +37,19 @@ class Inputs:
     """The names of a table's columns in order; empty if they are not known."""
     class_names: tuple[str, ...] = ()
     """The names of the classes in order; empty if they are not known."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """How a package makes inputs of raw samples, in plain values. ``recipe["by"]`` is its feature ``(inputs, x)``."""
 
     @classmethod
     def of(cls, dataset: Dataset) -> Self:
         """Return the form of a data set's samples."""
         samples, shape, names = dataset.train, tuple(dataset.input_shape), tuple(dataset.class_names or ())
+        recipe, dtype = getattr(samples, "recipe", {}), "uint8" if getattr(samples, "from_bytes", False) else "float32"
         if isinstance(samples, ResidentSamples):
-            dtype = "uint8" if samples.from_bytes else "float32"
-            return cls("images", shape, dtype, samples.mean, samples.std, class_names=names)
+            return cls("images", shape, dtype, samples.mean, samples.std, (), names, recipe)
         if isinstance(samples, TensorSamples):
             shape, dtype = tuple(samples.inputs.shape[1:]), str(samples.inputs.dtype).removeprefix("torch.")
-            return cls("tensor", shape, dtype, samples.mean, samples.std, samples.columns, names)
+            return cls("tensor", shape, dtype, samples.mean, samples.std, samples.columns, names, recipe)
         return cls(samples.kind, shape, "", class_names=names)
 
     @classmethod
@@ -65,5 +67,5 @@ class Inputs:
         :raises UnknownNameError: the package fedcore-export, which prepares them, is not installed.
         :raises DataError: they have another shape or type than those of the run, or are sparse, masked or complex.
         """
-        prepared: Tensor = resolve("feature", "prepare")(self, x)
+        prepared: Tensor = resolve("feature", self.recipe.get("by", "prepare"))(self, x)
         return prepared

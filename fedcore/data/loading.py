@@ -24,8 +24,6 @@ from fedcore.data.samples import Array, TensorSamples, as_array, check_labels, c
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 REGRESSION = "Regression is not possible: make classes, for example with numpy.digitize(y, edges)"
 _READ_AGAIN = 16  # samples; a random flip of each is missed once in 65,536 sets
-_FAR = 100.0
-"""Floating-point inputs beyond this are noted: a network learns little from columns such as ages in days."""
 RENUMBER = (
     "names = numpy.unique(numpy.concatenate([y_train, y_test])), then numpy.searchsorted(names, y_train) and "
     "numpy.searchsorted(names, y_test)"
@@ -255,10 +253,7 @@ def _of_tensors(
     ]
     classes = int(train[1].max()) + 1
     model = None if len(shape) == 3 else "mlp"
-    far = float(train[0].abs().max()) if train[0].is_floating_point() else 0.0
-    note = f"x_train is trained on as it is, with values up to {far:,.0f}: normalise it, and x_test by the same numbers"
-    notes = (note,) if far > _FAR else ()
-    return Dataset(name, parts[0], parts[1], classes, shape, class_names=class_names, model=model, notes=notes)
+    return Dataset(name, parts[0], parts[1], classes, shape, class_names=class_names, model=model)
 
 
 def image_split(x: Array, y: Array, part: str, where: str = "") -> Split:

@@ -42,10 +42,6 @@ def resolve_config(config: RunConfig, dataset: Dataset | None = None) -> tuple[R
     if not len(dataset.test):
         raise ConfigError(f"data set {config.dataset!r} has no test samples, but every run is evaluated on some")
     _ = Scenario(config, dataset).unseen  # a wrong domain is refused before any long work
-    if config.augment and dataset.augmentation is None:
-        raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
-    if config.augment:
-        registry.resolve("augmentation", str(dataset.augmentation))
     models = [usual_model(dataset) if name == "auto" else name for name in config.client_models or [config.model]]
     resolved: dict[str, Any] = {
         "plugins": plugin_options(config, plugins),

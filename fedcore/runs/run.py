@@ -108,7 +108,7 @@ class Run:
         ):
             if is_given:
                 _require_held_out(option, config, partition)
-        setup = _set_up(config, dataset)
+        setup, prepared = _set_up(config, dataset, partition)
         _ = setup.metrics, judged_by(config)  # a wrong one is refused before anything is written
         if config.keep == "best" and setup.layout.personal:
             raise ConfigError(
@@ -123,8 +123,7 @@ class Run:
             partition.save(directory.partition_file)
             file = SavedConfig(setup.config.written(), *digests)
             directory.write_config(file)  # last: with this file the folder is a run that can be resumed
-            dataset = setup.placement.on_host(dataset)
-            yield cls(setup, dataset, partition, directory, file)
+            yield cls(setup, setup.placement.on_host(prepared), partition, directory, file)
 
     @classmethod
     def open(
@@ -176,7 +175,7 @@ class Run:
             file = replace(saved, values={**saved.values, "out": str(directory.path)})  # where it is now
             config = config.model_copy(update={"out": out})
             asked.add("out")
-        setup = _set_up(config, dataset)
+        setup, dataset = _set_up(config, dataset, partition)
         dataset = setup.placement.on_host(dataset)
         run = cls(setup, dataset, partition, directory, file, frozenset(asked))
         if out is not None:
@@ -438,13 +437,20 @@ class Run:
         return Placement.plain().model(network).eval(), bool(task.meta["took_part"])
 
 
-def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
+def _set_up(config: RunConfig, dataset: Dataset, partition: Partition) -> tuple[Setup, Dataset]:
+    """Return the set-up, and the data set as the models take it."""
+    for section in RunConfig.sections():
+        dataset = section.prepared(config, dataset, partition)
+    if config.augment and dataset.augmentation is None:
+        raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
+    if config.augment:
+        registry.resolve("augmentation", str(dataset.augmentation))
     setup = Setup.build(config, dataset)
     check_client_models(setup, dataset)
     settled: dict[str, Any] = {}
     for section in RunConfig.sections():
         settled |= section.settled(setup.config, setup, dataset)
-    return replace(setup, config=setup.config.model_copy(update=settled))
+    return replace(setup, config=setup.config.model_copy(update=settled)), dataset
 
 
 def _require_held_out(option: str, config: RunConfig, partition: Partition) -> None:

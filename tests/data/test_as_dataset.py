@@ -172,16 +172,6 @@ def named(*names):
     return part
 
 
-def test_rows_that_are_far_from_normalised_are_noted():
-    rows = ROWS / 255
-    ages = rows.copy()
-    ages[:, 2] = 24_000
-    assert as_dataset((ages, LABELS, ages, LABELS)).notes == (
-        "x_train is trained on as it is, with values up to 24,000: normalise it, and x_test by the same numbers",
-    )
-    assert as_dataset((rows, LABELS, rows, LABELS)).notes == ()
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -40,8 +40,9 @@ from fedcore_flower.history import History
 from fedcore_flower.keys import make_keys
 from fedcore_flower.members import Member, Members
 from fedcore_flower.own_data import OwnData, _public
-from fedcore_flower.server import ServerOptions, _check_config, _sizes, start
+from fedcore_flower.server import ServerOptions, _check_config, _sizes, pooled, start
 from fedcore_testing import check_engine, federate, model_bytes
+from fedcore_zoo import Cells, Recipe, TableSamples
 
 
 def _helpers():
@@ -780,6 +781,73 @@ def test_columns_of_organisations_are_matched_by_name(tmp_path):
         result = fedcore.run(config, engine=helpers.make_engine(link), partition=partition)
         found.append((model_bytes(result), result.metrics))
     assert found[0] == found[1]
+
+
+def organisations_of_breast_cancer(folder):
+    """Return handlers of three organisations, 100 rows to train on each, their raw rows, and what they told."""
+    table, told = load_dataset("breast-cancer").train, []
+    sites = [site_of(table, slice(140 * k, 140 * k + 140), list(table.columns)[::-1]) for k in range(3)]
+    raw = table.inputs.double() * torch.tensor(table.std) + torch.tensor(table.mean)
+    handlers = [
+        RequestHandler(site, TrainerOptions("own", str(folder / NAMES[k]), device="cpu"), told.append)
+        for k, site in enumerate(sites)
+    ]
+    return handlers, [raw[140 * k : 140 * k + 140] for k in range(3)], told
+
+
+def test_statistics_travel_as_sums(tmp_path, monkeypatch):
+    """--normalize global: mean and deviation of all organisations' training rows, and a resume has them, too."""
+    handlers, raw, told = organisations_of_breast_cancer(tmp_path)
+    result = serve(Here(handlers), tmp_path, monkeypatch, dataset="breast-cancer", normalize="global", rounds=1)
+    rows = torch.cat([part[:100] for part in raw])
+    np.testing.assert_allclose(result.inputs.mean, rows.mean(dim=0), rtol=1e-6)
+    np.testing.assert_allclose(result.inputs.std, rows.std(dim=0, correction=0), rtol=1e-4)
+    seen = handlers[1]._run.runtime.dataset.train
+    own = (raw[1] - rows.mean(dim=0)) / rows.std(dim=0, correction=0)
+    torch.testing.assert_close(seen.inputs.double(), own, atol=2e-3, rtol=1e-3)
+    assert sum("asked for sums" in line for line in told) == 3
+    assert fedcore.load_run(result.directory).inputs == result.inputs
+
+
+def test_each_organisation_is_normalised_by_its_own_rows(tmp_path, monkeypatch):
+    handlers, raw, told = organisations_of_breast_cancer(tmp_path)
+    serve(Here(handlers), tmp_path, monkeypatch, dataset="breast-cancer", normalize="client", rounds=1)
+    for handler, part in zip(handlers, raw, strict=True):
+        own = (part - part[:100].mean(dim=0)) / part[:100].std(dim=0, correction=0)
+        torch.testing.assert_close(handler._run.runtime.dataset.train.inputs.double(), own, atol=2e-3, rtol=1e-3)
+    assert not any("sums" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sum": [1.0]}, {"count": -1}, {"squares": [float("inf")] * 30}, {"columns": ["age"] * 30}, None]
+)
+def test_sums_that_are_not_plausible_are_refused(wrong):
+    table = load_dataset("breast-cancer")
+    sums = site_of(table.train, slice(0, 140), list(table.train.columns)).sums()
+    described = {"sums": {**sums, **wrong}} if wrong else {}
+    with pytest.raises(ConfigError, match="client 'alder' gives no usable sums"):
+        pooled({"alder": described}, table)
+
+
+def test_a_table_with_words_becomes_numbers_by_the_server_s_recipe(tmp_path):
+    """A client's own categories would be other columns: it takes the server's, and its strange words are none."""
+    frames = [[["F", 50.0], ["M", 70.0], ["F", float("nan")]], [["M", 40.0], ["X", 60.0], ["M", 80.0]]]
+    cells = [Cells.read(rows, ("sex", "age"), ["sex"]) for rows in frames]
+    labels = torch.tensor([0, 1, 0])
+    server, client = (
+        TableSamples(part, labels, Recipe.of(part, missing="median"), "t", "median", False) for part in cells
+    )
+    dataset = Dataset("table", server, server, 2, (3,))
+    described = describe_run(helpers.small_config(tmp_path), dataset, run="0" * 32, client=0, name="a", versions={})
+    setup = read_setup(wire.unpack({"setup": described}, "setup")[2])
+    own = OwnData(Dataset("own", client, client, 2, (3,)), torch.tensor([0, 1, 2]), torch.tensor([]), None)
+    found = own.site(helpers.small_config(tmp_path, clients=1), setup, tmp_path).dataset
+    assert found.train.columns == ("age", "sex=F", "sex=M")
+    assert found.train.inputs[:, 1:].tolist() == [[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]
+    expected = (torch.tensor([40.0, 60.0, 80.0]) - 60) / torch.tensor([50.0, 70.0, 60.0]).std(correction=0)
+    torch.testing.assert_close(found.train.inputs[:, 0], expected)
+    with pytest.raises(DataError, match="the run's recipe does not fit its columns"):
+        own.site(helpers.small_config(tmp_path, clients=1), setup.model_copy(update={"recipe": {"by": 3}}), tmp_path)
 
 
 def test_other_columns_than_the_run_s_are_refused_with_both_lists(tmp_path, monkeypatch):

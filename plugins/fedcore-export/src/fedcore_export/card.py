@@ -13,7 +13,7 @@ import yaml
 from torch import Tensor, nn
 
 from fedcore import SplitModel, __version__
-from fedcore.data import Dataset, ResidentSamples, TensorSamples
+from fedcore.data import Dataset, Inputs, ResidentSamples, TensorSamples
 from fedcore.models import build_model
 from fedcore.tools import PROTOCOLS, Run, digest, method, output, rounds, settings
 
@@ -164,6 +164,9 @@ def _input(dataset: Dataset) -> Iterator[str]:
     if isinstance(train, ResidentSamples):
         yield f"- {_normalisation(train)}."
     elif isinstance(train, TensorSamples):
+        if recipe := Inputs.of(dataset).recipe:
+            yield "- Raw columns become `x` by this recipe, as `fedcore_zoo.Recipe` reads it: numbers, words of each"
+            yield f"  column, indicators of empty cells. {_span(json.dumps(recipe, ensure_ascii=False))}"
         if train.columns:
             yield f"- Columns in order: {_span(json.dumps(train.columns, ensure_ascii=False))}"
         if train.mean:

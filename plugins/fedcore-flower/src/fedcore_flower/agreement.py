@@ -79,6 +79,8 @@ class Setup(BaseModel):
     """The mean and standard deviation by which the server normalises each channel of its images, or each column of its
     table. None if it does not normalise.
     """
+    recipe: dict[str, Any] = {}
+    """How the server's table became numbers, if mean and deviation do not say it: categories, empty cells."""
     versions: dict[str, str]
     """The server's versions, as :func:`versions_of` returns them."""
 
@@ -103,6 +105,7 @@ def describe_run(
         class_names=list(dataset.class_names) if dataset.class_names else None,
         columns=columns,
         normalisation=normalisation,
+        recipe=getattr(test, "recipe", {}),
         versions=dict(versions),
     )
     return wire.pack("setup", {}, setup=setup.model_dump(mode="json"))

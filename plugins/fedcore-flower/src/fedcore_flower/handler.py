@@ -54,7 +54,7 @@ class RequestHandler:
         try:
             op, tensors, header = wire.unpack(blobs)
             if op == "hello":
-                return {HEAD: wire.pack("described", {}, fedcore=__version__, **self._own.describe())}
+                return {HEAD: self._describe_data(header.get("sums") is True)}
             if op == "join":
                 return {HEAD: self._join(blobs)}
             if op == "probe":
@@ -64,6 +64,15 @@ class RequestHandler:
             raise WireError(f"an unknown request {op[:40]!r}")
         except WireError as error:
             return {HEAD: wire.pack("refused", {}, message=str(error))}
+
+    def _describe_data(self, sums: bool) -> bytes:
+        try:
+            described = self._own.describe(sums=sums)
+        except FedcoreError as error:
+            return wire.pack("refused", {}, message=_describe(error))
+        if sums:
+            self._tell("the server asked for sums over the training samples, by channel or column (--normalize global)")
+        return wire.pack("described", {}, fedcore=__version__, **described)
 
     def _join(self, blobs: Blobs) -> bytes:
         try:

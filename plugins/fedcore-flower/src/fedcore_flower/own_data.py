@@ -63,15 +63,42 @@ class OwnData:
         parts = make_partition(dataset, one)
         return cls(dataset, parts.train[0], parts.test[0], data_dir)
 
-    def describe(self) -> dict[str, Any]:
-        """Return everything that the server learns about the data before the run."""
+    def describe(self, *, sums: bool = False) -> dict[str, Any]:
+        """Return everything that the server learns about the data before the run.
+
+        :param sums: with the sums of the training samples' numbers and of their squares, by channel or column.
+        """
         return {
+            **({"sums": self.sums()} if sums else {}),
             "train": len(self.train),
             "test": len(self.test),
             "kind": self.dataset.kind,
             "input_shape": list(self.dataset.input_shape),
             "num_classes": self.dataset.num_classes,
             "class_names": list(self.dataset.class_names) if self.dataset.class_names else None,
+        }
+
+    def sums(self) -> dict[str, Any]:
+        """Return how many numbers each channel or column has in the training samples, their sum and sum of squares.
+
+        :raises ConfigError: the samples are neither images nor rows of numbers.
+        """
+        samples = self.dataset.train
+        known = isinstance(samples, ResidentSamples) or (
+            isinstance(samples, TensorSamples) and samples.inputs.ndim == 2
+        )
+        if not known or not samples.gather(self.train[:1]).is_floating_point() or getattr(samples, "recipe", {}):
+            raise ConfigError("--normalize global is for images and rows of numbers without gaps")
+        mean, std = samples.mean, samples.std  # type: ignore[attr-defined]
+        values = samples.gather(self.train).double().transpose(0, 1).flatten(1)  # (channels, numbers)
+        if mean:
+            shift, scale = (torch.tensor(each, dtype=torch.float64)[:, None] for each in (mean, std))
+            values = values * scale + shift
+        return {
+            "count": values.shape[1],
+            "sum": values.sum(dim=1).tolist(),
+            "squares": values.square().sum(dim=1).tolist(),
+            "columns": list(getattr(samples, "columns", ())),
         }
 
     def site(self, config: RunConfig, setup: Setup, state: Path) -> ClientSite:
@@ -82,13 +109,12 @@ class OwnData:
         :raises DataError: the run does not have a class of the data.
         """
         own = self.dataset.train
+        if setup.recipe and hasattr(own, "by_recipe"):
+            own = own.by_recipe(setup.recipe)
         if isinstance(own, TensorSamples):
             own = own.with_columns(setup.columns, f"the client's table {self.dataset.name}")
-        check_data(setup, self.dataset)
-        if config.augment and self.dataset.augmentation is None:
-            raise ConfigError(
-                f"the run augments its images, but the client's data ({self.dataset.name}) has no augmentation"
-            )
+        shape = tuple(own.inputs.shape[1:]) if isinstance(own, TensorSamples) else self.dataset.input_shape
+        check_data(setup, replace(self.dataset, input_shape=shape))
         samples = _normalised(own, setup.normalisation)
         if self.dataset.class_names and setup.class_names:
             where = "the client's data in the run"
@@ -97,11 +123,19 @@ class OwnData:
         public = _public(config.public, setup, self.data_dir)
         names = tuple(setup.class_names) if setup.class_names else None
         dataset = replace(self.dataset, train=samples, num_classes=setup.num_classes, class_names=names, public=public)
+        dataset = replace(dataset, input_shape=shape)
         train: list[Sequence[int]] = [[] for _ in range(setup.clients)]
         test: list[Sequence[int]] = [[] for _ in range(setup.clients)]
         train[setup.client], test[setup.client] = self.train.tolist(), self.test.tolist()
         info = Partition.declared([1], [0], self.dataset.name).info
-        return ClientSite(config, dataset, Partition(train, test, info), state)
+        partition = Partition(train, test, {**info, "own": setup.client})
+        for section in RunConfig.sections():
+            dataset = section.prepared(config, dataset, partition)
+        if config.augment and dataset.augmentation is None:
+            raise ConfigError(
+                f"the run augments its images, but the client's data ({self.dataset.name}) has no augmentation"
+            )
+        return ClientSite(config, dataset, partition, state)
 
 
 def _public(name: str | None, setup: Setup, data_dir: Path | None) -> PublicSamples | None:

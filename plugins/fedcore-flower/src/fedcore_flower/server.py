@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcore import ConfigError, FedcoreError, RunConfig, RunResult
 from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines import ClientFailure, ClientRuntime, ClientSite
@@ -79,7 +81,8 @@ def start(config: RunConfig, options: ServerOptions, *, notify: Notify, tell: Te
     names = list(options.keys)
     with _open_federation(options, config, list(options.keys.values()), tell) as courier:
         clients = _Clients(courier, names, options.wait, tell)
-        described = clients.describe(clients.connect(len(names)))
+        sums = getattr(config, "normalize", None) == "global"  # an option of fedcore-zoo
+        described = clients.describe(clients.connect(len(names)), sums=sums)
         sizes = {client: _sizes(names[client], header, dataset) for client, header in described.items()}
         members = Members(
             run=run_id,
@@ -89,10 +92,15 @@ def start(config: RunConfig, options: ServerOptions, *, notify: Notify, tell: Te
             ],
             class_names=_class_names({names[client]: header for client, header in described.items()}, dataset),
         )
-        setups = _setups(config, dataset, members)
-        clients.join(setups)
         train, test = [member.train for member in members.clients], [member.test for member in members.clients]
         partition = Partition.declared(train, test, config.dataset)
+        if sums:
+            partition.info["statistics"] = pooled({names[client]: each for client, each in described.items()}, dataset)
+        prepared = dataset
+        for section in RunConfig.sections():
+            prepared = section.prepared(config, prepared, partition)
+        setups = _setups(config, prepared, members)
+        clients.join(setups)
 
         def write_members(event: str, details: Mapping[str, Any]) -> None:
             if event == "start":
@@ -240,12 +248,13 @@ class _Clients:
             "--wait gives them longer"
         )
 
-    def describe(self, clients: Iterable[int]) -> dict[int, dict[str, Any]]:
+    def describe(self, clients: Iterable[int], *, sums: bool = False) -> dict[int, dict[str, Any]]:
         """Return what each client says of its data (:meth:`fedcore_flower.own_data.OwnData.describe`).
 
+        :param sums: ask for the sums of its numbers, too.
         :raises FedcoreError: a client does not answer.
         """
-        answers = self._ask("hello", {client: {} for client in clients})
+        answers = self._ask("hello", {client: {} for client in clients}, **({"sums": True} if sums else {}))
         for client, (op, header) in answers.items():
             if op != "described":
                 raise ConfigError(f"client {self._names[client]!r} does not describe its data: {_reason(op, header)}")
@@ -265,7 +274,9 @@ class _Clients:
         if refused:
             raise ConfigError("\n".join(refused))
 
-    def _ask(self, op: str, parts: Mapping[int, Mapping[str, bytes]]) -> dict[int, tuple[str, dict[str, Any]]]:
+    def _ask(
+        self, op: str, parts: Mapping[int, Mapping[str, bytes]], **header: Any
+    ) -> dict[int, tuple[str, dict[str, Any]]]:
         """Send a request with parts to each client. Return the ``op`` and the header of each answer.
 
         :raises FedcoreError: a client does not answer.
@@ -274,7 +285,7 @@ class _Clients:
         answers: dict[int, tuple[str, dict[str, Any]]] = {}
         failed: list[str] = []
         for client, blobs in parts.items():
-            failure = courier.send(Request(client, "query", wire.pack(op), blobs, list(blobs)))
+            failure = courier.send(Request(client, "query", wire.pack(op, {}, **header), blobs, list(blobs)))
             if failure is not None:
                 failed.append(f"client {names[client]!r}: {failure.message}")
         wait, began, told = max(self._wait, MIN_WAIT), time.monotonic(), False
@@ -323,6 +334,32 @@ def _sizes(name: str, described: Mapping[str, Any], dataset: Dataset) -> tuple[i
                 f"{expected!r}"
             )
     return train, test
+
+
+def pooled(described: Mapping[str, Mapping[str, Any]], dataset: Dataset) -> dict[str, Any]:
+    """Return mean and deviation of each channel or column over all clients, from their sums.
+
+    :param described: what each client says of its data, by the client's name.
+    :raises ConfigError: a client's sums are not plausible, or are of other columns.
+    """
+    samples = dataset.train
+    columns, width = list(getattr(samples, "columns", ())), len(getattr(samples, "mean", ())) or dataset.input_shape[0]
+    count, total, squares = 0, np.zeros(width), np.zeros(width)
+    for client, header in described.items():
+        try:
+            sums = header["sums"]
+            n, own, both = sums["count"], sums["columns"], np.array([sums["sum"], sums["squares"]], dtype=np.float64)
+            if columns and own and columns != own:
+                both = both[:, [own.index(column) for column in columns]]
+            if type(n) is not int or n < 1 or both.shape != (2, width) or not np.isfinite(both).all():
+                raise ValueError(f"count {n!r}, {both.shape[1]} columns")
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ConfigError(f"client {client!r} gives no usable sums: {wire.printable(error)}") from None
+        count, total, squares = count + n, total + both[0], squares + both[1]
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0.0))
+    std[std <= 1e-7 * np.maximum(1.0, np.abs(mean))] = 1.0  # a constant column, up to the rounding of squares
+    return {"mean": mean.tolist(), "std": std.tolist()}
 
 
 def _class_names(described: Mapping[str, Mapping[str, Any]], dataset: Dataset) -> list[str] | None:

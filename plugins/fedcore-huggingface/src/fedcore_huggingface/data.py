@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fedcore import ConfigError
-from fedcore.data import Dataset, SequenceSamples, Split, TensorSamples, assemble, find_data, numbered_as
+from fedcore.data import Dataset, SequenceSamples, Split, assemble, find_data, numbered_as
 from fedcore_huggingface.spec import Options, folder_of, split
-from fedcore_zoo import fixed_split
+from fedcore_zoo import Cells, Recipe, TableSamples, fixed_split, mean_and_deviation
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -37,17 +37,17 @@ FILES = (".csv", ".parquet")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 """``OWNER/NAME`` on the Hub. A folder of this name comes first."""
 
+NUMBERS = ("int", "uint", "float", "bool")
+"""How the types of numbers begin."""
+
 FEW = 1000
 """Rows that show of most columns that they do not tell the class."""
 
 CSV_BLOCK = 1 << 26
 """Bytes of a CSV file that are read at once. A row of a wide table has more than the default."""
 
-ROUNDING = 1e-15
-"""Values that differ by less, relative to the largest, are one value."""
-
-FAR = 500
-"""Powers of two beyond which squares leave the range of float64."""
+MOST_WORDS = 1000
+"""Categories that a column of a table may have."""
 
 EXACT = 2.0**53
 """Up to here float64 tells whole numbers from their neighbours."""
@@ -161,27 +161,31 @@ def read(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> 
         texts = [SequenceSamples.of(part, of.tolist()) for part, of in zip(tokens, labels, strict=True)]
         found |= {"train": texts[0], "test": texts[1], "input_shape": (vocabulary,), "model": "embedding-bag"}
     else:
-        numbers = [_numbers(table, columns, name) for table in tables]
-        if telling := _telling(numbers, labels):
-            words = f"{name}: a value is a class, one to one, in: {_listed(columns[place] for place in telling)}"
+        words = _word_columns(train, columns, options)
+        cells = _cells(tables, columns, words, options, name)
+        if telling := _telling([each.values for each in cells], labels):
+            said = f"{name}: a value is a class, one to one, in: {_listed(columns[place] for place in telling)}"
             if options.columns is None:
-                columns = np.delete(columns, telling).tolist()
-                numbers = [np.delete(of, telling, axis=1) for of in numbers]
-                words += ". Name ?columns=... if these are inputs; they are not used"
+                kept = np.delete(np.arange(len(columns)), telling)
+                columns = [columns[place] for place in kept]
+                cells = [Cells(tuple(columns), each.values[:, kept], each.words) for each in cells]
+                said += ". Name ?columns=... if these are inputs; they are not used"
             if not columns:
-                raise ConfigError(f"{words}, and no other column holds numbers")
-            found["notes"] += (words,)
+                raise ConfigError(f"{said}, and no other column holds numbers")
+            found["notes"] += (said,)
         if options.columns is None:
             used = {*columns, label, options.source}
             left = [column for column in train.features if column not in used]
             found["notes"] += (f"{name}: columns used: {_listed(columns)}; not used: {_listed(left)}",)
-        dtypes = [train.features[column].dtype for column in columns]
-        parts, mean, std, notes = _rows(numbers, columns, dtypes, name)
+        found["notes"] += _little(train, cells[0], name)
+        recipe = Recipe.of(cells[0], missing=options.missing, indicators=options.indicators)
+        if not recipe.outputs:
+            raise ConfigError(f"{name}: no column holds a value; name other ?columns=")
         rows = [
-            TensorSamples(part, of, mean=mean, std=std, columns=columns) for part, of in zip(parts, labels, strict=True)
+            TableSamples(part, of, recipe, name, options.missing, options.indicators)
+            for part, of in zip(cells, labels, strict=True)
         ]
-        found |= {"train": rows[0], "test": rows[1], "input_shape": (len(columns),), "model": "mlp"}
-        found["notes"] += notes
+        found |= {"train": rows[0], "test": rows[1], "input_shape": (len(recipe.outputs),), "model": "mlp"}
     return Dataset(**found)
 
 
@@ -325,6 +329,14 @@ def _inputs(table: Table, labels: Tensor, options: Options, label: str, name: st
         if column not in (label, options.source) and not ROW_INDEX.fullmatch(column) and column.lower() not in LABELS
     }
     given = {"image": options.image, "text": options.text, "table": options.columns}
+    if options.categories is not None and options.columns is None:
+        words = options.categories.split(",")
+        others = [
+            column
+            for column, feature in features.items()
+            if column not in words and isinstance(feature, Value) and feature.dtype.startswith(NUMBERS)
+        ]
+        given["table"] = ",".join([*others, *words])
     chosen = [(kind, value) for kind, value in given.items() if value is not None]
     if len(chosen) > 1:
         raise ConfigError(f"{name}: write one of image, text and columns")
@@ -344,7 +356,7 @@ def _inputs(table: Table, labels: Tensor, options: Options, label: str, name: st
             for column, dtype in dtypes.items()
             if dtype.startswith(("string", "large_string")) and not _are_names(table.cells(column), labels)
         ],
-        "table": [column for column, dtype in dtypes.items() if dtype.startswith(("int", "uint", "float", "bool"))],
+        "table": [column for column, dtype in dtypes.items() if dtype.startswith(NUMBERS)],
     }
     for kind in ("image", "text"):
         if len(of_kind[kind]) == 1:
@@ -461,59 +473,85 @@ def _tokens(tables: Sequence[Table], column: str, options: Options, name: str) -
     return found, len(tokenizer)
 
 
-def _numbers(table: Table, columns: Sequence[str], name: str) -> Array:
-    """Return a table's numbers, (n, columns) float64."""
-    rows = np.empty((len(table), len(columns)))
+def _word_columns(table: Table, columns: Sequence[str], options: Options) -> list[str]:
+    """Return which columns of a table are categories: those named so, and the columns of words."""
+    from datasets import ClassLabel
+
+    named = [] if options.categories is None else options.categories.split(",")
+    kinds = ("string", "large_string")
+    return [
+        column
+        for column in columns
+        if column in named
+        or isinstance(table.features.get(column), ClassLabel)
+        or str(getattr(table.features.get(column), "dtype", "")) in kinds
+    ]
+
+
+def _cells(
+    tables: Sequence[Table], columns: Sequence[str], words: Sequence[str], options: Options, name: str
+) -> list[Cells]:
+    """Return the cells of each table. The words of a column are numbered alike in all of them."""
+    values = [np.empty((len(table), len(columns))) for table in tables]
+    known: dict[str, tuple[str, ...]] = {}
     for place, column in enumerate(columns):
-        _require(table, column, name)
-        try:
-            rows[:, place] = table.numbers(column)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{name}: the cells of column {column!r} are not all numbers ({error})") from error
-    if not np.isfinite(rows).all():
-        holes = [columns[place] for place in np.flatnonzero(~np.isfinite(rows).all(axis=0)).tolist()]
-        raise ConfigError(
-            f"{name}: cells are empty or no finite number, in: {_listed(holes)}. Fill them or leave "
-            "out their rows, or name other ?columns="
-        )
-    return rows
+        if column not in words:
+            for table, rows in zip(tables, values, strict=True):
+                _require(table, column, name)
+                try:
+                    rows[:, place] = table.numbers(column)
+                except (TypeError, ValueError) as error:
+                    raise ConfigError(
+                        f"{name}: the cells of column {column!r} are not all numbers ({error})"
+                    ) from error
+            continue
+        texts = [[_word(cell) for cell in _column(table, column, name)] for table in tables]
+        known[column] = tuple(sorted({text for part in texts for text in part if text is not None}))
+        if len(known[column]) > MOST_WORDS:
+            raise ConfigError(
+                f"{name}: column {column!r} has {len(known[column]):,} different values, which are no categories; "
+                f"leave it out of ?columns, or name texts as ?text={column}"
+            )
+        numbers = {word: number for number, word in enumerate(known[column])}
+        for rows, part in zip(values, texts, strict=True):
+            rows[:, place] = [np.nan if text is None else numbers[text] for text in part]
+    for table_rows in values:
+        usable = np.isfinite(table_rows) | (np.isnan(table_rows) & (options.missing is not None))
+        if not usable.all():
+            holes = [columns[place] for place in np.flatnonzero(~usable.all(axis=0)).tolist()]
+            raise ConfigError(
+                f"{name}: cells are empty or no finite number, in: {_listed(holes)}. Fill them or leave out their "
+                "rows, write ?missing=median or most-frequent for empty ones, or name other ?columns="
+            )
+    return [Cells(tuple(columns), rows, known) for rows in values]
 
 
-def _rows(
-    tables: Sequence[Array], columns: Sequence[str], dtypes: Sequence[str], name: str
-) -> tuple[list[Tensor], Array, Array, tuple[str, ...]]:
-    """Return each table's numbers (n, columns), normalised by the first table's mean and deviation, and these two.
+def _word(cell: Any) -> str | None:
+    """Return a cell as a category; None if it is empty."""
+    return None if cell is None or cell == "" or cell != cell else str(_whole(cell))
 
-    The last are notes on columns that say little.
-    """
-    train = tables[0]
-    largest = np.maximum(train.max(axis=0), -train.min(axis=0))
-    exponents = np.frexp(largest)[1]
-    exponents[np.abs(exponents) < FAR] = 0
-    scaled = np.ldexp(train, -exponents) if exponents.any() else train  # powers of two change no digit
-    mean, std = scaled.mean(axis=0), scaled.std(axis=0)
-    constant = np.ptp(scaled, axis=0) <= ROUNDING * np.ldexp(largest, -exponents)
-    mean[constant] = scaled[0, constant]  # the mean of numbers that are all 0.1 is another number
-    mean, std = np.ldexp(mean, exponents), np.where(constant, 1.0, np.ldexp(std, exponents))
-    inexact = [dtype in ("int64", "uint64") and most > EXACT for dtype, most in zip(dtypes, largest, strict=True)]
-    notes = [
+
+def _little(table: Table, cells: Cells, name: str) -> tuple[str, ...]:
+    """Return notes on columns of numbers that say little."""
+    columns = [column for column in cells.columns if column not in cells.words]
+    if not columns:
+        return ()
+    rows = np.column_stack([cells[column] for column in columns])
+    constant = mean_and_deviation(rows)[2]
+    with np.errstate(invalid="ignore"):
+        largest = np.abs(rows).max(axis=0)
+    inexact = [
+        table.features[column].dtype in ("int64", "uint64") and most > EXACT
+        for column, most in zip(columns, largest, strict=True)
+    ]
+    return tuple(
         f"{name}: {words}: {_listed(itertools.compress(columns, which))}. Name other ?columns=... to leave them out"
         for which, words in (
             (constant, "one value in all training rows, which tells nothing, in"),
             (inexact, "whole numbers above 2^53, which lose their last digits, in"),
         )
         if np.any(which)
-    ]
-    rows = []
-    for table in tables:
-        with np.errstate(over="ignore"):
-            rows.append(torch.from_numpy((table - mean) / std).to(torch.float32))
-        if far := (~rows[-1].isfinite().all(dim=0)).nonzero().flatten().tolist():
-            raise ConfigError(
-                f"{name}: numbers are too far from the training rows' for float32, in: "
-                f"{_listed(columns[place] for place in far)}. Correct them, or name other ?columns="
-            )
-    return rows, mean, std, tuple(notes)
+    )
 
 
 def _numbered(table: Table, column: str, name: str) -> Tensor:

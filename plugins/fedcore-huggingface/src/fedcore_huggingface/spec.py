@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -22,6 +23,13 @@ class Options(BaseModel):
     image: str | None = Field(default=None, description="Column of images.")
     text: str | None = Field(default=None, description="Column of texts.")
     columns: str | None = Field(default=None, description="Columns of a table, with commas; default all numbers.")
+    categories: str | None = Field(
+        default=None, description="Columns of a table whose numbers are names, or whose words are inputs, with commas."
+    )
+    missing: Literal["median", "most-frequent"] | None = Field(
+        default=None, description="What empty cells of a table become, by the training rows."
+    )
+    indicators: bool = Field(default=False, description="A further column for each with empty cells, 1 where they are.")
     test: str | None = Field(
         default=None, description="Split that is the test set; default test, validation, valid or dev."
     )

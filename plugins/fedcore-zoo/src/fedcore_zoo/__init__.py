@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     from fedcore_zoo.partitioners import natural as natural
     from fedcore_zoo.partitioners import quantity as quantity
     from fedcore_zoo.partitioners import shards as shards
+    from fedcore_zoo.preparation import as_client as as_client
     from fedcore_zoo.split_network import SplitNetwork as SplitNetwork
+    from fedcore_zoo.tables import Cells as Cells
+    from fedcore_zoo.tables import Recipe as Recipe
+    from fedcore_zoo.tables import TableSamples as TableSamples
+    from fedcore_zoo.tables import mean_and_deviation as mean_and_deviation
+    from fedcore_zoo.tables import table_inputs as table_inputs
+    from fedcore_zoo.transforms import Transforms as Transforms
     from fedcore_zoo.vision import load_torchvision as load_torchvision
     from fedcore_zoo.weights import load_weights as load_weights
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedcore import Section
+from fedcore.tools import Kind
 
 if TYPE_CHECKING:
     from fedcore import SplitModel
     from fedcore.client import Setup
-    from fedcore.data import Dataset
+    from fedcore.data import Dataset, Partition
 
 
 class Weights(Section):
@@ -47,6 +48,48 @@ class Weights(Section):
         from fedcore_zoo.weights import weights_cautions
 
         return weights_cautions(setup, self.weights)
+
+
+class Normalize(Section):
+    """The normalisation of a run's samples."""
+
+    panel = "Data and model"
+
+    normalize: Literal["as-loaded", "global", "client", "none", "pretrained"] = Field(
+        default="as-loaded",
+        description="Mean and deviation that samples are normalised by: as the data set does, of all clients' training"
+        " samples, of each client's own, none, or those of the network's pretrained weights.",
+    )
+
+    def prepared(self, dataset: Dataset, partition: Partition) -> Dataset:
+        """Return the data set, normalised by the training samples of the clients."""
+        from fedcore_zoo.preparation import prepare
+
+        return prepare(self, self.normalize, dataset, partition)
+
+
+class Augmented(Section):
+    """The augmentation of a run's training samples."""
+
+    panel = "Data and model"
+
+    augmentation: Annotated[str | None, Kind("augmentation")] = Field(
+        default=None,
+        description="Augmentation instead of the data set's own: torchvision:RandomHorizontalFlip,RandomRotation=15 or"
+        " module:... Switches --augment on.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _augment(cls, values: Any) -> Any:
+        named = isinstance(values, dict) and values.get("augmentation") is not None
+        return {"augment": True, **values} if named else values
+
+    def prepared(self, dataset: Dataset, partition: Partition) -> Dataset:
+        """Return the data set with this augmentation."""
+        from dataclasses import replace
+
+        return dataset if self.augmentation is None else replace(dataset, augmentation=self.augmentation)
 
 
 class Norm(Section):

@@ -1,0 +1,134 @@
+"""Tables with words and empty cells: the numbers against scikit-learn's, what training rows say, and new rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+import fedcore
+from fedcore import ConfigError, DataError
+from fedcore.data import load_dataset
+from fedcore_testing import federate, partition_of
+from fedcore_zoo import fixed_split
+
+pytest.importorskip("datasets")
+
+OPTIONS = "?columns=age,creatinine,sex,ward&missing=median&indicators=yes&label=dead"
+
+
+def patients(rows: int = 120, seed: int = 0) -> pd.DataFrame:
+    """Return a table whose rare ward has a single patient, with empty cells in two columns."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"age": rng.integers(40, 90, rows), "creatinine": rng.gamma(4, 0.3, rows).round(2)})
+    frame["sex"], frame["ward"] = rng.choice(["F", "M"], rows), rng.choice(["A", "B", "C"], rows)
+    frame.loc[rng.random(rows) < 0.2, "creatinine"] = np.nan
+    frame.loc[rng.random(rows) < 0.1, "ward"] = None
+    frame["dead"] = (frame["age"] + 20 * (frame["sex"] == "M") > 75).astype(int)
+    return frame
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    path: Path = tmp_path_factory.mktemp("table") / "patients.csv"
+    patients().to_csv(path, index=False)
+    return path
+
+
+def of_scikit_learn(train: pd.DataFrame) -> ColumnTransformer:
+    numbers = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
+    words = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore"))
+    made = ColumnTransformer([("numbers", numbers, ["age", "creatinine"]), ("words", words, ["sex", "ward"])])
+    return made.fit(train.replace({None: np.nan}))
+
+
+def trained(table: Path, folder: Path, **options):
+    how = {"model": "auto", "clients": 3, "partition": "iid", "client_test_fraction": 0.3, "rounds": 1}
+    return federate(folder, dataset=f"hf:{table}{OPTIONS}", **how | options)
+
+
+def test_the_numbers_are_those_of_scikit_learn_for_the_clients_training_rows(table, tmp_path):
+    result = trained(table, tmp_path)
+    frame = patients()
+    loaded = fixed_split(frame["dead"].to_numpy(), 0.2)[0]
+    rows = torch.cat([*partition_of(result).train]).sort().values.numpy()
+    assert len(rows) < len(loaded), "held-out rows say nothing"
+    fitted = of_scikit_learn(frame.iloc[loaded[rows]])
+    new = patients(50, seed=1)
+    expected = fitted.transform(new.replace({None: np.nan}))
+    found = result.inputs.prepare(new[["sex", "ward", "creatinine", "age", "dead"]]).numpy()
+    np.testing.assert_allclose(found[:, : expected.shape[1]], expected, atol=1e-5)
+    holes = np.column_stack([new["creatinine"].isna(), new["ward"].isna()])
+    np.testing.assert_array_equal(found[:, expected.shape[1] :], holes)
+    assert result.predict(new).shape == (50,)
+
+
+def test_a_category_without_a_training_row_is_named_and_is_none_of_the_columns(table, tmp_path):
+    result = trained(table, tmp_path)
+    new = patients(4, seed=2).assign(ward="Z")
+    with pytest.warns(UserWarning, match="column 'ward' has categories that no training row has: 'Z'"):
+        found = result.inputs.prepare(new)
+    assert not found[:, 4:7].any()
+    assert found[:, 2:4].sum(dim=1).tolist() == [1.0] * 4
+
+
+def test_rare_categories_of_held_out_rows_are_named_when_the_run_begins(tmp_path):
+    frame = patients()
+    frame["ward"] = [f"w{k}" for k in range(len(frame))]
+    frame.to_csv(tmp_path / "rare.csv", index=False)
+    with pytest.warns(RuntimeWarning, match="no training row has these categories of 'ward'"):
+        trained(tmp_path / "rare.csv", tmp_path)
+
+
+def test_a_run_can_go_on_and_be_exported_with_its_recipe(table, tmp_path):
+    from fedcore_export import export_run
+
+    result = trained(table, tmp_path)
+    again = fedcore.load_run(result.directory)
+    assert again.inputs == result.inputs
+    export_run(result.directory, "safetensors", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert '"creatinine": ' in card
+    assert '"ward": ["A", "B", "C"]' in card
+    longer = fedcore.resume(result.directory, changes={"rounds": 2})
+    assert longer.inputs == result.inputs
+
+
+def test_workers_have_the_same_bits(table, tmp_path):
+    one, two = (trained(table, tmp_path, workers=workers) for workers in (0, 2))
+    assert all(
+        torch.equal(a, b) for a, b in zip(one.model.state_dict().values(), two.model.state_dict().values(), strict=True)
+    )
+
+
+def test_numbers_can_be_categories(table):
+    found = load_dataset(f"hf:{table}?categories=age&label=dead&columns=age,sex")
+    assert {column.partition("=")[0] for column in found.train.columns} == {"age", "sex"}
+    assert (found.train.inputs.sum(dim=1) == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ("?columns=age,creatinine&label=dead", ConfigError, "in: 'creatinine'. .* write .missing=median"),
+        ("?columns=age,sex&label=dead&missing=mean", ConfigError, "option 'missing'"),
+    ],
+)
+def test_what_is_refused(table, options, error, words):
+    with pytest.raises(error, match=words):
+        load_dataset(f"hf:{table}{options}")
+
+
+def test_new_rows_with_other_columns_are_refused(table, tmp_path):
+    result = trained(table, tmp_path)
+    with pytest.raises(DataError, match="x has no column 'ward'"):
+        result.predict(patients().drop(columns="ward"))
+    with pytest.raises(DataError, match="cells of column 'age' are not all numbers"):
+        result.predict(patients().assign(age="old"))

@@ -1,0 +1,318 @@
+"""Normalisation by the clients' training samples alone, before a run begins: the option ``--normalize``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedcore import ConfigError, RunConfig, RunResult
+from fedcore.data import Dataset, Partition, PublicSamples, ResidentSamples, Samples, TensorSamples, first_ten
+from fedcore_zoo.tables import TableSamples
+from fedcore_zoo.vision import load_torchvision
+
+Numbers: TypeAlias = tuple[float, ...]
+
+FAR = 100.0
+"""Numbers beyond this are noted: a network learns little from columns such as ages in days."""
+
+APART = 1000.0
+"""Deviations of columns that differ by this factor are noted: the network sees little of the smaller ones."""
+
+MANY = 1000
+"""Of more clients the means and deviations are not stored with the model."""
+
+
+def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) -> Dataset:
+    """Return a data set as a run's models take it.
+
+    Statistics are of the training samples that clients hold, without their held-out parts.
+
+    :param config: the :class:`fedcore.RunConfig`.
+    :param choice: ``as-loaded``, ``global``, ``client``, ``none`` or ``pretrained``.
+    :raises ConfigError: the samples have no such normalisation.
+    """
+    train = dataset.train
+    if "own" in partition.info:  # at a client of a federation: the samples are normalised as the server's are
+        return _by_client(dataset, partition) if choice == "client" else dataset
+    if partition.is_declared and choice not in ("none", "pretrained"):
+        return _of_a_federation(dataset, choice, partition)
+    if choice == "as-loaded" and not isinstance(train, TableSamples):
+        return replace(dataset, notes=(*dataset.notes, *_as_it_is(train)))
+    if not (isinstance(train, ResidentSamples) or (isinstance(train, TensorSamples) and train.inputs.ndim == 2)):
+        raise ConfigError(
+            f"--normalize {choice} is for images and rows of numbers; samples of {dataset.name!r} are neither"
+        )
+    rows = partition.train.positions.long().unique()
+    if isinstance(train, TableSamples):
+        prepared = _table(dataset, choice, rows)
+    elif isinstance(train, ResidentSamples):
+        prepared = _images(config, dataset, choice, train, rows)
+    else:
+        prepared = _rows(dataset, choice, train, rows)
+    return _by_client(prepared, partition) if choice == "client" else prepared
+
+
+def _of_a_federation(dataset: Dataset, choice: str, partition: Partition) -> Dataset:
+    """Return the server's data set: its own statistics, or those of the clients' sums.
+
+    :raises ConfigError: there are no such sums.
+    """
+    if choice != "global":
+        return dataset
+    found: Any = partition.info.get("statistics")
+    train = dataset.train
+    if not isinstance(found, Mapping):
+        raise ConfigError("--normalize global: the clients hold their own data, and their sums were not added up")
+    if isinstance(train, ResidentSamples):
+        return _images_by(dataset, tuple(found["mean"]), tuple(found["std"]))
+    assert isinstance(train, TensorSamples)
+    return _rows_by(dataset, train, tuple(found["mean"]), tuple(found["std"]))
+
+
+def as_client(result: RunResult, client: int) -> RunResult:
+    """Return a result of ``--normalize client`` that prepares raw samples as this client's, for its ``predict``.
+
+    :raises ConfigError: the run did not normalise by client, or did not store the numbers of this client.
+    """
+    known: Mapping[str, Any] = result.inputs.recipe.get("clients", {})
+    if str(client) not in known:
+        raise ConfigError(
+            f"the model has no mean and deviation of client {client}: they are stored by --normalize client, for up to "
+            f"{MANY:,} clients"
+        )
+    mean, std = map(tuple, known[str(client)])
+    recipe = dict(result.inputs.recipe)
+    if "mean" in recipe:
+        numbers = len(recipe["mean"])
+        recipe |= {"mean": mean[:numbers], "std": std[:numbers]}
+    return replace(result, inputs=replace(result.inputs, mean=mean, std=std, recipe=recipe))
+
+
+def _table(dataset: Dataset, choice: str, rows: Tensor) -> Dataset:
+    """Return a table by the recipe of some of its training rows; notes name categories without one of them."""
+    train, test = dataset.train, dataset.test
+    assert isinstance(train, TableSamples)
+    assert isinstance(test, TableSamples)
+    if choice == "pretrained":
+        raise _no_pretrained(dataset)
+    if len(rows) == len(train) and choice != "none":
+        made, recipe = dataset, train.made
+    else:
+        recipe = train.recipe_of(rows)
+        if choice == "none":
+            recipe = replace(recipe, mean=(0.0,) * len(recipe.mean), std=(1.0,) * len(recipe.std))
+        made = _with(dataset, train.by(recipe), test.by(recipe))
+        made = replace(made, input_shape=(len(recipe.outputs),))
+    strange: dict[str, set[str]] = {}
+    for part in (train, test):
+        for name, words in recipe.unseen(part.cells).items():
+            strange.setdefault(name, set()).update(words)
+    notes = [
+        f"{dataset.name}: no training row has these categories of {name!r}, so they are none of its columns: "
+        f"{first_ten([repr(word) for word in sorted(words)])}"
+        for name, words in strange.items()
+    ]
+    return replace(made, notes=(*made.notes, *notes))
+
+
+def _images(config: RunConfig, dataset: Dataset, choice: str, train: ResidentSamples, rows: Tensor) -> Dataset:
+    channels = len(train.mean)
+    if choice == "pretrained":
+        mean, std = pretrained_numbers(config)
+        if len(mean) != channels:
+            if channels != 1:
+                raise ConfigError(
+                    f"--normalize pretrained: the weights' images have {len(mean)} channels, those of "
+                    f"{dataset.name!r} {channels}"
+                )
+            mean, std = ((sum(numbers) / len(numbers),) for numbers in (mean, std))
+    elif choice == "none":
+        mean, std = (0.0,) * channels, (1.0,) * channels
+    else:
+        mean, std = _statistics(_pixels(train)[rows], 255.0 if train.from_bytes else 1.0)
+    return _images_by(dataset, mean, std)
+
+
+def _images_by(dataset: Dataset, mean: Numbers, std: Numbers) -> Dataset:
+    def again(samples: Samples) -> Samples:
+        if not isinstance(samples, ResidentSamples):
+            return samples
+        return ResidentSamples.from_pixels(_pixels(samples), samples.labels, mean, std)
+
+    return _with(dataset, again(dataset.train), again(dataset.test), again)
+
+
+def _pixels(samples: ResidentSamples) -> Tensor:
+    """Return images as they were before normalisation, (n, C, H, W) uint8 or float32."""
+    images = samples.images
+    if images.dtype == torch.uint8:
+        return images
+    mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (samples.mean, samples.std))
+    raw = images * std + mean
+    return raw.mul_(255).round_().clamp_(0, 255).to(torch.uint8) if samples.from_bytes else raw
+
+
+def _rows(dataset: Dataset, choice: str, train: TensorSamples, rows: Tensor) -> Dataset:
+    if choice == "pretrained":
+        raise _no_pretrained(dataset)
+    if not train.inputs.is_floating_point():
+        raise ConfigError(
+            f"--normalize {choice}: the rows of {dataset.name!r} are whole numbers ({train.inputs.dtype}), which may "
+            "be tokens; give floating-point numbers"
+        )
+    raw = _raw(train)
+    mean, std = _statistics(raw[rows]) if choice != "none" else ((0.0,) * raw.shape[1], (1.0,) * raw.shape[1])
+    return _rows_by(dataset, train, mean, std)
+
+
+def _rows_by(dataset: Dataset, train: TensorSamples, mean: Numbers, std: Numbers) -> Dataset:
+    def again(samples: Samples) -> Samples:
+        if not isinstance(samples, TensorSamples):
+            return samples
+        scaled = (_raw(samples) - torch.tensor(mean, dtype=torch.float64)) / torch.tensor(std, dtype=torch.float64)
+        inputs = scaled.to(train.inputs.dtype)
+        return TensorSamples(inputs, samples.labels, mean=mean, std=std, columns=samples.columns)
+
+    return _with(dataset, again(dataset.train), again(dataset.test), again)
+
+
+def _raw(samples: TensorSamples) -> Tensor:
+    """Return rows as they were before normalisation, (n, columns) float64."""
+    raw = samples.inputs.double()
+    if samples.mean:
+        mean, std = (torch.tensor(numbers, dtype=torch.float64) for numbers in (samples.mean, samples.std))
+        raw = raw * std + mean
+    return raw
+
+
+def _by_client(dataset: Dataset, partition: Partition) -> Dataset:
+    """Return a data set that is normalised already, with the samples of each client once more by its own."""
+    if partition.info.get("shares_samples"):
+        raise ConfigError("--normalize client: clients of this partition share samples, which then have two values")
+    train = dataset.train
+    assert isinstance(train, (ResidentSamples, TensorSamples))
+    values = train.gather(torch.arange(len(train))).clone()
+    known: dict[str, list[list[float]]] = {}
+    numbers = len(train.made.mean) if isinstance(train, TableSamples) else values.shape[1]
+    for client, own in enumerate(partition.train):
+        if not len(own):
+            continue
+        mean, std = _statistics(values[own][:, :numbers])
+        held = torch.cat([own, partition.test[client]])
+        shape = (-1, *[1] * (values.ndim - 2))
+        shift, scale = (torch.tensor(each, dtype=torch.float64).view(shape) for each in (mean, std))
+        part = values[held]
+        part[:, :numbers] = ((part[:, :numbers].double() - shift) / scale).to(values.dtype)
+        values[held] = part
+        if partition.num_clients <= MANY:
+            pairs = list(zip(mean, std, train.mean, train.std, strict=False))
+            known[str(client)] = [
+                [*(a * c + b for a, _, b, c in pairs), *train.mean[numbers:]],
+                [*(a * b for _, a, _, b in pairs), *train.std[numbers:]],
+            ]
+    if isinstance(train, ResidentSamples):
+        by_client: Any = ResidentSamples(values, train.labels, train.mean, train.std, from_bytes=train.from_bytes)
+    else:
+        by_client = TensorSamples(values, train.labels, mean=train.mean, std=train.std, columns=train.columns)
+    by_client.recipe = {**getattr(train, "recipe", {}), "clients": known}
+    public = dataset.public
+    if public is not None and public.samples is train:
+        public = PublicSamples(by_client, public.rows)
+    note = "--normalize client: the server's test set belongs to no client, and is normalised by the samples of all"
+    return replace(dataset, train=by_client, public=public, notes=(*dataset.notes, note))
+
+
+def _statistics(values: Tensor, unit: float = 1.0) -> tuple[Numbers, Numbers]:
+    """Return mean and deviation of each channel or column, axis 1 of (n, C, ...); the deviation 1 of a constant one."""
+    means, stds = [], []
+    for channel in values.unbind(1):
+        part = channel.double().numpy()  # NumPy adds in a fixed order, whatever the number of threads
+        mean, std = float(part.mean()) / unit, float(part.std()) / unit
+        means.append(mean)
+        stds.append(std if std > 1e-12 * max(1.0, abs(mean)) else 1.0)
+    return tuple(means), tuple(stds)
+
+
+def _with(dataset: Dataset, train: Samples, test: Samples, again: Any = None) -> Dataset:
+    """Return a data set with other samples; public ones that are its training samples go along."""
+    public = dataset.public
+    if public is not None and public.samples is dataset.train:
+        public = PublicSamples(train, public.rows)
+    elif public is not None and again is not None:
+        public = PublicSamples(again(public.samples), public.rows)
+    return replace(dataset, train=train, test=test, public=public)
+
+
+def _no_pretrained(dataset: Dataset) -> ConfigError:
+    return ConfigError(f"--normalize pretrained is for images; {dataset.name!r} has rows of numbers")
+
+
+def _as_it_is(samples: Samples) -> list[str]:
+    """Return the note on rows that nobody normalised, whose numbers are large or of different orders of magnitude."""
+    if isinstance(samples, TensorSamples):
+        values, raw = samples.inputs, not samples.mean
+    elif isinstance(samples, ResidentSamples):
+        values, raw = samples.images, not (samples.from_bytes or any(samples.mean))
+    else:
+        return []
+    if not (raw and values.is_floating_point() and values.numel()):
+        return []
+    far = float(values.abs().max())
+    said = [f"values up to {far:,.0f}"] if far > FAR else []
+    if values.ndim == 2 and len(values) > 1:
+        deviations = values.double().std(dim=0)
+        varied = deviations[deviations > 0]
+        if len(varied) and float(varied.max() / varied.min()) >= APART:
+            said.append(f"columns whose deviations are from {float(varied.min()):.3g} to {float(varied.max()):.3g}")
+    if not said:
+        return []
+    return [f"x_train is trained on as it is, with {' and '.join(said)}; --normalize global normalises it"]
+
+
+def pretrained_numbers(config: RunConfig) -> tuple[Numbers, Numbers]:
+    """Return mean and deviation by channel with which the weights of a run's network were trained, in brightness 0..1.
+
+    ``preprocessor_config.json`` next to ``--weights`` or in the folder of an ``hf:`` model comes first, then what
+    torchvision and timm say of their weights.
+
+    :raises ConfigError: nothing says them.
+    """
+    prefix, _, name = config.model.partition(":")
+    weights = getattr(config, "weights", None)
+    folders = [Path(weights).expanduser().parent] if weights else []
+    folders += [Path(name.partition("?")[0]).expanduser()] if prefix == "hf" else []
+    for folder in folders:
+        file = folder / "preprocessor_config.json"
+        if file.is_file():
+            return _numbers_in(file)
+    if prefix == "torchvision":
+        models = load_torchvision().models
+        preset = models.get_model_weights(name).DEFAULT.transforms()
+        return tuple(map(float, preset.mean)), tuple(map(float, preset.std))
+    if prefix == "timm":
+        load_torchvision()
+        found = importlib.import_module("timm").get_pretrained_cfg(name)
+        if found is not None:
+            return tuple(map(float, found.mean)), tuple(map(float, found.std))
+    raise ConfigError(
+        f"--normalize pretrained: nothing says how the images of model {config.model!r} were normalised; it takes "
+        "torchvision:NAME, timm:NAME, or preprocessor_config.json next to the weights"
+    )
+
+
+def _numbers_in(file: Path) -> tuple[Numbers, Numbers]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        mean, std = (tuple(map(float, content[key])) for key in ("image_mean", "image_std"))
+        if not (len(mean) == len(std) and mean and all(each > 0 for each in std)):
+            raise ValueError(f"image_mean is {mean}, image_std {std}")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"--normalize pretrained: {file} does not hold image_mean and image_std ({error})") from error
+    return mean, std

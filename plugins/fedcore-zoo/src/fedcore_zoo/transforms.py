@@ -1,0 +1,77 @@
+"""torchvision's transforms as an augmentation: ``torchvision:RandomHorizontalFlip,RandomRotation=15``, or an object."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedcore import ConfigError, UnknownNameError
+from fedcore.client import random_stream
+from fedcore_zoo.vision import load_torchvision
+
+_SEEDS = 1 << 24
+"""Seeds are drawn below this, up to which float32 has every whole number."""
+
+
+class Transforms:
+    """An augmentation that changes each image by a function of torchvision, or by one of its kind.
+
+    Every image has a seed, from which the function draws by the global generators of torch, NumPy and Python. It gets
+    one image (C, H, W) in brightness 0..1, float32, on the CPU or the device, and returns one of the same shape.
+
+    :param function: such as ``torchvision.transforms.v2.Compose([...])``.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.function = function
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        """Return a seed for each of n images, (n, 1) float32."""
+        return torch.randint(_SEEDS, (n, 1), generator=generator).float()
+
+    def apply(self, x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+        """Return images (B, C, H, W) that the function changed."""
+        shape = (1, -1, *[1] * (x.ndim - 2))
+        numbers = ((mean or [0.0]), (std or [1.0]))
+        shift, scale = (torch.tensor(each, device=x.device, dtype=x.dtype).view(shape) for each in numbers)
+        images = (x * scale + shift).clamp(0, 1) if len(mean) else x
+        changed = []
+        for image, seed in zip(images, drawn[:, 0].tolist(), strict=True):
+            with random_stream(int(seed)):
+                changed.append(self.function(image))
+            if changed[-1].shape != image.shape:
+                raise ConfigError(
+                    f"the augmentation turns an image {tuple(image.shape)} into {tuple(changed[-1].shape)}; the shape "
+                    "has to stay, as with RandomCrop(size, padding=4) of the same size"
+                )
+        return (torch.stack(changed) - shift) / scale
+
+
+def torchvision(names: str) -> Transforms:
+    """Return transforms of torchvision.transforms.v2 in order: ``NAME``, or ``NAME=NUMBER`` for its first argument.
+
+    :raises UnknownNameError: torchvision has no such transform.
+    :raises ConfigError: it cannot be made so.
+    """
+    load_torchvision()
+    from torchvision.transforms import v2
+
+    classes = {
+        name: each for name, each in vars(v2).items() if isinstance(each, type) and issubclass(each, v2.Transform)
+    }
+    made = []
+    for text in names.split(","):
+        name, _, value = text.partition("=")
+        if name not in classes:
+            raise UnknownNameError("transform of torchvision", name, sorted(classes))
+        try:
+            made.append(classes[name](*([ast.literal_eval(value)] if value else [])))
+        except (TypeError, ValueError, SyntaxError) as error:
+            raise ConfigError(
+                f"torchvision:{text} cannot be made ({error}); write NAME or NAME=NUMBER, or make an object of Python: "
+                "fedcore_zoo.Transforms(v2.Compose([...])), named module:MODULE.OBJECT"
+            ) from error
+    return Transforms(v2.Compose(made))

@@ -1,0 +1,146 @@
+"""--normalize: whose samples give mean and deviation, what the models see, new samples, and what is noted."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import fedcore
+from fedcore import ConfigError
+from fedcore.data import as_dataset, load_dataset, load_partition
+from fedcore_testing import federations, model_bytes, partition_of, small_config
+from fedcore_zoo import as_client
+from fedcore_zoo.preparation import pretrained_numbers
+
+go = federations()
+HELD = {"client_test_fraction": 0.3}
+
+
+def scanners(clients=2, rows=60, seed=0):
+    """Return arrays of two classes; each client's scanner has its own scale and offset, which hide the class."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, (clients, rows))
+    x = rng.normal(size=(clients, rows, 4)) + 2 * labels[..., None]
+    x = x * np.array([1.0, 30.0])[:clients, None, None] + np.array([0.0, 500.0])[:clients, None, None]
+    return x.astype(np.float32).reshape(-1, 4), labels.reshape(-1)
+
+
+def train(tmp_path, normalize, **options):
+    x, y = scanners()
+    lists = [np.arange(60), np.arange(60, 120)]
+    how = {"clients": 2, "rounds": 8, "model": "mlp", **HELD, **options}
+    config = small_config(tmp_path, normalize=normalize, **how)
+    return fedcore.run(
+        config, dataset=(x, y, x[::3], y[::3]), partition=lambda labels, num_clients, **_: lists, progress=False
+    )
+
+
+def test_each_scanner_by_its_own_numbers(tmp_path):
+    """The same class means another number at each hospital: only numbers of each one's own tell the classes."""
+    accuracy = {
+        choice: train(tmp_path, choice).metrics["global_local"]["accuracy"] for choice in ("client", "global", "none")
+    }
+    assert accuracy["client"] > 0.9
+    assert accuracy["client"] > max(accuracy["global"], accuracy["none"])
+
+
+def test_a_clients_numbers_are_of_its_training_rows_and_prepare_its_new_rows(tmp_path):
+    result = train(tmp_path, "client", rounds=1)
+    x, y = scanners()
+    parts = load_partition(result.directory / "partition.json", as_dataset((x, y, x[::3], y[::3]))).train
+    for client, rows in enumerate(parts):
+        own = as_client(result, client)
+        expected = (x[:5] - x[rows].mean(axis=0)) / x[rows].std(axis=0)
+        np.testing.assert_allclose(own.inputs.prepare(x[:5]).numpy(), expected, atol=1e-3)
+        assert len(own.predict(x[:5])) == 5
+    with pytest.raises(ConfigError, match="no mean and deviation of client 2"):
+        as_client(result, 2)
+
+
+@pytest.mark.parametrize("choice", ["global", "none", "client"])
+def test_images_are_normalised_by_training_samples_alone(go, choice):
+    result = go({}, normalize=choice, rounds=1, **HELD)
+    loaded = load_dataset("digits").train
+    pixels = loaded.images * torch.tensor(loaded.std).view(1, -1, 1, 1) + torch.tensor(loaded.mean).view(1, -1, 1, 1)
+    parts = partition_of(result).train
+    inputs = result.inputs if choice != "client" else as_client(result, 1).inputs
+    rows = torch.cat([*parts]) if choice == "global" else parts[1]
+    mean, std = (0.0, 1.0) if choice == "none" else (pixels[rows].mean().item(), pixels[rows].std(correction=0).item())
+    assert inputs.mean == pytest.approx((mean,), abs=1e-5)
+    assert inputs.std == pytest.approx((std,), abs=1e-5)
+
+
+def test_as_loaded_changes_nothing_and_workers_have_the_same_bits(go):
+    assert model_bytes(go({}, normalize="as-loaded")) == model_bytes(go({}))
+    options = {"normalize": "client", **HELD}
+    assert model_bytes(go({}, **options, workers=2)) == model_bytes(go({}, **options))
+
+
+def test_tables_that_are_normalised_already_are_normalised_anew(go):
+    result = go({}, dataset="breast-cancer", normalize="global", rounds=1, **HELD)
+    loaded = load_dataset("breast-cancer").train
+    raw = loaded.inputs.double().numpy() * loaded.std + loaded.mean
+    rows = torch.cat([*partition_of(result).train]).numpy()
+    np.testing.assert_allclose(result.inputs.mean, raw[rows].mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(result.inputs.std, raw[rows].std(axis=0), rtol=1e-4)
+
+
+def test_the_numbers_of_pretrained_weights(tmp_path, go):
+    config = small_config(tmp_path, model="torchvision:resnet18")
+    assert pretrained_numbers(config) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps({"image_mean": [0.5], "image_std": [0.25]}))
+    (tmp_path / "vit").mkdir()
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(file.read_text())
+    assert pretrained_numbers(config.model_copy(update={"model": f"hf:{tmp_path / 'vit'}"})) == ((0.5,), (0.25,))
+    beside = config.model_copy(update={"weights": str(tmp_path / "a.safetensors")})
+    assert pretrained_numbers(beside) == ((0.5,), (0.25,))
+    result = go({}, model="torchvision:resnet18", normalize="pretrained", rounds=1, clients=2, local_steps=1)
+    assert result.inputs.mean == pytest.approx(((0.485 + 0.456 + 0.406) / 3,))
+    file.write_text('{"image_mean": [0.5]}')
+    with pytest.raises(ConfigError, match="does not hold image_mean and image_std"):
+        pretrained_numbers(beside)
+    with pytest.raises(ConfigError, match="nothing says how the images of model 'mlp'"):
+        go({}, normalize="pretrained")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ((1.0, 24_000.0), "values up to .* and columns whose deviations are from"),
+        ((0.001, 5.0), "is trained on as it is, with columns whose deviations are from"),
+        ((1.0, 5.0), None),
+    ],
+)
+def test_raw_columns_of_other_orders_of_magnitude_are_noted(tmp_path, recwarn, columns, words):
+    x, y = scanners(1)
+    x = ((x - x.mean(axis=0)) / x.std(axis=0))[:, :2] * np.array(columns, dtype=np.float32)
+    for choice in ("as-loaded", "global"):
+        recwarn.clear()
+        config = small_config(tmp_path, clients=2, rounds=1, partition="iid", model="mlp", normalize=choice)
+        fedcore.run(config, dataset=(x, y, x, y), progress=False)
+        said = [str(w.message) for w in recwarn if "trained on as it is" in str(w.message)]
+        assert bool(said) == (choice == "as-loaded" and words is not None)
+        assert not said or re.search(str(words), said[0])
+
+
+def test_what_cannot_be_normalised_is_refused(tmp_path, go):
+    tokens, y = np.arange(40).reshape(20, 2), np.arange(20) % 2
+    config = small_config(tmp_path, clients=2, partition="iid", normalize="global", model="mlp")
+    with pytest.raises(ConfigError, match=r"whole numbers .*, which may be tokens"):
+        fedcore.run(config, dataset=(tokens, y, tokens, y), progress=False)
+    with pytest.raises(ConfigError, match="pretrained is for images"):
+        go({}, dataset="breast-cancer", normalize="pretrained")
+    loaded = load_dataset("digits")
+
+    def shared(labels, num_clients, **_):
+        return [np.arange(50)] * num_clients
+
+    shared.shares_samples = True
+    by_client = config.model_copy(update={"normalize": "client"})
+    with pytest.raises(ConfigError, match="share samples"):
+        fedcore.run(by_client, dataset=loaded, partition=shared, progress=False)

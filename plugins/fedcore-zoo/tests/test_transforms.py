@@ -1,0 +1,80 @@
+"""torchvision's transforms as augmentation: what they do to a batch, seeds and engines, and what is refused."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from fedcore import ConfigError, RunConfig, UnknownNameError
+from fedcore_testing import federations, model_bytes
+from fedcore_zoo import Transforms
+from fedcore_zoo.transforms import torchvision
+
+go = federations()
+FLIP = "torchvision:RandomHorizontalFlip=1.0"
+RANDOM = "torchvision:RandomHorizontalFlip,RandomRotation=15"
+
+
+class Shifts(nn.Module):
+    """Adds a number that Python draws."""
+
+    def forward(self, image):
+        return image + random.gauss(0, 0.1)
+
+
+shifts = Transforms(Shifts())
+
+
+def test_images_are_changed_before_normalisation():
+    x, mean, std = torch.rand(4, 3, 6, 6), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+    shift, scale = (torch.tensor(each).view(1, 3, 1, 1) for each in (mean, std))
+    flips = torchvision("RandomHorizontalFlip=1.0")
+    drawn = flips.draw(4, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(flips.apply((x - shift) / scale, drawn, mean, std), (x.flip(3) - shift) / scale)
+    seen = []
+    Transforms(lambda image: seen.append(image) or image).apply((x - shift) / scale, drawn, mean, std)
+    torch.testing.assert_close(torch.stack(seen), x)
+
+
+def test_each_image_has_its_seed_and_the_global_generators_stay():
+    x = torch.zeros(3, 1, 2, 2)
+    drawn = shifts.draw(3, torch.Generator().manual_seed(1))
+    random.seed(5)
+    state, torch_state = random.getstate(), torch.get_rng_state()
+    first = shifts.apply(x, drawn, (), ())
+    assert random.getstate() == state
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert len(first[:, 0, 0, 0].unique()) == 3
+    torch.testing.assert_close(shifts.apply(x[:1], drawn[2:], (), ()), first[2:])
+
+
+def test_the_option_switches_it_on_and_engines_have_the_same_bits(go):
+    result = go({}, augmentation=RANDOM, clients=2, rounds=1)
+    assert result.config.augment
+    assert RunConfig(**result.config.written()).augmentation == RANDOM
+    assert model_bytes(result) == model_bytes(go({}, augmentation=RANDOM, clients=2, rounds=1, workers=2))
+    assert model_bytes(result) != model_bytes(go({}, clients=2, rounds=1))
+    off = go({}, augmentation=RANDOM, augment=False, clients=2, rounds=1)
+    assert model_bytes(off) == model_bytes(go({}, clients=2, rounds=1))
+
+
+def test_what_cannot_be_made_is_refused(go):
+    with pytest.raises(UnknownNameError, match="Did you mean 'RandomRotation'"):
+        go({}, augmentation="torchvision:RandomRotatio")
+    with pytest.raises(ConfigError, match="torchvision:RandomRotation cannot be made"):
+        go({}, augmentation="torchvision:RandomRotation")
+    with pytest.raises(ConfigError, match="has no augmentation; leave the flag out"):
+        go({}, augment=True)
+    halves = torchvision("CenterCrop=3")
+    with pytest.raises(ConfigError, match=r"turns an image \(1, 6, 6\) into \(1, 3, 3\)"):
+        halves.apply(torch.rand(1, 1, 6, 6), torch.zeros(1, 1), (), ())
+
+
+def test_code_of_a_file_needs_permission(cli, tmp_path):
+    (tmp_path / "config.yaml").write_text("augmentation: module:os.system\n")
+    result = cli("train", "--config", tmp_path / "config.yaml")
+    assert result.exit_code == 2
+    assert "--allow-code" in result.stderr
