@@ -49,6 +49,17 @@ def _split(value: Any) -> Any:
     return value.split(",") if isinstance(value, str) else [] if value is None else value
 
 
+def _unseen_of(value: Any) -> Any:
+    """Return the share of the unseen clients, or their names: ``A,B`` as well as a list."""
+    names = _split(value)
+    share = public_share(str(names[0] if isinstance(names, list) and len(names) == 1 else value))
+    if share is not None and 0 <= share < 1:
+        return share
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError("write a share of the clients from 0 to below 1, or their names (without names, numbers)")
+    return names or 0.0
+
+
 def _system_of(value: Any) -> Any:
     """Return the options of a simulated system as an object of the package that brings it.
 
@@ -210,8 +221,10 @@ class FederationOptions(Section):
         description="Domain that no client holds, of a data set with domains. The global model is evaluated"
         " on it separately.",
     )
-    unseen_clients: Annotated[Part, PARTITION] = Field(
-        default=0.0, description="Share of the clients that never train. They are evaluated on their held-out parts."
+    unseen_clients: Annotated[Any, BeforeValidator(_unseen_of), PARTITION] = Field(
+        default=0.0,
+        description="Share of the clients that never train, or their names. They are evaluated on their held-out"
+        " parts.",
     )
     adapt_epochs: int = Field(
         default=0,
@@ -238,7 +251,7 @@ class FederationOptions(Section):
         unseen = self.clients - self.training_clients
         if self.unseen_clients and not 0 < unseen < self.clients:
             raise ValueError(
-                f"unseen_clients is {self.unseen_clients:g}, so {unseen} of {self.clients} clients would never train; "
+                f"unseen_clients is {self.unseen_clients}, so {unseen} of {self.clients} clients would never train; "
                 "at least one has to be unseen, and at least one has to train"
             )
         if self.adapt_epochs and not unseen:
@@ -250,7 +263,8 @@ class FederationOptions(Section):
     @property
     def training_clients(self) -> int:
         """Number of clients that can take part, without the unseen clients. They have the first ids."""
-        return self.clients - round(self.unseen_clients * self.clients)
+        unseen = self.unseen_clients
+        return self.clients - (len(unseen) if isinstance(unseen, list) else round(unseen * self.clients))
 
     @property
     def cohort_size(self) -> int:

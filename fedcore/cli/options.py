@@ -125,7 +125,7 @@ _REPEATED = {
     ),
 }
 """Fields whose flags can be repeated: the form of a value, and the help text."""
-_WRITTEN = {"client_models": "A,B,C"}
+_WRITTEN = {"client_models": "A,B,C", "unseen_clients": "SHARE|NAME,..."}
 """Fields whose values have a form of their own on the command line."""
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory that train printed.")]

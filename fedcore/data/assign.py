@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedcore.base.config import FederationOptions, public_share
-from fedcore.base.errors import ConfigError, DataError, PluginContractError
+from fedcore.base.errors import ConfigError, DataError, PluginContractError, UnknownNameError
+from fedcore.base.output import clean
 from fedcore.base.registry import call, resolve
 from fedcore.base.seeding import derive_seed, numpy_generator, random_stream
 from fedcore.data.dataset import Dataset, PublicSamples
@@ -38,7 +39,8 @@ class Partitioner(Protocol):
         ``--imbalance``, ``--unseen-domain`` or a share as ``--public`` some positions are missing. The model's inputs
         are ``dataset.train.gather(torch.from_numpy(rows))``.
     :returns: One array of positions in ``labels`` per client: disjoint, not empty, in any order, the same for the
-        same arguments. For millions of clients return an :class:`~fedcore.data.IndexLists`.
+        same arguments; a mapping if the clients have names, such as hospitals. For millions of clients return an
+        :class:`~fedcore.data.IndexLists`.
     """
 
     def __call__(
@@ -132,7 +134,7 @@ class Scenario:
         """Divide the samples by the configured partitioner, as :func:`make_partition` does."""
         options = self.options
         how = options.model_dump(include={"alpha", "classes_per_client", "seed"})
-        train, notes, shared = self._divide(how)
+        train, notes, shared, names = self._divide(how)
         test = IndexLists.empty(len(train))
         if fraction := options.client_test_fraction:
             if shared:
@@ -153,15 +155,16 @@ class Scenario:
             "imbalance": options.imbalance > 1 and options.imbalance,
             "public": len(self.public),
             "unseen_domain": options.unseen_domain,
+            "names": [*names],
         }
         info |= {name: value for name, value in further.items() if value}
         return self.with_unseen_clients(Partition(train, test, info))
 
-    def _divide(self, options: Mapping[str, Any]) -> tuple[IndexLists, list[str], bool]:
+    def _divide(self, options: Mapping[str, Any]) -> tuple[IndexLists, list[str], bool, list[str]]:
         """Let the partitioner divide the samples.
 
-        :returns: Each client's positions in the training set, the partitioner's notes, and whether clients may share
-            samples.
+        :returns: Each client's positions in the training set, the partitioner's notes, whether clients may share
+            samples, and the clients' names.
         """
         name, clients, rows = self.options.partition, self.options.clients, self.rows
         partitioner, labels = resolve("partitioner", name), self.labels
@@ -177,7 +180,8 @@ class Scenario:
                 notes.append(str(warning.message))
             else:  # of NumPy, or of another thread
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        if isinstance(parts, Mapping) or not hasattr(parts, "__len__"):
+        names, parts = ([*parts], [*parts.values()]) if isinstance(parts, Mapping) else ([], parts)
+        if not hasattr(parts, "__len__"):
             found, expected = f"returned {type(parts).__name__}", "a list with one array of positions per client"
             raise PluginContractError.of(name, found, kind="partitioner", expected=expected)
         shared = getattr(partitioner, "shares_samples", False) is True
@@ -192,7 +196,7 @@ class Scenario:
         if len(rows) < len(labels):
             positions = torch.from_numpy(rows).to(divided.positions.dtype)[divided.positions.long()]
             divided = IndexLists(positions, divided.offsets)
-        return divided, notes, shared
+        return divided, notes, shared, [clean(str(name)) for name in names]
 
     def check(self, partition: Partition, where: str) -> None:
         """Refuse options that say otherwise than a partition which was made before the run.
@@ -234,23 +238,32 @@ class Scenario:
                 )
 
     def with_unseen_clients(self, partition: Partition) -> Partition:
-        """Return a partition whose last clients are the unseen ones, drawn from the seed. The others keep their order.
+        """Return a partition whose last clients are the unseen ones, named or drawn. The others keep their order.
 
         Methods number the clients that take part from 0, so the ids change and not the samples of a client.
 
         :raises ConfigError: the partition has another share of unseen clients, or its clients hold their own data.
         """
-        made, share = partition.info.get("unseen_clients", 0), self.options.unseen_clients
+        options, made = self.options, partition.info.get("unseen_clients", 0)
+        share: Any = options.unseen_clients
         if made == share:
             return partition
         if made or partition.is_declared:
             why = f"the partition has {made!r} of its clients unseen" if made else "these clients hold their own data"
-            raise ConfigError(f"--unseen-clients is {share:g}, but {why}; write --unseen-clients {made!r}")
-        clients = partition.num_clients
-        unseen = numpy_generator(self.options.seed, "unseen").permutation(clients)[: round(share * clients)]
+            raise ConfigError(f"--unseen-clients is {share}, but {why}; write --unseen-clients {made!r}")
+        clients, names = partition.num_clients, partition.names
+        unseen = numpy_generator(options.seed, "unseen").permutation(clients)[: clients - options.training_clients]
+        if isinstance(share, list):
+            if wrong := [name for name in share if name not in names]:
+                raise UnknownNameError("client", wrong[0], names, "--unseen-clients takes a share or names")
+            unseen = np.array([names.index(name) for name in share])
         order = [*np.setdiff1d(np.arange(clients), unseen), *np.sort(unseen)]
         train, test = ([part[k] for k in order] for part in (partition.train, partition.test))
-        return Partition(train, test, {**partition.info, "unseen_clients": share})
+        further = {
+            "unseen_clients": share,
+            **({"names": [names[k] for k in order]} if "names" in partition.info else {}),
+        }
+        return Partition(train, test, partition.info | further)
 
 
 def _long_tailed(labels: IntArray, num_classes: int, imbalance: float, seed: int) -> IntArray:

@@ -80,6 +80,8 @@ class Dataset:
     """Public samples of the run."""
     sources: Tensor | None = None
     """Number of each training sample's source, such as a writer or a hospital, (n,) int64, for ``natural``."""
+    source_names: tuple[str, ...] | None = None
+    """Names of the sources by their number, which clients with a source of their own then have."""
     domains: Domains | None = None
     """The samples' domains: the global model is then also evaluated on each of them."""
     notes: tuple[str, ...] = ()

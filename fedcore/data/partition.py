@@ -134,7 +134,8 @@ class Partition:
         ``"python"`` as partitioner. Its keys: dataset, labels_sha256, partitioner, alpha, classes_per_client,
         client_test_fraction, seed, notes. ``shares_samples`` is present if clients may hold the same sample.
         These are present with the options of the same name: ``samples``, the number of assigned samples; ``public``,
-        the number of public ones, for a share; ``unseen_domain``; ``unseen_clients``, the share.
+        the number of public ones, for a share; ``unseen_domain``; ``unseen_clients``, the share or the names.
+        ``names`` is present if the clients have some, such as hospitals: one for each.
     """
 
     def __init__(
@@ -160,6 +161,12 @@ class Partition:
     def is_declared(self) -> bool:
         """Whether the clients hold their own data. Then only the sizes are known."""
         return self.info.get("partitioner") == DECLARED
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names; without names, their numbers."""
+        found: Any = self.info.get("names")
+        return list(found or map(str, range(self.num_clients)))
 
     @property
     def num_clients(self) -> int:
@@ -271,7 +278,10 @@ def check_partition(partition: Partition, dataset: Dataset, where: object) -> No
     for key, (kind, what) in _INFO.items():
         if not isinstance(info.get(key), kind) or isinstance(info.get(key), bool):
             raise DataError(f'{where}: "info" needs {key!r}, {what}, as fedcore.data.make_partition writes it')
-    texts = [info["dataset"], info["partitioner"], *info["notes"]]
+    names = info.get("names", [])
+    if not isinstance(names, list) or (names and not len(names) == len({*map(str, names)}) == partition.num_clients):
+        raise DataError(f'{where}: "names" in "info" should have a name for each client, and none twice')
+    texts = [info["dataset"], info["partitioner"], *info["notes"], *names]
     if not all(isinstance(text, str) and text.isprintable() for text in texts):  # they are printed to a terminal
         raise DataError(f'{where}: names and "notes" in "info" should be printable text')
     if not partition.is_declared and info["labels_sha256"] != labels_sha256(dataset):

@@ -243,7 +243,7 @@ class Run:
             if trackers := self.config.trackers:
                 follow = stack.enter_context(tracking(trackers).tracked(self.config, self.directory.path, follow))
             federation = stack.enter_context(self.federation(make))
-            self.directory.sessions.append(session(self.setup))
+            self.directory.sessions.append({**session(self.setup), "clients": self.partition.info.get("names")})
             yield stack.enter_context(Experiment(federation, self.directory, follow, on_round))
 
     def train(

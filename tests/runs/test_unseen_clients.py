@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import fedcore
 from fedcore import ConfigError, Plugin, PluginContractError, RunConfig, generator, hookimpl, question
 from fedcore.base.seeding import numpy_generator
 from fedcore.data import TensorSamples, load_dataset
+from fedcore.runs.resolve import resolve_partition
 from fedcore.server.system import Everybody
 from fedcore_export import export_run
 from fedcore_testing import (
@@ -52,6 +54,74 @@ def test_they_are_drawn_from_the_seed_and_have_the_last_ids(go):
         found = partition_of(go(**OPTIONS, partition=partition))
         for mine, theirs in ((found.train, split.train), (found.test, split.test)):
             assert [part.tolist() for part in mine] == [theirs[k].tolist() for k in order]
+
+
+HOSPITALS = ("Basel", "Chur", "Genf", "Olten", "Zug")
+
+
+def of_hospitals(labels, num_clients, **_):
+    return {name: np.arange(k, len(labels), num_clients) for k, name in enumerate(HOSPITALS[:num_clients])}
+
+
+@pytest.mark.parametrize("plugin", ["fedavg", "ditto"])
+def test_hospitals_that_are_named_never_train(cli, plugin):
+    """The others keep their order; the names move with the samples, and resume and a partition file have them."""
+    named = "module:tests.runs.test_unseen_clients.of_hospitals"
+    flags = ("--plugin", plugin, "--clients", 5, "--client-test-fraction", 0.25, "--rounds", 1, "--local-epochs", 1)
+    assert cli("train", *flags, "--partition", named, "--out", "whole").exit_code == 0
+    result = cli("train", *flags, "--partition", named, "--unseen-clients", "Genf,Basel", "--out", "run")
+    assert result.exit_code == 0, result.output
+    whole, run = fedcore.load_run("whole", allow_code=True), fedcore.load_run("run", allow_code=True)
+    split, found = partition_of(whole), partition_of(run)
+    order = [1, 3, 4, 0, 2]
+    assert found.names == ["Chur", "Olten", "Zug", "Basel", "Genf"]
+    assert split.names == list(HOSPITALS)
+    assert [part.tolist() for part in found.train] == [split.train[k].tolist() for k in order]
+    assert set(run.metrics["unseen"]["per_client"]) == {"3", "4"}
+    assert set(run.metrics["personal" if plugin == "ditto" else "global_local"]["per_client"]) == {"0", "1", "2"}
+    if plugin == "ditto":
+        export_run(run.directory, "safetensors", Path("out"), client=4, allow_code=True)
+        assert "client 4 (Genf)" in Path("out/README.md").read_text()
+    assert cli("report", "run", "--points", 0, "--allow-code").exit_code == 0
+    page = Path("report.html").read_text()
+    assert "Zug, seed 0" in page
+    assert "client Basel" in page
+    again = cli(
+        "train", *flags, "--partition", "run/partition.json", "--unseen-clients", "Genf,Basel", "--out", "again"
+    )
+    assert again.exit_code == 0, again.output
+    assert weights(fedcore.load_run("again")).keys() == weights(run).keys()
+    assert same_tensors(weights(fedcore.load_run("again")), weights(run))
+    assert cli("resume", "run", "--rounds", 2, "--allow-code").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("unseen", "words"),
+    [
+        ("Gnf", "unknown client 'Gnf'. Did you mean 'Genf'?"),
+        ("1.5", "unknown client '1.5'"),
+        ("-0.2", "unknown client '-0.2'"),
+        (",".join(HOSPITALS), "at least one has to train"),
+    ],
+)
+def test_unseen_clients_without_such_a_name_are_refused(cli, unseen, words):
+    named = "module:tests.runs.test_unseen_clients.of_hospitals"
+    result = cli(
+        "train", "--clients", 5, "--client-test-fraction", 0.25, "--partition", named, f"--unseen-clients={unseen}"
+    )
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
+def test_clients_without_names_have_their_numbers():
+    partition = resolve_partition(RunConfig(clients=5, unseen_clients="4,1", client_test_fraction=0.2), DIGITS)
+    whole = resolve_partition(RunConfig(clients=5, client_test_fraction=0.2), DIGITS)
+    assert [part.tolist() for part in partition.train] == [whole.train[k].tolist() for k in (0, 2, 3, 1, 4)]
+    assert RunConfig(unseen_clients=["3"]).training_clients == 9
+    assert RunConfig(unseen_clients="3").training_clients == 9
+    assert RunConfig(unseen_clients=0.3).training_clients == 7
+    with raises(ConfigError):
+        RunConfig.create({"unseen_clients": {"a": 1}})
 
 
 def test_a_partition_with_unseen_clients_is_used_as_it_is(go):

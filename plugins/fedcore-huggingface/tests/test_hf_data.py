@@ -31,6 +31,7 @@ def test_texts_are_tokens_and_writers_are_sources(text_set: str, load) -> None:
     assert found.sources.tolist() == [k // 3 % 5 for k in range(60)]
     partition = make_partition(found, RunConfig(partition="natural", clients=5))
     assert [set(found.sources[part].tolist()) for part in partition.train] == [{0}, {1}, {2}, {3}, {4}]
+    assert partition.names == [f"writer {k}" for k in range(5)]
     check_dataset(dataset(text_set))
 
 

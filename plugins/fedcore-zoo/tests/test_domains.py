@@ -251,6 +251,8 @@ def test_each_client_holds_one_domain(pacs, partitioner):
     found = make_partition(dataset, RunConfig(partition=partitioner, clients=5, seed=3))
     held = [dataset.domains.train[part].unique().tolist() for part in found.train]
     assert held == [[0], [1], [2], [0], [1]]
+    first, second, third = dataset.domains.names
+    assert found.names == [f"{first} 1", f"{second} 1", third, f"{first} 2", f"{second} 2"]
     assert sorted(found.train.positions.tolist()) == list(range(len(dataset.train)))
     again, other = (make_partition(dataset, RunConfig(partition=partitioner, clients=5, seed=seed)) for seed in (3, 4))
     assert found.sha256 == again.sha256 != other.sha256

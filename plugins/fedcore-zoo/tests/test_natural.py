@@ -35,6 +35,19 @@ def test_fewer_clients_share_whole_sources_evenly_and_at_random():
     assert parts(4)[1].sha256 == parts(4)[1].sha256 != parts(4, seed=4)[1].sha256
 
 
+def test_clients_have_the_names_of_their_sources():
+    hospitals = [f"hospital {k}" for k in range(9)]
+    named = replace(DATASET, sources=SOURCES // 100, source_names=tuple(hospitals))
+    found, partition = parts(9, dataset=named)
+    assert partition.names == partition.info["names"] == hospitals
+    found, partition = parts(4, dataset=named)
+    assert partition.names == ["+".join(f"hospital {k // 100}" for k in part.unique().tolist()) for part in found]
+    assert "names" not in parts(2, dataset=named)[1].info, "nine names of two clients are no names"
+    unseen = parts(9, dataset=named, unseen_clients="hospital 7,hospital 2", client_test_fraction=0.2)[1]
+    assert unseen.names[7:] == ["hospital 2", "hospital 7"]
+    assert (named.sources[unseen.test[7]] == 2).all()
+
+
 def test_with_samples_and_hold_outs_the_sources_stay_apart():
     found, partition = parts(9, samples=300, client_test_fraction=0.2)
     assert [part.unique().tolist() for part in found] == [[100 * k] for k in range(9)]

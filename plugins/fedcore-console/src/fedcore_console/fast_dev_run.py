@@ -88,7 +88,7 @@ def _small(config: RunConfig, dataset: Dataset) -> RunConfig:
         pauses = [plugin.exchanges.epochs for plugin in whole.plugins if plugin.exchanges is not None]
         enough = (n for n in range(BATCHES, config.local_epochs) if all(list(at(n)) for at in pauses))
         small["local_epochs"] = next(enough, config.local_epochs)
-    unseen = int(config.unseen_clients > 0)
+    unseen = int(config.training_clients < config.clients)
     small["adapt_epochs"] = min(config.adapt_epochs, 1)
     for clients in range(small["clients"] + unseen, config.clients):
         tried = config.model_copy(update={**small, "clients": clients, "unseen_clients": unseen / clients})
@@ -111,7 +111,8 @@ def _of_largest(partition: Partition, options: RunConfig, train: int, test: int)
     largest = ranks.argsort(descending=True, stable=True)[: options.clients].tolist()
     parts = ((partition.train, train), (partition.test, test))
     kept, held_out = ([_spread(part[k], most) for k in largest] for part, most in parts)
-    return Partition(kept, held_out, {**partition.info, "unseen_clients": options.unseen_clients})
+    names = {"names": [partition.names[k] for k in largest]} if "names" in partition.info else {}
+    return Partition(kept, held_out, {**partition.info, **names, "unseen_clients": options.unseen_clients})
 
 
 def _few_samples(dataset: Dataset, samples: int) -> Dataset:

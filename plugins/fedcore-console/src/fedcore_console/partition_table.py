@@ -27,7 +27,11 @@ def draw_table(partition: Partition, labels: Tensor, num_classes: int, width: in
     counts = partition.class_counts(labels, num_classes)
     held = torch.stack([(counts > 0).sum(dim=1), counts.sum(dim=1), partition.test.sizes], dim=1)
     samples = counts.sum(dim=0, keepdim=True)
-    room = width - len(" ".join(("smallest", *HELD))) - max(0, len(str(int(samples.sum()))) - len("train"))
+    room = (
+        width
+        - len(" ".join((max(("smallest", *map(legible, partition.names)), key=len), *HELD)))
+        - max(0, len(str(int(samples.sum()))) - len("train"))
+    )
     most = next((most for most in range(MAX_COLUMNS, 1, -1) if _width(samples, most) <= room), 1)
     groups, cells = grouped(counts, most)
     largest = max(1, int(cells.max()))
@@ -46,11 +50,11 @@ def draw_table(partition: Partition, labels: Tensor, num_classes: int, width: in
     for name in (*map(span, groups), *HELD):
         table.add_column(name, justify="right")
 
-    few = partition.num_clients <= MAX_CLIENTS
+    few, names = partition.num_clients <= MAX_CLIENTS, [legible(name) for name in partition.names]
     for client in range(partition.num_clients):
         if few or client < FIRST_CLIENTS or client >= partition.num_clients - LAST_CLIENTS:
             shaded = [Text(str(n) if n else "", style=_shade(n / largest)) for n in cells[client].tolist()]
-            table.add_row(str(client), *shaded, *map(str, held[client].tolist()))
+            table.add_row(Text(names[client]), *shaded, *map(str, held[client].tolist()))
         elif client == FIRST_CLIENTS:
             table.add_row(*["…"] * len(table.columns))
     table.add_section()
@@ -65,6 +69,11 @@ def draw_table(partition: Partition, labels: Tensor, num_classes: int, width: in
     ):
         table.add_row(name, *(f"{number:.12g}" for number in row.tolist()))
     return table
+
+
+def legible(name: str, most: int = 24) -> str:
+    """Return a name that is at most so many characters long. A longer one is cut."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def grouped(counts: Tensor, most: int) -> tuple[list[range], Tensor]:

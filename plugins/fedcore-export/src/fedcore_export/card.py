@@ -49,9 +49,12 @@ def model_card(
     """
     config, dataset = run.config, run.dataset
     name, network = method(config.plugins), network_of(run, client)
-    whose = "Global model" if client is None else f"Own model of client {client}"
+    who = "" if client is None else f"client {client}"
+    if client is not None and "names" in run.partition.info:
+        who += f" ({_text(run.partition.names[client])})"
+    whose = "Global model" if client is None else f"Own model of {who}"
     if not took_part:
-        whose = f"Model for client {client}, which took part in no round,"
+        whose = f"Model for {who}, which took part in no round,"
     names = {file.name for file in files}
     front = {
         "library_name": "transformers" if "config.json" in names else "fedcore",

@@ -150,7 +150,7 @@ def read(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> 
     found: dict[str, Any] = {"name": name, "num_classes": len(class_names), "class_names": class_names}
     found["notes"] = tuple(f"{name}: split {split!r} has no labels and is not used" for split in unlabelled)
     if options.source is not None:
-        found["sources"] = _numbered(train, options.source, name)
+        found["sources"], found["source_names"] = _numbered(train, options.source, name)
     kind, columns = _inputs(train, labels[0], options, label, name)
     if kind == "image":
         pixels = _images(tables, columns[0], options.size, name)
@@ -554,13 +554,15 @@ def _little(table: Table, cells: Cells, name: str) -> tuple[str, ...]:
     )
 
 
-def _numbered(table: Table, column: str, name: str) -> Tensor:
-    """Return a column's values as numbers 0..G-1, in their sorted order."""
+def _numbered(table: Table, column: str, name: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Return a column's values as numbers 0..G-1, in their sorted order, and each number's value as a name."""
     values = _column(table, _plain(table, column, name), name)
     if any(value in (None, "") or value != value for value in values):
         raise ConfigError(f"{name}: column {column!r} has cells that are empty or no number: samples without a source")
     numbers = {value: number for number, value in enumerate(sorted(set(values)))}
-    return torch.tensor([numbers[value] for value in values], dtype=torch.int64)
+    labels = getattr(table.features[column], "names", None)  # of a ClassLabel, whose cells are numbers
+    names = tuple(str(labels[value] if labels else value) for value in numbers)
+    return torch.tensor([numbers[value] for value in values], dtype=torch.int64), names
 
 
 def _column(table: Table, column: str, name: str) -> list[Any]:

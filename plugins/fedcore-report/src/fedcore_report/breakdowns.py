@@ -69,7 +69,7 @@ def _boxes(label: str, color: int, measured: Sequence[tuple[RunRecord, Metrics]]
             if len(quantiles := [q for q in map(number, list_in(figures, "quantiles")) if q is not None]) == 7
         ]
     values = [
-        (100 * value, f"client {plain(client)}, seed {run.config.seed}")
+        (100 * value, f"{plain(run.client(client))}, seed {run.config.seed}")
         for run, figures in measured
         for client, accuracy in figures["per_client"].items()
         if (value := number(accuracy)) is not None

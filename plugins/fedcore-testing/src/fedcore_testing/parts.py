@@ -109,6 +109,7 @@ def check_partitioner(
         before = random_states()
         parts, again = partitioner(labels, count, **options), partitioner(labels, count, **options)
         _require_untouched(before, partitioner)
+        parts, again = ([*each.values()] if isinstance(each, Mapping) else each for each in (parts, again))
         where = f"{_name(partitioner)} for {count} clients"
         assert (labels == given).all(), f"{where} edits the labels"
         assert len(parts) == count, f"{where} returns {len(parts)} parts"

@@ -30,6 +30,9 @@ from fedcore_zoo.image_folder import check_listed, class_folders, decoded, is_fo
 
 Array: TypeAlias = npt.NDArray[Any]
 
+Parts: TypeAlias = dict[str, Array]
+"""The positions of each client, by its name: that of its domain, with a number if the domain has several clients."""
+
 TEST_SHARE = 0.2
 """The share of each class of a domain that becomes the test set, if the data set has no lists of its own."""
 
@@ -124,7 +127,8 @@ def _with_domains(dataset: Dataset, names: Sequence[str], train: Tensor, test: T
     if untested := sorted(set(range(len(names))) - set(test.tolist())):
         notes.append(f"domains without test images, which have no accuracy: {', '.join(names[k] for k in untested)}")
     domains = Domains(tuple(names), train, test)
-    return replace(dataset, domains=domains, sources=train, notes=(*dataset.notes, *notes))
+    dataset = replace(dataset, sources=train, source_names=tuple(names), domains=domains)
+    return replace(dataset, notes=(*dataset.notes, *notes))
 
 
 Files: TypeAlias = list[tuple[Path, str]]
@@ -256,7 +260,7 @@ def _in_32(images: Tensor) -> Tensor:
     return images.expand(-1, 3, -1, -1).contiguous()
 
 
-def domain(labels: IntArray, num_clients: int, *, seed: int, dataset: Dataset, rows: IntArray, **_: Any) -> list[Array]:
+def domain(labels: IntArray, num_clients: int, *, seed: int, dataset: Dataset, rows: IntArray, **_: Any) -> Parts:
     """Give each client samples of one domain; the clients of a domain share its samples evenly and at random.
 
     :raises ConfigError: the data set has no domains, or there are more domains than clients.
@@ -266,7 +270,7 @@ def domain(labels: IntArray, num_clients: int, *, seed: int, dataset: Dataset, r
 
 def domain_dirichlet(
     labels: IntArray, num_clients: int, *, alpha: float, seed: int, dataset: Dataset, rows: IntArray, **more: Any
-) -> list[Array]:
+) -> Parts:
     """Give each client samples of one domain; the clients of a domain split its classes by Dirichlet(alpha).
 
     :raises ConfigError: the data set has no domains, or there are more domains than clients.
@@ -284,7 +288,7 @@ def _inside(
     dataset: Dataset,
     rows: IntArray,
     **how: Any,
-) -> list[Array]:
+) -> Parts:
     """Assign clients to domains in turn, and split the samples of each domain among its clients by a scheme."""
     labels = checked_labels(labels, num_clients)
     if dataset.domains is None:
@@ -295,11 +299,12 @@ def _inside(
         raise ConfigError(
             f"--clients is {num_clients}, but the samples come from {len(present)} domains; take at least as many"
         )
-    parts: list[Array] = [np.empty(0, np.int64)] * num_clients
+    parts: list[tuple[str, Array]] = [("", np.empty(0, np.int64))] * num_clients
     for turn, number in enumerate(present.tolist()):
         own, clients = np.flatnonzero(of_row == number), range(turn, num_clients, len(present))
-        drawn = int(numpy_generator(seed, f"domain/{dataset.domains.names[number]}").integers(1 << 31))
+        name = dataset.domains.names[number]
+        drawn = int(numpy_generator(seed, f"domain/{name}").integers(1 << 31))
         inside = scheme(labels[own], len(clients), seed=drawn, **how)
-        for client, positions in zip(clients, inside, strict=True):
-            parts[client] = own[np.asarray(positions)]
-    return parts
+        for count, (client, positions) in enumerate(zip(clients, inside, strict=True), start=1):
+            parts[client] = name if len(clients) == 1 else f"{name} {count}", own[np.asarray(positions)]
+    return dict(parts)

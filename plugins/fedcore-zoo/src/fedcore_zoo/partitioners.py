@@ -22,6 +22,9 @@ from fedcore.data import (
     parts_by_owner,
 )
 
+MAX_SOURCES = 3
+"""The largest number of sources whose names a client has, joined by a plus."""
+
 
 def shards(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
     """Sort by label, cut into equal shards, assign ``classes_per_client`` shards to each client.
@@ -93,12 +96,13 @@ def quantity(
 
 def natural(
     labels: IntArray, num_clients: int, *, seed: int, dataset: Dataset, rows: IntArray, **_: Any
-) -> list[IntArray]:
+) -> list[IntArray] | dict[str, IntArray]:
     """Give each source's samples to one client; a source (``Dataset.sources``) is a writer or a hospital, for example.
 
     With as many clients as sources, client k is source k. Fewer clients hold several whole sources each: these are
     assigned in random order, one to each client in turn, so that clients hold as many sources to within one.
 
+    :returns: The clients' positions; by the names of their sources, if these have names and nobody holds many.
     :raises ConfigError: the data set has no sources, or fewer than clients.
     """
     if dataset.sources is None:
@@ -117,7 +121,11 @@ def natural(
         owner[numpy_generator(seed, "partition").permutation(len(found))] = np.arange(len(found)) % num_clients
     client = owner[source]
     order = np.argsort(client, kind="stable")
-    return np.split(order, np.searchsorted(client[order], np.arange(1, num_clients)))
+    parts = np.split(order, np.searchsorted(client[order], np.arange(1, num_clients)))
+    if dataset.source_names is None or len(found) > MAX_SOURCES * num_clients:
+        return parts
+    held = [[dataset.source_names[found[k]] for k in np.flatnonzero(owner == number)] for number in range(num_clients)]
+    return {"+".join(names): part for names, part in zip(held, parts, strict=True)}
 
 
 def _draw_ownership(num_clients: int, num_classes: int, each: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:

@@ -27,7 +27,7 @@ from fedcore.tools import (
     short_name,
 )
 from fedcore.tools import rounds as recorded
-from fedcore_study.lenient import mapping_in, number
+from fedcore_study.lenient import list_in, mapping_in, number
 from fedcore_study.runs.labels import read_labels
 from fedcore_study.sweeps.directory import ASKED, SEARCH, STUDY, SweepDirectory
 
@@ -104,6 +104,12 @@ class RunRecord:
         size = mapping_in(self.sessions[-1], "model") if self.sessions else {}
         parameters = size.get("parameters")
         return ModelSize(parameters, size.get("projection")) if isinstance(parameters, int) else None
+
+    def client(self, number: str) -> str:
+        """Return a client's name, such as a hospital's; without names ``client 3``."""
+        names = list_in(self.sessions[-1], "clients") if self.sessions else []
+        known = number.isdecimal() and int(number) < len(names)
+        return str(names[int(number)]) if known else f"client {number}"
 
     @property
     def sources(self) -> Iterator[tuple[str, str]]:
