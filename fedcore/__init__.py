@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedcore.base.errors import RunDirectoryError as RunDirectoryError
     from fedcore.base.errors import UnknownNameError as UnknownNameError
     from fedcore.base.metrics import Metric as Metric
+    from fedcore.base.section import Repeated as Repeated
     from fedcore.base.section import Section as Section
     from fedcore.base.section import Trait as Trait
     from fedcore.base.seeding import derive_seed as derive_seed

@@ -25,7 +25,6 @@ KINDS = (
         "option",
         "engine",
         "runner",
-        "system",
         "tracker",
     ),
     *("tracking", "preset", "command", "feature", "figure", "display", "table"),

@@ -25,21 +25,16 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError, describe
 from fedcore.base.protocols import EVALUATED
-from fedcore.base.safe_yaml import read_system
 from fedcore.base.section import CHANGEABLE, EVERYDAY, LABEL, NO_EFFECT, PARTITION, Kind, Section, Trait
 
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
 
 _LABEL = re.compile(r"\w[\w.+=-]*")
 _MANY_TAGS, _LONG_LABEL = 50, 50
-
-SYSTEM = "simulated"
-"""The name of the system behind ``--system`` in the group ``fedcore.systems``."""
 
 Json = Any  # None, bool, int, float, str, list or dict of the same
 
@@ -58,14 +53,6 @@ def _unseen_of(value: Any) -> Any:
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise ValueError("write a share of the clients from 0 to below 1, or their names (without names, numbers)")
     return names or 0.0
-
-
-def _system_of(value: Any) -> Any:
-    """Return the options of a simulated system as an object of the package that brings it.
-
-    :raises ConfigError: that package is not installed.
-    """
-    return None if value is None else registry.needed("system", SYSTEM, "--system").model_validate(read_system(value))
 
 
 def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:
@@ -231,10 +218,6 @@ class FederationOptions(Section):
         ge=0,
         le=_MANY,
         description="Local epochs after which the unseen clients are evaluated once more. 0: without adaptation.",
-    )
-    system: Annotated[Any, BeforeValidator(_system_of)] = Field(
-        default=None,
-        description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1. Off by default.",
     )
 
     @field_validator("public", mode="before")
@@ -507,8 +490,6 @@ class RunConfig(
         for name in self.trackers:
             if name in self.plugins:
                 raise ValueError(f"{name!r} is both a plugin and a tracker of this run; remove one of them")
-        if self.system is not None:
-            self.system.check(self)
         if self.min_clients > self.cohort_size:
             raise ValueError(
                 f"min_clients is {self.min_clients}, but a round samples only {self.cohort_size} of "
@@ -537,7 +518,7 @@ class RunConfig(
 
     def names(self) -> list[str]:
         """Return the names of objects in the configuration, in the order of the fields."""
-        values = [getattr(self, option) for option, field in type(self).model_fields.items() if kind_of(field)]
+        values = [getattr(self, option) for option in type(self).model_fields if marked(option, Kind)]
         return [name for value in values for name in ([value] if isinstance(value, str) else value or ())]
 
     def written(self) -> dict[str, Any]:
@@ -545,8 +526,9 @@ class RunConfig(
 
         An option of a package is left out at its default, so that the run can be read without the package.
         """
-        own = self.model_dump(mode="json", include=_OWN)
-        return own | self.model_dump(mode="json", exclude=_OWN, exclude_defaults=True)
+        values = self.model_dump(mode="json")
+        defaults = {name: type(self).model_fields[name].get_default(call_default_factory=True) for name in values}
+        return {name: value for name, value in values.items() if name in _OWN or value != defaults[name]}
 
 
 _OWN = {*RunConfig.model_fields}
@@ -583,9 +565,9 @@ if not TYPE_CHECKING:
     RunConfig = _with_options_of_packages(RunConfig)
 
 
-def kind_of(field: FieldInfo) -> str:
-    """Return the kind of the objects that an option names; empty if it names none."""
-    return next((item for item in field.metadata if isinstance(item, Kind)), "")
+def marked(option: str, mark: type[str]) -> str:
+    """Return the :class:`Kind` of an option, or its form if it is :class:`Repeated`; empty without this mark."""
+    return next((item for item in RunConfig.model_fields[option].metadata if isinstance(item, mark)), "")
 
 
 def options_with(*traits: Trait) -> tuple[str, ...]:

@@ -130,27 +130,3 @@ def parse_setting(text: str) -> tuple[str, str, Any]:
         return plugin, option, read_yaml(value)
     except ValueError as error:
         raise ConfigError(f"--set {text!r}: the value is not valid YAML ({error})") from None
-
-
-def read_system(value: Any) -> Any:
-    """Return ``["dropout=0.1", "slow=0.3"]`` as a mapping, with its values read as YAML.
-
-    Values of any other form are returned unchanged.
-
-    :raises ConfigError: a text has another form, or an option is given twice.
-    """
-    texts = [value] if isinstance(value, str) else value
-    if texts and isinstance(texts, (list, tuple)):
-        value = {}
-        for text in texts:
-            name, equals, setting = str(text).partition("=")
-            name = name.strip().replace("-", "_")
-            if not (isinstance(text, str) and equals and name and setting.strip()):
-                raise ConfigError(f"--system {text}: write OPTION=VALUE, for example --system dropout=0.1")
-            if name in value:
-                raise ConfigError(f"--system {text}: {name} is given twice; give it once")
-            try:
-                value[name] = read_yaml(setting)
-            except ValueError as error:
-                raise ConfigError(f"--system {text}: the value is not valid YAML ({error})") from None
-    return value

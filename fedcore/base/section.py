@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +27,13 @@ NO_EFFECT, LABEL, CHANGEABLE, PARTITION, EVERYDAY = Trait
 
 class Kind(str):
     """The kind of the objects that an option names, as the registry has it. The field's annotation has it."""
+
+
+class Repeated(str):
+    """The form of a value of an option that is given in parts, such as ``OPTION=VALUE``. The field's annotation has it.
+
+    The flag can be repeated, for a list of texts. If a file has the option, too, its value stands in front of them.
+    """
 
 
 class Section(BaseModel):
@@ -71,6 +78,21 @@ class Section(BaseModel):
 
         :param model: a :class:`fedcore.SplitModel`.
         """
+
+    def check(self, setup: Any) -> None:
+        """Refuse what does not fit an option of the section, on the server and wherever clients train.
+
+        :param setup: a :class:`fedcore.RunSetup`.
+        :raises ConfigError: names the option.
+        """
+
+    def simulated(self, samples: Callable[[int], int], breaks: Collection[int]) -> Any:
+        """Return the :class:`fedcore.System` that a run simulates; None if its clients are simply there.
+
+        :param samples: returns the number of a client's training samples.
+        :param breaks: the local epochs at whose start the cohort pauses for an exchange.
+        """
+        return None
 
     def settled(self, setup: Any, dataset: Any) -> Mapping[str, Any]:
         """Return the values of options that the set-up of the run decides, such as what ``auto`` stands for.

@@ -18,10 +18,10 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from fedcore.base import registry
-from fedcore.base.config import SYSTEM, MethodOptions, RecordOptions, RunConfig, kind_of, options_with
-from fedcore.base.errors import FedcoreError, flag_of
+from fedcore.base.config import MethodOptions, RecordOptions, RunConfig, marked, options_with
+from fedcore.base.errors import flag_of
 from fedcore.base.protocols import EVALUATED
-from fedcore.base.section import Trait
+from fedcore.base.section import Kind, Repeated, Trait
 from fedcore.cli.guard import debug
 
 METHODS, RECORDS = MethodOptions.panel, RecordOptions.panel
@@ -99,14 +99,6 @@ def _draws_a_table(wanted: bool) -> bool:
     return wanted
 
 
-def _system_options() -> str:
-    """Return the names of the options of ``--system``, or whose they are."""
-    try:
-        return ", ".join(registry.resolve("system", SYSTEM).model_fields)
-    except FedcoreError:
-        return f"those of the package {registry.package_of('system', SYSTEM)}"
-
-
 _REPEATED = {
     "plugins": ("NAME", "A method; can be repeated, hooks are called in this order. Default: FedAvg."),
     "trackers": ("NAME", "Show the run in tensorboard, mlflow, wandb, ... while it trains. Can be repeated."),
@@ -119,10 +111,6 @@ _REPEATED = {
         f"{RunConfig.model_fields['protocols'].description} One of {', '.join(EVALUATED)}. Can be repeated.",
     ),
     "tags": ("TAG", "A word by which fedcore runs list finds the run. Can be repeated."),
-    "system": (
-        "OPTION=VALUE",
-        f"{RunConfig.model_fields['system'].description} Options: {_system_options()}. Can be repeated.",
-    ),
 }
 """Fields whose flags can be repeated: the form of a value, and the help text."""
 _WRITTEN = {"client_models": "A,B,C", "unseen_clients": "SHARE|NAME,..."}
@@ -196,6 +184,8 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     metavar: str | None = None
     if name in _REPEATED:
         kind, (metavar, text) = list[str], _REPEATED[name]
+    elif metavar := marked(name, Repeated):
+        kind, text = list[str], f"{text} Can be repeated."
     elif name in _WRITTEN:
         kind, metavar = str, _WRITTEN[name]
     elif inner is bool:
@@ -217,7 +207,7 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
         show_default=False,
         metavar=metavar,
         rich_help_panel=panel(name),
-        autocompletion=_completer(kind_of(field)) if kind_of(field) else None,
+        autocompletion=_completer(names) if (names := marked(name, Kind)) else None,
     )
     annotation = operator.getitem(Annotated, (kind | None, shown_as))
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

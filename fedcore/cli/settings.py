@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base import registry
-from fedcore.base.config import RunConfig, read_choices
+from fedcore.base.config import RunConfig, marked, read_choices
 from fedcore.base.errors import ConfigError, FedcoreError, suggestion
 from fedcore.base.identity import LABELS, full_name, preset_options
-from fedcore.base.safe_yaml import BESIDE_OPTIONS, parse_setting, read_mapping, read_system
+from fedcore.base.safe_yaml import BESIDE_OPTIONS, parse_setting, read_mapping
+from fedcore.base.section import Repeated
 from fedcore.hooks.plugin import option_names
 from fedcore.runs.saved import check_code, code_in
 
@@ -43,8 +44,9 @@ def build_config(
     preset_values = preset_options(preset) if preset else {}
     base = {**preset_values, **(_file_options(file) if file else {})}
     values = {**base, **flags}
-    if "system" in flags and isinstance(before := read_system(base.get("system")), dict):
-        values["system"] = {**before, **read_system(flags["system"])}
+    for name in flags.keys() & base.keys():
+        if marked(name, Repeated):
+            values[name] = [base[name], *flags[name]]
     plugins = _chosen("plugin", flags.get("plugins"), base.get("plugins", {}))
     trackers = _chosen("tracker", flags.get("trackers"), base.get("trackers", {}))
     default = RunConfig.model_fields["engine"].default

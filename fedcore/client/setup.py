@@ -99,8 +99,8 @@ class Setup:
         _check_claims(setup)
         for plugin in plugins:
             _check_needs(setup, plugin)
-        if config.system is not None:
-            config.system.check_setup(setup)
+        for section in RunConfig.sections():
+            section.check(config, setup)
         seen: RunSetup = setup
         plugins.call_all("check_run", setup=seen)
         return setup

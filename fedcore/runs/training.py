@@ -211,8 +211,8 @@ class Experiment:
         if state.round < self.config.rounds:
             summary["stopped_early"] = {"rounds": self.config.rounds, "patience": self.config.patience}
         summary |= self.reports(state)
-        if self.config.system is not None:
-            summary["system"] = self.config.system.totals(self.directory.metrics.read())
+        if totals := self.federation.system.totals(self.directory.metrics):
+            summary["system"] = totals
         earlier = self.directory.read_summary()
         if earlier and not self._times.rounds:  # no round was added since
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})

@@ -10,7 +10,6 @@ from typing import Any
 from fedcore.base.errors import PluginContractError, RejectUpdate
 from fedcore.base.types import ClientUpdate, Steps
 from fedcore.client.messages import ClientTask, Outcome
-from fedcore.client.setup import Setup
 from fedcore.hooks.checks import whole_numbers
 from fedcore.server.aggregation import aggregate, require_enough
 from fedcore.server.cohort import Broadcasts, train_cohort
@@ -18,6 +17,7 @@ from fedcore.server.collection import Collector
 from fedcore.server.context import ScopeContext
 from fedcore.server.scope import Federation, Round, ServerScope
 from fedcore.server.state import ServerState
+from fedcore.server.system import Everybody
 
 Notify = Callable[[str, Mapping[str, Any]], None]
 """A callback that takes an event's name and its details."""
@@ -83,7 +83,7 @@ def _select(current: Round) -> None:
         return
     current.phase = "select_clients"
     plugin, cohort = setup.plugins.first("select_clients", server=ScopeContext(current))
-    current.select(_checked_cohort(cohort, setup, plugin.name))
+    current.select(_checked_cohort(cohort, current.federation, plugin.name))
     current.phase = "round"
 
 
@@ -112,27 +112,28 @@ def _seen_together(
     return [(task, valid.get(task.client, outcome)) for task, outcome in arrived]
 
 
-def _checked_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[int, int | None]:
+def _checked_cohort(cohort: Iterable[int], federation: Federation, plugin: str) -> dict[int, int | None]:
     """Return a cohort in ascending order: client -> its local epochs or ``Steps``, or None for the run's work.
 
     :raises PluginContractError: the cohort is empty, an id is unknown or repeated, a number is not whole, or a client
         cannot do so much work.
     """
-    ids, clients = whole_numbers(cohort, plugin, "select_clients"), setup.config.training_clients
+    ids, clients = whole_numbers(cohort, plugin, "select_clients"), federation.config.training_clients
     if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= clients:
         expected = f"distinct ids from 0 to {clients - 1}"
         raise PluginContractError.of(plugin, f"returned {ids[:10]}", hook="select_clients", expected=expected)
     if not isinstance(cohort, Mapping):
         return dict.fromkeys(sorted(ids))
-    config, numbers = setup.config, whole_numbers(cohort.values(), plugin, "select_clients")
+    config, breaks = federation.config, federation.setup.breaks
+    numbers = whole_numbers(cohort.values(), plugin, "select_clients")
     steps = [isinstance(value, Steps) for value in cohort.values()]
     if config.local_steps is not None and not all(steps):
         found, hint = "gives clients local epochs, but the run has --local-steps", "return fedcore.Steps(number)"
         raise PluginContractError.of(plugin, found, hook="select_clients", hint=hint)
-    if config.local_steps is None and any(steps) and (setup.breaks or config.system is not None):
+    if config.local_steps is None and any(steps) and (breaks or not isinstance(federation.system, Everybody)):
         found = "gives clients steps, but exchanges and --system count local epochs"
         raise PluginContractError.of(plugin, found, hook="select_clients", hint="return numbers of local epochs")
-    most, first = config.local_epochs, max(setup.breaks, default=0) + 1
+    most, first = config.local_epochs, max(breaks, default=0) + 1
     work = {ids[k]: Steps(number) if steps[k] else number for k, number in enumerate(numbers)}
     for client, number in work.items():
         if not (number >= 1 if isinstance(number, Steps) else first <= number <= most):
@@ -169,9 +170,8 @@ def _record(current: Round, collector: Collector, state: ServerState) -> dict[st
     if current.work:
         unit = "local_steps" if isinstance(next(iter(current.work.values())), Steps) else "local_epochs"
         record[unit] = {str(client): int(current.work[client]) for client in current.cohort}
-    if current.federation.config.system is not None:
-        took_part = sorted(current.accepted)
-        system = current.federation.system.record(current.number, current.simulated, took_part, current.work)
+    took_part = sorted(current.accepted)
+    if system := current.federation.system.record(current.number, current.simulated, took_part, current.work):
         record |= {"virtual_time": state.virtual_time, "system": system}
     return record
 

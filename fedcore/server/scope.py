@@ -22,7 +22,7 @@ from fedcore.client.setup import Setup
 from fedcore.client.store import ClientStore
 from fedcore.data import Dataset, Partition
 from fedcore.server.state import Ledger, ServerState
-from fedcore.server.system import UNREACHED, Everybody, SimulatedOutcome, System, SystemOptions
+from fedcore.server.system import UNREACHED, Everybody, SimulatedOutcome, System
 from fedcore.server.validation import UpdateValidator
 
 MESSAGE_LENGTH = 1000
@@ -59,10 +59,11 @@ class Federation:
     @cached_property
     def system(self) -> System:
         """Says which clients are available, lost, late and slow. Without ``--system`` all clients take part."""
-        options: SystemOptions | None = self.config.system
-        if options is None:
-            return Everybody(self.config.training_clients, self.config.local_work[1])
-        return options.start(self.config, self.partition.train.size, self.setup.breaks)
+        for section in RunConfig.sections():
+            simulated: System | None = section.simulated(self.config, self.partition.train.size, self.setup.breaks)
+            if simulated is not None:
+                return simulated
+        return Everybody(self.config.training_clients, self.config.local_work[1])
 
 
 @dataclass

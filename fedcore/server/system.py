@@ -1,18 +1,17 @@
 """What the server asks of the clients' devices and connections: who is there, who arrives, and when.
 
-Without ``--system`` everybody is there. A package brings a simulated system by the entry point ``simulated`` of the
-group ``fedcore.systems``: a frozen pydantic model with the methods of :class:`SystemOptions`.
+By default everybody is there. A package brings a simulated system by the options that it adds to a run
+(:meth:`fedcore.Section.simulated`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedcore.base.config import RunConfig
+from fedcore.base.files import RecordFile
 from fedcore.client.messages import FailureKind
-from fedcore.client.setup import Setup
 
 UNREACHED = "could not be reached when the round began"
 """The message of the failure ``unavailable``."""
@@ -77,32 +76,8 @@ class System(Protocol):
         :param work: the local epochs or steps of clients for which ``select_clients`` chose them.
         """
 
-
-class SystemOptions(Protocol):
-    """The options of a system, ``RunConfig.system``."""
-
-    @property
-    def arrival(self) -> float:
-        """Chance that a client is available in a round, can be reached and is not lost."""
-
-    def check(self, config: RunConfig) -> None:
-        """Refuse a configuration with a ValueError."""
-
-    def check_setup(self, setup: Setup) -> None:
-        """Refuse the methods of a run with a ConfigError."""
-
-    def trial(self) -> SystemOptions | None:
-        """Return the options of a trial with a single client, which has to answer; None for a trial without."""
-
-    def start(self, config: RunConfig, samples: Callable[[int], int], breaks: Collection[int]) -> System:
-        """Return the system of a run.
-
-        :param samples: returns the number of a client's training samples.
-        :param breaks: the local epochs at whose start the cohort pauses for an exchange.
-        """
-
-    def totals(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what the summary of a run says of the system, from the records of its rounds."""
+    def totals(self, file: RecordFile) -> dict[str, Any]:
+        """Return what the summary of a run says of the system, from the file of its rounds' records."""
 
 
 @dataclass(frozen=True)
@@ -136,3 +111,5 @@ class Everybody:
     def record(self, *_: Any, **__: Any) -> dict[str, Any]:
         """Return nothing: there is no simulated system to record."""
         return {}
+
+    totals = record

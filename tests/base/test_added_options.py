@@ -161,16 +161,22 @@ app({arguments})
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["train", "--stack", "25"], ["train", "--no-capture"], ["train", "--config", "FILE"]],
-    ids=" ".join,
+    ("arguments", "package"),
+    [
+        (["train", "--stack", "25"], "accelerate"),
+        (["train", "--no-capture"], "accelerate"),
+        (["train", "--config", "FILE"], "accelerate"),
+        (["train", "--system", "dropout=0.1"], "simulation"),
+    ],
 )
-def test_an_option_of_a_package_that_is_not_installed_is_answered_with_its_name(python, tmp_path, arguments) -> None:
+def test_an_option_of_a_package_that_is_not_installed_is_answered_with_its_name(
+    python, tmp_path, arguments, package
+) -> None:
     (tmp_path / "run.yaml").write_text("stack: 25\n")
     given = [str(tmp_path / "run.yaml") if argument == "FILE" else argument for argument in arguments]
     done = python(ABSENT.format(arguments=given))
     assert done.returncode == 2
-    assert "is in the package fedcore-accelerate: pip install" in " ".join(done.stderr.replace("│", "").split())
+    assert f"is in the package fedcore-{package}: pip install" in " ".join(done.stderr.replace("│", "").split())
     assert "Traceback" not in done.stderr
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.identity import digest
-from fedcore.cli.options import _system_options
 from fedcore.cli.settings import build_config
 from fedcore_report.breakdowns import _fared, participation
 from fedcore_study.comparisons.groups import group_runs
@@ -47,19 +45,6 @@ def test_mistakes_end_with_2_and_write_nothing(cli, tmp_path: Path, given: str, 
     result = cli("train", "--system", given, "--out", "run")
     assert (result.exit_code, result.stderr) == (2, f"error: {message}\n")
     assert not (tmp_path / "run").exists()
-
-
-def test_without_the_package_the_option_is_answered_with_it(cli, tmp_path: Path, monkeypatch) -> None:
-    installed = registry.available
-    monkeypatch.setattr(registry, "available", lambda kind: {} if kind == "system" else installed(kind))
-    (tmp_path / "run.yaml").write_text("system: {dropout: 0.1}\n", encoding="utf-8")
-    for options in (("--system", "dropout=0.1"), ("--config", "run.yaml")):
-        result = cli("train", *SMALL, *options, "--out", "run")
-        assert result.exit_code == 2
-        remedy = registry.how_to_install("fedcore-simulation")
-        assert result.stderr == f"error: --system needs the package fedcore-simulation: {remedy}\n"
-    assert cli("train", *SMALL, "--out", "run").exit_code == 0, "everybody is there"
-    assert _system_options() == "those of the package fedcore-simulation"
 
 
 def test_the_round_lines_and_the_summary_say_who_took_part(cli, tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def everything_cached(batch, name):
 
 def simulator(**system):
     config = RunConfig(clients=200, local_steps=10, batch_size=16, seed=3, system=system)
-    return config.system.start(config, lambda client: client + 1)
+    return config.simulated(lambda client: client + 1)
 
 
 def test_stragglers_complete_fewer_steps_in_the_same_time():

@@ -136,7 +136,7 @@ def test_a_partition_with_unseen_clients_is_used_as_it_is(go):
 @pytest.mark.parametrize("system", [None, {"availability": 0.7}, {"concurrency": 3}])
 def test_they_are_in_no_cohort(system):
     config = RunConfig(clients=10, unseen_clients=0.5, participation=0.4, system=system)
-    there = Everybody(config.training_clients, 5) if system is None else config.system.start(config, lambda client: 16)
+    there = Everybody(config.training_clients, 5) if system is None else config.simulated(lambda client: 16)
     assert config.cohort_size == 2
     cohorts = [there.available(t) if there.arriving(t) is None else there.arriving(t) for t in range(20)]
     assert set().union(*cohorts) == set(range(5))

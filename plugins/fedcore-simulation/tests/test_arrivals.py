@@ -23,7 +23,7 @@ def arrivals(concurrency, cohort, clients=20, seconds=lambda step, client: 1.0, 
 
 def simulator(clients=40, **system):
     config = RunConfig(clients=clients, participation=0.1, local_epochs=1, system=system)
-    return config.system.start(config, lambda client: 160)
+    return config.simulated(lambda client: 160)
 
 
 # --- the order of arrival ----------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Looks(Plugin):
 def test_the_cohort_are_those_who_arrive_and_the_clock_is_the_arrivals(go):
     SEEN.clear()
     result = go(StartsLate, Looks, rounds=4, **FEW)
-    there = result.config.system.start(result.config, partition_of(result).train.size).arrivals
+    there = result.config.simulated(partition_of(result).train.size).arrivals
     for line in lines(result):
         buffer = there[line["round"]]
         assert line["cohort"] == list(buffer.staleness)

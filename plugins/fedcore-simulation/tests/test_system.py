@@ -52,7 +52,7 @@ METHODS = sorted({point.name for point in entry_points(group="fedcore.plugins")}
 
 def start(config, samples=0, breaks=()):
     """Return the system of a run whose clients have so many samples each."""
-    return config.system.start(config, lambda client: samples, breaks)
+    return config.simulated(lambda client: samples, breaks)
 
 
 def simulator(breaks=(), clients=200, samples=160, **system):

@@ -27,7 +27,7 @@ class Centralised(Plugin):
         config = setup.config
         if config.min_clients > 1:
             raise ConfigError(f"centralised: one place trains, but min_clients is {config.min_clients}; leave it out")
-        if config.system is not None:
+        if getattr(config, "system", None) is not None:  # of fedcore-simulation
             raise ConfigError("centralised: there are no clients that --system could lose or slow; leave it out")
         if len(config.client_models) > 1:
             raise ConfigError("centralised: one place trains one model; name it with --model, not --client-models")

@@ -81,8 +81,8 @@ def _small(config: RunConfig, dataset: Dataset) -> RunConfig:
     small["clients"] = min(len(config.client_models) or 1, config.clients)
     if config.validation_share:  # of a few samples a smaller share can be none
         small["validation_share"] = 0.5
-    if config.system is not None:
-        small["system"] = config.system.trial()
+    if (system := getattr(config, "system", None)) is not None:  # of fedcore-simulation
+        small["system"] = system.trial()
     if whole.breaks:
         small["clients"] = min(max(2, small["clients"]), config.clients)
         pauses = [plugin.exchanges.epochs for plugin in whole.plugins if plugin.exchanges is not None]

@@ -186,7 +186,7 @@ class CentralDP(Plugin[CentralDPOptions]):
         why = f"plugin {self.name!r}: with sampling=poisson a round without an accepted update must stop the run"
         if config.min_clients < 1:
             raise ConfigError(f"{why}, since no noise would be added; use --min-clients 1")
-        if (system := config.system) is None:
+        if (system := getattr(config, "system", None)) is None:  # of fedcore-simulation
             return
         updates = self._expected(config) * system.arrival
         if system.arrival < 1 and config.rounds * math.exp(-updates) > 0.01:

@@ -174,7 +174,7 @@ def _check_config(config: RunConfig) -> RunConfig:
 
     :raises ConfigError: an option has no meaning in a federation, or names code.
     """
-    if config.system is not None:
+    if getattr(config, "system", None) is not None:  # of fedcore-simulation
         raise ConfigError("--system simulates the clients' devices and networks; a federation has real ones")
     if public_share(config.public) is not None:
         raise ConfigError(

@@ -62,7 +62,7 @@ def comparable(config: RunConfig) -> dict[str, Json]:
     code = any(map(is_code, config.plugins))
     values = settings(config if code else resolved(config.model_copy(update={"trackers": {}})))
     plugins = values.pop("plugins")
-    system = values.pop("system")
+    system = values.pop("system", None)  # an option of fedcore-simulation
     flat = {name: value for name, value in values.items() if name not in EXECUTION}
     flat["plugins"] = [name for name in plugins if name != "fedavg"]
     flat |= {f"{plugin}.{option}": value for plugin, options in plugins.items() for option, value in options.items()}

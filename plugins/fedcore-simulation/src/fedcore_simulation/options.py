@@ -5,14 +5,13 @@ Imports no torch: the options are read with the configuration, and ``fedcore tra
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from fedcore import ConfigError, UnknownNameError
-from fedcore.tools import rounds
+from fedcore import ConfigError, Repeated, Section, UnknownNameError
+from fedcore.tools import read_yaml
 
 if TYPE_CHECKING:
     from fedcore import RunConfig, RunSetup, System
@@ -144,28 +143,62 @@ class SimulatedSystem(BaseModel):
         """Return the system of a trial with one client, which has to answer: only the kind of rounds stays."""
         return None if self.concurrency is None else SimulatedSystem(concurrency=1)
 
-    def start(self, config: RunConfig, samples: Callable[[int], int], breaks: Collection[int] = ()) -> System:
-        """Return the system of a run; see :class:`fedcore_simulation.simulator.Simulator`."""
+
+def _read_system(value: Any) -> Any:
+    """Return ``["dropout=0.1", "slow=0.3"]`` as a mapping, with its values read as YAML.
+
+    A list may begin with a mapping, or with another list, whose options the texts override. Values of any other form
+    are returned unchanged.
+
+    :raises ConfigError: a text has another form, or an option is given twice.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not (texts and isinstance(texts, (list, tuple))):
+        return value
+    before = None if isinstance(texts[0], str) else _read_system(texts[0])
+    if isinstance(before, dict):
+        texts = texts[1:]
+    system: dict[str, Any] = {}
+    for text in texts:
+        name, equals, setting = str(text).partition("=")
+        name = name.strip().replace("-", "_")
+        if not (isinstance(text, str) and equals and name and setting.strip()):
+            raise ConfigError(f"--system {text}: write OPTION=VALUE, for example --system dropout=0.1")
+        if name in system:
+            raise ConfigError(f"--system {text}: {name} is given twice; give it once")
+        try:
+            system[name] = read_yaml(setting)
+        except ValueError as error:
+            raise ConfigError(f"--system {text}: the value is not valid YAML ({error})") from None
+    return {**before, **system} if isinstance(before, dict) else system
+
+
+class Simulation(Section):
+    """The system that a run simulates."""
+
+    panel = "Clients"
+
+    system: Annotated[SimulatedSystem | None, BeforeValidator(_read_system), Repeated("OPTION=VALUE")] = Field(
+        default=None,
+        description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1. Off by default."
+        f" Options: {', '.join(SimulatedSystem.model_fields)}.",
+    )
+
+    @model_validator(mode="after")
+    def _check_system(self) -> Self:
+        if self.system is not None:
+            self.system.check(cast("RunConfig", self))
+        return self
+
+    def check(self, setup: RunSetup) -> None:
+        """Refuse methods that do not fit clients that do not wait for each other."""
+        if self.system is not None:
+            self.system.check_setup(setup)
+
+    def simulated(self, samples: Callable[[int], int], breaks: Collection[int] = ()) -> System | None:
+        """Return the system of the run; see :class:`fedcore_simulation.simulator.Simulator`."""
+        if self.system is None:
+            return None
         from fedcore_simulation.simulator import Simulator
 
-        return Simulator(self, config, samples, breaks)
-
-    def totals(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the sums over a run's rounds: selected clients, used updates, partial updates among these, losses."""
-        selected = accepted = partial = 0
-        kinds: Counter[str] = Counter()
-        clock = 0.0
-        for record in records:
-            if "system" in record:
-                selected += len(record["cohort"])
-                accepted += record["accepted"]
-                partial += len(record["system"]["partial"])
-                kinds.update(rounds.lost(record))
-                clock = record["virtual_time"]
-        return {
-            "selected": selected,
-            "accepted": accepted,
-            "partial": partial,
-            "lost": dict(sorted(kinds.items())),
-            "virtual_time": clock,
-        }
+        return Simulator(self.system, cast("RunConfig", self), samples, breaks)

@@ -7,6 +7,7 @@ ends is known before it trains.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedcore import RunConfig, SimulatedOutcome, derive_seed, numpy_generator
 from fedcore.server import UNREACHED
+from fedcore.tools import RecordFile, rounds
 from fedcore_simulation.arrivals import Arrivals
 from fedcore_simulation.options import SimulatedSystem
 
@@ -131,6 +133,26 @@ class Simulator:
             "partial": {str(client): done for client, done in completed.items() if done < work.get(client, everything)},
             "seconds": self.round_seconds(round, simulated.values()),
             **({"staleness": {str(client): tau for client, tau in staleness.items()}} if staleness else {}),
+        }
+
+    def totals(self, file: RecordFile) -> dict[str, Any]:
+        """Return the sums over a run's rounds: selected clients, used updates, partial updates among these, losses."""
+        selected = accepted = partial = 0
+        kinds: Counter[str] = Counter()
+        clock = 0.0
+        for record in file.read():
+            if "system" in record:
+                selected += len(record["cohort"])
+                accepted += record["accepted"]
+                partial += len(record["system"]["partial"])
+                kinds.update(rounds.lost(record))
+                clock = record["virtual_time"]
+        return {
+            "selected": selected,
+            "accepted": accepted,
+            "partial": partial,
+            "lost": dict(sorted(kinds.items())),
+            "virtual_time": clock,
         }
 
     def _unit_seconds(self, client: int) -> float:
