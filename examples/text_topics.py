@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import fedcore
-from fedcore.data import Dataset, SequenceSamples
-from fedcore_zoo import fixed_split
+from fedcore.data import Dataset
+from fedcore_zoo import SequenceSamples, fixed_split
 
 TOPICS = ("interpolate", "linalg", "ndimage", "optimize", "signal", "sparse", "spatial", "special", "stats")
 VOCABULARY = 2000

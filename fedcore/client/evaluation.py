@@ -32,7 +32,7 @@ from fedcore.base.tensors import flatten, on_cpu
 from fedcore.client.context import context_of
 from fedcore.client.messages import Evaluation
 from fedcore.client.session import LocalSession
-from fedcore.data import Dataset, ResidentSamples, Samples, SequenceSamples, TensorSamples
+from fedcore.data import Dataset, Samples
 from fedcore.models.placement import forward_chunk
 from fedcore.models.split import copied, copied_for_calls
 
@@ -84,9 +84,7 @@ def evaluate(
             logits = _logits(network(read(chunk) if inputs is None else inputs), len(chunk), num_classes)
             return Counts.of(logits, labels, confusion=confusion), logits, labels
 
-    # Samples of other classes may read an open file: one thread gathers them.
-    own = (ResidentSamples.gather, SequenceSamples.gather, TensorSamples.gather)
-    by_any_thread = type(samples).gather in own
+    by_any_thread = hasattr(type(samples).gather, "by_any_thread")
     batches = ((chunk, None if by_any_thread else read(chunk)) for chunk in chunks)
     parts: list[Counts] = []
     with one_torch_thread() if device.type == "cpu" else nullcontext():

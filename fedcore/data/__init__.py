@@ -44,14 +44,12 @@ if TYPE_CHECKING:
     from fedcore.data.partitioners import parts_by_owner as parts_by_owner
     from fedcore.data.samples import JSON as JSON
     from fedcore.data.samples import Samples as Samples
-    from fedcore.data.samples import SequenceBatch as SequenceBatch
-    from fedcore.data.samples import SequenceSamples as SequenceSamples
     from fedcore.data.samples import TensorSamples as TensorSamples
     from fedcore.data.samples import as_array as as_array
+    from fedcore.data.samples import by_any_thread as by_any_thread
     from fedcore.data.samples import check_labels as check_labels
     from fedcore.data.samples import check_offsets as check_offsets
     from fedcore.data.samples import first_ten as first_ten
-    from fedcore.data.samples import gather_runs as gather_runs
     from fedcore.data.samples import in_order as in_order
 
 __getattr__, __dir__, __all__ = lazy(__name__, __file__)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcore.base.errors import DataError
 from fedcore.data.dataset import Dataset
-from fedcore.data.samples import JSON, check_labels
+from fedcore.data.samples import JSON, by_any_thread, check_labels
 
 MAX_FLOAT_BYTES = 2 * 1024**3
 """The largest float32 copy of the images, in bytes. Larger sets stay uint8.
@@ -77,6 +77,7 @@ class ResidentSamples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @by_any_thread
     def gather(self, indices: Tensor) -> Tensor:
         """Return the normalised images at ``indices`` (B,) int64 as (B, C, H, W) float32, in their memory format."""
         batch = self._images.index_select(0, indices.to(self._images.device))

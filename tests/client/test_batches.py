@@ -12,9 +12,10 @@ import fedcore
 from fedcore.base.errors import ConfigError
 from fedcore.cli.app import app
 from fedcore.client.messages import ClientSite
-from fedcore.data import Dataset, SequenceSamples
+from fedcore.data import Dataset
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_workers import pack_site, unpack_site
+from fedcore_zoo import SequenceSamples
 from tests import support
 
 WORDS = {"dataset": "module:tests.client.test_batches.words", "model": "auto", "clients": 3, "lr": 0.5}

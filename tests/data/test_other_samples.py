@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fedcore.base.errors import DataError
-from fedcore.data import SequenceSamples, TensorSamples, gather_runs
+from fedcore.data import TensorSamples
+from fedcore_zoo import SequenceSamples, gather_runs
 from tests.sentences import raises
 
 TEXTS = [[5, 1, 5], [], [2], [7, 7, 0, 3], [4]]

@@ -14,11 +14,12 @@ from torch import nn
 
 import fedcore
 from fedcore import ConfigError, Plugin, RunConfig
-from fedcore.data import Dataset, Partition, SequenceSamples, TensorSamples, load_dataset, make_partition
+from fedcore.data import Dataset, Partition, TensorSamples, load_dataset, make_partition
 from fedcore.models import mlp
 from fedcore_functional import proximal_term
 from fedcore_moon import Moon
 from fedcore_testing import Quadratic, model_bytes, partition_of
+from fedcore_zoo import SequenceSamples
 from tests.sentences import raises
 
 SMALL = {"clients": 2, "rounds": 1, "local_epochs": 1, "samples": 100}

@@ -16,7 +16,8 @@ from torch.utils.data import TensorDataset
 import fedcore
 from fedcore import ConfigError, DataError, RunConfig, UnknownNameError
 from fedcore.base import registry
-from fedcore.data import Dataset, SequenceBatch, SequenceSamples, TensorSamples, load_dataset
+from fedcore.data import Dataset, TensorSamples, load_dataset
+from fedcore_zoo import SequenceBatch, SequenceSamples
 from tests.sentences import raises
 
 

@@ -8,11 +8,12 @@ from on_cpu import CpuRecorder, captured_on_cpu
 
 from fedcore import Loss, Plugin, RunConfig, hookimpl
 from fedcore.client import OneByOne, drain, runner_of, take_step
-from fedcore.data import Dataset, SequenceSamples, load_dataset
+from fedcore.data import Dataset, load_dataset
 from fedcore.tools import available
 from fedcore_accelerate import Stacks, offer_graphs, offer_lanes, offer_stack
 from fedcore_accelerate.graphs import captures
 from fedcore_testing import NotApplicable, federate, records, the_same_as_one_by_one
+from fedcore_zoo import SequenceSamples
 from tests.support import brief
 
 UNSEEDED = ("dp", "dp-sgd", "local-dp")

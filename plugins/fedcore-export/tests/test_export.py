@@ -16,10 +16,10 @@ import yaml
 from markdown_it import MarkdownIt
 from safetensors.torch import load_file
 
-from fedcore.data import Dataset, SequenceSamples, load_dataset
+from fedcore.data import Dataset, load_dataset
 from fedcore_export import export
 from fedcore_export.card import _block, _input, _span
-from fedcore_zoo import embedding_bag
+from fedcore_zoo import SequenceSamples, embedding_bag
 from tests import support
 from tests.support import weights
 

@@ -10,11 +10,12 @@ import torch
 
 import fedcore
 from fedcore import ConfigError, RunConfig
-from fedcore.data import SequenceSamples, load_dataset
+from fedcore.data import load_dataset
 from fedcore.models import build_model
 from fedcore_huggingface import dataset, model
 from fedcore_huggingface.models import padded
 from fedcore_testing import check_model
+from fedcore_zoo import SequenceSamples
 
 from .conftest import WORDS
 

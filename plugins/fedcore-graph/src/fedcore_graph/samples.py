@@ -9,7 +9,8 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from fedcore import DataError
-from fedcore.data import JSON, check_labels, check_offsets, gather_runs
+from fedcore.data import JSON, check_labels, check_offsets
+from fedcore_zoo import gather_runs
 
 
 class GraphSamples:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fedcore import ConfigError
-from fedcore.data import Dataset, SequenceSamples, Split, assemble, find_data, numbered_as
+from fedcore.data import Dataset, Split, assemble, find_data, numbered_as
 from fedcore_huggingface.spec import Options, folder_of, split
-from fedcore_zoo import Cells, Recipe, TableSamples, fixed_split, mean_and_deviation
+from fedcore_zoo import Cells, Recipe, SequenceSamples, TableSamples, fixed_split, mean_and_deviation
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedcore import ConfigError, SplitModel
-from fedcore.data import SequenceBatch
 from fedcore_huggingface.spec import folder_of
-from fedcore_zoo import SplitNetwork, load_torchvision
+from fedcore_zoo import SequenceBatch, SplitNetwork, load_torchvision
 
 WEIGHTS = "model.safetensors"
 

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from fedcore_zoo.partitioners import quantity as quantity
     from fedcore_zoo.partitioners import shards as shards
     from fedcore_zoo.preparation import as_client as as_client
+    from fedcore_zoo.sequences import SequenceBatch as SequenceBatch
+    from fedcore_zoo.sequences import SequenceSamples as SequenceSamples
+    from fedcore_zoo.sequences import gather_runs as gather_runs
     from fedcore_zoo.split_network import SplitNetwork as SplitNetwork
     from fedcore_zoo.tables import Cells as Cells
     from fedcore_zoo.tables import Recipe as Recipe

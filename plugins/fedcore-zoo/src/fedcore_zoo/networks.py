@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcore import ConfigError, SplitModel
-from fedcore.data import SequenceBatch
+from fedcore_zoo.sequences import SequenceBatch
 
 
 class PadTo(nn.Module):
