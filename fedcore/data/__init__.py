@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedcore.data.inputs import Inputs as Inputs
     from fedcore.data.loading import as_dataset as as_dataset
     from fedcore.data.loading import check_classes as check_classes
+    from fedcore.data.loading import class_labels as class_labels
     from fedcore.data.loading import default_data_dir as default_data_dir
     from fedcore.data.loading import find_data as find_data
     from fedcore.data.loading import image_split as image_split

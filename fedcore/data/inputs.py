@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from fedcore.base.registry import resolve
+from fedcore.base.registry import needed
 from fedcore.data.dataset import Dataset
 from fedcore.data.images import ResidentSamples
 from fedcore.data.samples import TensorSamples
@@ -64,8 +64,8 @@ class Inputs:
         :param x: images (n, H, W), (n, H, W, C) or (n, C, H, W), or rows (n, ...) of a table, as an array, a tensor or
             a list of samples. The columns of a DataFrame may come in any order, if the data set knows their names; true
             and false in it are 1 and 0, empty cells nan.
-        :raises UnknownNameError: the package fedcore-export, which prepares them, is not installed.
+        :raises ConfigError: the package that prepares them, such as fedcore-zoo, is not installed.
         :raises DataError: they have another shape or type than those of the run, or are sparse, masked or complex.
         """
-        prepared: Tensor = resolve("feature", self.recipe.get("by", "prepare"))(self, x)
+        prepared: Tensor = needed("feature", self.recipe.get("by", "prepare"), "inputs.prepare")(self, x)
         return prepared

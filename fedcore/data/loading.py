@@ -165,7 +165,7 @@ def _stacked(part: Any) -> tuple[Tensor, Tensor]:
         )
     if inputs.dtype == torch.uint8 and inputs.ndim == 3:  # grey images, as in arrays
         inputs = inputs.unsqueeze(1)
-    return inputs, labels_of(labels, len(inputs), f"y of {where}")
+    return inputs, class_labels(labels, len(inputs), f"y of {where}")
 
 
 def _numbered_alike(parts: Sequence[Any], train: Tensor, test: Tensor) -> tuple[tuple[str, ...] | None, Tensor]:
@@ -280,7 +280,7 @@ def image_split(x: Array, y: Array, part: str, where: str = "") -> Split:
         if x.dtype.kind != "f":
             raise DataError(f"{name}: type {x.dtype}; convert it to uint8 (0..255) or to floating point")
         x = _finite(x, name)
-    return Split(torch.from_numpy(np.ascontiguousarray(x)), labels_of(y, len(x), f"{where}y_{part}"))
+    return Split(torch.from_numpy(np.ascontiguousarray(x)), class_labels(y, len(x), f"{where}y_{part}"))
 
 
 def _rows(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
@@ -288,7 +288,7 @@ def _rows(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
     if x.dtype.kind not in "fiub" or not x.size:
         raise DataError(f"{name} holds {x.dtype} of shape {x.shape}; convert it to numbers of shape (n, ...)")
     x = _finite(x, name) if x.dtype.kind == "f" else x.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(x)), labels_of(y, len(x), f"dataset: y_{part}")
+    return torch.from_numpy(np.ascontiguousarray(x)), class_labels(y, len(x), f"dataset: y_{part}")
 
 
 def _finite(x: Array, where: str) -> Array:
@@ -304,7 +304,7 @@ def _finite(x: Array, where: str) -> Array:
     return x
 
 
-def labels_of(y: Array, count: int, where: str) -> Tensor:
+def class_labels(y: Array, count: int, where: str) -> Tensor:
     """Return an array of classes as labels (n,) int64; also of shape (n, 1).
 
     :raises DataError: it does not hold ``count`` whole numbers. The message tells how to convert it.

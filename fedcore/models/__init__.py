@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedcore.models.placement import resolve_device as resolve_device
     from fedcore.models.split import Outputs as Outputs
     from fedcore.models.split import copied as copied
+    from fedcore.models.split import evaluating as evaluating
     from fedcore.models.split import frozen_modules as frozen_modules
     from fedcore.models.split import has_batch_norm as has_batch_norm
     from fedcore.models.split import smallest_batch as smallest_batch

@@ -9,22 +9,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, DataError
+from fedcore.base.errors import ConfigError
 from fedcore.base.identity import title
 from fedcore.base.metrics import Metrics
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.client.evaluation import evaluate
-from fedcore.data import Samples, TensorSamples
 from fedcore.data.inputs import Inputs
-from fedcore.data.loading import labels_of
-from fedcore.data.samples import as_array
-from fedcore.models import forward_chunk
-from fedcore.models.split import SplitModel, evaluating
+from fedcore.models.split import SplitModel
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.rounds import evaluated, history_rows
 
@@ -92,7 +86,7 @@ class RunResult:
         :raises ConfigError: the run has no global model, or a plugin or ``--projection`` gave the model layers that the
             network does not have.
         """
-        self._require_global()
+        self.require_global()
         return self.model.network()
 
     @property
@@ -124,22 +118,14 @@ class RunResult:
             of the global model. It keeps its mode, of training or evaluation.
         :raises DataError: x has another shape or type than the samples of the run, or the model's output is nan or
             infinite.
-        :raises ConfigError: the run has no global model.
+        :raises ConfigError: the run has no global model, or the package fedcore-zoo, which predicts, is not installed.
         """
-        logits = self._logits(x, model)
-        largest, classes = logits.max(dim=1)
-        undefined = ~largest.isfinite()
-        if undefined.any():  # max takes nan for the largest
-            raise DataError(
-                f"the model's output for sample {int(undefined.int().argmax())} of x is nan or infinite, as for "
-                f"{int(undefined.sum())} of {len(undefined)} samples: look for nan in x; predict_proba returns nan"
-            )
-        found: npt.NDArray[np.int64] = classes.numpy()
+        found: npt.NDArray[np.int64] = _function("predict")(self, x, model)
         return found
 
     def predict_proba(self, x: Any, *, model: nn.Module | None = None) -> npt.NDArray[np.float32]:
         """Return the softmax of every sample's logits, (n, C) float32. The arguments are as for :meth:`predict`."""
-        found: npt.NDArray[np.float32] = self._logits(x, model).softmax(dim=1).numpy()
+        found: npt.NDArray[np.float32] = _function("predict_proba")(self, x, model)
         return found
 
     def evaluate(self, x: Any, y: Any = None, *, model: nn.Module | None = None) -> dict[str, Any]:
@@ -149,44 +135,14 @@ class RunResult:
         :param y: classes (n,), whole numbers from 0 to C-1. Samples of a class with ``gather`` have their own labels.
         :param model: as for :meth:`predict`.
         """
-        network, samples = self._chosen(model), self._samples(x, y)
-        if not len(samples):
-            raise DataError("x has no samples, so there is nothing to evaluate")
-        if not 0 <= int(samples.labels.min()) <= int(samples.labels.max()) < self.model.num_classes:
-            raise DataError(f"y holds classes outside of 0 to {self.model.num_classes - 1}")
-        with evaluating(network):
-            counts = evaluate(network, samples, self.model.num_classes, _device(network), metrics=self.further)
-        return counts.rates(self.further)
+        figures: dict[str, Any] = _function("evaluate")(self, x, y, model)
+        return figures
 
-    def _logits(self, x: Any, model: nn.Module | None) -> Tensor:
-        network = self._chosen(model)
-        if not _is_samples(x):
-            x = self.inputs.prepare(x)
-            x = TensorSamples(x, torch.zeros(len(x), dtype=torch.int64))
-        samples: Samples = x
-        device = _device(network)
-        chunks = torch.arange(len(samples)).split(forward_chunk(device)) if len(samples) else ()
-        with torch.inference_mode(), evaluating(network):
-            logits = [network(samples.gather(chunk).to(device))[1].cpu() for chunk in chunks]
-        return torch.cat([torch.empty(0, self.model.num_classes), *logits])
+    def require_global(self) -> None:
+        """Refuse to use the global model if the run has none.
 
-    def _samples(self, x: Any, y: Any) -> Samples:
-        """Return samples as they are, and raw ones as inputs of the model with their labels."""
-        if _is_samples(x):
-            samples: Samples = x
-            return samples
-        if y is None:
-            raise DataError("x is raw samples, so their classes have to come with them: result.evaluate(x, y)")
-        inputs = self.inputs.prepare(x)
-        return TensorSamples(inputs, labels_of(as_array(y, "y"), len(inputs), "y"))
-
-    def _chosen(self, model: nn.Module | None) -> nn.Module:
-        if model is not None:
-            return _Pair(model)
-        self._require_global()
-        return self.model
-
-    def _require_global(self) -> None:
+        :raises ConfigError: with the way to a client's own model.
+        """
         if self.metrics.get("global") is None:
             raise ConfigError(
                 "this run has no global model, because parameters stay on the clients; take the model of a client: "
@@ -207,21 +163,9 @@ class RunResult:
         return page
 
 
-def _is_samples(x: Any) -> bool:
-    return hasattr(x, "gather") and not isinstance(x, Tensor)  # a tensor has another method of this name
+def _function(name: str) -> Any:
+    """Return the function of the package fedcore-zoo behind a method of a result.
 
-
-class _Pair(nn.Module):
-    """A network with the output (features, logits); one that gives logits alone has them in both places."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Any) -> Any:
-        output = self.network(x)
-        return (output, output) if isinstance(output, Tensor) else output
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    :raises ConfigError: the package is not installed.
+    """
+    return getattr(registry.needed("feature", "predictions", f"result.{name}"), name)

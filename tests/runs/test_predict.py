@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedcore
-from fedcore import ConfigError, DataError, RunConfig, UnknownNameError
+from fedcore import ConfigError, DataError, RunConfig
 from fedcore.base import registry
 from fedcore.data import Dataset, TensorSamples, load_dataset
 from fedcore_zoo import SequenceBatch, SequenceSamples
@@ -359,8 +359,8 @@ def test_texts_are_predicted_in_chunks_as_they_are_evaluated(tmp_path: Path, mon
     dataset = Dataset("texts", texts, texts, 3, (3,))
     options = {"rounds": 3, "clients": 2, "batch_size": 4, "lr": 0.5, "workers": 0, "partition": "iid"}
     result = fedcore.run(model=Bag, dataset=dataset, **options, out=tmp_path / "run", progress=False)
-    for module in ("runs.result", "client.evaluation"):
-        monkeypatch.setattr(f"fedcore.{module}.forward_chunk", lambda device: 7)
+    for module in ("fedcore_zoo.predictions", "fedcore.client.evaluation"):
+        monkeypatch.setattr(f"{module}.forward_chunk", lambda device: 7)
     assert (result.predict(texts) == texts.labels.numpy()).mean() == result.evaluate(texts)["accuracy"] > 0.5
     assert result.predict(SequenceSamples.of([], [])).shape == (0,)
 
@@ -382,8 +382,9 @@ def test_an_exported_network_loads_into_the_users_class(
     assert "`network` is a `Net`" in (tmp_path / "exported" / "README.md").read_text()
 
 
-def test_without_the_package_raw_samples_are_answered_with_it(trained: fedcore.RunResult, monkeypatch) -> None:
+def test_without_the_package_predictions_are_answered_with_it(trained: fedcore.RunResult, monkeypatch) -> None:
     installed = registry._scan
     monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "feature" else installed(kind, path))
-    with pytest.raises(UnknownNameError, match="in the package fedcore-export: pip install"):
-        trained.predict(TEST[0])
+    for method in (trained.predict, trained.predict_proba, trained.evaluate, trained.inputs.prepare):
+        with pytest.raises(ConfigError, match=f"{method.__name__} needs the package fedcore-zoo: pip install"):
+            method(TEST[0])

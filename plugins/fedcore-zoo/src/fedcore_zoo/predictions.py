@@ -1,0 +1,166 @@
+"""Predictions and figures of a finished run's model on samples of a program: raw arrays become the model's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils import data as torch_data
+
+from fedcore import DataError, RunResult
+from fedcore.client import evaluate as counts_of
+from fedcore.data import Inputs, Samples, TensorSamples, as_array, class_labels, in_order, normalise
+from fedcore.models import evaluating, forward_chunk
+
+
+def predict(result: RunResult, x: Any, model: nn.Module | None) -> npt.NDArray[np.int64]:
+    """Return the predicted class of every sample; see :meth:`fedcore.RunResult.predict`."""
+    logits = _logits(result, x, model)
+    largest, classes = logits.max(dim=1)
+    undefined = ~largest.isfinite()
+    if undefined.any():  # max takes nan for the largest
+        raise DataError(
+            f"the model's output for sample {int(undefined.int().argmax())} of x is nan or infinite, as for "
+            f"{int(undefined.sum())} of {len(undefined)} samples: look for nan in x; predict_proba returns nan"
+        )
+    found: npt.NDArray[np.int64] = classes.numpy()
+    return found
+
+
+def predict_proba(result: RunResult, x: Any, model: nn.Module | None) -> npt.NDArray[np.float32]:
+    """Return the softmax of every sample's logits; see :meth:`fedcore.RunResult.predict_proba`."""
+    found: npt.NDArray[np.float32] = _logits(result, x, model).softmax(dim=1).numpy()
+    return found
+
+
+def evaluate(result: RunResult, x: Any, y: Any, model: nn.Module | None) -> dict[str, Any]:
+    """Return the figures on labelled samples; see :meth:`fedcore.RunResult.evaluate`."""
+    network, samples, classes = _chosen(result, model), _samples(result, x, y), result.model.num_classes
+    if not len(samples):
+        raise DataError("x has no samples, so there is nothing to evaluate")
+    if not 0 <= int(samples.labels.min()) <= int(samples.labels.max()) < classes:
+        raise DataError(f"y holds classes outside of 0 to {classes - 1}")
+    with evaluating(network):
+        counts = counts_of(network, samples, classes, _device(network), metrics=result.further)
+    return counts.rates(result.further)
+
+
+def _logits(result: RunResult, x: Any, model: nn.Module | None) -> Tensor:
+    network = _chosen(result, model)
+    if not _is_samples(x):
+        x = result.inputs.prepare(x)
+        x = TensorSamples(x, torch.zeros(len(x), dtype=torch.int64))
+    samples: Samples = x
+    device = _device(network)
+    chunks = torch.arange(len(samples)).split(forward_chunk(device)) if len(samples) else ()
+    with torch.inference_mode(), evaluating(network):
+        logits = [network(samples.gather(chunk).to(device))[1].cpu() for chunk in chunks]
+    return torch.cat([torch.empty(0, result.model.num_classes), *logits])
+
+
+def _samples(result: RunResult, x: Any, y: Any) -> Samples:
+    """Return samples as they are, and raw ones as inputs of the model with their labels."""
+    if _is_samples(x):
+        samples: Samples = x
+        return samples
+    if y is None:
+        raise DataError("x is raw samples, so their classes have to come with them: result.evaluate(x, y)")
+    inputs = result.inputs.prepare(x)
+    return TensorSamples(inputs, class_labels(as_array(y, "y"), len(inputs), "y"))
+
+
+def _is_samples(x: Any) -> bool:
+    return hasattr(x, "gather") and not isinstance(x, Tensor)  # a tensor has another method of this name
+
+
+def _chosen(result: RunResult, model: nn.Module | None) -> nn.Module:
+    if model is not None:
+        return _Pair(model)
+    result.require_global()
+    return result.model
+
+
+class _Pair(nn.Module):
+    """A network with the output (features, logits); one that gives logits alone has them in both places."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any) -> Any:
+        output = self.network(x)
+        return (output, output) if isinstance(output, Tensor) else output
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def prepare(form: Inputs, x: Any) -> Tensor:
+    """Return a model's input for raw samples of this form; see :meth:`fedcore.data.Inputs.prepare`."""
+    if not form.dtype:
+        raise DataError(
+            f"x is a {type(x).__name__}, but the data set has a class of samples ({form.kind}): give an object of "
+            "it, for texts SequenceSamples.of(tokens, labels)"
+        )
+    found = _tensor(in_order(x, form.columns, "x"))
+    return _images(form, found) if form.kind == "images" else _rows(form, found)
+
+
+def _images(form: Inputs, x: Tensor) -> Tensor:
+    channels, height, width = form.shape
+    found = tuple(x.shape[1:])
+    if found == (height, width, channels) and found != form.shape:
+        x = x.permute(0, 3, 1, 2)
+    elif found == (height, width) and channels == 1:
+        x = x.unsqueeze(1)
+    elif found != form.shape:
+        single = x.ndim == 2 or tuple(x.shape) in (form.shape, (height, width, channels))
+        one = "; for a single image write x[None]" if single else ""
+        raise DataError(
+            f"x has the shape {tuple(x.shape)}; expected (n, {channels}, {height}, {width}) or "
+            f"(n, {height}, {width}{f', {channels}' * (channels > 1)}), like the run's images{one}"
+        )
+    if form.dtype == "uint8" and x.dtype != torch.uint8:
+        if not x.is_floating_point() or (x.numel() and not 0 <= float(x.min()) <= float(x.max()) <= 1):
+            raise DataError(
+                f"x holds {_name(x.dtype)} values outside of [0, 1]; the run's images are bytes: give uint8 from 0 "
+                "to 255, or floating-point numbers from 0 to 1, not normalised"
+            )
+    elif form.dtype != "uint8" and not x.is_floating_point():
+        raise DataError(f"x holds {_name(x.dtype)}; the run's images are floating-point numbers")
+    x = x if x.dtype == torch.uint8 else x.to(torch.float32)
+    return normalise(x, form.mean, form.std)
+
+
+def _rows(form: Inputs, x: Tensor) -> Tensor:
+    if tuple(x.shape[1:]) != form.shape:
+        raise DataError(f"x has the shape {tuple(x.shape)}; expected (n, {', '.join(map(str, form.shape))})")
+    dtype: torch.dtype = getattr(torch, form.dtype)
+    if x.is_floating_point() and not dtype.is_floating_point:
+        raise DataError(f"x holds {_name(x.dtype)}; the run's samples are {form.dtype}")
+    if form.mean:  # in float64, as the loaders of tables normalise
+        mean, std = (torch.tensor(numbers, dtype=torch.float64) for numbers in (form.mean, form.std))
+        x = (x.to(torch.float64) - mean) / std
+    return x.to(dtype)
+
+
+def _tensor(x: Any) -> Tensor:
+    """Return an array, a tensor, a table or a list of samples as one tensor on the CPU."""
+    try:
+        array = np.stack([as_array(sample, "x") for sample in x]) if isinstance(x, Sequence) else as_array(x, "x")
+        if not array.ndim:
+            raise TypeError(f"it is a {type(x).__name__}")
+        return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # torch warns of what is read-only
+    except (TypeError, ValueError) as error:
+        pairs = isinstance(x, torch_data.Dataset | torch_data.DataLoader)
+        hint = "; of a data set of pairs write torch.stack([x for x, _ in data])" if pairs else ""
+        raise DataError(f"x does not become one array of numbers: {error}{hint}") from error
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
