@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedcore.base.errors import RoundFailedError as RoundFailedError
     from fedcore.base.errors import RunDirectoryError as RunDirectoryError
     from fedcore.base.errors import UnknownNameError as UnknownNameError
+    from fedcore.base.metrics import Counts as Counts
     from fedcore.base.metrics import Metric as Metric
     from fedcore.base.section import Repeated as Repeated
     from fedcore.base.section import Section as Section

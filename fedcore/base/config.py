@@ -131,6 +131,11 @@ class DataOptions(Section):
     data_dir: Annotated[UserPath, AfterValidator(_from_anywhere), NO_EFFECT, CHANGEABLE] = Field(
         default=None, description="Folder that holds the data sets' files."
     )
+    task: Annotated[Name, Kind("task"), PARTITION] = Field(
+        default="auto",
+        description="What the labels are, such as regression. auto: as the data set says, else as they look, else"
+        " classes.",
+    )
     augment: bool = Field(
         default=False, description="Change training samples at random by the data set's augmentation, for CIFAR MOON's."
     )

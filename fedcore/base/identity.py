@@ -86,13 +86,16 @@ def short_name(name: str) -> str:
     return name.replace(":", ".").rpartition(".")[2]
 
 
-def judged_by(options: RecordOptions) -> str:
+def judged_by(options: RecordOptions, own: Collection[str] = ()) -> str:
     """Return the figure of ``best_by`` as a protocol's row names it: ``accuracy``, ``macro-f1``, ``macro-f1_mean``.
 
+    :param own: the figures of a task without accuracy. The first of them takes its place.
     :raises UnknownNameError: the run does not measure it.
     """
-    name, metrics = short_name(options.best_by), [short_name(metric) for metric in options.metrics]
-    known = [*SIGNS, *metrics, *(f"{metric}_mean" for metric in metrics)]
+    name, metrics = short_name(options.best_by), [*own, *map(short_name, options.metrics)]
+    if own and name == "accuracy":
+        name = metrics[0]
+    known = [*(["loss"] if own else SIGNS), *metrics, *(f"{metric}_mean" for metric in metrics)]
     if name not in known:
         hint = f"--best-by takes one of {', '.join(known)}; --metric NAME adds a metric"
         raise UnknownNameError("figure", options.best_by, known, hint)

@@ -10,9 +10,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -38,6 +38,10 @@ class Metric(ABC):
 
     lower_is_better: ClassVar[bool | None] = False
     """Whether a smaller figure is better, as of an error. None: neither, as of a slope that is best at 1."""
+    by_row: ClassVar[bool] = False
+    """Whether the counts are a row for each sample, (B, ...). They are kept one after the other instead of added.
+
+    The rows of clients then leave them: a score and a label of each of their held-out samples, say."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -80,29 +84,31 @@ def sign(name: str, metrics: Metrics) -> int:
     return SIGNS.get(name) or (-1 if metrics[name.removesuffix("_mean")].lower_is_better else 1)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Counts:
     """What is counted of a model's outputs on labelled samples. Counts of chunks, domains and clients are added."""
 
-    correct: Tensor
-    """The samples of each class that are predicted as it, (C,) int64."""
     total: Tensor
-    """The samples of each class, (C,) int64."""
+    """The samples of each class, (C,) int64; without classes, the number of samples, ()."""
     loss: Tensor
-    """The sum of the cross-entropy, () float64."""
+    """The sum of the task's loss, () float64."""
     undefined: Tensor
     """The number of undefined samples, () int64.
 
     The largest logit of such a sample is nan or infinite. It has no softmax, and no class is predicted for it.
     """
+    correct: Tensor | None = None
+    """The samples of each class that are predicted as it, (C,) int64; None without classes."""
     confusion: Tensor | None = None
     """A row per class with its samples by predicted class, (C, C) int64; None if it is not asked for."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """What each metric counts, float64."""
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    """What each metric ``by_row`` keeps of every sample, (n, ...) float64."""
 
     @classmethod
-    def of(cls, logits: Tensor, labels: Tensor, *, confusion: bool = False) -> Counts:
-        """Count samples, without the metrics.
+    def of(cls, logits: Tensor, labels: Tensor, *, confusion: bool = False) -> Self:
+        """Count samples of classes, without the metrics.
 
         :param logits: the model's output, (B, C) floating point.
         :param labels: the samples' classes, (B,) int64.
@@ -122,57 +128,70 @@ class Counts:
 
     def tensors(self) -> Tensors:
         """Return the counts as named tensors, as a client sends them."""
-        own = {name: value for name, value in vars(self).items() if name != "metrics"}
-        return flatten({"counts": own, "metrics": self.metrics})[0]
+        own = {name: value for name, value in vars(self).items() if name not in ("metrics", "rows")}
+        return flatten({"counts": own, "metrics": self.metrics, "rows": self.rows})[0]
 
     @classmethod
-    def join(cls, tensors: Tensors) -> Counts:
+    def join(cls, tensors: Tensors) -> Self:
         """Return the counts that :meth:`tensors` split."""
         groups = unflatten(tensors)
-        return cls(**groups["counts"], metrics=groups.get("metrics", {}))
+        return cls(**groups.pop("counts"), **groups)
 
     @classmethod
-    def received(cls, sent: Tensors, samples: int, classes: int, metrics: Metrics, *, confusion: bool) -> Counts:
+    def received(cls, sent: Tensors, samples: int, none: Counts, metrics: Metrics) -> Self:
         """Return the counts of so many samples that a client sent.
 
+        :param none: the counts of no samples.
         :raises ValueError: these are not such counts.
         :raises PluginContractError: a metric has no figure for them.
         """
-        further = {f"metrics/{name}": (metric.shape, torch.float64) for name, metric in metrics.items()}
-        check_tensors(sent, _forms(classes, confusion) | further)
+        forms = {name: (tensor.shape, tensor.dtype) for name, tensor in none.tensors().items()}
+        for name, metric in metrics.items():
+            shape = torch.Size((samples, *metric.shape[1:])) if metric.by_row else metric.shape
+            forms[f"{'rows' if metric.by_row else 'metrics'}/{name}"] = shape, torch.float64
+        check_tensors(sent, forms)
         counts = cls.join(sent)
-        correct, total, undefined = counts.correct.tolist(), counts.total.tolist(), counts.undefined.item()
-        fits = sum(total) == samples and 0 <= undefined <= samples - sum(correct)
+        total, undefined = counts.total.flatten().tolist(), counts.undefined.item()
+        correct = [0] if counts.correct is None else counts.correct.tolist()
+        classes, fits = len(total), sum(total) == samples and 0 <= undefined <= samples - sum(correct)
         if not fits or any(not 0 <= right <= held for right, held in zip(correct, total, strict=True)):
             raise ValueError(f"the counts do not fit {samples} samples of {classes} classes")
         if counts.confusion is not None:
             left = [held - sum(row) for held, row in zip(total, counts.confusion.tolist(), strict=True)]
             fits = counts.confusion.min() >= 0 and min(left) >= 0 and sum(left) == undefined
-            if not (fits and counts.confusion.diagonal().equal(counts.correct)):
+            if not (fits and counts.confusion.diagonal().tolist() == correct):
                 raise ValueError(f"the confusion matrix does not match the counts of {classes} classes")
-        if broken := out_of_range(counts.metrics, most=math.inf):
+        if broken := out_of_range({**counts.metrics, **counts.rows}, most=math.inf):
             raise ValueError(f"metric {broken[0]!r} {broken[1]}")
         counts.figures(metrics)
         return counts
 
-    def __add__(self, other: Counts) -> Counts:
+    def __add__(self, other: Counts) -> Self:
         theirs = other.tensors()
-        return self.join({name: tensor + theirs[name] for name, tensor in self.tensors().items()})
+
+        def both(name: str, own: Tensor) -> Tensor:
+            return torch.cat([own, theirs[name]]) if name.startswith("rows/") else own + theirs[name]
+
+        return self.join({name: both(name, tensor) for name, tensor in self.tensors().items()})
 
     def rates(self, metrics: Metrics = NO_METRICS) -> dict[str, Any]:
         """Return accuracy, mean loss and accuracy per class (None for a class without samples).
 
-        The number of ``undefined`` samples follows if there are any.
+        Without classes there is no accuracy. The number of ``undefined`` samples follows if there are any.
 
         :param metrics: the metrics that were counted, whose figures follow (None for one that is not defined).
         """
         samples, undefined = int(self.total.sum()), int(self.undefined)
-        by_class = zip(self.correct.tolist(), self.total.tolist(), strict=True)
+        accuracy, per_class = {}, {}
+        if self.correct is not None:
+            by_class = zip(self.correct.tolist(), self.total.tolist(), strict=True)
+            accuracy = {"accuracy": int(self.correct.sum()) / samples}
+            per_class = {"per_class": [correct / total if total else None for correct, total in by_class]}
         return {
-            "accuracy": int(self.correct.sum()) / samples,
+            **accuracy,
             **finite_loss(self.loss.item() / samples),
             "samples": samples,
-            "per_class": [correct / total if total else None for correct, total in by_class],
+            **per_class,
             **self.figures(metrics),
             **({"undefined": undefined} if undefined else {}),
         }
@@ -182,23 +201,17 @@ class Counts:
 
         They are None if a sample is undefined: what a metric counts for logits without a prediction, it does not know.
         """
+        counts = {**self.metrics, **self.rows}
         if self.undefined:
             return dict.fromkeys(metrics)
-        values: dict[str, float | None] = finite({n: metric.value(self.metrics[n]) for n, metric in metrics.items()})
+        values: dict[str, float | None] = finite({n: metric.value(counts[n]) for n, metric in metrics.items()})
         return values
 
     def curves(self, metrics: Metrics) -> dict[str, Any]:
         """Return the points of the metrics' curves; empty if a sample is undefined."""
-        drawn = () if self.undefined else metrics.items()
-        found = {name: metric.curve(self.metrics[name]) for name, metric in drawn}
+        drawn, counts = () if self.undefined else metrics.items(), {**self.metrics, **self.rows}
+        found = {name: metric.curve(counts[name]) for name, metric in drawn}
         return {name: points for name, points in found.items() if points}
-
-
-@cache
-def _forms(classes: int, confusion: bool) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Return shape and dtype of the tensors of counts, without the metrics, by name."""
-    none = Counts.of(torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64), confusion=confusion).tensors()
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in none.items()}
 
 
 def finite_loss(value: float) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class EvaluationProtocol(NamedTuple):
@@ -137,6 +138,16 @@ FIGURES = frozenset(
 
 OF_METRIC = ("_mean", "_std", "_per_client", "_domains")
 """The ends of a metric's own figures, such as ``auroc_mean``. No metric's name ends so."""
+
+
+def further(figures: Mapping[str, Any]) -> list[str]:
+    """Return the names of the metrics next to accuracy and loss in a protocol's figures."""
+    return [name for name in figures if name not in FIGURES and not name.endswith(OF_METRIC)]
+
+
+def figure_of(figures: Mapping[str, Any]) -> str:
+    """Return the figure by which models are compared: accuracy, else the task's first, else the loss."""
+    return next(iter(("accuracy",) if "accuracy" in figures else (*further(figures), "loss")))
 
 
 def confusion_key(protocol: str) -> str:

@@ -202,4 +202,4 @@ def show_summary(summary: Mapping[str, Any], *, as_json: bool, quiet: bool, prof
 def _accuracies(metrics: Mapping[str, Any]) -> list[str]:
     from fedcore.runs.rounds import percentages
 
-    return [f"{name} {value} %" for name, value in percentages({"metrics": metrics}).items()]
+    return [f"{name} {value}" for name, value in percentages({"metrics": metrics}).items()]

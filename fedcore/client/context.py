@@ -19,7 +19,8 @@ from fedcore.base.types import Tensors
 from fedcore.client.objective import SecondPass
 from fedcore.client.optimizer import ParameterGroup
 from fedcore.client.session import LocalSession
-from fedcore.client.working_model import MeanLoss, all_outputs, cross_entropy, mean_gradients
+from fedcore.client.working_model import MeanLoss, all_outputs, mean_gradients
+from fedcore.data import Task
 from fedcore.data.client_data import Picked
 from fedcore.hooks.checks import load_weights
 from fedcore.hooks.contexts import ClientContext, Step, View
@@ -47,7 +48,8 @@ class SessionContext(View, ClientContext):
         self.id, self.n = session.client, len(session.data)
         self.config = session.config
         self.round, self.rounds = session.round, session.config.rounds
-        self.num_classes, self.device = session.working.setup.task.num_classes, session.working.device
+        task = session.working.setup.task
+        self.num_classes, self.task, self.device = task.num_classes, task.kind, session.working.device
         self.model: SplitModel = session.working.module
         self.received: Mapping[str, Tensor] = session.received.get(plugin, {})
         self.state: State = session.states.of(plugin)
@@ -106,7 +108,8 @@ class SessionContext(View, ClientContext):
     ) -> Tensors:
         session = self._session
         names = session.working.layout.trainable
-        return mean_gradients(model or self.model, session.data, names, indices, loss or cross_entropy)
+        loss = loss or (lambda outputs, labels: self.task.loss(outputs.logits, labels))
+        return mean_gradients(model or self.model, session.data, names, indices, loss)
 
     @override
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
@@ -203,6 +206,7 @@ class BatchStep(View, Step):
     indices: Tensor
     features: Tensor
     logits: Tensor
+    task: Task
     model: SplitModel
     round: int
     rounds: int
@@ -223,6 +227,7 @@ class BatchStep(View, Step):
             indices=picked.positions,
             features=outputs.features,
             logits=outputs.logits,
+            task=session.working.setup.task.kind,
             model=session.working.module,
             round=session.round,
             rounds=rounds,

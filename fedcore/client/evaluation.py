@@ -27,12 +27,13 @@ from torch import Tensor, nn
 from fedcore.base.errors import FedcoreError, PluginCallError, print_traceback
 from fedcore.base.metrics import NO_METRICS, Counts, Metrics, finite_loss, sign
 from fedcore.base.process import one_torch_thread
-from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
+from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, figure_of
 from fedcore.base.tensors import flatten, on_cpu
 from fedcore.client.context import context_of
 from fedcore.client.messages import Evaluation
 from fedcore.client.session import LocalSession
-from fedcore.data import Dataset, Samples
+from fedcore.data import Dataset, Samples, Task
+from fedcore.data.task import CLASSIFICATION
 from fedcore.models.placement import forward_chunk
 from fedcore.models.split import copied, copied_for_calls
 
@@ -53,6 +54,7 @@ def evaluate(
     samples: Samples,
     num_classes: int,
     device: torch.device,
+    task: Task = CLASSIFICATION,
     *,
     indices: Tensor | None = None,
     threads: int = 1,
@@ -81,8 +83,10 @@ def evaluate(
     def counts_of(network: nn.Module, chunk: Tensor, inputs: Any) -> Counted:
         with torch.inference_mode():
             labels = samples.labels[chunk].to(device)
-            logits = _logits(network(read(chunk) if inputs is None else inputs), len(chunk), num_classes)
-            return Counts.of(logits, labels, confusion=confusion), logits, labels
+            logits = _logits(network(read(chunk) if inputs is None else inputs))
+            if logits.shape != (shape := (len(chunk), num_classes, *task.grid)):
+                raise ValueError(f"its logits have the shape {tuple(logits.shape)}, expected {shape}")
+            return task.count(logits, labels, confusion=confusion), logits, labels
 
     by_any_thread = hasattr(type(samples).gather, "by_any_thread")
     batches = ((chunk, None if by_any_thread else read(chunk)) for chunk in chunks)
@@ -90,11 +94,13 @@ def evaluate(
     with one_torch_thread() if device.type == "cpu" else nullcontext():
         for part, *outputs in _side_by_side(counts_of, model, batches, min(threads, len(chunks))):
             with torch.inference_mode():
-                parts.append(replace(part, metrics={name: m.count(*outputs) for name, m in metrics.items()}))
+                counts = {name: metric.count(*outputs) for name, metric in metrics.items()}
+                rows = {name: counts.pop(name) for name, metric in metrics.items() if metric.by_row}
+                parts.append(replace(part, metrics=counts, rows=rows))
     return Counts.join(on_cpu(reduce(add, parts).tensors()))
 
 
-def repeats(model: nn.Module, samples: Samples, num_classes: int, device: torch.device) -> bool:
+def repeats(model: nn.Module, samples: Samples, device: torch.device) -> bool:
     """Return whether a model gives the same logits for the same samples, whatever it computed before.
 
     A network that keeps a hidden state from call to call does not, nor does one that draws random numbers. A model that
@@ -106,7 +112,7 @@ def repeats(model: nn.Module, samples: Samples, num_classes: int, device: torch.
 
     def logits_of(rows: Tensor) -> Tensor:
         inputs = samples.gather(rows.to(samples.labels.device)).to(device)
-        return _logits(trial(inputs), len(rows), num_classes)
+        return _logits(trial(inputs))
 
     first, *others = torch.arange(min(len(samples), 2 * forward_chunk(device))).split(forward_chunk(device))
     trial.eval()
@@ -115,17 +121,14 @@ def repeats(model: nn.Module, samples: Samples, num_classes: int, device: torch.
     return torch.allclose(before, after, rtol=0, atol=0, equal_nan=True)
 
 
-def _logits(output: Any, batch: int, num_classes: int) -> Tensor:
+def _logits(output: Any) -> Tensor:
     """Return the logits of a model's output.
 
-    :raises ValueError: the output is not (features, logits), or the logits do not have the shape (B, C).
+    :raises ValueError: the output is not (features, logits).
     """
     if not (isinstance(output, (tuple, list)) and len(output) == 2 and isinstance(output[1], Tensor)):
         raise ValueError(f"its forward returned {type(output).__name__}, expected (features, logits)")
-    logits = output[1]
-    if logits.shape != (batch, num_classes):
-        raise ValueError(f"its logits have the shape {tuple(logits.shape)}, expected {(batch, num_classes)}")
-    return logits
+    return output[1]
 
 
 Counted = tuple[Counts, Tensor, Tensor]
@@ -177,7 +180,7 @@ def by_domain(
     mean: dict[str, Any] = {}
     worst: dict[str, Any] = {}
     domain_of: dict[str, str] = {}
-    for name in ("accuracy", "loss", *metrics):
+    for name in (*(["accuracy"] if "accuracy" in overall else []), "loss", *metrics):
         mean[name] = worst[name] = None
         if known := _known(name, rows):
             mean[name] = float(np.mean([*known.values()]))
@@ -186,7 +189,7 @@ def by_domain(
             worst[name] = known[domain_of[name]]
     domains = {f"{name}_domains": _known(name, rows) for name in metrics}
     return {
-        "global": {**overall, "domains": _known("accuracy", rows), **domains},
+        "global": {**overall, "domains": _known(figure_of(overall), rows), **domains},
         "mean_domain": {**mean, "samples": overall["samples"], **_mean_over(metrics, rows)},
         "worst_domain": {**worst, "domain_of": domain_of},
     }
@@ -223,13 +226,14 @@ def evaluate_client(
     """
     working, metrics = session.working, session.working.setup.metrics
     validation, reported = parts
+    of = dataset.num_classes, working.device, dataset.task
 
     def counts(model: nn.Module, *, own_model: bool, **how: Any) -> dict[str, Counts]:
         asked = [PROTOCOLS[name] for name in meta["protocols"] if PROTOCOLS[name].own_model == own_model]
         held_out = {p.name: validation if p.validation else reported for p in asked if p.held_out}
         sets = {p.name: (dataset.train, held_out[p.name]) if p.held_out else (dataset.test, None) for p in asked}
         return {
-            name: evaluate(model, samples, dataset.num_classes, working.device, indices=indices, metrics=metrics, **how)
+            name: evaluate(model, samples, *of, indices=indices, metrics=metrics, **how)
             for name, (samples, indices) in sets.items()
             if indices is None or len(indices)
         }
@@ -289,25 +293,29 @@ def summarise_clients(
         rows = {client: own[protocol] for client, own in sorted(results.items()) if protocol in own}
         if not rows:
             continue
+        main = figure_of(next(iter(rows.values())))
         totals, accuracies, losses = (
-            np.array([row[name] for row in rows.values()], dtype=np.float64) for name in ("samples", "accuracy", "loss")
+            np.array([row[name] for row in rows.values()], dtype=np.float64) for name in ("samples", main, "loss")
         )
         weights = totals if PROTOCOLS[protocol].held_out else np.ones_like(totals)
         ordered, tenth = np.sort(accuracies), max(1, round(0.1 * len(accuracies)))
         undefined = sum(row.get("undefined", 0) for row in rows.values())
-        joined: dict[str, Any] = {
+        of_classes: dict[str, Any] = {
             "accuracy": float((weights * accuracies).sum() / weights.sum()),
-            **finite_loss(float(losses.sum() / totals.sum())),
             "mean": float(accuracies.mean()),
             "std": float(accuracies.std()),
             "worst10": float(ordered[:tenth].mean()),
             "best10": float(ordered[-tenth:].mean()),
             "quantiles": [float(value) for value in np.quantile(accuracies, QUANTILES)],
+        }
+        joined: dict[str, Any] = {
+            **(of_classes if main == "accuracy" else {}),
+            **finite_loss(float(losses.sum() / totals.sum())),
             "clients": len(accuracies),
             "untrained": sum(client in untrained for client in rows) if PROTOCOLS[protocol].own_model else 0,
             **({"undefined": undefined} if undefined else {}),
         }
-        each = {"per_client": dict(zip(rows, accuracies.tolist(), strict=True))}
+        each = {"per_client": {k: v for k, v in zip(rows, accuracies.tolist(), strict=True) if v == v}}
         for name, value in pooled.get(protocol, {}).items():
             each[f"{name}_per_client"] = own = _known(name, rows)
             known = [*own.values()]

@@ -13,7 +13,7 @@ import torch
 from fedcore.base import registry
 from fedcore.base.config import ModelOptions, RunConfig, TrainingOptions
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
-from fedcore.base.metrics import NO_METRICS, Metrics
+from fedcore.base.metrics import Metrics
 from fedcore.base.seeding import random_stream
 from fedcore.base.tensors import digest_of, out_of_range
 from fedcore.data import Dataset, PublicSamples
@@ -68,6 +68,9 @@ class Setup:
         """
         plugins = PluginSet.create(config.plugins) if plugins is None else plugins
         require_takes(config.model, dataset.kind, config.dataset)
+        if not dataset.task.classes and (needy := [p.name for p in plugins if "classes" in p.assumes]):
+            reason = f"plugin {needy[0]!r} works on the classes of samples (assumes classes)"
+            raise ConfigError(f"{reason}, which task {dataset.task.name!r} does not have; leave one of the two out")
         sample = first_sample(dataset)
         model, task = build_model(
             config.model,
@@ -76,6 +79,7 @@ class Setup:
             seed=config.seed,
             projection=config.projection,
             sample=sample,
+            kind=dataset.task,
         )
         for section in RunConfig.sections():
             section.built(config, model)
@@ -108,8 +112,11 @@ class Setup:
     @cached_property
     def metrics(self) -> Metrics:
         """The metrics of an evaluation next to accuracy and loss, by the names of their figures."""
-        if not (names := self.config.metrics):
-            return NO_METRICS
+        kind, names = self.task.kind, self.config.metrics
+        if not names:
+            return kind.metrics
+        if not kind.classes:
+            raise ConfigError(f"--metric {names[0]} is of classes; task {kind.name!r} has {', '.join(kind.metrics)}")
         make_metrics: Callable[[list[str], int], Metrics] = registry.needed(
             "feature", "make_metrics", f"--metric {names[0]}"
         )
@@ -250,12 +257,13 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, sample
             f"model {config.model!r}{by} does not take samples of shape {tuple(task.input_shape)} "
             f"(data set {config.dataset!r}): {error}{dtype_hint(model, sample)}"
         ) from error
-    if features.ndim != 2 or logits.shape != (1, task.num_classes):
+    expected = (1, task.num_classes, *task.kind.grid)
+    if features.ndim != len(expected) or logits.shape != expected:
         raise PluginContractError.of(
             config.model,
             f"gives features {tuple(features.shape)} and logits {tuple(logits.shape)} for one sample",
             kind="model",
-            expected=f"(1, d) and (1, {task.num_classes})",
+            expected=f"{str(expected).replace(str(task.num_classes), 'd', 1)} and {expected}",
         )
     if features.shape[1] != model.feature_dim:
         raise PluginContractError.of(

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from fedcore.base.seeding import global_generators
 from fedcore.base.tensors import clone, copy_into, numbers
@@ -39,11 +38,6 @@ def all_outputs(model: SplitModel, data: ClientData, positions: Tensor | None = 
     with torch.no_grad():
         chunks = [model(data.inputs(part)) for part in order.split(forward_chunk(order.device))]
     return Outputs(torch.cat([c.features for c in chunks]), torch.cat([c.logits for c in chunks]))
-
-
-def cross_entropy(outputs: Outputs, labels: Tensor) -> Tensor:
-    """Return the mean cross-entropy, of shape ()."""
-    return F.cross_entropy(outputs.logits, labels)
 
 
 def mean_gradients(

@@ -20,16 +20,15 @@ if TYPE_CHECKING:
     from fedcore.data.images import normalise as normalise
     from fedcore.data.inputs import Inputs as Inputs
     from fedcore.data.loading import as_dataset as as_dataset
-    from fedcore.data.loading import check_classes as check_classes
-    from fedcore.data.loading import class_labels as class_labels
     from fedcore.data.loading import default_data_dir as default_data_dir
     from fedcore.data.loading import find_data as find_data
-    from fedcore.data.loading import image_split as image_split
     from fedcore.data.loading import load_dataset as load_dataset
     from fedcore.data.loading import numbered_as as numbered_as
+    from fedcore.data.loading import with_labels as with_labels
     from fedcore.data.partition import DECLARED as DECLARED
     from fedcore.data.partition import IndexLists as IndexLists
     from fedcore.data.partition import Partition as Partition
+    from fedcore.data.partition import fitted as fitted
     from fedcore.data.partition import load_partition as load_partition
     from fedcore.data.partitioners import MIN_SIZE as MIN_SIZE
     from fedcore.data.partitioners import IntArray as IntArray
@@ -50,7 +49,11 @@ if TYPE_CHECKING:
     from fedcore.data.samples import by_any_thread as by_any_thread
     from fedcore.data.samples import check_labels as check_labels
     from fedcore.data.samples import check_offsets as check_offsets
+    from fedcore.data.samples import column_names as column_names
     from fedcore.data.samples import first_ten as first_ten
     from fedcore.data.samples import in_order as in_order
+    from fedcore.data.task import Task as Task
+    from fedcore.data.task import check_classes as check_classes
+    from fedcore.data.task import task_of as task_of
 
 __getattr__, __dir__, __all__ = lazy(__name__, __file__)

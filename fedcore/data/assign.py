@@ -33,7 +33,7 @@ class Partitioner(Protocol):
     A scheme names the arguments that it needs and takes the others as ``**_``. With the attribute
     ``shares_samples = True`` it may assign one sample to several clients.
 
-    :param labels: classes of the samples to assign, (n,) int64.
+    :param labels: classes of the samples to assign, (n,) int64; for a task without classes, groups of similar labels.
     :param dataset: the run's data set.
     :param rows: the position of each sample in ``dataset.train``, (n,) int64, ascending. With ``--samples``,
         ``--imbalance``, ``--unseen-domain`` or a share as ``--public`` some positions are missing. The model's inputs
@@ -86,13 +86,13 @@ class Scenario:
 
     @functools.cached_property
     def labels(self) -> IntArray:
-        """Classes of the training samples, (n,) int64."""
-        return self.dataset.train.labels.cpu().numpy()
+        """Classes of the training samples, or groups of similar labels, (n,) int64."""
+        return self.dataset.strata[0].numpy()
 
     @functools.cached_property
     def public(self) -> Tensor:
         """Positions of the training samples that are public, ascending (n,) int64."""
-        return public_rows(self.dataset.train.labels, self.options.public, self.options.seed)
+        return public_rows(self.dataset, self.options.public, self.options.seed)
 
     @functools.cached_property
     def unseen(self) -> Tensor:
@@ -126,6 +126,8 @@ class Scenario:
     def rows(self) -> IntArray:
         """Positions of the training samples to divide, ascending (n,) int64."""
         labels, options = self.labels, self.options
+        if options.imbalance > 1 and not self.dataset.task.classes:
+            raise ConfigError(f"--imbalance is about classes, which task {self.dataset.task.name!r} does not have")
         rows = np.setdiff1d(np.arange(len(labels)), torch.cat([self.public, self.unseen]).numpy())
         rows = rows[_long_tailed(labels[rows], self.dataset.num_classes, options.imbalance, options.seed)]
         return rows[_drawn(labels[rows], options.samples, options.seed)]
@@ -350,7 +352,7 @@ def with_public(dataset: Dataset, public: str | None, seed: int, data_dir: Path 
     if public is None:
         return dataset
     if public_share(public) is not None:
-        return replace(dataset, public=PublicSamples(dataset.train, public_rows(dataset.train.labels, public, seed)))
+        return replace(dataset, public=PublicSamples(dataset.train, public_rows(dataset, public, seed)))
     other = load_dataset(public, data_dir)
     for what, found, expected in (
         ("kind", other.kind, dataset.kind),
@@ -367,10 +369,10 @@ def with_public(dataset: Dataset, public: str | None, seed: int, data_dir: Path 
     return replace(dataset, public=PublicSamples(samples, torch.arange(len(samples))))
 
 
-def public_rows(labels: Tensor, public: str | None, seed: int) -> Tensor:
+def public_rows(dataset: Dataset, public: str | None, seed: int) -> Tensor:
     """Return the positions of the training samples that are public, ascending (n,) int64, drawn class by class."""
     share = public_share(public)
     if share is None:
         return torch.empty(0, dtype=torch.int64)
-    drawn = draw_by_class(labels.cpu().numpy(), share, numpy_generator(seed, "public"))
+    drawn = draw_by_class(dataset.strata[0].numpy(), share, numpy_generator(seed, "public"))
     return torch.from_numpy(drawn).nonzero().flatten()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from fedcore.base.errors import UnknownNameError
 from fedcore.base.tensors import digest_of
 from fedcore.data.samples import Samples
+from fedcore.data.task import CLASSIFICATION, Task
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Dataset:
     test: Samples
     """Samples on which the global model and the clients' own models are evaluated."""
     num_classes: int
-    """C; labels are 0..C-1."""
+    """C, the width of the logits; classes are 0..C-1."""
     input_shape: tuple[int, ...]
     """Shape of one sample, an argument of model factories: (C, H, W) for images. Other kinds define their own."""
     class_names: tuple[str, ...] | None = None
@@ -86,17 +88,26 @@ class Dataset:
     """The samples' domains: the global model is then also evaluated on each of them."""
     notes: tuple[str, ...] = ()
     """Lines for the user, for example on arrays of a file that are not used."""
+    task: Task = CLASSIFICATION
+    """What the labels are, and how models are judged on them."""
 
     @property
     def kind(self) -> str:
         """The kind of batches, as models name it in ``takes``."""
         return self.train.kind
 
+    @cached_property
+    def strata(self) -> tuple[Tensor, list[str]]:
+        """The training samples' classes or groups of similar labels, (n,) int64 on the CPU, and the groups' names."""
+        groups = self.task.strata(self.train.labels.cpu())
+        count = self.num_classes if self.task.classes else int(groups.max()) + 1
+        return groups, list(self.class_names or map(str, range(count)))
+
     @property
     def cautions(self) -> list[str]:
         """What to know before training: the data set's own notes, and whether accuracy means anything on it."""
         found = [*self.notes]
-        if self.num_classes < 2:
+        if self.task.classes and self.num_classes < 2:
             found.append(
                 f"{self.name!r} has a single class, so every model is right on all of its samples; check the labels: a "
                 "column of one-hot rows or of a table may have been lost"

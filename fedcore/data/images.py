@@ -45,7 +45,7 @@ class ResidentSamples:
     ) -> None:
         if images.ndim != 4 or images.dtype not in (torch.float32, torch.uint8):
             raise DataError(f"images must be (n, C, H, W) float32 or uint8, not {tuple(images.shape)} {images.dtype}")
-        check_labels(labels, len(images))
+        check_labels(labels, len(images), of_any_task=True)
         if not len(mean) == len(std) == images.shape[1]:
             raise DataError(f"mean and std need one number for each of the {images.shape[1]} channels")
         self._channels_last = not images.is_contiguous()

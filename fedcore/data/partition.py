@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -263,7 +264,8 @@ def problem_with(train: IndexLists, test: IndexLists, size: int, *, shared: bool
 
 def labels_sha256(dataset: Dataset) -> str:
     """Return the hash of a data set's training labels, hexadecimal: a partition fits data sets with the same hash."""
-    labels = np.ascontiguousarray(dataset.train.labels.cpu().numpy(), dtype="<i8")
+    labels = dataset.train.labels.cpu().numpy()
+    labels = np.ascontiguousarray(labels, dtype=labels.dtype.newbyteorder("<"))
     return hashlib.sha256(labels.data).hexdigest()
 
 
@@ -293,6 +295,16 @@ def check_partition(partition: Partition, dataset: Dataset, where: object) -> No
     problem = problem_with(partition.train, partition.test, size, shared=info.get("shares_samples") is True)
     if problem:
         raise DataError(f"{where}: {problem}")
+
+
+def fitted(dataset: Dataset, partition: Partition) -> Dataset:
+    """Return the data set with its task's statistics from the clients' training parts.
+
+    Where clients hold their own data, the statistics are those of the data set's own training labels.
+    """
+    if partition.is_declared:
+        return dataset
+    return replace(dataset, task=dataset.task.fitted(dataset.train.labels.cpu()[partition.train.positions.long()]))
 
 
 def load_partition(path: Path, dataset: Dataset) -> Partition:

@@ -47,7 +47,7 @@ class Samples(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """Classes, (n,) int64."""
+        """Classes, (n,) int64; labels of other tasks are (n, ...)."""
 
     def __len__(self) -> int: ...
 
@@ -87,7 +87,7 @@ class TensorSamples:
         std: Tensor | Iterable[float] = (),
         columns: Iterable[str] = (),
     ) -> None:
-        check_labels(labels, len(inputs) if inputs.ndim else 0)
+        check_labels(labels, len(inputs) if inputs.ndim else 0, of_any_task=True)
         self.inputs, self.labels = inputs, labels
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
         self.columns = tuple(map(str, columns))
@@ -219,12 +219,14 @@ def check_offsets(name: str, offsets: Tensor, total: int) -> None:
         raise DataError(f"{name} must rise from 0 to {total}, the number of rows")
 
 
-def check_labels(labels: Tensor, count: int) -> None:
+def check_labels(labels: Tensor, count: int, *, of_any_task: bool = False) -> None:
     """Refuse labels that are not int64 of shape (count,).
 
+    :param of_any_task: accept numbers of other types, and of the shape (count, ...), too.
     :raises DataError: states their dtype and shape.
     """
     if not isinstance(labels, Tensor):
         raise DataError(f"labels must be a tensor, int64 of shape ({count},), not a {type(labels).__name__}")
-    if labels.shape != (count,) or labels.dtype != torch.int64:
+    other = of_any_task and (labels.ndim > 1 or labels.is_floating_point())
+    if labels.shape[:1] != (count,) or not (other or (labels.ndim == 1 and labels.dtype == torch.int64)):
         raise DataError(f"labels must be int64 of shape ({count},), not {labels.dtype} of {tuple(labels.shape)}")

@@ -18,7 +18,7 @@ from fedcore.base.types import Answer, ClientUpdate, Tensors
 if TYPE_CHECKING:
     from fedcore.base.config import RunConfig
     from fedcore.base.plugin_state import State
-    from fedcore.data import PublicSamples
+    from fedcore.data import PublicSamples, Task
     from fedcore.hooks.plugin import Plugin
     from fedcore.models import Layout, Outputs
     from fedcore.models.split import ModelTask, SplitModel
@@ -137,7 +137,9 @@ class ClientContext(Protocol):
     rounds: int
     """The number of rounds, T."""
     num_classes: int
-    """The number of classes, C."""
+    """The number of classes, C; of a task without classes, the width of the logits."""
+    task: Task
+    """What the labels are. ``task.loss(logits, labels)`` is the mean loss of a batch."""
     device: torch.device
     """The device of the model and the samples."""
     model: SplitModel
@@ -261,13 +263,15 @@ class Step(Protocol):
     x: Any
     """The model's input: a tensor (B, ...), or a batch object of the data set's kind."""
     y: Tensor
-    """The labels, (B,) int64."""
+    """The labels, (B,) int64; of a task without classes (B, ...)."""
     indices: Tensor
     """The samples' positions among the client's training samples, (B,) int64."""
     features: Tensor
     """encoder(x), (B, d)."""
     logits: Tensor
     """classifier(features), (B, C)."""
+    task: Task
+    """What the labels are. ``step.task.loss(logits, y)`` is the mean loss of a batch."""
     model: SplitModel
     """The local model in training."""
     round: int
@@ -352,7 +356,9 @@ class ServerContext(Protocol):
     lr: float
     """The local learning rate of this round; in ``post_train``, that of the last round."""
     num_classes: int
-    """The number of classes, C."""
+    """The number of classes, C; of a task without classes, the width of the logits."""
+    task: Task
+    """What the labels are. ``task.loss(logits, labels)`` is the mean loss of a batch."""
     feature_dim: int
     """The width of the features, d."""
     shared: list[str]

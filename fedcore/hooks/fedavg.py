@@ -7,7 +7,6 @@ Other methods replace its results through hooks.
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcore.base.seeding import choose
 from fedcore.base.types import ClientUpdate
@@ -17,7 +16,7 @@ from fedcore.hooks.plugin import Plugin
 
 
 class FedAvg(Plugin):
-    """Uniform cohorts, cross-entropy on each client, and the mean of the clients' models weighted by samples."""
+    """Uniform cohorts, the task's loss on each client, and the mean of the clients' models weighted by samples."""
 
     neutral = {}
 
@@ -30,8 +29,8 @@ class FedAvg(Plugin):
 
     @hookimpl(trylast=True)
     def task_loss(self, step: Step) -> Tensor:
-        """Return the mean cross-entropy of the batch."""
-        return F.cross_entropy(step.logits, step.y)
+        """Return the task's mean loss of the batch, cross-entropy for classes."""
+        return step.task.loss(step.logits, step.y)
 
     @hookimpl(trylast=True)
     def weight(self, update: ClientUpdate) -> float:

@@ -159,7 +159,8 @@ class Plugin(Generic[OptionsT]):
         w_t - y_k assumes both (SCAFFOLD, FedNova). ``"one-model"``: all clients train one global model, so that their
         movements, features or layers can be compared, averaged or exchanged (FedProc, CCVR); another plugin that
         ``starts`` and ``owns`` the same names counts as one with several models. ``"cross-entropy"``: no plugin
-        replaces the task loss, as this one trains, adapts or chooses another model by cross-entropy (Ditto, FedALA).
+        replaces the task loss, as this one trains, adapts or chooses another model by it (Ditto, FedALA).
+        ``"classes"``: samples have classes, by which the method groups, counts or weighs them (FedProto, FedRS).
         ``"rounds"``: the run has the number of rounds that it was begun with, on which each round's training depends
         (FedProc).
     :ivar scales_task: Whether a ``Loss`` of this plugin scales the task loss.
@@ -201,7 +202,7 @@ class Plugin(Generic[OptionsT]):
     reads: tuple[str, ...] = declaration((), items=("global", "previous", "public", "staleness"))
     assumes: tuple[str, ...] = declaration(
         (),
-        items=("displacement", "sgd", "one-model", "cross-entropy", "rounds"),
+        items=("displacement", "sgd", "one-model", "cross-entropy", "classes", "rounds"),
         plugin="plugin that derives state from how far a client's model moved (assumes displacement)",
         value="displacement",
         excludes={

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.registry import available, call, resolve
+from fedcore.data.task import CLASSIFICATION, Task
 from fedcore.models.split import ModelTask, SplitModel
 
 HINT = "return fedcore.SplitModel(base, feature_dim, num_classes), base without the last layer"
@@ -50,6 +51,7 @@ def build_model(
     seed: int,
     projection: bool,
     sample: Any = None,
+    kind: Task = CLASSIFICATION,
 ) -> tuple[SplitModel, ModelTask]:
     """Build a model by name, and the task with which plugins configure it.
 
@@ -62,6 +64,7 @@ def build_model(
     torch's global generator is not changed.
 
     :param sample: a batch with one sample; default zeros of ``input_shape``. Other networks than a SplitModel get it.
+    :param kind: what the model learns to predict.
     :raises UnknownNameError: no installed package provides the name, or splits a network.
     :raises PluginContractError: the name is not a factory's, or the factory returns no network.
     :raises ConfigError: the network cannot be split.
@@ -74,7 +77,7 @@ def build_model(
             kind="model",
             expected="a class of networks or a factory(num_classes, input_shape)",
         )
-    task = ModelTask(num_classes, tuple(input_shape), seed)
+    task = ModelTask(num_classes, tuple(input_shape), seed, kind)
     with task.random("model"):
         positional, named = _arguments(name, factory, num_classes, task.input_shape)
         try:

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from fedcore.base.errors import PluginConflictError
 from fedcore.base.seeding import derive_seed, random_stream
 from fedcore.base.tensors import digest_of
+from fedcore.data.task import CLASSIFICATION, Task
 
 PROJECTION_WIDTH = 256
 
@@ -111,11 +112,13 @@ class ModelTask:
     """The task of a model, and the tools for building modules: an argument of ``configure_model(model, task)``."""
 
     num_classes: int
-    """C."""
+    """C, the width of the logits."""
     input_shape: tuple[int, ...]
     """Shape of one input, without the batch; other kinds of data than tensors define their own."""
     seed: int
     """The run's seed."""
+    kind: Task = CLASSIFICATION
+    """What the model learns to predict."""
     _reshaped: list[str] = field(default_factory=list, init=False)
 
     def reshape_classifier(self, plugin: str) -> None:

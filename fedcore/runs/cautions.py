@@ -22,7 +22,7 @@ from fedcore.runs.saved import SOURCE, code_in
 
 
 def option_cautions(setup: Setup) -> list[str]:
-    """Return the cautions about options without effect."""
+    """Return the cautions about options without effect, and about a task that nobody named."""
     config, sgd = setup.config, setup.config.optimizer == "sgd"
     with_optimizer, with_partition = f"with --optimizer {config.optimizer}", f"with --partition {config.partition}"
     rules: list[tuple[tuple[str, ...], bool, str]] = [  # options, whether they are idle, next to what
@@ -44,6 +44,8 @@ def option_cautions(setup: Setup) -> list[str]:
         for option in options
         if idle and getattr(config, option) != RunConfig.model_fields[option].default
     ]
+    if config.task == "auto" and not setup.task.kind.classes:
+        found.append(f"the task is {setup.task.kind.name}, as the labels are; --task NAME chooses another")
     return found + [caution for section in RunConfig.sections() for caution in section.cautions(config, setup)]
 
 

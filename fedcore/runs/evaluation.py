@@ -41,7 +41,7 @@ class Evaluator:
         self.further = federation.setup.metrics
         """The metrics next to accuracy and loss."""
         self._repeats: bool | None = None
-        judge = judged_by(federation.config)
+        judge = judged_by(federation.config, federation.dataset.task.metrics)
         self.judge = judge, sign(judge, self.further)
         """The figure that chooses the best round, and 1 if more of it is better, -1 if less is."""
         self.counted: dict[str, Counts] = {}
@@ -54,7 +54,8 @@ class Evaluator:
     def evaluate(self, state: ServerState, *, with_confusion: bool = False) -> dict[str, Any]:
         """Return the figures of every protocol that applies to this run."""
         federation = self.federation
-        with_confusion = with_confusion and federation.dataset.num_classes <= MAX_CONFUSION
+        dataset = federation.dataset
+        with_confusion = with_confusion and dataset.task.classes and dataset.num_classes <= MAX_CONFUSION
         self.counted = {}
         metrics: dict[str, Any] = {"global": None}
         if not self._global:
@@ -63,20 +64,20 @@ class Evaluator:
         elif not ON_SERVER & {*self.asked}:
             metrics["global_reason"] = "not measured: --protocol leaves it out"
         else:
-            model, classes = self.load_model(state), federation.dataset.num_classes
+            model, of = self.load_model(state), (dataset.num_classes, self.device, dataset.task)
             how: dict[str, Any] = {"confusion": with_confusion, "metrics": self.further}
             how["threads"] = self._threads(model)
             seed = derive_seed(federation.config.seed, "evaluation", round=state.round)
             with random_stream(seed, self.device):  # for a network that draws in evaluation, too
                 counts = {
-                    domain: evaluate(model, federation.dataset.test, classes, self.device, indices=rows, **how)
+                    domain: evaluate(model, dataset.test, *of, indices=rows, **how)
                     for domain, rows in self._domains.items()
                 }
             hidden = federation.config.unseen_domain
             unseen = counts.pop(hidden, None) if hidden is not None else None
             self.counted["global"] = total = reduce(add, counts.values())
             metrics["global"] = total.rates(self.further)
-            if federation.dataset.domains:
+            if dataset.domains:
                 by_name = {domain: each.rates(self.further) for domain, each in counts.items()}
                 metrics |= by_domain(metrics["global"], by_name, self.further)
             if unseen is not None:
@@ -217,7 +218,7 @@ class Evaluator:
         if self._repeats is None:
             dataset = self.federation.dataset
             with random_stream(0):
-                self._repeats = repeats(model, dataset.test, dataset.num_classes, self.device)
+                self._repeats = repeats(model, dataset.test, self.device)
         return cores() if self._repeats else 1
 
 

@@ -18,7 +18,7 @@ from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.base.identity import full_name, short_name
 from fedcore.base.metrics import Metric
 from fedcore.base.registry import CODE, OBJECT, Key, import_name, object_name
-from fedcore.data import Dataset, IndexLists, IntArray, Partition, as_dataset
+from fedcore.data import Dataset, IndexLists, IntArray, Partition
 from fedcore.data.partition import problem_with
 from fedcore.hooks.plugin import BUILTIN, Plugin
 from fedcore.runs.directory import RunDirectory
@@ -211,10 +211,9 @@ def _name_of_value(value: Any) -> str:
 
 def _usable(key: Key, value: Any) -> Any:
     """Return an object in the form that the registry returns: a factory of models, a loader of data."""
-    kind, name = key
+    kind, _ = key
     if kind == "model" and isinstance(value, nn.Module):
         return functools.partial(copy.deepcopy, value)
     if kind == "dataset" and not callable(value):
-        dataset = as_dataset(value, name)
-        return lambda data_dir: dataset
+        return lambda data_dir: value
     return value

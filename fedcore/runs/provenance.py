@@ -18,6 +18,7 @@ import torch
 
 from fedcore import __version__
 from fedcore.base.config import RunConfig
+from fedcore.base.metrics import sign
 from fedcore.base.process import cores
 from fedcore.base.registry import CODE, CORE, available
 from fedcore.client.setup import Setup
@@ -45,6 +46,10 @@ def session(setup: Setup) -> dict[str, Any]:
             "cores": cores(),
             "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
             "system": f"{platform.system()} {platform.machine()}",
+        },
+        "task": {
+            "name": setup.task.kind.name,
+            "signs": {name: sign(name, setup.metrics) for name in setup.task.kind.metrics},
         },
         "model": {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

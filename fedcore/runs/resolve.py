@@ -37,7 +37,7 @@ def resolve_config(config: RunConfig, dataset: Dataset | None = None) -> tuple[R
     for name in {config.model, *config.client_models} - {"auto"}:
         registry.resolve("model", name)
     if dataset is None:
-        dataset = load_dataset(config.dataset, config.data_dir)
+        dataset = load_dataset(config.dataset, config.data_dir, config.task)
         dataset = with_public(dataset, config.public, config.seed, config.data_dir)
     if not len(dataset.test):
         raise ConfigError(f"data set {config.dataset!r} has no test samples, but every run is evaluated on some")

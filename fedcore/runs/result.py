@@ -17,10 +17,11 @@ from fedcore.base.errors import ConfigError
 from fedcore.base.identity import title
 from fedcore.base.metrics import Metrics
 from fedcore.base.protocols import PROTOCOLS
+from fedcore.data import Task
 from fedcore.data.inputs import Inputs
 from fedcore.models.split import SplitModel
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.rounds import evaluated, history_rows
+from fedcore.runs.rounds import evaluated, history_rows, in_short
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +46,8 @@ class RunResult:
     """
     further: Metrics
     """The run's metrics next to accuracy and loss, by name."""
+    task: Task
+    """What the labels are."""
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -59,8 +62,11 @@ class RunResult:
 
     @property
     def accuracy(self) -> float | None:
-        """The final accuracy, from 0 to 1: of the global model on the test set, else of the first protocol measured."""
-        return next((row["accuracy"] for row in evaluated(self.metrics).values()), None)
+        """The final accuracy, from 0 to 1: of the global model on the test set, else of the first protocol measured.
+
+        It is None for a task without classes.
+        """
+        return next((row.get("accuracy") for row in evaluated(self.metrics).values()), None)
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -107,8 +113,8 @@ class RunResult:
         RunDirectory(self.directory).load_model(model, best=best["round"])
         return model
 
-    def predict(self, x: Any, *, model: nn.Module | None = None) -> npt.NDArray[np.int64]:
-        """Return the predicted class of every sample, (n,) int64.
+    def predict(self, x: Any, *, model: nn.Module | None = None) -> npt.NDArray[Any]:
+        """Return the predicted class of every sample, (n,) int64; for another task its predictions, (n, ...).
 
         :param x: raw samples as the data set had them, in an array, a tensor or a list: images (n, H, W),
             (n, H, W, C) or (n, C, H, W), uint8 or floating point, or rows (n, ...). Other kinds of samples come as a
@@ -120,11 +126,14 @@ class RunResult:
             infinite.
         :raises ConfigError: the run has no global model, or the package fedcore-zoo, which predicts, is not installed.
         """
-        found: npt.NDArray[np.int64] = _function("predict")(self, x, model)
+        found: npt.NDArray[Any] = _function("predict")(self, x, model)
         return found
 
     def predict_proba(self, x: Any, *, model: nn.Module | None = None) -> npt.NDArray[np.float32]:
-        """Return the softmax of every sample's logits, (n, C) float32. The arguments are as for :meth:`predict`."""
+        """Return the softmax of every sample's logits, (n, C) float32. The arguments are as for :meth:`predict`.
+
+        :raises ConfigError: the run's task has no probabilities.
+        """
         found: npt.NDArray[np.float32] = _function("predict_proba")(self, x, model)
         return found
 
@@ -132,7 +141,8 @@ class RunResult:
         """Return accuracy, mean loss, number of samples, accuracy per class and the run's metrics on labelled samples.
 
         :param x: as for :meth:`predict`.
-        :param y: classes (n,), whole numbers from 0 to C-1. Samples of a class with ``gather`` have their own labels.
+        :param y: classes (n,), whole numbers from 0 to C-1; labels of another task as it takes them. Samples of a class
+            with ``gather`` have their own labels.
         :param model: as for :meth:`predict`.
         """
         figures: dict[str, Any] = _function("evaluate")(self, x, y, model)
@@ -151,8 +161,9 @@ class RunResult:
 
     def __repr__(self) -> str:
         """Return one line: method, data set, rounds, final accuracy, directory."""
-        figures = [f"{name} {100 * row['accuracy']:.2f} %" for name, row in evaluated(self.metrics).items()]
-        accuracy = f", accuracy: {', '.join(figures)}" if figures else ""
+        figures = [f"{name} {in_short(row)}" for name, row in evaluated(self.metrics).items()]
+        kind = "accuracy" if self.task.classes else "figures"
+        accuracy = f", {kind}: {', '.join(figures)}" if figures else ""
         return f"<RunResult {title(self.config)}, {self.summary['rounds']} rounds{accuracy}; {self.directory}>"
 
     def _repr_html_(self) -> str | None:

@@ -23,7 +23,7 @@ from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone
 from fedcore.client.messages import ClientSite, Engine
 from fedcore.client.setup import Setup, check_client_models
-from fedcore.data import DECLARED, Dataset, Partition, load_partition
+from fedcore.data import DECLARED, Dataset, Partition, fitted, load_partition
 from fedcore.data.dataset import data_digest
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.models.placement import Placement, has_device, resolve_device
@@ -94,6 +94,7 @@ class Run:
         config, dataset = resolve_config(config, dataset)
         config = config.model_copy(update={"trackers": resolve_trackers(config.trackers)})
         partition = resolve_partition(config, dataset, partition)
+        dataset = fitted(dataset, partition)
         if partition.is_declared:
             config = config.model_copy(update={"partition": DECLARED})
         if config.unseen_clients and not partition.test.sizes[config.training_clients :].any():
@@ -109,7 +110,7 @@ class Run:
             if is_given:
                 _require_held_out(option, config, partition)
         setup, prepared = _set_up(config, dataset, partition)
-        _ = setup.metrics, judged_by(config)  # a wrong one is refused before anything is written
+        _ = setup.metrics, judged_by(config, dataset.task.metrics)  # a wrong one is refused before anything is written
         if config.keep == "best" and setup.layout.personal:
             raise ConfigError(
                 f"--keep best keeps a global model, but parameters such as {min(setup.layout.personal)!r} stay on the "
@@ -164,6 +165,7 @@ class Run:
             check_places(places_in(config, directory.path), source, allow=False)
         config, dataset = resolve_config(config)
         partition = load_partition(directory.partition_file, dataset)
+        dataset = fitted(dataset, partition)
         if partition.is_declared:
             directory = RunDirectory(directory.path, with_clients=False)  # they keep their states themselves
         saved.require(_digest_of(partition), data_digest(dataset), directory.path)
@@ -318,7 +320,7 @@ class Run:
         network = Placement.plain().model(self.setup.model).eval()
         inputs = self.directory.load_model(network)
         config = self.config.model_copy(update={"out": None, "name": None, "tags": [], "note": None})
-        return RunResult(network, inputs, self.directory.path, summary, config, self.setup.metrics)
+        return RunResult(network, inputs, self.directory.path, summary, config, self.setup.metrics, self.dataset.task)
 
     def initial(self) -> ServerState:
         """Return the state before the first round."""

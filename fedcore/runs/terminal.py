@@ -68,7 +68,7 @@ class PlainDisplay(Display):
     def round_done(self, record: Record) -> None:
         """Print one line for the round and one per kind of failure."""
         parts = [f"round {self.done}/{self.rounds}"]
-        parts += [f"{name} {value} %" for name, value in rounds.percentages(record).items()]
+        parts += [f"{name} {value}" for name, value in rounds.percentages(record).items()]
         parts += [f"{clean(name)} {number(value)}" for name, value in rounds.losses(record)]
         if "system" in record:
             system = record["system"]

@@ -56,7 +56,7 @@ class ScopeContext(View, ServerContext):
         self.config = scope.federation.config
         self.round, self.rounds = scope.number, self.config.rounds
         self.num_clients, self.lr = self.config.training_clients, scope.lr
-        self.num_classes = scope.federation.dataset.num_classes
+        self.num_classes, self.task = scope.federation.dataset.num_classes, scope.federation.dataset.task
         self.feature_dim = scope.federation.setup.model.feature_dim
         self.cohort = list(scope.cohort)
         layout = scope.federation.setup.layout

@@ -88,7 +88,7 @@ class UpdateValidator:
         self._training: TrainingOptions = setup.config
         self._trainable = setup.layout.trainable.intersection(setup.layout.shared)
         self._shared = frozenset(setup.uploads.shared)
-        self._metrics = setup.metrics
+        self._metrics, self._count = setup.metrics, setup.task.kind.count
         self._plugins = setup.plugins.namespaces
         self.encoded = {name for plugin in setup.plugins for name in setup.claimed(plugin, "encodes")}
         """The parameters that an update may lack until ``pre_aggregate`` of the plugin that ``encodes`` them."""
@@ -172,7 +172,8 @@ class UpdateValidator:
                 continue
             tensors, asked = groups.get(protocol, {}), task.meta["confusion"] and own_model
             try:
-                counts[protocol] = Counts.received(tensors, samples, classes, self._metrics, confusion=asked)
+                none = self._count(torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64), confusion=asked)
+                counts[protocol] = Counts.received(tensors, samples, none, self._metrics)
             except (ValueError, PluginContractError) as error:
                 raise RejectUpdate(f"{what}: evaluation {protocol!r}: {error}") from None
         return counts, sent.failed

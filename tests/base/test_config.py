@@ -111,4 +111,4 @@ def test_the_names_of_objects_in_a_configuration() -> None:
     config = RunConfig.create(
         {"dataset": "d", "client_models": "a,b", "public": "p", "metrics": ["m"], "plugins": ["x"]}
     )
-    assert config.names() == ["x", "d", "auto", "a", "b", "dirichlet", "p", "local", "m"]
+    assert config.names() == ["x", "d", "auto", "auto", "a", "b", "dirichlet", "p", "local", "m"]

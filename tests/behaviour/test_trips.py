@@ -144,7 +144,8 @@ def test_a_batch_enters_six_files_from_the_samples_to_the_step(travel):
     trip = Trip(is_batch)
     files = travel(trip, lambda step, parameters: trip.begin() if step == 1 else trip.end())
     assert set(files) == {
-        "client/loop.py", "client/context.py", "data/client_data.py", "data/images.py", "models/split.py",
+        "client/loop.py", "client/context.py", "data/client_data.py", "data/images.py", "data/task.py",
+        "models/split.py",
     }, files  # fmt: skip
 
 

@@ -99,8 +99,8 @@ def test_a_loss_that_is_not_finite_has_a_reason() -> None:
 
 def counts_of(correct: int, total: int, loss: float) -> Counts:
     """Counts of samples of one class."""
-    numbers = [torch.tensor([correct]), torch.tensor([total])]
-    return Counts(*numbers, torch.tensor(loss, dtype=torch.float64), torch.tensor(0))
+    numbers = {"correct": torch.tensor([correct]), "total": torch.tensor([total])}
+    return Counts(**numbers, loss=torch.tensor(loss, dtype=torch.float64), undefined=torch.tensor(0))
 
 
 NONE = [[torch.nan, 0.0, 0.0], [0.0, 0.0, torch.nan], [torch.inf, 0.0, 0.0], [-torch.inf] * 3]

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from fedcore import ConfigError, DataError, RunConfig
+from fedcore import ConfigError, DataError, RunConfig, UnknownNameError
+from fedcore.base import registry
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, TensorSamples, as_dataset, load_dataset, numbered_as, with_public
 from fedcore.data.dataset import data_digest
@@ -184,7 +185,7 @@ def named(*names):
         ((ROWS, LABELS, ROWS, LABELS + 1), "4 of 12 test samples have classes without a training sample: 3"),
         (
             (ROWS, LABELS / 2, ROWS, LABELS),
-            r"not float64 of shape \(12,\)\. Regression is not possible: make classes, .*digitize\(y, edges\)$",
+            r"not float64 of shape \(12,\)\. Such labels are of --task regression$",
         ),
         ((ROWS, LABELS, ROWS[:, :3], LABELS), "they must be alike$"),
         ((ROWS, ROWS, LABELS, LABELS), "The order is x_train, y_train, x_test, y_test; train_test_split returns"),
@@ -198,16 +199,19 @@ def named(*names):
         ),
         (
             (ROWS, np.arange(25, 37), ROWS, LABELS),
-            "searchsorted.* if their 12 different values .* Regression is not pos",
+            "searchsorted.* if their 12 different values .* --task regression",
         ),
-        ((ROWS, np.arange(25, 37), ROWS, LABELS + 25), "found 25..36 .* if their 12 .* Regression is not possible"),
+        ((ROWS, np.arange(25, 37), ROWS, LABELS + 25), "found 25..36 .* if their 12 .* --task regression"),
         ((np.ma.masked_less(ROWS, 50), LABELS, ROWS, LABELS), "dataset: x_train has masked cells"),
         ((ROWS, np.ma.masked_equal(LABELS, 1), ROWS, LABELS), "dataset: y_train has masked cells"),
         ((ROWS, LABELS, torch.from_numpy(ROWS).to_sparse(), LABELS), r"x_test is sparse; write .*\.to_dense\(\)"),
         ((ROWS + 1j, LABELS, ROWS, LABELS), "dataset: x_train holds complex numbers"),
         ((ROWS, LABELS.astype(str), ROWS, LABELS), "not <U.* Names become labels by names = numpy.unique"),
         ((ROWS, np.eye(3)[LABELS], ROWS, LABELS), r"of shape \(12, 3\). They become labels by y.argmax"),
-        ((ROWS, ROWS > 0, ROWS, ROWS > 0), r"bool of shape \(12, 5\). A sample has one class, not several labels$"),
+        (
+            (ROWS, ROWS > 0, ROWS, ROWS > 0),
+            r"bool of shape \(12, 5\). Such labels are of --task multilabel$",
+        ),
         (
             (ROWS, np.where(LABELS == 0, np.nan, LABELS), ROWS, LABELS),
             "Leave out samples whose label is NaN; the other",
@@ -230,7 +234,7 @@ def named(*names):
 )
 def test_what_does_not_fit_is_named(given, message):
     with pytest.raises(DataError, match=message):
-        as_dataset(given, "own")
+        as_dataset(given, "own", "classification")
 
 
 def table(*columns):
@@ -253,3 +257,10 @@ def test_the_parts_of_a_data_set_and_public_samples_are_matched_by_the_names_of_
         as_dataset(Dataset("own", table("age", "dose"), table("bmi", "age"), 3, (2,)))
     with raises(DataError, "1", "12", "2"):
         TensorSamples(torch.ones(12, 2), torch.from_numpy(LABELS), columns=["age"])
+
+
+def test_without_the_zoo_arrays_are_answered_with_its_package(monkeypatch):
+    installed = registry._scan
+    monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "feature" else installed(kind, path))
+    with pytest.raises(UnknownNameError, match="in the package fedcore-zoo: pip install"):
+        as_dataset((np.zeros((4, 2)), np.arange(4) % 2, np.zeros((2, 2)), np.arange(2)))

@@ -116,4 +116,4 @@ def test_a_partitioner_gets_the_data_set_and_the_rows_of_its_labels(monkeypatch,
     dataset, rows = seen[0]
     assert dataset is DATASET
     assert torch.cat(list(partition.train)).tolist() == rows.tolist()
-    assert not set(rows.tolist()) & set(public_rows(DATASET.train.labels, str(leaving_out.get("public")), 3).tolist())
+    assert not set(rows.tolist()) & set(public_rows(DATASET, str(leaving_out.get("public")), 3).tolist())

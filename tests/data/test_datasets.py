@@ -30,10 +30,17 @@ def test_digits():
     assert torch.equal(dataset.train.images, load_dataset("digits").train.images)
 
 
+def loads(monkeypatch, made):
+    """Let every name of a data set stand for a loader that returns ``made``."""
+    resolve = loading.resolve
+    found = lambda kind, name: (lambda data_dir: made) if kind == "dataset" else resolve(kind, name)  # noqa: E731
+    monkeypatch.setattr(loading, "resolve", found)
+
+
 def test_unknown_and_broken_loaders(monkeypatch):
     with raises(UnknownNameError):
         load_dataset("cifar-10")
-    monkeypatch.setattr(loading, "resolve", lambda kind, name: lambda data_dir: None)
+    loads(monkeypatch, None)
     with raises(DataError, "'mine'"):
         load_dataset("mine")
 
@@ -59,14 +66,14 @@ def of(labels, **parts):
     ],
 )
 def test_parts_that_do_not_fit_each_other_are_refused(monkeypatch, dataset, message):
-    monkeypatch.setattr(loading, "resolve", lambda kind, name: lambda data_dir: dataset)
+    loads(monkeypatch, dataset)
     with pytest.raises(DataError, match=f"'mine' is not usable: dataset: {message}"):
         load_dataset("mine")
 
 
 def test_a_loader_may_return_arrays(monkeypatch):
     rows, labels = np.ones((6, 3), "float32"), np.arange(6) % 3
-    monkeypatch.setattr(loading, "resolve", lambda kind, name: lambda data_dir: (rows, labels, rows, labels))
+    loads(monkeypatch, (rows, labels, rows, labels))
     dataset = load_dataset("module:study.rows")
     assert (dataset.name, len(dataset.train), dataset.num_classes, dataset.input_shape) == ("rows", 6, 3, (3,))
 

@@ -58,7 +58,7 @@ def test_offsets_that_divide_nothing_are_refused(offsets, message):
         SequenceSamples(torch.arange(9), torch.tensor(offsets), torch.zeros(max(len(offsets) - 1, 0), dtype=torch.long))
 
 
-@pytest.mark.parametrize("labels", [torch.zeros(4, dtype=torch.int64), torch.zeros(5)])
+@pytest.mark.parametrize("labels", [torch.zeros(4, dtype=torch.int64), torch.zeros(5, dtype=torch.int32)])
 def test_labels_that_do_not_belong_to_the_samples_are_refused(labels):
     with raises(DataError, "5"):
         TensorSamples(torch.zeros(5, 2), labels)

@@ -54,7 +54,7 @@ def test_making_samples_leaves_the_callers_floats_alone(pixels, labels):
         (torch.zeros(2, 1, 3), torch.zeros(2, dtype=torch.int64), (0.0,)),
         (torch.zeros(2, 1, 3, 3, dtype=torch.float64), torch.zeros(2, dtype=torch.int64), (0.0,)),
         (torch.zeros(2, 1, 3, 3), torch.zeros(3, dtype=torch.int64), (0.0,)),
-        (torch.zeros(2, 1, 3, 3), torch.zeros(2), (0.0,)),
+        (torch.zeros(2, 1, 3, 3), torch.zeros(2, dtype=torch.int32), (0.0,)),
         (torch.zeros(2, 1, 3, 3), torch.zeros(2, dtype=torch.int64), (0.0, 0.0)),
     ],
 )

@@ -112,7 +112,8 @@ def test_modules_that_a_page_names_exist(page):
 
 
 ENTRY_POINT_GROUPS = {
-    f"fedcore.{kind}" for kind in ("plugins", "datasets", "models", "partitioners", "engines", "commands", "presets")
+    f"fedcore.{kind}"
+    for kind in ("plugins", "datasets", "models", "partitioners", "engines", "commands", "presets", "tasks")
 }
 ENTRY_POINT_GROUPS |= {
     "fedcore.augmentations",

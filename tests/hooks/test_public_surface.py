@@ -40,6 +40,7 @@ SURFACE = {
     "fedcore_workers": "worker processes, and the template that they are forked from",
     "fedcore_accelerate": "runners, and the values that a step's hooks read",
     "fedcore_testing": "tests of all these",
+    "fedcore_tasks": "tasks: labels other than one class for each sample, and figures of tasks",
     "fedcore_trackers": "a tracker: its base class, and a round's values as scalars",
 }
 """Module: what it is for. What it offers is its ``__all__``."""

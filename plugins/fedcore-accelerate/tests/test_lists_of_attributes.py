@@ -21,12 +21,21 @@ BEGIN_LOCAL = {"add_parameters", "freeze"}  # which work nowhere else
 # A graph reads these from the same tensors for each batch, or is captured anew where they change (``Kind``).
 # ``WatchedStep`` overrides gradients_at.
 STAYS_IN_A_GRAPH = {"x", "y", "indices", "features", "logits", "model", "reference", "parameters", "global_model"}
-STAYS_IN_A_GRAPH |= {"rounds", "gradients_at"}
+STAYS_IN_A_GRAPH |= {"rounds", "task", "gradients_at"}
 
 # What stays the same in a client's session: a step that reads its client is captured for this session alone.
 # Notes of ``scratch`` and ``state`` are compared before and after (``held``).
-STAYS_IN_A_SESSION = {"config", "id", "n", "round", "rounds", "num_classes", "device", "model", "received", "lr"}
-STAYS_IN_A_SESSION |= {"momentum", "added", "public", "class_counts", "parameters", "start", "previous_model"}
+STAYS_IN_A_SESSION = {"config", "id", "n", "round", "rounds", "num_classes", "task", "device", "model", "lr"}
+STAYS_IN_A_SESSION |= {
+    "received",
+    "momentum",
+    "added",
+    "public",
+    "class_counts",
+    "parameters",
+    "start",
+    "previous_model",
+}
 STAYS_IN_A_SESSION |= {"generator", "network", "scratch", "state"}
 
 NOTES = {"scratch", "state"}
@@ -34,7 +43,7 @@ NOT_STACKED = {"id", "public", "steps", "previous_model", "generator", "forward"
 
 STACKED = {"x", "y", "indices", "features", "logits", "client", "added", "parameters", "reference"}
 STACKED |= {"frozen", "global_model", "previous_model", "model"}
-SAME_IN_A_STACK = {"round", "rounds", "progress", "epoch"}
+SAME_IN_A_STACK = {"round", "rounds", "progress", "epoch", "task"}
 REFUSED_IN_A_STACK = {"random", "gradients_at"}
 
 LISTS = {

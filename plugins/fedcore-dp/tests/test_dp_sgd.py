@@ -350,7 +350,9 @@ def test_questions_patience_and_terms_are_refused(tmp_path):
 
 def test_drawn_samples_are_not_augmented():
     config = SimpleNamespace(precision="fp32", augment=True)
-    setup = SimpleNamespace(config=config, model=nn.Linear(2, 2), plugins=SimpleNamespace(implementers=lambda hook: []))
+    task = SimpleNamespace(kind=SimpleNamespace(classes=True))
+    plugins = SimpleNamespace(implementers=lambda hook: [])
+    setup = SimpleNamespace(config=config, model=nn.Linear(2, 2), task=task, plugins=plugins)
     with pytest.raises(ConfigError, match="sampling=poisson draws samples without --augment"):
         create_plugin("dp-sgd", {"sampling": "poisson", "noise_multiplier": 0.0}).check_run(setup)
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import fedcore
 from fedcore import ConfigError, DataError, FedcoreError, RunConfig, RunDirectoryError
-from fedcore.data import Dataset, Partition, TensorSamples, load_dataset
+from fedcore.data import Dataset, Partition, TensorSamples, load_dataset, make_partition
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask
 from fedcore.tools import RECORDED, RunDirectory
 from fedcore_flower import wire
@@ -80,6 +80,36 @@ def test_the_bits_are_those_of_one_machine(tmp_path, plugins):
     assert model_bytes(there) == model_bytes(here)
     for protocol in ("global", "global_local", "personal"):
         assert there.metrics.get(protocol) == here.metrics.get(protocol)
+
+
+@pytest.mark.parametrize("task", ["regression", "regression-l1"])
+def test_the_bits_of_another_task_are_those_of_one_machine(tmp_path, monkeypatch, task):
+    """The clients' digits are numbers to predict, standardised by the server's own training labels."""
+    tasks = pytest.importorskip("fedcore_tasks", reason="fedcore-tasks is not installed here")
+    there = helpers.run_over(Here(helpers.make_handlers(tmp_path / "own")), tmp_path / "there", task=task)
+    monkeypatch.setattr(tasks.Regression, "fitted", lambda self, labels: self)
+    config, parts = helpers.small_config(tmp_path, **SETTINGS, task=task), helpers.dealt()
+    info = make_partition(load_dataset("digits", None, task), config).info
+    here = fedcore.run(config, partition=Partition(parts.train, parts.test, info))
+    assert model_bytes(there) == model_bytes(here)
+    for protocol in ("global", "global_local"):
+        assert there.metrics[protocol] == here.metrics[protocol]
+    assert 0 < there.metrics["global_local"]["rmse"] < 4
+
+
+def test_labels_of_another_task_are_refused_with_the_one_that_they_fit(tmp_path):
+    pytest.importorskip("fedcore_tasks", reason="fedcore-tasks is not installed here")
+    config, dataset = helpers.resolved(tmp_path, task="regression")
+    _, _, header = wire.unpack({"setup": helpers.setups_for(config, dataset)[1]}, "setup")
+    setup = Setup.model_validate(header["setup"])
+    assert setup.form.keys() == {"width", "flat", "mean", "std"}
+    data, config = helpers.own_data(0), accepted(setup)
+    assert data.site(config, setup, tmp_path).dataset.task.form == setup.form
+    with pytest.raises(DataError, match="Such labels are of --task classification"):
+        data.site(config, setup.model_copy(update={"task": "survival"}), tmp_path)
+    for form in ({}, {**setup.form, "mean": "high"}, {**setup.form, "std": None}):
+        with pytest.raises(ConfigError, match="description of the run is not valid: form"):
+            data.site(config, setup.model_copy(update={"form": form}), tmp_path)
 
 
 def test_what_is_for_one_client_goes_to_that_client_alone(tmp_path):

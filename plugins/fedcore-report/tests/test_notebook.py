@@ -6,7 +6,17 @@ import re
 
 import pytest
 
-from fedcore_report.notebook import learning_curve
+from fedcore_report import notebook
+
+
+def learning_curve(curves, rounds, figure="accuracy"):
+    """Draw rows with one figure, by protocol."""
+    records = [
+        {"round": place - 1, "metrics": {protocol: {figure: value, "loss": 1.0}}}
+        for protocol, points in curves.items()
+        for place, value in points
+    ]
+    return notebook.learning_curve([*records, {"round": 8, "metrics": None}], rounds)
 
 
 def test_a_curve_is_drawn_where_the_figures_are():
@@ -21,7 +31,15 @@ def test_a_curve_is_drawn_where_the_figures_are():
     assert learning_curve({}, 5) == ""
     assert learning_curve({"global": []}, 5) == ""
     assert "<circle" in learning_curve({"global": [(1, 0.2)]}, 1)
-    assert "&lt;b&gt;" in learning_curve({"<b>": [(1, 0.2)]}, 1)
+    assert "&lt;b&gt;" in learning_curve({"global": [(1, 0.2)]}, 1, "<b>")
+
+
+def test_a_task_without_accuracy_has_its_first_figure_in_its_units():
+    svg = learning_curve({"global": [(1, 45.4), (2, None), (3, 44.9)]}, 3, "rmse")
+    assert "Rmse over rounds" in svg
+    assert ">rmse<" in svg
+    assert svg.count("<circle") == 0 or "4540" not in svg
+    assert [int(text) for text in re.findall(r'class="tick end"[^>]*>(\d+)<', svg)] == [45]
 
 
 def test_the_notebooks_own_colours_are_used():

@@ -232,7 +232,7 @@ class TestRecords:
         file.write_bytes(file.read_bytes()[:-20])
         notes = []
         run = read_run(folder, notes.append)
-        assert [point.accuracy for point in run.curve("global")] == [0.1, 0.2]
+        assert [point.value for point in run.curve("global")] == [0.1, 0.2]
         assert notes == [f"{file}: line 3 is half written; read up to it"]
 
     def test_a_line_without_times_does_not_count_as_one(self, make):
@@ -1054,7 +1054,7 @@ class TestOtherFigures:
             join(folders, metric="Own")
         with pytest.raises(ConfigError, match=r"no run measured 'auroc' .*: ece, Own, macro-f1. --metric of train"):
             join(folders, metric="auroc")
-        with pytest.raises(ConfigError, match="--target is an accuracy"):
+        with pytest.raises(ConfigError, match="--target is of accuracy"):
             join(folders, metric="ece", target=0.5)
         _, notes = join([*folders, make(["fedprox"], 0, [0.5])], metric="ece")
         assert notes == ["runs that did not measure 'ece' are left out: fedprox (1)"]

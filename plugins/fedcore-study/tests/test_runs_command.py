@@ -134,6 +134,7 @@ class TestList:
             "planned": 2,
             "protocol": "global",
             "accuracy": summary["metrics"]["global"]["accuracy"],
+            "figure": f"{100 * summary['metrics']['global']['accuracy']:.2f} %",
         }
         stopped = found[STOPPED]
         line = json.loads((runs / STOPPED / "metrics.jsonl").read_text())

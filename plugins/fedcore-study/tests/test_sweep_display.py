@@ -39,8 +39,8 @@ def played(display: SweepDisplay, clock: Clock) -> None:
         display(name, "start", {})
     display("b", "begun", {"round": 5})
     clock.now = 2.0
-    display("a", "round", {"round": 1, "accuracy": 0.5, "clients": 10, "lost": {"raised": 3, "dropped": 1}})
-    display("b", "round", {"round": 6, "accuracy": None, "clients": 10, "lost": {"dropped": 1}})
+    display("a", "round", {"round": 1, "figure": "50.00 %", "clients": 10, "lost": {"raised": 3, "dropped": 1}})
+    display("b", "round", {"round": 6, "figure": None, "clients": 10, "lost": {"dropped": 1}})
 
 
 def test_the_status_names_rounds_accuracy_and_the_time_left() -> None:
@@ -60,7 +60,7 @@ def test_an_accuracy_of_zero_is_shown() -> None:
     clock = Clock()
     display = SweepDisplay(Console(file=io.StringIO()), clock=clock)
     played(display, clock)
-    display("a", "round", {"round": 2, "accuracy": 0.0, "clients": 10, "lost": {}})
+    display("a", "round", {"round": 2, "figure": "0.00 %", "clients": 10, "lost": {}})
     assert "a: 2/4 rounds, 0.00 %, " in display.status()
 
 
@@ -68,7 +68,7 @@ def test_an_accuracy_of_own_models_names_its_protocol() -> None:
     clock, file = Clock(), io.StringIO()
     with SweepDisplay(Console(file=file, width=200), clock=clock) as display:
         played(display, clock)
-        display("b", "round", {"round": 7, "accuracy": 0.9, "protocol": "personal", "clients": 10, "lost": {}})
+        display("b", "round", {"round": 7, "figure": "90.00 %", "protocol": "personal", "clients": 10, "lost": {}})
         assert "b: 7/10 rounds, personal 90.00 %" in display.status()
         display("b", "finished", ended(4))
     assert file.getvalue().splitlines()[-1].startswith("finished b after 4.00 s, personal 90.00 %")

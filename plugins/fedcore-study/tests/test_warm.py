@@ -70,7 +70,7 @@ def test_runs_one_after_another_have_the_bits_of_runs_alone_and_a_crash_ends_one
     for name, plugins in (("fedavg", []), ("moon", ["moon"])):
         alone = fedcore.run(RunConfig(**TINY, plugins=plugins, out=tmp_path / f"{name}-alone"))
         assert model_bytes(alone.directory) == model_bytes(tmp_path / name)
-    assert rounds[-1]["accuracy"] == alone.metrics["global"]["accuracy"]
+    assert rounds[-1]["figure"] == f"{100 * alone.metrics['global']['accuracy']:.2f} %"
 
 
 def test_a_run_stops_with_a_checkpoint_when_the_sweep_is_gone_and_goes_on_to_more_rounds(start, tmp_path):

@@ -18,7 +18,7 @@ from fedcore import ClientContext, FedcoreError, SplitModel
 from fedcore.client import Batch, BatchStep, LocalSession, context_of
 from fedcore.models import Outputs
 
-OF_RUN = ("config", "round", "rounds", "num_classes", "device", "model", "lr", "momentum")
+OF_RUN = ("config", "round", "rounds", "num_classes", "task", "device", "model", "lr", "momentum")
 """Attributes of a client that are the same for all clients of a stack. ``model`` has the stacked weights in a step."""
 OF_CLIENT = ("received", "class_counts", "parameters", "start", "added", "n")
 """Attributes of a client that are stacked."""

@@ -264,7 +264,7 @@ def _observed(batch: Batch, features: Tensor, logits: Tensor) -> Exception | Non
 
 
 def _joined(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs (K, B, ...), the labels and the positions in the clients' samples, (K, B) each."""
+    """Return the inputs (K, B, ...), the labels (K, B, ...) and the positions in the clients' samples (K, B)."""
     one, count = batches[0], len(batches)
     columns: Any = zip(*(batch.picked for batch in batches), strict=True)
     joined = Picked(*(None if parts[0] is None else torch.cat(parts) for parts in columns))  # type: ignore[arg-type]
@@ -275,7 +275,7 @@ def _joined(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor]:
         if not isinstance(x, Tensor):
             raise NotStackable("the samples are no tensors")
         x = x.unflatten(0, (count, -1))
-    return x, joined.labels.view(count, -1), joined.positions.view(count, -1)
+    return x, joined.labels.unflatten(0, (count, -1)), joined.positions.view(count, -1)
 
 
 def _clip(gradients: Sequence[Tensor], most: float) -> None:

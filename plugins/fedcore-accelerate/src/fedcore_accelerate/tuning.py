@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch.nn import functional as F
 
 from fedcore import RunConfig, SplitModel
 from fedcore.client import Setup
@@ -94,7 +93,7 @@ def _step(config: RunConfig, model: SplitModel, dataset: Dataset) -> Callable[[]
     def step() -> float:
         began = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(model(x)[1], y).backward()
+        dataset.task.loss(model(x)[1], y).backward()
         optimizer.step()
         if placement.device.type == "cuda":
             torch.cuda.synchronize(placement.device)

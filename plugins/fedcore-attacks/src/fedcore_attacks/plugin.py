@@ -62,6 +62,9 @@ ON_DATA_ALONE = ("label-flip", "backdoor")
 ON_DATA = (*ON_DATA_ALONE, "replacement")
 """Attacks that poison samples. Model replacement is a backdoor whose updates are scaled."""
 
+ON_LABELS = (*ON_DATA, "payload-swap", "payload-counts")
+"""Attacks that change what belongs to classes."""
+
 OMNISCIENT = ("alie", "ipm", "mimic")
 """Attacks that read the honest updates."""
 ON_PAYLOADS = ("payload-flip", "payload-scale", "payload-swap", "payload-counts")
@@ -118,6 +121,7 @@ class Attack(Plugin[AttackOptions]):
 
     def __init__(self, options: AttackOptions) -> None:
         super().__init__(options)
+        self.assumes = ("classes",) if options.kind in ON_LABELS else ()
         counts_all = options.kind == "replacement" and options.strength is None
         # dp of fedcore-dp reads it: all_updates takes nothing of an honest client into another client's update.
         self.own_updates_only = not counts_all and options.kind not in OMNISCIENT

@@ -67,12 +67,12 @@ def split(
     from fedcore.data import load_dataset, make_partition
     from fedcore_console.partition_table import draw_table
 
-    dataset = load_dataset(config.dataset, config.data_dir)
+    dataset = load_dataset(config.dataset, config.data_dir, config.task)
     partition = make_partition(dataset, config)
     if out is not None:
         partition.save(out)
     console = output.stdout()
-    console.print(draw_table(partition, dataset.train.labels, dataset.num_classes, console.width))
+    console.print(draw_table(partition, dataset.strata[0], len(dataset.strata[1]), console.width))
     output.line(f"sha256 {partition.sha256}", style="dim")
     for message in (*dataset.cautions, *cast(list[str], partition.info.get("notes", []))):
         output.note(message)

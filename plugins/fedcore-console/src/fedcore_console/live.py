@@ -93,7 +93,7 @@ def rounds_table(records: Sequence[Mapping[str, Any]], width: int) -> Table:
     table.add_column("s/round", justify="right", style="dim", no_wrap=True)
     for record in records:
         row = [str(record["round"] + 1)]
-        row += [rounds.percentages(record).get(name, "-") for name in protocols]
+        row += [rounds.percentages(record).get(name, "-").removesuffix(" %") for name in protocols]
         row += [output.number(record["losses"].get(name)) for name in shown]
         row += [str(rounds.lost(record).total() or "")] if failing else []
         table.add_row(*row, f"{rounds.seconds(record):.2f}")

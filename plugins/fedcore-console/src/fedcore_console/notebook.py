@@ -89,9 +89,9 @@ def result_page(result: RunResult) -> str:
     rows = []
     for name, row in rounds.evaluated(result.metrics).items():
         loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
-        words, figures = [name, PROTOCOLS[name].heading], [f"{100 * row['accuracy']:.2f}", loss]
+        words, figures = [name, PROTOCOLS[name].heading], [rounds.in_short(row).removesuffix(" %"), loss]
         rows.append(_table_row("td", words, figures))
-    head = _table_row("th", ["protocol", "of what"], ["accuracy %", "loss"])
+    head = _table_row("th", ["protocol", "of what"], ["accuracy %" if result.task.classes else "figure", "loss"])
     return (
         f"<p><b>{html.escape(title(result.config))}</b>, {result.summary['rounds']} rounds, "
         f"{result.summary['seconds']:.1f} s</p><table>{head}{''.join(rows)}</table>"
@@ -107,13 +107,13 @@ def _table_row(cell: str, words: Sequence[str], figures: Sequence[str]) -> str:
 
 
 def _curve(records: Sequence[Mapping[str, Any]], most: int) -> str:
-    """Return accuracy over rounds as an SVG element of fedcore-report; an empty text if that package is not installed.
+    """Return the figure over rounds as an SVG element of fedcore-report; an empty text without that package.
 
     :param most: the number of rounds of the whole run.
     """
     if "learning-curve" not in available("figure"):
         return ""
-    svg: str = resolve("figure", "learning-curve")(rounds.accuracies(records), most)
+    svg: str = resolve("figure", "learning-curve")(records, most)
     return svg
 
 

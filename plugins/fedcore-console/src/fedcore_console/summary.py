@@ -67,7 +67,8 @@ def protocol_table(metrics: Mapping[str, Any], width: int) -> Table:
     table.add_column("protocol", no_wrap=True)
     if wide:
         table.add_column("of what", style="dim")
-    for heading in ("accuracy %", "loss", *(("std %", "worst 10 %", "clients", "untrained") if spread else ())):
+    figure = "accuracy %" if any("accuracy" in row for row in rows.values()) or not rows else "figure"
+    for heading in (figure, "loss", *(("std %", "worst 10 %", "clients", "untrained") if spread else ())):
         table.add_column(heading if wide else heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
     if metrics.get("global") is None:
         reason = output.text(metrics.get("global_reason", "no global model"))
@@ -75,7 +76,7 @@ def protocol_table(metrics: Mapping[str, Any], width: int) -> Table:
         table.caption = None if wide else reason
     for name, row in rows.items():
         cells = [PROTOCOLS[name].heading] if wide else []
-        cells += [output.percent(row["accuracy"]), output.number(row["loss"])]
+        cells += [rounds.in_short(row).removesuffix(" %"), output.number(row["loss"])]
         if spread and "std" in row:
             cells += [
                 output.percent(row["std"]),

@@ -61,7 +61,7 @@ class Diagnostics(Plugin[DiagnosticsOptions]):
     """
 
     neutral = {}
-    assumes = ("one-model",)
+    assumes = ("one-model", "classes")
 
     def __init__(self, options: DiagnosticsOptions) -> None:
         super().__init__(options)

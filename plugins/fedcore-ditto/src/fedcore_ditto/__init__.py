@@ -9,7 +9,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from fedcore import ClientContext, Loss, Plugin, PluginOptions, SplitModel, Step, hookimpl
 from fedcore_functional import may_draw, proximal_term
@@ -63,7 +62,7 @@ class Ditto(Plugin[DittoOptions]):
             logits = functional_call(step.model, tensors, (step.x,)).logits  # renews v_k's buffers in place
         pull = partial(proximal_term, list(personal.values()), scratch["received"])
         return [
-            Loss(F.cross_entropy(logits, step.y), name="personal"),
+            Loss(step.task.loss(logits, step.y), name="personal"),
             Loss(pull, weight=self.options.lambda_, name="proximal"),
         ]
 

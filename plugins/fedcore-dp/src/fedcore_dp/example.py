@@ -86,6 +86,9 @@ class ExampleDP(Plugin[ExampleDPOptions]):
             for other in setup.plugins.implementers(hook):
                 reason = f"{other.name!r} implements {hook}, and passes=one is for cross-entropy alone. {each}"
                 raise PluginConflictError.of(self.name, other.name, reason)
+        if not setup.task.kind.classes:
+            reason = f"passes=one is for cross-entropy alone, but the task is {setup.task.kind.name!r}"
+            raise ConfigError(f"plugin {self.name!r}: {reason}. {each}")
         if setup.config.precision == "bf16":
             raise ConfigError(f"plugin {self.name!r}: passes=one computes in float32, not --precision bf16. {each}")
         if self.options.sampling == "poisson" and setup.config.augment:

@@ -59,7 +59,7 @@ def model_card(
     front = {
         "library_name": "transformers" if "config.json" in names else "fedcore",
         "tags": ["federated-learning", *config.plugins],
-        "metrics": ["accuracy", *_further(summary["metrics"])],
+        "metrics": [*(["accuracy"] if dataset.task.classes else []), *_further(summary["metrics"])],
     }
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
@@ -93,7 +93,7 @@ def plain_model(run: Run, client: int | None, model: nn.Module) -> SplitModel:
     """
     sample = run.dataset.train.gather(torch.zeros(1, dtype=torch.int64))
     task = {**_task(run), "seed": run.config.seed, "projection": _has_projection(model), "sample": sample}
-    plain, _ = build_model(network_of(run, client), **task)
+    plain, _ = build_model(network_of(run, client), **task, kind=run.dataset.task)
     return plain
 
 
@@ -129,13 +129,14 @@ def _figures(metrics: Mapping[str, Any]) -> Iterator[str]:
             rows.append(
                 [
                     meaning.measures,
-                    output.percent(row["accuracy"]),
+                    output.percent(row["accuracy"]) if "accuracy" in row else rounds.in_short(row),
                     _number(row.get("loss")),
                     *map(output.percent, over),
                     *(_number(row.get(name)) for name in further),
                 ]
             )
-    heads = ["of what", "accuracy %", "loss", "std over clients %", "worst 10 % of clients %", *map(_text, further)]
+    figure = "accuracy %" if any("accuracy" in (metrics.get(name) or {}) for name in PROTOCOLS) else "figure"
+    heads = ["of what", figure, "loss", "std over clients %", "worst 10 % of clients %", *map(_text, further)]
     yield from _table(heads, rows)
     yield ""
     yield "The samples behind these figures are the run's own; on other data the model can be worse."

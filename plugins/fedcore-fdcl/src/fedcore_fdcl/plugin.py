@@ -42,6 +42,7 @@ class FDCL(Plugin[FDCLOptions]):
     """
 
     neutral = {"mu": 0.0}
+    assumes = ("classes",)
     reads = ("global", "previous")
 
     @hookimpl

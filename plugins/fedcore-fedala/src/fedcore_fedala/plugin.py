@@ -6,7 +6,6 @@ from fnmatch import fnmatchcase
 
 import torch
 from pydantic import Field
-from torch.nn import functional as F
 
 from fedcore import ClientContext, Plugin, PluginOptions, SplitModel, Tensors, hookimpl
 from fedcore_fedala import equations as eq
@@ -82,7 +81,7 @@ class FedALA(Plugin[FedALAOptions]):
                 }
                 model.load_state_dict(eq.mixture(own, received, shares), strict=False)
             _, logits, labels = client.forward(part, model)
-            losses.append(float(F.cross_entropy(logits, labels)))
+            losses.append(float(client.task.loss(logits, labels)))
             if eq.settled(losses, COUNT, options.threshold):
                 break
         return shares

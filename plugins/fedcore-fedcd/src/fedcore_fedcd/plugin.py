@@ -56,7 +56,7 @@ class FedCD(Plugin[FedCDOptions]):
     """The weights that L_hpc's means have together: the samples' has 1, the prototypes' has 1."""
     owns: tuple[str, ...] = ("classifier.*",)
     reads = ("global",)
-    assumes = ("rounds",)
+    assumes = ("rounds", "classes")
     scales_task = True
 
     # --- both sides ----------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ class FedCME(Plugin[FedCMEOptions]):
     """
 
     neutral = {"mu": 0.0, "exchange": "none"}
-    assumes = ("one-model",)
+    assumes = ("one-model", "classes")
 
     def __init__(self, options: FedCMEOptions) -> None:
         super().__init__(options)

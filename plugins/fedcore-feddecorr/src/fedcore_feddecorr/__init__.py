@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import Loss, Plugin, PluginOptions, Step, hookimpl
+from fedcore import ConfigError, Loss, Plugin, PluginOptions, RunSetup, Step, hookimpl
 
 __all__ = ["FedDecorr", "FedDecorrOptions", "correlation_matrix", "frobenius_term", "off_diagonal_term"]
 
@@ -35,6 +35,12 @@ class FedDecorr(Plugin[FedDecorrOptions]):
     """
 
     neutral = {"beta": 0.0}
+
+    @hookimpl
+    def check_run(self, setup: RunSetup) -> None:
+        """Refuse a task whose features are not one vector for each sample."""
+        if setup.task.kind.grid:
+            raise ConfigError(f"{self.name!r} decorrelates features (B, d), which task {setup.task.kind.name!r} lacks")
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:

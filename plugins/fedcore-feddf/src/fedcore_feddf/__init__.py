@@ -43,6 +43,7 @@ class FedDF(Plugin[FedDFOptions]):
     """
 
     neutral = {"steps": 0}
+    assumes = ("classes",)
     server_optimizer = True
     reads = ("public",)
 

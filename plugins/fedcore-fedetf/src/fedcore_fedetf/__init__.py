@@ -55,6 +55,8 @@ class FedETF(Plugin[FedETFOptions]):
     projection and temperature by the balanced feature loss.
     """
 
+    assumes = ("classes",)
+
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
         """Add the projection g and put the fixed classifier V on it."""

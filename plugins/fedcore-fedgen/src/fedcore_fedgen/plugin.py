@@ -62,7 +62,7 @@ class FedGen(Plugin[FedGenOptions]):
     """
 
     neutral = {"alpha": 0.0, "beta": 0.0}
-    assumes = ("one-model",)
+    assumes = ("one-model", "classes")
 
     @property
     def generates(self) -> bool:

@@ -31,6 +31,7 @@ class FedLC(Plugin[FedLCOptions]):
     """
 
     neutral = {"tau": 0.0}
+    assumes = ("classes",)
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:

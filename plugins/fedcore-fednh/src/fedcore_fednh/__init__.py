@@ -61,6 +61,7 @@ class FedNH(Plugin[FedNHOptions]):
     """
 
     owns = (PROTOTYPES,)
+    assumes = ("classes",)
 
     # --- both sides ----------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ class FedNTD(Plugin[FedNTDOptions]):
     """
 
     neutral = {"beta": 0.0}
+    assumes = ("classes",)
     reads = ("global",)
 
     @hookimpl

@@ -71,6 +71,8 @@ class FedPAC(Plugin[FedPACOptions]):
     by the shares that minimise variance and bias of the combination.
     """
 
+    assumes = ("classes",)
+
     def __init__(self, options: FedPACOptions) -> None:
         super().__init__(options)
         self.starts = (HEAD + "*",) if options.combine else ()

@@ -43,6 +43,7 @@ class FedProto(Plugin[FedProtoOptions]):
     """
 
     neutral = {"lambda": 0.0, "personal": False, "nearest": False}
+    assumes = ("classes",)
     # --8<-- [end:class]
 
     # --8<-- [start:local_loss]

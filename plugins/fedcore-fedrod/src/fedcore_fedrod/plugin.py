@@ -39,6 +39,7 @@ class FedRoD(Plugin[FedRoDOptions]):
     """
 
     neutral = {"gamma": 0.0}  # the personal head changes nothing in the global model
+    assumes = ("classes",)
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:

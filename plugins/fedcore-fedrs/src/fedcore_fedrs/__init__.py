@@ -33,6 +33,7 @@ class FedRS(Plugin[FedRSOptions]):
     """
 
     neutral = {"alpha": 1.0}
+    assumes = ("classes",)
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:

@@ -45,6 +45,8 @@ class FedTGP(Plugin[FedTGPOptions]):
     nearest of them.
     """
 
+    assumes = ("classes",)
+
     @hookimpl
     def personal_parameters(self) -> list[str]:
         """Keep the whole model, buffers included, on each client."""

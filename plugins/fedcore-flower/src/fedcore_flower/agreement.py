@@ -10,13 +10,14 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcore import ConfigError, RunConfig
-from fedcore.data import DECLARED, Dataset, ResidentSamples, TensorSamples
+from fedcore.data import DECLARED, Dataset, ResidentSamples, Task, TensorSamples, as_dataset
 from fedcore.tools import LABELS, RECORDED, available, code_in, installed_versions, resolve
 from fedcore_flower import wire
 from fedcore_flower.conditions import TrainerOptions
@@ -71,6 +72,10 @@ class Setup(BaseModel):
     """The kind of the samples."""
     num_classes: int = Field(ge=1, le=1 << 24)
     input_shape: list[int]
+    task: str
+    """The task's name in the group ``fedcore.tasks``."""
+    form: dict[str, Any]
+    """What the server's task keeps of its training labels, such as the mean by which targets are standardised."""
     class_names: list[str] | None
     """The names by which a client numbers its classes: the server's, or those on which the clients agree."""
     columns: list[str]
@@ -101,6 +106,8 @@ def describe_run(
         config=values,
         kind=dataset.kind,
         num_classes=dataset.num_classes,
+        task=dataset.task.name if config.task == "auto" else config.task,
+        form=dict(dataset.task.form),
         input_shape=list(dataset.input_shape),
         class_names=list(dataset.class_names) if dataset.class_names else None,
         columns=columns,
@@ -189,7 +196,23 @@ def check_data(setup: Setup, dataset: Dataset) -> None:
         ours, theirs = tuple(dataset.input_shape), tuple(setup.input_shape)
         raise ConfigError(f"the run's samples have the shape {theirs}, the client's the shape {ours}")
     if dataset.num_classes > setup.num_classes:
-        raise ConfigError(f"the run has {setup.num_classes} classes, the client's data {dataset.num_classes}")
+        what = "classes" if dataset.task.classes else "outputs"
+        raise ConfigError(f"the run has {setup.num_classes} {what}, the client's data {dataset.num_classes}")
+
+
+def of_task(setup: Setup, dataset: Dataset) -> Dataset:
+    """Return a client's data set with labels of the run's task.
+
+    :raises ConfigError: the server's task is not valid.
+    :raises DataError: the client's labels are of another task. The message names it.
+    """
+    kind: type[Task] = resolve("task", setup.task)
+    if kind is not type(dataset.task):
+        dataset = as_dataset(dataset, dataset.name, setup.task)
+    try:
+        return replace(dataset, task=kind.of(setup.form))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"the server's description of the run is not valid: form: {error!r}") from None
 
 
 def _check_versions(theirs: Mapping[str, str], ours: Mapping[str, str], tell: Callable[[str], None]) -> None:

@@ -24,7 +24,7 @@ from fedcore.data import (
     numbered_as,
 )
 from fedcore.engines import ClientSite
-from fedcore_flower.agreement import Setup, check_data
+from fedcore_flower.agreement import Setup, check_data, of_task
 
 
 @dataclass(frozen=True)
@@ -108,21 +108,22 @@ class OwnData:
         :raises ConfigError: the data does not fit the run.
         :raises DataError: the run does not have a class of the data.
         """
-        own = self.dataset.train
+        found = of_task(setup, self.dataset)
+        own = found.train
         if setup.recipe and hasattr(own, "by_recipe"):
             own = own.by_recipe(setup.recipe)
         if isinstance(own, TensorSamples):
             own = own.with_columns(setup.columns, f"the client's table {self.dataset.name}")
-        shape = tuple(own.inputs.shape[1:]) if isinstance(own, TensorSamples) else self.dataset.input_shape
-        check_data(setup, replace(self.dataset, input_shape=shape))
+        shape = tuple(own.inputs.shape[1:]) if isinstance(own, TensorSamples) else found.input_shape
+        check_data(setup, replace(found, input_shape=shape))
         samples = _normalised(own, setup.normalisation)
-        if self.dataset.class_names and setup.class_names:
+        if found.class_names and setup.class_names:
             where = "the client's data in the run"
-            labels = numbered_as(samples.labels, self.dataset.class_names, setup.class_names, where)
+            labels = numbered_as(samples.labels, found.class_names, setup.class_names, where)
             samples = _labelled(samples, labels)
         public = _public(config.public, setup, self.data_dir)
         names = tuple(setup.class_names) if setup.class_names else None
-        dataset = replace(self.dataset, train=samples, num_classes=setup.num_classes, class_names=names, public=public)
+        dataset = replace(found, train=samples, num_classes=setup.num_classes, class_names=names, public=public)
         dataset = replace(dataset, input_shape=shape)
         train: list[Sequence[int]] = [[] for _ in range(setup.clients)]
         test: list[Sequence[int]] = [[] for _ in range(setup.clients)]

@@ -371,7 +371,7 @@ def _class_names(described: Mapping[str, Mapping[str, Any]], dataset: Dataset) -
     :param described: what each client says of its data, by the client's name.
     :raises ConfigError: two clients have other classes or another order, no client has all, or a list is not plausible.
     """
-    if dataset.class_names:
+    if dataset.class_names or not dataset.task.classes:
         return None
     lists: dict[str, list[str]] = {}
     for client, header in described.items():

@@ -29,7 +29,7 @@ class FPL(Plugin[FPLOptions]):
     """
 
     neutral = {"contrast": 0.0, "consistency": 0.0}
-    assumes = ("one-model",)
+    assumes = ("one-model", "classes")
 
     @property
     def _used(self) -> bool:

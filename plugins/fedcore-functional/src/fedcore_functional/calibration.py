@@ -43,7 +43,7 @@ class ClassifierCalibration(Plugin[CalibrationOptions]):
     """
 
     corrects = ("classifier.*",)
-    assumes = ("one-model",)
+    assumes = ("one-model", "classes")
     stream = "calibration"
     """The purpose of the random stream from which features are drawn."""
     momentum = 0.0

@@ -73,7 +73,7 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
     :param contrasts: tells whether a round uses prototypes. Without use there is no exchange.
     """
 
-    assumes = ("one-model",)
+    assumes = ("one-model", "classes")
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcore import (
     ClientContext,
@@ -92,11 +91,11 @@ class IFCA(Plugin[IFCAOptions]):
         return self._fitted(client)[1]
 
     def _fitted(self, client: ClientContext) -> tuple[int, SplitModel]:
-        """Return the cluster of least cross-entropy over the client's training part, and its model."""
+        """Return the cluster of least loss over the client's training part, and its model."""
         losses = []
         for j in range(self.options.clusters if client.received else 1):
             _, logits, labels = client.forward(model=client.network(_theta(client, j)))
-            losses.append(float(F.cross_entropy(logits.double(), labels)))
+            losses.append(float(client.task.loss(logits.double(), labels)))
         best = eq.best_cluster(losses)
         return best, client.network(_theta(client, best))
 

@@ -20,7 +20,7 @@ class Checked(Metric):
     def __init__(self, name: str, metric: Metric, num_classes: int) -> None:
         super().__init__(num_classes)
         self.name, self._metric = name, metric
-        self.lower_is_better = metric.lower_is_better  # type: ignore[misc] # of this object
+        self.lower_is_better, self.by_row = metric.lower_is_better, metric.by_row  # type: ignore[misc] # of this object
 
     def count(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the counts of samples in float64, in which sums of integers are exact up to 2^53.
@@ -30,9 +30,9 @@ class Checked(Metric):
         found: Any = call("metric", self.name, self._metric.count, logits, labels)
         if not isinstance(found, Tensor):
             raise self._broken(f"returned a {type(found).__name__}", expected="a tensor of counts", hint=SUMS)
-        shape = self._metric.shape
+        shape = (len(labels), *self._metric.shape[1:]) if self.by_row else tuple(self._metric.shape)
         if found.shape != shape:
-            expected = f"a tensor of shape {tuple(shape)} for any number of samples"
+            expected = f"a tensor of shape {shape} for any number of samples"
             raise self._broken(f"returned counts of shape {tuple(found.shape)}", expected=expected)
         if found.is_floating_point() and found.dtype != torch.float64:
             raise self._broken(f"returned counts of {found.dtype}", expected="integers or float64", hint=SUMS)
@@ -66,7 +66,7 @@ class Checked(Metric):
         logits, labels = torch.zeros(2, self.num_classes), torch.zeros(2, dtype=torch.int64)
         logits[1, -1] = 1.0  # one sample right, the other wrong
         one, other, both = (self.count(logits[i], labels[i]) for i in ([0], [1], [0, 1]))
-        if not torch.allclose(both, one + other, equal_nan=True):
+        if not torch.allclose(both, torch.cat([one, other]) if self.by_row else one + other, equal_nan=True):
             raise self._broken("counts two samples as other than the sum of both", hint=SUMS)
         self.value(one)
 

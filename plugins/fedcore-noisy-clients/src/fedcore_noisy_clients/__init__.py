@@ -42,6 +42,10 @@ class NoisyClients(Plugin[NoisyClientsOptions]):
 
     neutral = {"inputs": 0.0, "labels": 0.0}
 
+    def __init__(self, options: NoisyClientsOptions) -> None:
+        super().__init__(options)
+        self.assumes = ("classes",) if options.labels else ()
+
     @hookimpl
     def local_samples(self, client: ClientContext, samples: ClientData) -> ClientData:
         """Add the client's noise to its training inputs, and replace labels."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcore import (
     Answer,
@@ -92,13 +91,13 @@ class PowerOfChoice(Plugin[PowerOfChoiceOptions]):
 
     @question
     def loss(self, client: ClientContext) -> dict[str, Tensor]:
-        """Return F_k(w_t), the mean cross-entropy over the training samples or some of them."""
+        """Return F_k(w_t), the mean task loss over the training samples or some of them."""
         indices = None
         if self.options.samples is not None and self.options.samples < client.n:
             order = torch.randperm(client.n, generator=client.generator("candidate"))
             indices = order[: self.options.samples].sort().values
         _, logits, labels = client.forward(indices)
-        return {"loss": F.cross_entropy(logits.double(), labels)}
+        return {"loss": client.task.loss(logits.double(), labels)}
 
 
 def _check(answer: Answer) -> None:

@@ -7,7 +7,6 @@ from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcore import ClientContext, ClientUpdate, Plugin, PluginOptions, ServerContext, check_tensors, hookimpl
 from fedcore_functional import effective_steps
@@ -51,10 +50,10 @@ class QFedAvg(Plugin[QFedAvgOptions]):
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
-        """Take F_k(w_t), the mean cross-entropy over the client's training part."""
+        """Take F_k(w_t), the mean task loss over the client's training part."""
         if self.options.q > 0:
             _, logits, labels = client.forward()
-            client.scratch["loss"] = F.cross_entropy(logits.double(), labels)
+            client.scratch["loss"] = client.task.loss(logits.double(), labels)
 
     @hookimpl
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:

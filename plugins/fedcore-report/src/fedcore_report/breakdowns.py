@@ -22,8 +22,8 @@ from fedcore_report.charts import (
     Part,
     plain,
 )
-from fedcore_report.lines import MB
-from fedcore_study.tools import Group, RunRecord, list_in, mapping_in, number, seconds_per_round, timed_rounds
+from fedcore_report.lines import MB, measure_of, named
+from fedcore_study.tools import ACCURACY, Group, RunRecord, list_in, mapping_in, number, seconds_per_round, timed_rounds
 
 TIMES = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation")
 """What a round's seconds are made of; workers' idle time and the like are parts of these."""
@@ -36,40 +36,42 @@ Counts: TypeAlias = "list[list[int]]"
 
 def by_client(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
     """Return the distribution of the accuracy over the clients, for the first protocol that recorded it."""
-    title = "Accuracy by client"
+    measure = measure_of(group)
+    name = named(measure)
+    title = f"{name} by client"
     for protocol in (*protocols.HELD_OUT, "personal_global"):
         boxes: list[Box] = []
         after = set()
         for label, runs in group.rows.items():
             rounds, measured = _standing(runs, protocol)
-            if found := _boxes(label, colors[label], measured):
+            if found := _boxes(label, colors[label], measured, measure.scale):
                 boxes += found
                 after.add(rounds)
         if boxes:
             return Boxes(
                 name="clients",
                 title=f"{title}, {protocol}",
-                about=f"Accuracy of {PROTOCOLS[protocol].measures}, {_after(after)}. The box spans the middle half of "
+                about=f"{name} of {PROTOCOLS[protocol].measures}, {_after(after)}. The box spans the middle half of "
                 "the clients, of all seeds together; the line in it is the median.",
-                x_title="accuracy %",
+                x_title=f"{measure.name}{measure.unit}",
                 boxes=boxes,
             )
     return Omitted(title, "no run recorded it; --client-test-fraction 0.2 holds samples out on each client")
 
 
-def _boxes(label: str, color: int, measured: Sequence[tuple[RunRecord, Metrics]]) -> list[Box]:
+def _boxes(label: str, color: int, measured: Sequence[tuple[RunRecord, Metrics]], scale: float) -> list[Box]:
     """Return a box of all clients of a row, or one of the quantiles of each run with more than 1,000 clients.
 
     :param measured: runs, each with one protocol's figures.
     """
     if not all(isinstance(figures.get("per_client"), dict) for _, figures in measured):
         return [
-            Box(f"{label}, seed {run.config.seed}", color, [], [], [100 * quantile for quantile in quantiles])
+            Box(f"{label}, seed {run.config.seed}", color, [], [], [scale * quantile for quantile in quantiles])
             for run, figures in measured
             if len(quantiles := [q for q in map(number, list_in(figures, "quantiles")) if q is not None]) == 7
         ]
     values = [
-        (100 * value, f"{plain(run.client(client))}, seed {run.config.seed}")
+        (scale * value, f"{plain(run.client(client))}, seed {run.config.seed}")
         for run, figures in measured
         for client, accuracy in figures["per_client"].items()
         if (value := number(accuracy)) is not None
@@ -88,6 +90,8 @@ def by_class(group: Group, class_names: Sequence[str] | None) -> Chart | Omitted
     if chart is not None:
         return chart
     runs = [run for found in group.rows.values() for run in found]
+    if measure_of(group) != ACCURACY:
+        return Omitted("Accuracy by class", "the runs' task has no classes")
     reasons = {plain(m["global_reason"]) for run in runs for m in _metrics(run) if "global_reason" in m}
     return Omitted("Accuracy by class", "; ".join(sorted(reasons)) or "no run has been evaluated yet")
 
@@ -103,10 +107,11 @@ def by_domain(group: Group) -> Iterator[Chart]:
 def _accuracy_by(
     group: Group, read: Callable[[Metrics], Mapping[str, Any]], name: str, part: str, samples: str
 ) -> Heatmap | None:
-    """Return the global model's accuracy by row and part, mean over seeds; None if no run recorded it.
+    """Return the global model's figure by row and part, mean over seeds; None if no run recorded it.
 
-    :param read: returns the accuracies by part from the figures of a run's global model.
+    :param read: returns the figures by part from the figures of a run's global model.
     """
+    measure = measure_of(group)
     means: dict[str, dict[str, float | None]] = {}
     after = set()
     for label, runs in group.rows.items():
@@ -116,21 +121,23 @@ def _accuracy_by(
             for place, accuracy in read(figures).items():
                 values.setdefault(place, []).extend([] if (value := number(accuracy)) is None else [value])
         if values:
-            means[label] = {place: 100 * statistics.fmean(each) if each else None for place, each in values.items()}
+            means[label] = {
+                place: measure.scale * statistics.fmean(each) if each else None for place, each in values.items()
+            }
             after.add(rounds)
     if not means:
         return None
     columns = list(dict.fromkeys(place for row in means.values() for place in row))
     return Heatmap(
         name=name,
-        title=f"Accuracy by {part}",
-        about=f"Accuracy of the global model on {samples} in percent, {_after(after)}; mean over seeds.",
+        title=f"{named(measure)} by {part}",
+        about=f"{named(measure)}{measure.unit} of the global model on {samples}, {_after(after)}; mean over seeds.",
         x_title=part,
         y_title="",
         columns=[plain(place) for place in columns],
         rows=list(means),
         grid=[[row.get(place) for place in columns] for row in means.values()],
-        unit="%",
+        unit=measure.unit.strip(),
     )
 
 

@@ -17,6 +17,7 @@ from fedcore_study.tools import (
     BASELINE,
     Comparison,
     Group,
+    Measure,
     RunRecord,
     by_seed,
     by_value,
@@ -180,7 +181,7 @@ def _section(
     from fedcore_report import samples  # torch, scikit-learn
 
     dataset = samples.find_dataset(group, data_dir)
-    names = None if isinstance(dataset, str) else samples.class_names(dataset)
+    names = None if isinstance(dataset, str) else dataset.strata[1]
     measured = {name: sum(any(name in r.protocols for r in runs) for runs in group.rows.values()) for name in EVALUATED}
     parts: dict[str, Iterable[Chart | Omitted]] = {
         "": _first(group, opened, colors),
@@ -275,12 +276,12 @@ def _state(run: RunRecord) -> str:
     return f"{len(run.rounds)} of {run.config.rounds} rounds" if run.rounds else "no round yet"
 
 
-def _final_accuracy(run: RunRecord) -> str:
-    """Return the last accuracy of a run, finished or not, with its protocol: the first of ``EVALUATED`` it has."""
+def _final(run: RunRecord) -> str:
+    """Return the last figure of a run, finished or not, with its protocol: the first of ``EVALUATED`` it has."""
     for protocol in EVALUATED:
         end = run.final(protocol) or next(iter(reversed(run.curve(protocol))), None)
         if end is not None:
-            return f"{100 * end.accuracy:.2f} ({protocol})"
+            return f"{Measure(run.figure).printed(end.value)} ({protocol})"
     return "-"
 
 
@@ -289,8 +290,8 @@ def _overview(runs: Sequence[RunRecord]) -> Table:
     for run in runs:
         failed = sum(rounds.errors(rounds.lost(line)) for line in run.rounds if "failures" in line)
         names = [run.path.name, method(run.config.plugins), run.config.dataset, _state(run)]
-        rows.append([*names, str(run.config.seed), _final_accuracy(run), str(failed)])
-    return Table(["run", "method", "data set", "state", "seed", "accuracy %", "client failures"], rows, words=4)
+        rows.append([*names, str(run.config.seed), _final(run), str(failed)])
+    return Table(["run", "method", "data set", "state", "seed", "figure", "client failures"], rows, words=4)
 
 
 def _machines(runs: Sequence[RunRecord]) -> Table:

@@ -236,14 +236,21 @@ class Heatmap(Chart):
 
     def written(self, value: float) -> str:
         """Return the text of a value in its cell. A count of zero is left blank."""
-        return "" if self.root and not value else f"{value:.0f}"
+        if self.root and not value:
+            return ""
+        return f"{value:.0f}" if self.unit else f"{value:.3g}"
 
     @property
     def scale(self) -> tuple[float, float]:
-        """The ends of the scale of colours. Counts begin at 0, percentages at the multiple of ten below the least."""
+        """The ends of the scale of colours.
+
+        Counts begin at 0, percentages at the multiple of ten below the least. Other figures have no natural ends.
+        """
         values = [v for row in self.grid for v in row if v is not None]
         if self.root:
             return 0.0, math.sqrt(max([1.0, *values]))
+        if not self.unit:
+            return min(values, default=0.0) - 1e-9, max(values, default=0.0)
         return min(90.0, 10 * math.floor(min(values, default=0.0) / 10)), 100.0
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from fedcore.tools import PROTOCOLS, flat
 from fedcore_report.charts import BANDS, Curves, Line, Omitted, plain
-from fedcore_study.tools import Group, RunRecord, mapping_in, number
+from fedcore_study.tools import Group, Measure, RunRecord, mapping_in, number
 
 Points: TypeAlias = "Callable[[RunRecord], dict[int, float]]"
 
@@ -21,37 +21,41 @@ MB = 1e6
 
 
 def over_rounds(group: Group, colors: Mapping[str, int], protocol: str) -> Curves | None:
-    """Return the accuracy over rounds under a protocol; None for fewer than two evaluations, which make no line.
+    """Return the compared figure over rounds under a protocol; None for fewer than two evaluations, which make no line.
 
     :param colors: the number of each row's colour.
     """
-    lines = lines_of(group, colors, accuracy(protocol))
+    lines = lines_of(group, colors, values(protocol))
     if not lines:
         return None
+    measure = measure_of(group)
+    name = named(measure)
     return Curves(
         name=f"learning-{protocol}",
-        title=f"Accuracy over rounds, {protocol}",
-        about=f"Accuracy of {PROTOCOLS[protocol].measures}. {how(lines)}",
+        title=f"{name} over rounds, {protocol}",
+        about=f"{name} of {PROTOCOLS[protocol].measures}. {how(lines)}",
         x_title="round",
-        y_title="accuracy %",
+        y_title=f"{measure.name}{measure.unit}",
         lines=lines,
     )
 
 
 def against_costs(group: Group, colors: Mapping[str, int], protocol: str) -> Iterator[Curves]:
-    """Yield the accuracy against bytes, and against virtual time if a simulated system recorded it."""
+    """Yield the compared figure against bytes, and against virtual time if a simulated system recorded it."""
+    measure = measure_of(group)
+    figure = named(measure)
     spent = "the bytes that all clients received and sent until then"
     for name, title, x_title, places, of in (
         ("bytes", "bytes", "MB sent, down and up", megabytes, spent),
         ("time", "virtual time", "virtual seconds", virtual_seconds, "the clock of the simulated system (--system)"),
     ):
-        if lines := lines_of(group, colors, accuracy(protocol), places):
+        if lines := lines_of(group, colors, values(protocol), places):
             yield Curves(
-                name=f"accuracy-{name}",
-                title=f"Accuracy against {title}, {protocol}",
-                about=f"Accuracy of {PROTOCOLS[protocol].measures} over {of}. {how(lines)}",
+                name=f"{measure.name}-{name}",
+                title=f"{figure} against {title}, {protocol}",
+                about=f"{figure} of {PROTOCOLS[protocol].measures} over {of}. {how(lines)}",
                 x_title=x_title,
-                y_title="accuracy %",
+                y_title=f"{measure.name}{measure.unit}",
                 lines=lines,
                 rounds=False,
             )
@@ -164,13 +168,25 @@ def in_rounds(read: Callable[[Mapping[str, Any]], Any]) -> Points:
     return points
 
 
-def accuracy(protocol: str) -> Points:
-    """Return a function that reads a run's accuracy under a protocol in percent, by number of rounds."""
+def values(protocol: str) -> Points:
+    """Return a function that reads a run's compared figure under a protocol as it is printed, by number of rounds."""
 
     def points(run: RunRecord) -> dict[int, float]:
-        return {point.rounds: 100 * point.accuracy for point in run.curve(protocol)}
+        scale = Measure(run.figure).scale
+        return {point.rounds: scale * point.value for point in run.curve(protocol)}
 
     return points
+
+
+def measure_of(group: Group) -> Measure:
+    """Return the figure by which the runs of a group are compared: accuracy, or the first of their task."""
+    run = next(run for runs in group.rows.values() for run in runs)
+    return Measure.of(run.figure, run.signs)
+
+
+def named(measure: Measure) -> str:
+    """Return the name of a figure for the beginning of a sentence."""
+    return measure.name[0].upper() + measure.name[1:]
 
 
 def megabytes(run: RunRecord) -> dict[int, float]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from fedcore.tools import EVALUATED, PROTOCOLS, Json
 from fedcore_report.charts import Interval, Intervals, Omitted
+from fedcore_report.lines import measure_of
+from fedcore_report.lines import named as named_figure
 from fedcore_study.tools import (
     Comparison,
     Group,
@@ -71,6 +73,7 @@ def opening(group: Group, asked: Comparison, colors: Mapping[str, int], baseline
         runs = [run for runs in rows.values() for run in runs]
         reported = [name for name in asked.reported if any(run.reported(name, None) is not None for run in runs)]
         question = replace(asked, protocol=protocol, common={**asked.common, **group.settings}, reported=reported)
+        question = replace(question, measure=measure_of(group), signs=runs[0].signs)
         block = block_of(Group({}, rows), question, baseline if baseline in rows else None)
         found[protocol] = replace(question, blocks=[block])
         made.intervals[protocol] = _intervals(found[protocol], rows, colors)
@@ -93,7 +96,7 @@ def opening(group: Group, asked: Comparison, colors: Mapping[str, int], baseline
 
 @dataclass(frozen=True)
 class Ranking:
-    """Methods ranked over data settings by their accuracy under one protocol."""
+    """Methods ranked over data settings by the compared figure under one protocol."""
 
     protocol: str
     table: Table
@@ -109,12 +112,14 @@ def rankings(groups: Sequence[Group], asked: Comparison, colors: Mapping[str, in
     found = []
     for protocol in EVALUATED:
         measured = [group for each in groups if (group := _measured(each, protocol)).rows]
-        question = replace(asked, protocol=protocol, reported=())
+        measure = measure_of(measured[0]) if measured else asked.measure
+        measured = [group for group in measured if measure_of(group) == measure]
+        question = replace(asked, protocol=protocol, reported=(), measure=measure)
         blocks = [block_of(group, question, None) for group in measured]
         ranks = ranks_of(blocks, measured, question) if blocks else None
         if ranks is not None:
             settings = [named(block.settings) for block in blocks]
-            found.append(_ranking(protocol, ranks, settings, asked.heading, colors))
+            found.append(_ranking(question, ranks, settings, colors))
     return found
 
 
@@ -124,12 +129,13 @@ def _measured(group: Group, protocol: str) -> Group:
     return Group(group.settings, {label: runs for label, runs in rows.items() if runs})
 
 
-def _ranking(protocol: str, ranks: Ranks, settings: Sequence[str], heading: str, colors: Mapping[str, int]) -> Ranking:
+def _ranking(asked: Comparison, ranks: Ranks, settings: Sequence[str], colors: Mapping[str, int]) -> Ranking:
+    protocol = asked.protocol
     order = sorted(ranks.average, key=lambda name: ranks.average[name])
     table = Table(
-        heads=[heading, "average rank", *settings],
+        heads=[asked.heading, "average rank", *settings],
         rows=[[name, f"{ranks.average[name]:.2f}", *(f"{rank:g}" for rank in ranks.each[name])] for name in order],
-        caption=f"Ranks of the mean accuracies, {protocol}; 1 is the best. {ranks.verdict}",
+        caption=f"Ranks of the mean {asked.measure.name}, {protocol}; 1 is the best. {ranks.verdict}",
         best={(number, 1) for number, name in enumerate(order) if ranks.average[name] == ranks.average[order[0]]},
     )
     reach = ranks.critical / 2
@@ -168,7 +174,8 @@ def _table(found: Mapping[str, Comparison]) -> Table:
 
 
 def _caption(found: Mapping[str, Comparison]) -> str:
-    said = ["Accuracy at the end: mean ± standard deviation over seeds, the best mean of a column in bold."]
+    name = named_figure(next(iter(found.values())).measure)
+    said = [f"{name} at the end: mean ± standard deviation over seeds, the best mean of a column in bold."]
     baselines = dict.fromkeys(comparison.blocks[0].baseline for comparison in found.values())
     said += [f"Differences to {name} are paired by seed, with Student's t interval." for name in baselines if name]
     return " ".join([*said, *(f"{protocol}: {PROTOCOLS[protocol].measures}." for protocol in found)])
@@ -201,27 +208,29 @@ def _intervals(
     title = f"Differences by seed, {comparison.protocol}"
     if block.baseline is None:
         return Omitted(
-            title, "no single row of fedavg has this accuracy; --baseline names the row that differences are to"
+            title, "no single row of fedavg has this figure; --baseline names the row that differences are to"
         )
     reference = next(row.values for row in block.rows if row.label == block.baseline)
-    drawn = []
+    drawn, measure = [], comparison.measure
+    scale, unit = measure.scale, "percentage points" if measure.unit else measure.name
     for row in block.rows:
         if row.difference is not None:
             paired = pairs(by_seed(runs[row.label]), by_seed(runs[block.baseline]))
-            each = {f"seed {seed}": 100 * (row.values[seed] - reference[seed]) for seed in paired}
+            each = {f"seed {seed}": scale * (row.values[seed] - reference[seed]) for seed in paired}
             low, high = row.difference.low, row.difference.high
-            ends = None if low is None or high is None else (100 * low, 100 * high)
-            drawn.append(Interval(row.label, colors[row.label], 100 * row.difference.mean, ends, each))
+            ends = None if low is None or high is None else (scale * low, scale * high)
+            drawn.append(Interval(row.label, colors[row.label], scale * row.difference.mean, ends, each))
     if not drawn:
         return Omitted(title, f"no other row has a seed with the same clients as {block.baseline}")
     about = (
-        f"Accuracy minus that of {block.baseline} on the same clients. Rings are single seeds, the dot is their mean"
+        f"{named_figure(measure)} minus that of {block.baseline} on the same clients. "
+        "Rings are single seeds, the dot is their mean"
     )
     bar = f", the bar its {100 * comparison.confidence:g} % interval."
     return Intervals(
         name=f"differences-{comparison.protocol}",
         title=title,
         about=about + (bar if any(row.ends for row in drawn) else ". These seeds give no interval."),
-        x_title=f"percentage points to {block.baseline}",
+        x_title=f"{unit} to {block.baseline}",
         rows=drawn,
     )

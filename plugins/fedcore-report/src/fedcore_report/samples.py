@@ -36,15 +36,10 @@ def find_dataset(group: Group, data_dir: Path | None) -> Dataset | str:
     if any(run.config.dataset != config.dataset for runs in group.rows.values() for run in runs):
         return "the rows have different data sets; without --by dataset each has a separate section"
     try:
-        return load_dataset(config.dataset, data_dir or config.data_dir)
+        return load_dataset(config.dataset, data_dir or config.data_dir, config.task)
     except FedcoreError as error:
         hint = " --data-dir names the folder of the data sets." if isinstance(error, DataError) else ""
         return f"data set not found: {error}{hint}"
-
-
-def class_names(dataset: Dataset) -> list[str]:
-    """Return the classes' names, or their numbers."""
-    return list(dataset.class_names or map(str, range(dataset.num_classes)))
 
 
 def partition_pictures(group: Group, dataset: Dataset | str) -> Iterator[Chart | Omitted]:
@@ -74,17 +69,19 @@ def picture(partition: Partition, dataset: Dataset, most: int = MAX_CLIENTS) -> 
 
     :param most: the largest number of clients. Of more clients, evenly spaced ones are drawn.
     """
-    counts = partition.class_counts(dataset.train.labels.cpu(), dataset.num_classes)
+    groups, names = dataset.strata
+    counts = partition.class_counts(groups, len(names))
+    kind = "class" if dataset.task.classes else "group of similar labels"
     clients = spaced(partition.num_clients, most)
     few = f" Shown are {len(clients)} of {partition.num_clients} clients." if len(clients) < len(counts) else ""
     return Heatmap(
         name="partition",
         title="Who holds what",
-        about=f"Training samples by client and class; shades grow with the square root.{few}",
+        about=f"Training samples by client and {kind}; shades grow with the square root.{few}",
         x_title="client",
-        y_title="class",
+        y_title=kind,
         columns=[partition.names[client] for client in clients],
-        rows=class_names(dataset),
+        rows=names,
         grid=[[float(n) for n in row] for row in counts[clients].T.tolist()],
         unit="samples",
         root=True,
@@ -122,6 +119,8 @@ def _embedding(run: RunRecord, dataset: Dataset, most: int, label: str) -> Chart
     if count < FEWEST_POINTS:
         return Omitted(title, f"{count} test samples are too few to be laid out")
     chosen = np.sort(numpy_generator(0, "embedding").choice(len(dataset.test), size=count, replace=False))
+    if dataset.task.grid:
+        return Omitted(title, "the features are those of pixels")
     features = _features(run, dataset, torch.from_numpy(chosen))
     if isinstance(features, str):
         return Omitted(title, features)
@@ -131,14 +130,14 @@ def _embedding(run: RunRecord, dataset: Dataset, most: int, label: str) -> Chart
         return Omitted(title, "the model's features are not finite")
     with one_thread():
         flat = TSNE(init="pca", perplexity=min(30.0, (count - 1) / 3), random_state=0).fit_transform(features)
-    labels = dataset.test.labels.cpu().numpy()[chosen]
+    labels = dataset.task.strata(dataset.test.labels.cpu()).numpy()[chosen]
     said = ""
     if 1 < len(set(labels.tolist())) < count:
         silhouette = silhouette_score(features, labels)
         said = f" Their silhouette is {silhouette:.3f}: 1 where the classes stand apart, 0 where they are mixed."
     groups = [
         Points(name, flat[labels == c, 0].astype(float).tolist(), flat[labels == c, 1].astype(float).tolist())
-        for c, name in enumerate(class_names(dataset))
+        for c, name in enumerate(dataset.strata[1])
         if (labels == c).any()
     ]
     about = f"t-SNE of the encoder's features of {count} test samples, coloured by class; distances are not to scale."

@@ -242,7 +242,7 @@ def _cells(chart: Heatmap, left: float, wide: float, high: float) -> Iterator[st
                 shades[shade] = shades.get(shade, "") + f"M{column} {row}h1v1h-1Z"
                 continue
             where = f"{chart.y_title} {chart.rows[row]}, {chart.x_title} {chart.columns[column]}".strip()
-            said = where, f"{value:.1f} %" if chart.unit == "%" else f"{value:g} {chart.unit}"
+            said = where, f"{value:.1f} %" if chart.unit == "%" else f"{value:g} {chart.unit}".rstrip()
             x, y = left + wide * column, high * row
             box = f"M{n(x)} {n(y)}h{n(wide - gap)}v{n(high - gap)}h-{n(wide - gap)}Z"
             yield mark("path", "cell", *said, fill_opacity=f"{shade / 20:g}", d=box)

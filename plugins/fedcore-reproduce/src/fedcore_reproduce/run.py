@@ -196,13 +196,13 @@ def _table(planned: Plan, out: Path, records: Mapping[str, RunRecord], reasons: 
 def _values(runs: Sequence[RunRecord], protocol: str | None) -> dict[int, float]:
     """Return the accuracy under a protocol by seed."""
     found = {run.config.seed: run.final(protocol) for run in runs} if protocol else {}
-    return {seed: evaluation.accuracy for seed, evaluation in found.items() if evaluation}
+    return {seed: evaluation.value for seed, evaluation in found.items() if evaluation}
 
 
 def _ours(runs: Sequence[RunRecord], protocols: Sequence[str], paper: Printed) -> Ours:
     """Return the runs' accuracy under the first protocol that all of them have figures for."""
     for protocol in protocols:
-        found = [evaluation.accuracy for run in runs if (evaluation := run.final(protocol)) is not None]
+        found = [evaluation.value for run in runs if (evaluation := run.final(protocol)) is not None]
         figure = Figure.of(found)
         if figure is not None and len(found) == len(runs):
             return Ours(figure, protocol, None if paper.mean is None else 100 * figure.mean - paper.mean)

@@ -8,7 +8,6 @@ from itertools import islice
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedcore import ClientUpdate, DivergedError, ServerContext, hookimpl
 from fedcore.models import frozen_modules, smallest_batch
@@ -141,7 +140,7 @@ class FLTrust(VectorRule):
             for batch in islice(batches, work if unit == "steps" else None):
                 optimizer.zero_grad()
                 logits = model(public.inputs(batch)).logits
-                F.cross_entropy(logits, public.labels[batch.to(public.labels.device)]).backward()
+                server.task.loss(logits, public.labels[batch.to(public.labels.device)]).backward()
                 if config.clip_norm is not None:
                     nn.utils.clip_grad_norm_(parameters, config.clip_norm)
                 optimizer.step()

@@ -145,7 +145,7 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
     if spec.grid or spec.cases:
         raise ConfigError("--optuna takes --search, no --grid and no cases")
     base = spec.run({}, spec.seeds[0])
-    judge(base)
+    _chooses(base)
     if not base.client_test_fraction and not base.partition.endswith(".json"):
         raise ConfigError("--optuna compares trials on the clients' held-out parts; add --client-test-fraction 0.2")
     if base.protocols and not base.validation_share and not {*protocols.HELD_OUT} & {*base.protocols}:
@@ -162,6 +162,17 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
         for axis in axes:
             for value in axis.ends:
                 resolved(spec.run({**given, axis.name: value}, spec.seeds[0]))
+
+
+def _chooses(config: RunConfig) -> Measure:
+    """Return the figure by which trials are compared. The task of the data set may bring figures of its own.
+
+    :raises ConfigError: the run does not measure it.
+    """
+    from fedcore.data import load_dataset
+
+    own = load_dataset(config.dataset, config.data_dir, config.task).task.metrics
+    return judge(config, {name: -1 if metric.lower_is_better else 1 for name, metric in own.items()})
 
 
 def search(
@@ -194,7 +205,7 @@ def search(
         from optuna.storages.journal import JournalFileBackend
 
         base = spec.run({}, spec.seeds[0])
-        measure = judge(base)
+        measure = _chooses(base)
         parallel = parallel or min(TOGETHER, default_parallel([base]))
         workers = None if parallel == 1 else process.cores() // parallel if process.cores() > parallel else 0
         out.mkdir(parents=True, exist_ok=True)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from fedcore_study.comparisons.groups import option as option
     from fedcore_study.comparisons.groups import relabelled as relabelled
     from fedcore_study.comparisons.groups import uses_alpha as uses_alpha
+    from fedcore_study.comparisons.measures import ACCURACY as ACCURACY
+    from fedcore_study.comparisons.measures import Measure as Measure
     from fedcore_study.comparisons.records import RunRecord as RunRecord
     from fedcore_study.comparisons.records import Warn as Warn
     from fedcore_study.comparisons.records import find_runs as find_runs

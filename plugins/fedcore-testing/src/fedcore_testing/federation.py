@@ -121,7 +121,7 @@ def data_of(result: RunResult | Path) -> tuple[Dataset, Partition]:
     """Return a run's data set, and which samples each client has."""
     directory = RunDirectory(_directory(result))
     config = directory.read_config()
-    dataset = load_dataset(config.dataset, config.data_dir)
+    dataset = load_dataset(config.dataset, config.data_dir, config.task)
     return dataset, load_partition(directory.partition_file, dataset)
 
 

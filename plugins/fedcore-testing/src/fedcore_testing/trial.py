@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from fedcore import FedcoreError, Plugin, RunConfig, RunResult
+from fedcore.data import Task
 from fedcore.engines import ClientSite, Engine
 from fedcore.hooks import BUILTIN, create_plugin
 from fedcore.tools import PROTOCOLS, environment, resolve
@@ -53,14 +54,15 @@ class Trial:
 
     :param target: its class, or the name under which it is installed (or ``module:package.module.Class``).
     :param options: the plugin's own options, by name; the others have their defaults.
-    :param given: options of the run, such as ``dataset`` and ``model``; they override the options of every check.
+    :param given: options of the run, such as ``dataset`` and ``model``; they override the options of every check. With
+        a ``task`` alone, they are completed by a data set and a model of it.
     :raises UnknownNameError: no installed package provides the name.
     """
 
     def __init__(
         self, target: Any, options: Mapping[str, Any] | None = None, given: Mapping[str, Any] | None = None
     ) -> None:
-        self.options, self.given = dict(options or {}), dict(given or {})
+        self.options, self.given = dict(options or {}), _of_task(given or {})
         self.target = resolve("plugin", target) if isinstance(target, str) else target
         self.name = target if isinstance(target, str) else name_of(target)
         self.label = self.name
@@ -135,6 +137,15 @@ class Trial:
         after = shared_places(self.target)
         moved = sorted(place for place in {*before, *after} if before.get(place) != after.get(place))
         return Watched(findings, moved, error)
+
+
+def _of_task(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a run, with a small data set of their task and a model for it."""
+    if "task" not in given or "dataset" in given:
+        return dict(given)
+    task: type[Task] = resolve("task", given["task"])
+    model = {"model": task.model} if task.model else {}
+    return {"dataset": task.example or RUN["dataset"], "samples": problems.FEW, **model, **given}
 
 
 def _silent(event: str, details: Mapping[str, Any]) -> None:

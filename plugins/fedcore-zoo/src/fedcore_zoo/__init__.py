@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fedcore.tools import lazy
 
 if TYPE_CHECKING:
+    from fedcore_zoo.arrays import image_split as image_split
     from fedcore_zoo.bundled import breast_cancer as breast_cancer
     from fedcore_zoo.bundled import fixed_split as fixed_split
     from fedcore_zoo.client_shares import dirichlet_clients as dirichlet_clients

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedcore import DataError
-from fedcore.data import Dataset, Split, assemble, check_classes, find_data, first_ten, image_split
+from fedcore.data import Dataset, Split, assemble, check_classes, find_data, first_ten
+from fedcore_zoo.arrays import image_split
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 

@@ -13,53 +13,53 @@ from torch.utils import data as torch_data
 
 from fedcore import DataError, RunResult
 from fedcore.client import evaluate as counts_of
-from fedcore.data import Inputs, Samples, TensorSamples, as_array, class_labels, in_order, normalise
+from fedcore.data import Inputs, Samples, TensorSamples, as_array, in_order, normalise
 from fedcore.models import evaluating, forward_chunk
 
 
-def predict(result: RunResult, x: Any, model: nn.Module | None) -> npt.NDArray[np.int64]:
-    """Return the predicted class of every sample; see :meth:`fedcore.RunResult.predict`."""
+def predict(result: RunResult, x: Any, model: nn.Module | None) -> npt.NDArray[Any]:
+    """Return the predictions for every sample; see :meth:`fedcore.RunResult.predict`."""
     logits = _logits(result, x, model)
-    largest, classes = logits.max(dim=1)
-    undefined = ~largest.isfinite()
+    undefined = ~logits.amax(dim=1, keepdim=True).isfinite().flatten(1).all(dim=1)
     if undefined.any():  # max takes nan for the largest
         raise DataError(
             f"the model's output for sample {int(undefined.int().argmax())} of x is nan or infinite, as for "
             f"{int(undefined.sum())} of {len(undefined)} samples: look for nan in x; predict_proba returns nan"
         )
-    found: npt.NDArray[np.int64] = classes.numpy()
+    found: npt.NDArray[Any] = result.task.predict(logits).numpy()
     return found
 
 
 def predict_proba(result: RunResult, x: Any, model: nn.Module | None) -> npt.NDArray[np.float32]:
-    """Return the softmax of every sample's logits; see :meth:`fedcore.RunResult.predict_proba`."""
-    found: npt.NDArray[np.float32] = _logits(result, x, model).softmax(dim=1).numpy()
+    """Return the probabilities of every sample; see :meth:`fedcore.RunResult.predict_proba`."""
+    found: npt.NDArray[np.float32] = result.task.probabilities(_logits(result, x, model)).numpy()
     return found
 
 
 def evaluate(result: RunResult, x: Any, y: Any, model: nn.Module | None) -> dict[str, Any]:
     """Return the figures on labelled samples; see :meth:`fedcore.RunResult.evaluate`."""
-    network, samples, classes = _chosen(result, model), _samples(result, x, y), result.model.num_classes
+    network, samples, task = _chosen(result, model), _samples(result, x, y), result.task
     if not len(samples):
         raise DataError("x has no samples, so there is nothing to evaluate")
-    if not 0 <= int(samples.labels.min()) <= int(samples.labels.max()) < classes:
+    labels, classes = samples.labels, result.model.num_classes
+    if task.classes and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(f"y holds classes outside of 0 to {classes - 1}")
     with evaluating(network):
-        counts = counts_of(network, samples, classes, _device(network), metrics=result.further)
+        counts = counts_of(network, samples, classes, _device(network), task, metrics=result.further)
     return counts.rates(result.further)
 
 
 def _logits(result: RunResult, x: Any, model: nn.Module | None) -> Tensor:
     network = _chosen(result, model)
     if not _is_samples(x):
-        x = result.inputs.prepare(x)
+        x = prepare(result.inputs, x)
         x = TensorSamples(x, torch.zeros(len(x), dtype=torch.int64))
     samples: Samples = x
     device = _device(network)
     chunks = torch.arange(len(samples)).split(forward_chunk(device)) if len(samples) else ()
     with torch.inference_mode(), evaluating(network):
         logits = [network(samples.gather(chunk).to(device))[1].cpu() for chunk in chunks]
-    return torch.cat([torch.empty(0, result.model.num_classes), *logits])
+    return torch.cat([torch.empty(0, result.model.num_classes, *result.task.grid), *logits])
 
 
 def _samples(result: RunResult, x: Any, y: Any) -> Samples:
@@ -69,8 +69,8 @@ def _samples(result: RunResult, x: Any, y: Any) -> Samples:
         return samples
     if y is None:
         raise DataError("x is raw samples, so their classes have to come with them: result.evaluate(x, y)")
-    inputs = result.inputs.prepare(x)
-    return TensorSamples(inputs, class_labels(as_array(y, "y"), len(inputs), "y"))
+    inputs = prepare(result.inputs, x)
+    return TensorSamples(inputs, result.task.read(as_array(y, "y"), len(inputs), "y"))
 
 
 def _is_samples(x: Any) -> bool:

@@ -40,7 +40,7 @@ class SequenceSamples:
 
     def __init__(self, values: Tensor, offsets: Tensor, labels: Tensor) -> None:
         check_offsets("offsets", offsets, len(values))
-        check_labels(labels, len(offsets) - 1)
+        check_labels(labels, len(offsets) - 1, of_any_task=True)
         self.values, self.offsets, self.labels = values, offsets, labels
 
     @classmethod

@@ -48,17 +48,17 @@ def plot(
     from fedcore.tools import resolve_partition
     from fedcore_report.cli.plot_picture import draw_picture
 
-    dataset = load_dataset(config.dataset, config.data_dir)
+    dataset = load_dataset(config.dataset, config.data_dir, config.task)
     partition = load_partition(source, dataset) if source else resolve_partition(config, dataset)
     if partition.is_declared:
         raise ConfigError(
             f"{source}: there is nothing to draw; its clients hold their own data, and only their sizes are known"
         )
-    names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    groups, names = dataset.strata
     console = output.stdout()
     title = f"{dataset.name} by {partition.info['partitioner']}, {partition.num_clients} clients"
     output.line(title, style="bold")
-    for line in draw_picture(partition, dataset.train.labels, names, console.width):
+    for line in draw_picture(partition, groups, names, console.width):
         console.print(line, soft_wrap=True)
     for message in cast(list[str], partition.info.get("notes", [])):
         output.note(message)

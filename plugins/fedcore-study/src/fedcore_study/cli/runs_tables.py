@@ -22,13 +22,15 @@ COLORS = {"finished": "", "stopped": "yellow", "running": "cyan", "broken": "red
 
 def runs_table(runs: Sequence[Overview]) -> Table:
     """Return the table of ``runs list``. It fits into 80 columns: long names are folded."""
-    headings = ("when", "run", "method", "data", "rounds", "acc %", "state")
-    table = _table("", *headings, right=("rounds", "acc %"), whole=("when", "rounds", "acc %", "state"))
+    figure = "acc %" if all(run.figure is None or run.accuracy is not None for run in runs) else "figure"
+    headings = ("when", "run", "method", "data", "rounds", figure, "state")
+    table = _table("", *headings, right=("rounds", figure), whole=("when", "rounds", figure, "state"))
     if any(run.labels.tags for run in runs):
         table.add_column("tags", overflow="fold", max_width=14)
     for run in runs:
         planned = "-" if run.planned is None else f"{run.done}/{run.planned}"
-        accuracy = output.percent(run.accuracy) + ("*" if run.protocol not in (None, "global") else "")
+        accuracy = output.percent(run.accuracy) if figure == "acc %" else run.figure or "-"
+        accuracy += "*" if run.protocol not in (None, "global") else ""
         cells = [when(run.begun), run.title, run.method or "-", run.dataset or "-", planned, accuracy]
         state = output.text(run.state, style=COLORS[run.state])
         table.add_row(*map(output.text, cells), state, output.text(" ".join(run.labels.tags)))
@@ -51,9 +53,11 @@ def details_tables(run: Mapping[str, Any]) -> Iterator[Table | Text]:
     yield _rows("Setting", [(name, _value(value)) for name, value in run["setting"].items()])
     if run["figures"]:
         others = dict.fromkeys(name for row in run["figures"].values() for name in rounds.further(row))
-        table = _table("Figures", "protocol", "of what", "accuracy %", "loss", *others)
+        accuracy = ["accuracy"] if any("accuracy" in row for row in run["figures"].values()) else []
+        table = _table("Figures", "protocol", "of what", *(f"{name} %" for name in accuracy), "loss", *others)
         for name, row in run["figures"].items():
-            figures = output.percent(row.get("accuracy")), *(output.number(row.get(each)) for each in ("loss", *others))
+            figures = [output.percent(row.get(each)) for each in accuracy]
+            figures += [output.number(row.get(each)) for each in ("loss", *others)]
             table.add_row(*map(output.text, (name, PROTOCOLS[name].heading, *figures)))
         yield table
     if run["sessions"]:

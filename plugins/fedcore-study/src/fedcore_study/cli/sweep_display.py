@@ -31,7 +31,7 @@ class _Run:
         self.began = self.last = began
         self.first = self.done = 0
         self.selected = self.failed = 0  # clients, over the rounds
-        self.accuracy: float | None = None
+        self.shown: str | None = None
         self.protocol: str | None = None
 
     def left(self, now: float) -> float | None:
@@ -40,14 +40,14 @@ class _Run:
         return (now - self.began) / trained * (self.rounds - self.done) if trained else None
 
     def figure(self) -> str:
-        """Return the last accuracy, with its protocol unless that is ``global``: methods have different ones."""
+        """Return the last figure, with its protocol unless that is ``global``: methods have different ones."""
         protocol = f"{self.protocol} " if self.protocol not in (None, "global") else ""
-        return f"{protocol}{output.percent(self.accuracy)} %"
+        return f"{protocol}{self.shown}"
 
     def words(self, now: float) -> str:
         """Return how far the run is."""
         parts = [f"{self.done}/{self.rounds} rounds"]
-        parts += [self.figure()] if self.accuracy is not None else []
+        parts += [self.figure()] if self.shown is not None else []
         left = self.left(now)
         return ", ".join(parts + ([f"{output.duration(left)} left"] if left else []))
 
@@ -130,8 +130,8 @@ class SweepDisplay:
         now, rounds = self.clock(), details["round"] - run.done
         self._seconds, self._rounds = self._seconds + now - run.last, self._rounds + rounds
         run.done, run.last = details["round"], now
-        if details.get("accuracy") is not None:
-            run.accuracy, run.protocol = details["accuracy"], details.get("protocol")
+        if details.get("figure") is not None:
+            run.shown, run.protocol = details["figure"], details.get("protocol")
         run.selected, run.failed = run.selected + details["clients"], run.failed + recorded.errors(details["lost"])
         self._bars.update(self._tasks[run.name], completed=run.done, words=run.words(now))
 
@@ -140,12 +140,12 @@ class SweepDisplay:
         run = self._running.pop(name)
         self.finished += event == "finished"
         self.failed += event == "failed"
-        accuracy = f", {run.figure()}" if event == "finished" and run.accuracy is not None else ""
+        figure = f", {run.figure()}" if event == "finished" and run.shown is not None else ""
         if event == "finished" and run.failed:
-            accuracy += f", clients failed: {in_a_round(run.failed, run.selected, run.done - run.first)}"
+            figure += f", clients failed: {in_a_round(run.failed, run.selected, run.done - run.first)}"
         why = f": {details['message']}" if details["message"] else ""
         ended = self.total - len(self._waiting) - len(self._running)
-        self._print(f"{event} {name} after {output.duration(details['seconds'])}{accuracy} ({ended}/{self.total}){why}")
+        self._print(f"{event} {name} after {output.duration(details['seconds'])}{figure} ({ended}/{self.total}){why}")
 
     def _left(self) -> float | None:
         """Return the seconds that are left for all runs if rounds take as long as until now."""

@@ -119,6 +119,8 @@ class Comparison:
     """The figure that is compared."""
     tuned: Sequence[str] = ()
     """The options of which each row has its own values."""
+    signs: Mapping[str, int] = field(default_factory=dict)
+    """The figures of the runs' tasks, if these have no accuracy: 1 if more of a figure is better, -1 if less is."""
 
     @property
     def notes(self) -> list[str]:
@@ -162,12 +164,14 @@ def compare_protocols(
 ) -> list[Comparison]:
     """Compare runs by seed under each protocol. Blocks with the same settings have the same runs.
 
-    :param metric: the figure to compare, by its name in ``summary.json``; see :class:`Measure`.
+    :param metric: the figure to compare, by its name in ``summary.json``; see :class:`Measure`. ``accuracy`` is the
+        first figure of their task for runs without one.
     :param by: what makes a row: ``plugin`` and options of a run.
     :param tuned: options of which each row has its own values; see :func:`tuned_runs`.
     :param labels: names for rows, by the names that they would have.
     :param baseline: the label of the row that differences are to, by default a block's only row of fedavg.
-    :param target: an accuracy in (0, 1]; the rounds and bytes until it is first reached are counted.
+    :param target: an accuracy in (0, 1], or a value of a task's first figure; the rounds and bytes until it is first
+        reached are counted.
     :param round: compare after this number of rounds, also unfinished runs; by default finished runs at their end.
     :param by_client: show how the accuracy is spread over the clients, for a protocol that they measure.
     :param reported: figures of plugins' reports to show, such as ``attack.success``.
@@ -180,10 +184,13 @@ def compare_protocols(
     for protocol in protocols:
         if protocol not in PROTOCOLS:
             raise UnknownNameError("protocol", protocol, PROTOCOLS)
-    measure = Measure.of(metric)
-    if target is not None and measure != ACCURACY:
-        raise ConfigError("--target is an accuracy; leave out --metric")
-    if target is not None and not 0 < target <= 1:
+    signs = {name: sign for run in runs for name, sign in run.signs.items()}
+    if metric == ACCURACY.name and runs and all(run.signs for run in runs):
+        metric = runs[0].figure
+    measure = Measure.of(metric, signs)
+    if target is not None and runs and all(run.figure != measure.name for run in runs):
+        raise ConfigError(f"--target is of {runs[0].figure}; leave out --metric")
+    if target is not None and measure == ACCURACY and not 0 < target <= 1:
         raise ConfigError(f"--target is {target}; accuracies are fractions, for example --target 0.8")
     for protocol in protocols if by_client else ():
         if not PROTOCOLS[protocol].on_clients:
@@ -234,6 +241,7 @@ def compare_protocols(
             columns=words,
             measure=measure,
             tuned=own,
+            signs=signs,
         )
         own_groups = _only(groups, measured)
         blocks = [block_of(group, asked, baseline) for group in own_groups]

@@ -51,7 +51,7 @@ def table_columns(comparison: Comparison, block: Block) -> list[Column]:
         *_column(SEEDS, comparison, block),
         _measured(comparison),
         *(
-            _figures(name, lambda row, name=name: row.metrics.get(name), 1, 4, direction(name))  # type: ignore[misc]
+            _figures(name, lambda row, name=name: row.metrics.get(name), 1, 4, direction(name, comparison.signs))  # type: ignore[misc]
             for name in metric_names([block])
         ),
         *(_reported(name) for name in comparison.reported),
@@ -60,7 +60,7 @@ def table_columns(comparison: Comparison, block: Block) -> list[Column]:
         return [*found, *client_columns()]
     found += [*_column(DIFFERENCE, comparison, block), *_column(P, comparison, block)]
     if comparison.target is not None:
-        goal = f"{100 * comparison.target:g} %"
+        goal = f"{comparison.measure.scale * comparison.target:g}{comparison.measure.unit}"
         found.append(_to_target(f"rounds to {goal}", lambda row: row.rounds, 1.0, 1))
         found.append(_to_target(f"MB to {goal}", lambda row: row.bytes, 1e-6, 2))
         if any(row.virtual for row in block.rows):
@@ -91,7 +91,7 @@ def _column(word: str, comparison: Comparison, block: Block) -> list[Column]:
         return [_measured(comparison)]
     if not any(row.asked[word] for row in block.rows):
         return []
-    measure = Measure(word, SIGNS.get(word) or direction(word.removesuffix("_mean")))
+    measure = Measure(word, SIGNS.get(word) or direction(word.removesuffix("_mean"), comparison.signs))
     heading = f"{word}{measure.unit}"
     return [_figures(heading, lambda row: row.asked[word], measure.scale, measure.digits, measure.sign)]
 

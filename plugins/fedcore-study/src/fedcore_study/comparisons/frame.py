@@ -93,9 +93,9 @@ def of_runs(
     tuned: Sequence[str] = (),
     labels: Mapping[str, str],
 ) -> pandas.DataFrame:
-    """Return one row per run, in long form: settings in which runs differ, method, seed, accuracy, costs, directory.
+    """Return one row per run, in long form: settings in which runs differ, method, seed, figures, costs, directory.
 
-    :param runs: each has an accuracy.
+    :param runs: each has the figure by which it is compared.
     """
     fields = [option(name) for name in by]
     method = ", ".join("method" if field == "plugins" else name for name, field in zip(by, fields, strict=True))
@@ -106,7 +106,7 @@ def of_runs(
                 point = run.at(protocol, round)
                 assert point is not None
                 cost = {"rounds": point.rounds, "bytes": point.bytes, "seconds": seconds_per_round(run, round)}
-                figures: dict[str, Any] = {"seed": run.config.seed, "accuracy": point.accuracy}
+                figures: dict[str, Any] = {"seed": run.config.seed, run.figure: point.value}
                 figures |= {**run.metrics(protocol, round), **cost, "directory": str(run.path)}
                 rows.append({**group.settings, method: label, **figures})
     return pandas.DataFrame(rows)

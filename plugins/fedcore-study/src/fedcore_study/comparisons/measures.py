@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.tools import SIGNS, available, call, judged_by, protocols, resolve, short_name
-from fedcore_study.comparisons.records import OVER_CLIENTS
+from fedcore_study.comparisons.records import NO_SIGNS, OVER_CLIENTS
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,13 @@ class Measure:
     """1 if more is better, -1 if less is."""
 
     @classmethod
-    def of(cls, name: str) -> Measure:
+    def of(cls, name: str, signs: Mapping[str, int] = NO_SIGNS) -> Measure:
         """Return the measure of this name, or of a metric that a run was given: ``module:study.Mae``.
 
+        :param signs: of the figures of the runs' tasks.
         :raises ConfigError: no installed metric has the name, or of this one neither more nor less is better.
         """
-        sign = SIGNS.get(name) or direction(name.removesuffix("_mean"))
+        sign = SIGNS.get(name) or direction(name.removesuffix("_mean"), signs)
         if not sign:
             raise ConfigError(
                 f"--metric {name}: it is not known whether more of it is better; choose accuracy, loss, mean, std, "
@@ -65,23 +66,27 @@ class Measure:
 ACCURACY = Measure("accuracy")
 
 
-def judge(config: RunConfig) -> Measure:
+def judge(config: RunConfig, signs: Mapping[str, int] = NO_SIGNS) -> Measure:
     """Return the figure by which a run chooses on held-out parts: its best round, and among others its options.
 
+    :param signs: of the figures of the run's task.
     :raises ConfigError: the run does not measure it.
     """
-    name = judged_by(config)
+    name = judged_by(config, signs)
     metric = next((metric for metric in config.metrics if short_name(metric) == name.removesuffix("_mean")), name)
-    return Measure(name, Measure.of(metric).sign)
+    return Measure(name, Measure.of(metric, signs).sign)
 
 
-def direction(name: str) -> int:
-    """Return 1 if more of a metric is better, -1 if less is, 0 if neither is or the metric is not installed.
+def direction(name: str, signs: Mapping[str, int] = NO_SIGNS) -> int:
+    """Return 1 if more of a metric is better, -1 if less is, 0 if neither is or it is not known.
 
     :param name: a metric, or its mean over the clients.
+    :param signs: of the figures of the runs' tasks. Other metrics have to be installed.
     :raises FedcoreError: the name has a prefix, such as ``module:``, and there is no such metric.
     """
     name = name.removesuffix(OVER_CLIENTS)
+    if name in signs:
+        return signs[name]
     prefixed = ":" in name
     if name not in available("metric") and not prefixed:
         return 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedcore import RunConfig, RunDirectoryError
@@ -33,17 +34,22 @@ from fedcore_study.sweeps.directory import ASKED, SEARCH, STUDY, SweepDirectory
 
 Warn = Callable[[str], None]
 
+ACCURACY = "accuracy"
+
 OVER_CLIENTS = " (clients)"
 """The end of the name of a metric's mean over the clients."""
+
+NO_SIGNS: Mapping[str, int] = MappingProxyType({})
+"""Of runs whose task is classification."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One protocol's accuracy after a number of rounds."""
+    """One protocol's figure after a number of rounds."""
 
     rounds: int
-    accuracy: float
-    """In [0, 1]."""
+    value: float
+    """The accuracy in [0, 1], or the first figure of a task without accuracy."""
     bytes: int
     """Sent down and up until then."""
     virtual: float | None
@@ -120,31 +126,42 @@ class RunRecord:
                     yield name, str(value)
 
     @cached_property
+    def signs(self) -> Mapping[str, int]:
+        """The figures of the run's task, if it has no accuracy: 1 if more of a figure is better, -1 if less is."""
+        task = mapping_in(self.sessions[-1], "task") if self.sessions else {}
+        return {str(name): -1 if value == -1 else 1 for name, value in mapping_in(task, "signs").items()}
+
+    @property
+    def figure(self) -> str:
+        """The name of the figure by which the run is compared if no other is asked for."""
+        return next(iter(self.signs), ACCURACY)
+
+    @cached_property
     def protocols(self) -> list[str]:
         """The protocols that this run has figures for."""
         found = dict(self.summary["metrics"]) if self.summary else {}
         for line in self.rounds:
             found.update(mapping_in(line, "metrics"))
-        return sorted(name for name, row in found.items() if isinstance(row, dict) and "accuracy" in row)
+        return sorted(name for name, row in found.items() if isinstance(row, dict) and self.figure in row)
 
     def curve(self, protocol: str) -> list[Evaluation]:
-        """Return the protocol's accuracy over the rounds in which it was evaluated."""
+        """Return the protocol's figure over the rounds in which it was evaluated, and is defined."""
         found, spent = [], 0
         for line in self.rounds:
             spent += line["bytes"]["down"] + line["bytes"]["up"]
-            row = mapping_in(mapping_in(line, "metrics"), protocol)
-            if "accuracy" in row:
-                found.append(Evaluation(line["round"] + 1, row["accuracy"], spent, number(line.get("virtual_time"))))
+            value = number(mapping_in(mapping_in(line, "metrics"), protocol).get(self.figure))
+            if value is not None:
+                found.append(Evaluation(line["round"] + 1, value, spent, number(line.get("virtual_time"))))
         return found
 
     def final(self, protocol: str) -> Evaluation | None:
-        """Return the accuracy of a finished run at its end, corrections after training included."""
-        row = self.figures(protocol, None)
-        if self.summary is None or "accuracy" not in row:
+        """Return the figure of a finished run at its end, corrections after training included."""
+        value = number(self.figures(protocol, None).get(self.figure))
+        if self.summary is None or value is None:
             return None
         spent = self.summary["bytes"]
         time = number(self.rounds[-1].get("virtual_time")) if self.rounds else None
-        return Evaluation(self.summary["rounds"], row["accuracy"], spent["down"] + spent["up"], time)
+        return Evaluation(self.summary["rounds"], value, spent["down"] + spent["up"], time)
 
     def reported(self, name: str, rounds: int | None) -> float | None:
         """Return a number that a plugin reported, ``PLUGIN.NAME``, at the end or after ``rounds`` rounds."""
@@ -156,7 +173,7 @@ class RunRecord:
         return mapping_in(self._record(rounds), "reports")
 
     def at(self, protocol: str, rounds: int | None) -> Evaluation | None:
-        """Return the accuracy after ``rounds`` rounds, for None at the end; None if it was not measured."""
+        """Return the figure after ``rounds`` rounds, for None at the end; None if it was not measured."""
         if rounds is None:
             return self.final(protocol)
         return next((point for point in self.curve(protocol) if point.rounds == rounds), None)
@@ -185,10 +202,12 @@ class RunRecord:
         return next((line for line in self.rounds if line["round"] + 1 == rounds), {})
 
     def reached(self, protocol: str, target: float, rounds: int | None) -> Evaluation | None:
-        """Return the first evaluation with at least the target's accuracy, not after ``rounds``."""
+        """Return the first evaluation that is as good as the target or better, not after ``rounds``."""
         end = self.at(protocol, rounds)
         points = [point for point in self.curve(protocol) if rounds is None or point.rounds <= rounds]
-        return next((point for point in [*points, *([end] if end else [])] if point.accuracy >= target), None)
+        sign = next(iter(self.signs.values()), 1)
+        good = (point for point in [*points, *([end] if end else [])] if sign * point.value >= sign * target)
+        return next(good, None)
 
 
 def with_global_model(run: RunRecord, protocol: str) -> RunRecord:
@@ -328,7 +347,7 @@ def _check(line: Mapping[str, Any]) -> None:
 
 
 def _check_metrics(metrics: Mapping[str, Any]) -> None:
-    _check_numbers(*(row["accuracy"] for row in metrics.values() if isinstance(row, dict) and "accuracy" in row))
+    _check_numbers(*(row[ACCURACY] for row in metrics.values() if isinstance(row, dict) and ACCURACY in row))
 
 
 def _check_counts(*values: Any) -> None:

@@ -68,7 +68,7 @@ def _best(candidates: Sequence[Sequence[RunRecord]], tuned: Collection[str]) -> 
     done = [runs for runs in done if runs and len({run.config.seed for run in runs}) == most]
     if len(done) < 2:
         return (done or candidates)[0]
-    measure = judge(done[0][0].config)
+    measure = judge(done[0][0].config, done[0][0].signs)
     figures = [[_held_out(run, measure.name) for run in runs] for runs in done]
     known = [[figure for figure in of_runs if figure is not None] for of_runs in figures]
     if not all(len(some) == len(every) for some, every in zip(known, figures, strict=True)):

@@ -21,10 +21,12 @@ from fedcore.tools import (
     method,
     nearest,
     parse_record,
+    protocols,
     read_yaml,
     refuse_links,
     short_name,
 )
+from fedcore.tools import rounds as recorded
 from fedcore_study.lenient import count, mapping_in, number
 from fedcore_study.runs.labels import Labels, read_labels
 from fedcore_study.words import without_module
@@ -61,6 +63,8 @@ class Overview:
     """The protocol of the accuracy: the first one that the run measured."""
     accuracy: float | None = None
     """After the last evaluated round, from 0 to 1; of a finished run the final one."""
+    figure: str | None = None
+    """The same with its name and unit; of a task without accuracy its first figure: ``rmse 45.4``."""
     labels: Labels = field(default_factory=Labels)
 
     @property
@@ -84,6 +88,7 @@ class Overview:
             "planned": self.planned,
             "protocol": self.protocol,
             "accuracy": self.accuracy,
+            "figure": self.figure,
         }
 
 
@@ -181,7 +186,7 @@ def read_overview(path: Path, folder: str, *, held: bool = False) -> Overview:
             raise RunDirectoryError(rounds.problem)
     except FedcoreError as error:
         return Overview(path, folder, "broken", str(error), _begun(path))
-    protocol, accuracy = _main(rounds.metrics)
+    protocol, row = _main(rounds.metrics)
     plugins, dataset = options["plugins"], options["dataset"]
     return Overview(
         path,
@@ -194,7 +199,8 @@ def read_overview(path: Path, folder: str, *, held: bool = False) -> Overview:
         done=rounds.done,
         planned=options["rounds"],
         protocol=protocol,
-        accuracy=accuracy,
+        accuracy=number(row.get("accuracy")),
+        figure=recorded.in_short(row) if protocol else None,
         labels=labels,
     )
 
@@ -269,13 +275,13 @@ def checkpoints(path: Path) -> list[str]:
         raise StorageError(f"cannot read the folder {folder}: {error.strerror}") from None
 
 
-def _main(metrics: Mapping[str, Any]) -> tuple[str | None, float | None]:
-    """Return the first protocol with figures, and its accuracy."""
+def _main(metrics: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """Return the first protocol with figures, and these."""
     for name in PROTOCOLS:
-        accuracy = number(mapping_in(metrics, name).get("accuracy"))
-        if accuracy is not None:
-            return name, accuracy
-    return None, None
+        row = mapping_in(metrics, name)
+        if number(row.get(protocols.figure_of(row))) is not None:
+            return name, row
+    return None, {}
 
 
 def _read_options(file: Path) -> dict[str, Any]:

@@ -104,6 +104,14 @@ class _Judged(Exception):
     """The sweep's process ended the run after a round."""
 
 
+def _judged(config: RunConfig, row: Mapping[str, Any]) -> float | None:
+    """Return the figure by which runs are chosen on held-out parts."""
+    from fedcore.tools import rounds
+
+    value: float | None = row[judged_by(config, [] if "accuracy" in row else rounds.further(row))]
+    return value
+
+
 def _objects(size: int) -> dict[Key, Any]:
     """Read the objects that the sweep's program gave instead of names."""
     if not size:
@@ -130,8 +138,8 @@ def _run(task: Task, planned: RunConfig, tell: Any, verdicts: queue.Queue[bytes]
                 "round",
                 round=details["round"] + 1,
                 protocol=shown,
-                accuracy=metrics[shown]["accuracy"] if shown else None,
-                validation=metrics[held_out][judge] if held_out else None,
+                figure=rounds.in_short(metrics[shown]) if shown else None,
+                validation=_judged(planned, metrics[held_out]) if held_out else None,
                 clients=len(details["cohort"]),
                 lost=rounds.lost(details),
                 waits=task.judged,
@@ -142,7 +150,6 @@ def _run(task: Task, planned: RunConfig, tell: Any, verdicts: queue.Queue[bytes]
             tell("note", note=details["message"])
 
     out = Path(task.out)
-    judge = judged_by(planned)
     begun_before = (out / "config.yaml").is_file()
     if begun_before and not task.judged:
         # The sweep has looked at the plan; the run's own file must ask for no more than that.

@@ -1,0 +1,109 @@
+"""Segmentation: a class for each pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcore import DataError
+from fedcore_tasks.targets import MANY, Array, Targets, TaskFigure, numbers
+
+
+class Segmentation(Targets):
+    """Masks (n, H, W) of classes 0..C-1; cross-entropy plus the Dice loss. Class 0 is the background.
+
+    A model gives features (B, d, H, W) and logits (B, C, H, W).
+    """
+
+    name = "segmentation"
+    example = "digit-shapes"
+    model = "small-fcn"
+
+    @classmethod
+    def form_of(cls, labels: Tensor) -> dict[str, Any]:
+        """Return the size of the masks, too."""
+        return {**super().form_of(labels), "grid": [*labels.shape[1:]]}
+
+    def build(self, form: Mapping[str, Any]) -> None:
+        """Set the size of the masks and the figures."""
+        super().build(form)
+        self.grid = tuple(map(int, form["grid"]))
+        classes = int(form["width"])
+        self.metrics = {
+            "dice": TaskFigure(_overlaps, partial(_mean, _dice), (3, classes)),
+            "iou": TaskFigure(_overlaps, partial(_mean, _iou), (3, classes)),
+        }
+        if classes <= MANY:
+            for one in range(classes):
+                self.metrics[f"dice-{one}"] = TaskFigure(_overlaps, partial(_of_class, _dice, one), (3, classes))
+                self.metrics[f"iou-{one}"] = TaskFigure(_overlaps, partial(_of_class, _iou, one), (3, classes))
+
+    @classmethod
+    def suits(cls, y: Array) -> bool:
+        """Return whether labels are masks of whole numbers."""
+        return y.ndim == 3 and y.dtype.kind in "iu"
+
+    @classmethod
+    def read(cls, y: Array, count: int, where: str) -> Tensor:
+        """Return masks (n, H, W) as int64."""
+        y = numbers(y, count, where, cls.name)
+        if y.ndim != 3 or y.dtype.kind == "f" or not y.size or y.min() < 0:
+            raise DataError(f"{where}: task {cls.name!r} takes masks (n, H, W) of whole numbers from 0, not {y.shape}")
+        return torch.from_numpy(y.astype(np.int64))
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy of the pixels, plus 1 - the mean over the classes of the batch's soft Dice."""
+        shares = logits.softmax(dim=1)
+        true = (labels.unsqueeze(1) == torch.arange(logits.shape[1], device=labels.device).view(1, -1, 1, 1)).to(shares)
+        pixels = (0, 2, 3)
+        dice = (2 * (shares * true).sum(pixels) + 1) / (shares.sum(pixels) + true.sum(pixels) + 1)
+        return F.cross_entropy(logits, labels) + 1 - dice.mean()
+
+    def predict(self, logits: Tensor) -> Tensor:
+        """Return the class of each pixel, (B, H, W) int64."""
+        return logits.argmax(dim=1)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the softmax of each pixel, (B, C, H, W)."""
+        return logits.softmax(dim=1)
+
+    def strata(self, labels: Tensor) -> Tensor:
+        """Return samples by the class, other than the background, of most pixels; those without one are a group."""
+        classes = max(2, self.width(labels))
+        pixels = torch.stack([(labels == one).flatten(1).sum(dim=1) for one in range(1, classes)], dim=1)
+        return torch.where(pixels.any(dim=1), pixels.argmax(dim=1) + 1, 0)
+
+
+def _overlaps(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return pixels that are right, predicted and true by class, (3, C) float64."""
+    classes, predicted = logits.shape[1], logits.argmax(dim=1)
+    parts = (labels[predicted == labels], predicted.flatten(), labels.flatten())
+    return torch.stack([part.bincount(minlength=classes) for part in parts]).double()
+
+
+def _dice(counts: Tensor) -> Tensor:
+    """Return Dice by class; nan for a class that is neither there nor predicted."""
+    right, predicted, true = counts.unbind()
+    return 2 * right / (predicted + true)
+
+
+def _iou(counts: Tensor) -> Tensor:
+    """Return the intersection over union by class; nan for a class that is neither there nor predicted."""
+    right, predicted, true = counts.unbind()
+    return right / (predicted + true - right)
+
+
+def _mean(figure: object, counts: Tensor) -> float:
+    assert callable(figure)
+    return float(figure(counts).nanmean())
+
+
+def _of_class(figure: object, one: int, counts: Tensor) -> float:
+    assert callable(figure)
+    return float(figure(counts)[one])

@@ -1,0 +1,174 @@
+"""Figures and losses against scikit-learn and torchmetrics, and the concordance index against all pairs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+
+from fedcore import DataError
+from fedcore_tasks import MultiLabel, Regression, Segmentation, Survival
+from fedcore_tasks.survival import concordance_index
+from fedcore_zoo import load_torchvision
+
+load_torchvision()  # torchmetrics imports it, and it may need help
+import torchmetrics.functional as tm  # noqa: E402
+
+rng = np.random.default_rng(5)
+
+
+def figures(task, logits, labels):
+    return {name: figure.value(figure.count(logits, labels).double()) for name, figure in task.metrics.items()}
+
+
+@pytest.mark.parametrize("numbers", [1, 3])
+def test_regression(numbers):
+    y = 50 + np.array([1, 10, 100][:numbers]) * rng.normal(size=(200, numbers))
+    task = Regression(Regression.read(y, 200, "y"))
+    logits = torch.from_numpy(0.4 * rng.normal(size=(80, numbers)) + (y[:80] - y.mean(axis=0)) / y.std(axis=0))
+    labels = Regression.read(y[:80], 80, "y")
+    predicted, true = task.predict(logits).numpy().reshape(80, -1), y[:80]
+    found = figures(task, logits, labels)
+    assert found["rmse"] == pytest.approx(sk.root_mean_squared_error(true, predicted), rel=1e-9)
+    assert found["mae"] == pytest.approx(sk.mean_absolute_error(true, predicted), rel=1e-9)
+    assert found["r2"] == pytest.approx(sk.r2_score(true, predicted), rel=1e-9)
+    both = torch.from_numpy(predicted), torch.from_numpy(true)
+    assert found["r2"] == pytest.approx(float(tm.r2_score(*both)), rel=1e-6)
+    assert found["mae"] == pytest.approx(float(tm.mean_absolute_error(*both)), rel=1e-6)
+
+
+def test_r2_of_equal_targets_is_not_defined():
+    task = Regression(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    same = torch.full((4,), 2.5, dtype=torch.float64)
+    assert math.isnan(figures(task, torch.zeros(4, 1), same)["r2"])
+
+
+@pytest.mark.parametrize("digits", [1, 9])  # with one digit many scores are equal
+def test_multilabel(digits):
+    y = (rng.random((150, 4)) < [0.1, 0.3, 0.5, 0.8]).astype(int)
+    logits = torch.from_numpy(np.round(rng.normal(size=y.shape) + y, digits))
+    labels = MultiLabel.read(y, 150, "y")
+    found, predicted = figures(MultiLabel(labels), logits, labels), (logits > 0).int().numpy()
+    assert found["macro-f1"] == pytest.approx(sk.f1_score(y, predicted, average="macro"))
+    assert found["micro-f1"] == pytest.approx(sk.f1_score(y, predicted, average="micro"))
+    areas = sk.roc_auc_score(y, logits.numpy(), average=None)
+    assert found["auroc"] == pytest.approx(areas.mean())
+    assert [found[f"auroc-{label}"] for label in range(4)] == pytest.approx(areas)
+    assert [found[f"positives-{label}"] for label in range(4)] == y.sum(axis=0).tolist()
+    true = torch.from_numpy(y)
+    shares = logits / 20 + 0.5  # a vectorised sigmoid makes equal scores unequal
+    f1 = tm.classification.multilabel_f1_score(shares, true, 4)
+    assert found["macro-f1"] == pytest.approx(float(f1), rel=1e-6)
+    assert found["auroc"] == pytest.approx(float(tm.classification.multilabel_auroc(shares, true, 4)), rel=1e-6)
+
+
+def test_labels_that_all_samples_have_are_left_out_of_the_mean_area():
+    y = np.array([[1, 0], [1, 1], [1, 0]])
+    labels = MultiLabel.read(y, 3, "y")
+    found = figures(MultiLabel(labels), torch.tensor([[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]), labels)
+    assert found["auroc"] == found["auroc-1"] == 0.5
+    assert math.isnan(found["auroc-0"])
+
+
+def concordance_by_pairs(risk, time, event):
+    """Harrell's index over all ordered pairs, as its definition says."""
+    pairs = right = 0.0
+    for i, j in itertools.permutations(range(len(risk)), 2):
+        if event[i] and (time[i] < time[j] or (time[i] == time[j] and not event[j])):
+            pairs += 1
+            right += 1 if risk[i] > risk[j] else 0.5 if risk[i] == risk[j] else 0
+    return right / pairs
+
+
+@pytest.mark.parametrize("digits", [0, 1, 8])
+def test_the_concordance_index_against_all_pairs(digits):
+    time = np.round(rng.exponential(size=120) * 5, digits)
+    risk, event = np.round(-time / 5 + rng.normal(size=120), digits), rng.random(120) < 0.6
+    expected = concordance_by_pairs(risk, time, event)
+    assert concordance_index(risk, time, event.astype(float)) == pytest.approx(expected, rel=1e-12)
+    labels = Survival.read(np.column_stack([time, event]), 120, "y")
+    found = figures(Survival(labels), torch.from_numpy(risk)[:, None], labels)
+    assert found == {"c-index": pytest.approx(expected, rel=1e-12)}
+
+
+def test_the_concordance_index_of_a_case_by_hand():
+    """Events at 1 and 3, censored at 2: the pairs are (1, 2), (1, 3)."""
+    assert concordance_index(np.array([2.0, 3.0, 1.0]), np.array([1.0, 2.0, 3.0]), np.array([1, 0, 1])) == 0.5
+    assert math.isnan(concordance_index(np.ones(2), np.array([1.0, 1.0]), np.array([1, 1])))
+
+
+def test_numbers_of_scikit_survival():
+    """Version 0.28.0 found these coefficients (Breslow's ties) and this concordance; the loss has its minimum there."""
+    draws = np.random.default_rng(11)
+    x = draws.normal(size=(300, 3))
+    time = np.round(draws.exponential(np.exp(-x[:, 0] + 0.5 * x[:, 1])) * 5, 1)
+    event = draws.random(300) < 0.6
+    beta = torch.tensor([1.0179633345453565, -0.35248065124784345, 0.05426191316501842], dtype=torch.float64)
+    beta.requires_grad_()
+    labels = Survival.read(np.column_stack([time, event]), 300, "y")
+    logits = torch.from_numpy(x) @ beta[:, None]
+    Survival(labels).loss(logits, labels).backward()
+    assert beta.grad.abs().max() < 1e-12
+    found = concordance_index(logits.detach().numpy()[:, 0].round(1), time, event.astype(float))
+    assert found == pytest.approx(0.7446435379336638, rel=1e-12)
+
+
+def test_the_concordance_index_against_scikit_survival():
+    sksurv = pytest.importorskip("sksurv.metrics")
+    time, event = np.round(rng.exponential(size=300), 1), rng.random(300) < 0.6
+    risk = np.round(rng.normal(size=300), 1)
+    expected = sksurv.concordance_index_censored(event, time, risk)[0]
+    assert concordance_index(risk, time, event.astype(float)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_partial_likelihood_of_a_case_by_hand():
+    """Risks 0, log 2, log 3; events at 1 and 2: log(1 + 2 + 3) + log(2 + 3) - log 2, by two events."""
+    labels = Survival.read(np.array([[1, 1], [2, 1], [3, 0]]), 3, "y")
+    loss = Survival(labels).loss(torch.tensor([[1.0], [2.0], [3.0]]).log(), labels)
+    assert float(loss) == pytest.approx((math.log(6) + math.log(5) - math.log(2)) / 2)
+    none = labels * torch.tensor([1.0, 0.0])
+    assert float(Survival(labels).loss(torch.ones(3, 1), none)) == 0
+
+
+def test_a_structured_array_is_read_whatever_its_order():
+    y = np.array([(True, 3.0), (False, 1.5)], dtype=[("event", bool), ("time", float)])
+    assert Survival.read(y, 2, "y").tolist() == [[3.0, 1.0], [1.5, 0.0]]
+    assert Survival.read(y[["time", "event"]], 2, "y").tolist() == [[3.0, 1.0], [1.5, 0.0]]
+    assert Survival.suits(y)
+
+
+def test_segmentation():
+    masks = rng.integers(0, 3, size=(6, 7, 5))
+    logits = torch.from_numpy(rng.normal(size=(6, 4, 7, 5)) + 2 * np.moveaxis(np.eye(4)[masks], 3, 1))
+    labels = Segmentation.read(masks, 6, "y")
+    task = Segmentation(torch.cat([labels, labels + 1]))
+    found, predicted = figures(task, logits, labels), logits.argmax(dim=1).numpy().ravel()
+    # Class 3 is in no mask, but it is predicted.
+    dice = sk.f1_score(masks.ravel(), predicted, average=None, labels=range(4))
+    iou = sk.jaccard_score(masks.ravel(), predicted, average=None, labels=range(4))
+    assert [found[f"dice-{one}"] for one in range(4)] == pytest.approx(dice)
+    assert [found[f"iou-{one}"] for one in range(4)] == pytest.approx(iou)
+    assert (found["dice"], found["iou"]) == (pytest.approx(dice.mean()), pytest.approx(iou.mean()))
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "message"),
+    [
+        (Regression, np.array(["a", "b"]), "y: task 'regression' takes 2 numbers or rows of numbers, not <U1"),
+        (Regression, np.array([1.0, np.nan]), "y: the label of sample 1 is not finite"),
+        (Regression, np.zeros((2, 2, 2)), "a number or a row of numbers"),
+        (MultiLabel, np.array([[0, 2], [1, 1]]), r"rows \(n, C\) of 0 and 1"),
+        (Survival, np.array([[1.0, 2.0], [1.0, 0.0]]), r"rows \(time, event\)"),
+        (Survival, np.array([[-1.0, 1.0], [1.0, 0.0]]), r"rows \(time, event\)"),
+        (Survival, np.array([1.0, 2.0]), r"rows \(time, event\)"),
+        (Segmentation, np.zeros((2, 3)), "masks"),
+        (Segmentation, -np.ones((2, 3, 3), dtype=int), "masks"),
+    ],
+)
+def test_labels_of_another_kind_are_refused(task, y, message):
+    with pytest.raises(DataError, match=message):
+        task.read(y, 2, "y")

@@ -1,0 +1,44 @@
+"""The conformance kit on runs of each task: ``fedcore plugins check NAME --task regression``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcore.tools import app
+from fedcore_testing import check_plugin
+
+TASKS = ["regression", "multilabel", "survival", "segmentation"]
+METHODS = ["fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedadam", "fedavgm", "ditto", "fedper", "fedrep"]
+METHODS += ["fedbn", "lg-fedavg", "median", "krum", "topk", "qsgd", "attack", "local-dp"]
+
+
+@pytest.mark.parametrize("task", [*TASKS[:3], pytest.param("segmentation", marks=pytest.mark.slow)])
+def test_a_part_of_the_kit_runs_on_each_task(task):
+    """The three checks that train; the stack takes the steps of labels of any shape."""
+    words = [
+        "--only",
+        "check_trains",
+        "--only",
+        "check_the_same_as_one_by_one",
+        "--only",
+        "check_neutral_options_are_fedavg",
+    ]
+    done = CliRunner().invoke(app, ["plugins", "check", "fedprox", "--task", task, *words, "--json"])
+    assert done.exit_code == 0, done.output
+    assert [verdict["status"] for verdict in json.loads(done.stdout)] == ["passed"] * 3
+
+
+def test_the_kit_names_a_method_that_needs_classes():
+    done = CliRunner().invoke(app, ["plugins", "check", "fedproto", "--task", "regression"])
+    assert done.exit_code == 2
+    assert "plugin 'fedproto' works on the classes of samples" in " ".join(done.output.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_kit(method, task):
+    check_plugin(method, slow=False, run={"task": task})

@@ -1,0 +1,60 @@
+"""Labels that a task refuses are answered with the task that would fit, and ``auto`` takes the one that suits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedcore import DataError
+from fedcore.data import as_dataset
+
+rng = np.random.default_rng(1)
+LABELS = {
+    "classification": np.arange(40) % 4,
+    "regression": rng.normal(size=40),
+    "multilabel": rng.integers(0, 2, (40, 4)),
+    "survival": np.column_stack([rng.exponential(size=40), rng.random(40) < 0.5]),
+    "segmentation": rng.integers(0, 3, (40, 6, 6)),
+}
+STRUCTURED = np.array([(True, 1.5), (False, 2.0)] * 20, dtype=[("event", bool), ("time", float)])
+IMAGES = rng.normal(size=(40, 1, 6, 6)).astype(np.float32)
+FORMS = [*LABELS.items(), ("survival", STRUCTURED), ("regression", rng.normal(size=(40, 3)))]
+REFUSED = [
+    (task, fits, y)
+    for task in LABELS
+    for fits, y in FORMS
+    if task != fits and not (task == "regression" and y.dtype.names is None and y.ndim < 3)
+]
+
+
+@pytest.mark.parametrize(("fits", "y"), FORMS)
+def test_auto_takes_the_task_that_suits(fits, y):
+    assert as_dataset((IMAGES, y, IMAGES, y)).task.name == fits
+
+
+@pytest.mark.parametrize(("task", "fits", "y"), REFUSED)
+def test_the_task_that_would_fit_is_named(task, fits, y):
+    with pytest.raises(DataError, match=f"Such labels are of --task {fits}$"):
+        as_dataset((IMAGES, y, IMAGES, y), "own", task)
+
+
+@pytest.mark.parametrize("y", [np.array(["a", "b"] * 20), np.arange(40) % 2 == 0, np.full(40, 2.0)])
+def test_labels_of_no_task_are_answered_with_no_task(y):
+    with pytest.raises(DataError) as caught:
+        as_dataset((IMAGES, y, IMAGES, y), "own", "survival")
+    assert "--task" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_missing_number_is_named_where_it_is():
+    y = LABELS["regression"].copy()
+    y[7] = np.nan
+    with pytest.raises(DataError, match="the label of sample 7 is not finite"):
+        as_dataset((IMAGES, y, IMAGES, y))
+
+
+def test_a_class_that_only_test_masks_have_is_refused():
+    test = LABELS["segmentation"].copy()
+    test[0, 0, 0] = 5
+    with pytest.raises(DataError, match="y_test takes 6 outputs of a model, but y_train 3"):
+        as_dataset((IMAGES, LABELS["segmentation"], IMAGES, test))
