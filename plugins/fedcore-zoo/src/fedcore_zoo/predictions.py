@@ -52,7 +52,7 @@ def evaluate(result: RunResult, x: Any, y: Any, model: nn.Module | None) -> dict
 def _logits(result: RunResult, x: Any, model: nn.Module | None) -> Tensor:
     network = _chosen(result, model)
     if not _is_samples(x):
-        x = prepare(result.inputs, x)
+        x = result.inputs.prepare(x)
         x = TensorSamples(x, torch.zeros(len(x), dtype=torch.int64))
     samples: Samples = x
     device = _device(network)
@@ -69,7 +69,7 @@ def _samples(result: RunResult, x: Any, y: Any) -> Samples:
         return samples
     if y is None:
         raise DataError("x is raw samples, so their classes have to come with them: result.evaluate(x, y)")
-    inputs = prepare(result.inputs, x)
+    inputs = result.inputs.prepare(x)
     return TensorSamples(inputs, result.task.read(as_array(y, "y"), len(inputs), "y"))
 
 
