@@ -1,11 +1,14 @@
 """Write docs/why-numbers-differ.md from the fixtures of tests/oracles: python tools/oracles.py.
 
+The table of docs/coming-from.md that leads there, and the line of README.md, are written too.
+
 ``--covered`` prints how many methods have an oracle, and names those that have none.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -18,6 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "oracles" / "fixtures"
 PAGE = ROOT / "docs" / "why-numbers-differ.md"
 PROSE = ROOT / "tools" / "oracles.md"
+INDEX = ROOT / "docs" / "coming-from.md"
+README = ROOT / "README.md"
 
 OF_CALL = {
     "fedavg": ("weighted_mean",),
@@ -107,6 +112,29 @@ def text() -> str:
     return page
 
 
+def index() -> str:
+    """Return docs/coming-from.md with its table of links, a row for each library that differs."""
+    rows: dict[str, list[str]] = {}
+    for fixture in fixtures():
+        for key in fixture["differences"]:
+            title = f"{_of(fixture, key)}: {key}"
+            anchor = re.sub(r"[^\w\- ]", "", _heading(fixture, key).lower()).replace(" ", "-")
+            rows.setdefault(fixture["library"], []).append(f"[{title}](why-numbers-differ.md#{anchor})")
+    table = "\n".join(f"| {library} | {'; '.join(links)} |" for library, links in rows.items())
+    page = INDEX.read_text(encoding="utf-8")
+    head = "| moving from | rows |\n| --- | --- |\n"
+    before, _, after = page.partition(head)
+    return f"{before}{head}{table}\n\n{after.partition(chr(10) * 2)[2]}"
+
+
+def readme() -> str:
+    """Return README.md with the number of cases."""
+    found = fixtures()
+    total, libraries = sum(len(fixture["cases"]) for fixture in found), len({fixture["library"] for fixture in found})
+    line = f"On {total} inputs from the tests and code of {libraries} libraries"
+    return re.sub(r"On \d+ inputs from the tests and code of \d+ libraries", line, README.read_text(encoding="utf-8"))
+
+
 def covered() -> str:
     """Return how many methods have an oracle, and which have none."""
     plugins = set()
@@ -136,12 +164,7 @@ def _differences(found: list[dict[str, Any]], verdict: str) -> Iterator[str]:
             if difference["verdict"] != verdict:
                 continue
             cases = [case for case in fixture["cases"] if case.get("differs") == key]
-            lines = [
-                f"### {fixture['library']} {fixture['version']}: {cases[0]['area']}, {key}",
-                "",
-                difference["why"],
-                "",
-            ]
+            lines = [f"### {_heading(fixture, key)}", "", difference["why"], ""]
             lines.append(f"- Follows the paper: {difference['follows']}.")
             lines.append(f"- Where: `{difference['where']}`.")
             lines.append(f"- The other's number in fedcore: {difference.get('option', 'no option')}.")
@@ -154,6 +177,16 @@ def _differences(found: list[dict[str, Any]], verdict: str) -> Iterator[str]:
                 one, other, apart = (_shown(case["library"]), _shown(case["fedcore"]), _apart(case))
                 lines.append(f"| {case['name'].replace('|', '&#124;')} | {one} | {other} | {apart} |")
             yield "\n".join(lines)
+
+
+def _of(fixture: dict[str, Any], key: str) -> str:
+    """Return what a difference is about: the area of its first case, or a whole run's method."""
+    case = next(case for case in fixture["cases"] if case.get("differs") == key)
+    return str(case["name"].partition(",")[0] if case["area"] == "whole run" else case["area"])
+
+
+def _heading(fixture: dict[str, Any], key: str) -> str:
+    return f"{fixture['library']} {fixture['version']}: {_of(fixture, key)}, {key}"
 
 
 def _shown(value: Any) -> str:
@@ -177,4 +210,5 @@ if __name__ == "__main__":
     if "--covered" in sys.argv:
         print(covered())
     else:
-        PAGE.write_text(text(), encoding="utf-8")
+        for path, written in ((PAGE, text()), (INDEX, index()), (README, readme())):
+            path.write_text(written, encoding="utf-8")

@@ -10,18 +10,23 @@ from typing import Any
 import fedlab.utils.dataset.functional as partitions
 import numpy as np
 import torch
+import whole
 from cases import Fixture, numbers, partition_figures
-from fedlab.contrib.algorithm.feddyn import FedDynServerHandler
+from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
+from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+from fedlab.contrib.algorithm.feddyn import FedDynSerialClientTrainer, FedDynServerHandler
 from fedlab.contrib.algorithm.fednova import FedNovaServerHandler
-from fedlab.contrib.algorithm.scaffold import ScaffoldServerHandler
+from fedlab.contrib.algorithm.fedprox import FedProxSerialClientTrainer
+from fedlab.contrib.algorithm.scaffold import ScaffoldSerialClientTrainer, ScaffoldServerHandler
 from fedlab.contrib.compressor import QSGDCompressor, TopkCompressor
+from fedlab.core.standalone import StandalonePipeline
 from fedlab.utils.aggregator import Aggregators
 from torch import nn
 
 warnings.simplefilter("ignore")
 C = Fixture("fedlab", "FedLab", "fedlab", source="run of the library's functions and handlers on these inputs")
 C.difference(
-    "N / K besides",
+    "N over K besides",
     "library",
     "FedLab's default option weighted_scale of FedNova takes p = 1 / K of those that came and multiplies by N / K "
     "besides: with 3 of 10 clients that is 3.33 steps in place of one.",
@@ -169,7 +174,7 @@ C.add(
     models=models,
     steps=[5, 5, 5],
     samples=[7, 7, 7],
-    differs="N / K besides",
+    differs="N over K besides",
 )
 
 made = handler(ScaffoldServerHandler, 10, 0.3, lr=0.7)
@@ -324,4 +329,61 @@ for alpha, count in ((0.1, 8), (0.5, 10), (5.0, 7)):
         counts=np.bincount(labels, minlength=6),
         draws=draws,
     )
+
+
+# whole runs of its pipeline
+def drawn(kind: Any) -> Any:
+    """Return a handler that takes the clients of ``whole.COHORTS``."""
+    cohort = property(lambda handler: whole.COHORTS[handler.round])
+    return type(
+        kind.__name__,
+        (kind,),
+        {
+            "sample_clients": lambda handler: list(cohort.fget(handler)),
+            "num_clients_per_round": property(lambda handler: len(cohort.fget(handler))),
+        },
+    )
+
+
+class Data:
+    """Full batches."""
+
+    def get_dataloader(self, client: int, batch_size: int) -> list[Any]:
+        """Return a client's batches."""
+        return [whole.samples(client)]
+
+
+def pipeline(server: Any, trainer: Any, of_server: tuple[float, ...] = (), of_client: tuple[float, ...] = ()) -> Any:
+    """Return the weights after a whole run."""
+    handler = drawn(server)(whole.model(), len(whole.COHORTS), 1.0)
+    clients = trainer(whole.model(), len(whole.parts))
+    clients.setup_dataset(Data())
+    clients.setup_optim(whole.EPOCHS, 1000, whole.LR, *of_client)
+    if of_server:
+        handler.setup_optim(*of_server)
+    made = StandalonePipeline(handler, clients)
+    made.evaluate = lambda: None
+    made.main()
+    return whole.final(handler.model)
+
+
+C.difference(
+    "clients the same",
+    "decision",
+    "FedLab's handlers count clients the same, fedcore by their samples.",
+    follows="fedcore (McMahan et al., Algorithm 1: n_k / n)",
+    where="fedlab/utils/aggregator.py: Aggregators.fedavg_aggregate, without weights",
+    option="a plugin whose hook weight returns 1",
+)
+value = pipeline(SyncServerHandler, SGDSerialClientTrainer)
+whole.add(C, "FedAvg", value, {}, differs="clients the same")
+whole.add(C, "FedAvg, clients the same", value, {}, equal=True)
+value = pipeline(SyncServerHandler, FedProxSerialClientTrainer, of_client=(0.4,))
+whole.add(C, "FedProx, mu .4, clients the same", value, {"fedprox": {"mu": 0.4}}, equal=True)
+for lr in (1.0, 0.5):
+    value = pipeline(ScaffoldServerHandler, ScaffoldSerialClientTrainer, (lr,))
+    whole.add(C, f"SCAFFOLD, eta_g {lr}", value, {"scaffold": {"server_lr": lr, "weighting": "uniform"}})
+value = pipeline(FedDynServerHandler, FedDynSerialClientTrainer, (0.3,), (0.3,))
+plugins = {"feddyn": {"alpha": 0.3, "weighting": "uniform"}}
+whole.add(C, "FedDyn, alpha .3", value, plugins, differs="h for one client")
 C.write()

@@ -34,7 +34,7 @@ C.difference(
     where=f"{D}/coordinate_wise_median_defense.py",
 )
 C.difference(
-    "n - f plain distances",
+    "plain distances to n less f",
     "library",
     "FedML's Bulyan adds up the n - f least plain distances, the paper the n - f - 2 least squared ones, so other "
     "clients are chosen.",
@@ -152,7 +152,7 @@ for seed in range(3):
     for _ in range(n - 2 * f):
         apart = np.sort(((rows[left][:, None] - rows[left]) ** 2).sum(2), axis=1)[:, 1 : 1 + max(1, len(left) - f - 2)]
         paper.append(left.pop(int(apart.sum(1).argmin())))
-    differs = "" if sorted(chosen) == sorted(paper) else "n - f plain distances"
+    differs = "" if sorted(chosen) == sorted(paper) else "plain distances to n less f"
     C.add(
         "Bulyan",
         f"{said}: who is chosen",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import torch
+import whole
 from cases import Fixture, numbers, spread
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.server.strategy.aggregate import aggregate_bulyan, aggregate_krum
@@ -19,14 +22,17 @@ from flwr.serverapp.strategy import (
     FedAvg,
     FedAvgM,
     FedMedian,
+    FedProx,
     FedTrimmedAvg,
     FedYogi,
+    Krum,
     MultiKrum,
     QFedAvg,
 )
 from flwr.serverapp.strategy.bulyan import aggregate_n_closest_weights
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from flwr.supercore.differential_privacy import clip_inputs_inplace, compute_adaptive_noise_params, compute_stdv
+from flwr.supercore.task_identity import TaskIdentity
 
 logging.disable(logging.CRITICAL)
 C = Fixture("flwr", "Flower", "flwr", source="run of the library's strategies on these replies")
@@ -433,4 +439,56 @@ C.add(
     rate=0.2,
     differs="sign of the quantile",
 )
+
+
+# whole runs of its strategies' loop; a grid in memory trains the clients
+class Grid:
+    """What a strategy sends messages to."""
+
+    def get_node_ids(self) -> list[int]:
+        """Return the clients."""
+        return list(range(len(whole.parts)))
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Any]:
+        """Train the clients that got a message."""
+        return [trained(message) for message in messages]
+
+
+def trained(message: Any) -> Any:
+    """Return a client's reply: full batches of SGD, with the proximal term where it is asked for."""
+    client, received = message.metadata.dst_node_id, message.content["arrays"].to_numpy_ndarrays()
+    x, y = whole.samples(client)
+    own, mu = whole.model(), message.content["config"].get("proximal-mu", 0.0)
+    with torch.no_grad():
+        for parameter, value in zip(own.parameters(), received, strict=True):
+            parameter.copy_(torch.tensor(value))
+    first, sgd = None, torch.optim.SGD(own.parameters(), lr=whole.LR)
+    for _ in range(whole.EPOCHS):
+        loss = torch.nn.functional.cross_entropy(own(x), y)
+        first = float(loss.detach()) if first is None else first
+        for parameter, value in zip(own.parameters(), received, strict=True):
+            loss = loss + mu / 2 * (parameter - torch.tensor(value)).square().sum()
+        sgd.zero_grad()
+        loss.backward()
+        sgd.step()
+    arrays = [parameter.detach().numpy() for parameter in own.parameters()]
+    answer = reply(arrays, len(y), train_loss=first)
+    answer.metadata = message.metadata
+    return answer
+
+
+TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+quarter = {"fraction": 0.25}
+for name, strategy, plugins in (
+    ("FedAvg", FedAvg, {}),
+    ("FedProx, mu .4", partial(FedProx, proximal_mu=0.4), {"fedprox": {"mu": 0.4}}),
+    ("FedAvgM, beta .5", partial(FedAvgM, server_momentum=0.5), {"fedavgm": {"beta": 0.5}}),
+    ("FedTrimmedAvg, beta .25", partial(FedTrimmedAvg, beta=0.25), {"trimmed-mean": quarter}),
+    ("FedMedian", FedMedian, {"median": {}}),
+    ("Krum, no malicious node", partial(Krum, num_malicious_nodes=0), {"krum": {"fraction": 0.0}}),
+):
+    made = strategy(fraction_evaluate=0.0)
+    start = ArrayRecord([parameter.detach().numpy().copy() for parameter in whole.model().parameters()])
+    ended = made.start(Grid(), start, num_rounds=whole.ROUNDS).arrays.to_numpy_ndarrays()
+    whole.add(C, name, np.concatenate([one.ravel() for one in ended]), plugins, cohorts=None)
 C.write()

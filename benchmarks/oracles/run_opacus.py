@@ -1,11 +1,13 @@
-"""Opacus' accountants, its clipping and its noise."""
+"""Opacus' accountants, its clipping and its noise, and whole runs in which it trains the clients."""
 
 from __future__ import annotations
 
 import warnings
 
 import torch
+import whole
 from cases import Fixture, numbers
+from opacus import PrivacyEngine
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.utils import get_noise_multiplier
 
@@ -93,4 +95,28 @@ C.add(
     clients=8.0,
     source="the line of its optimizer",
 )
+
+for bound in (0.1, 0.5, 100.0):
+    received = whole.model()
+    for cohort in whole.COHORTS:
+        states, total = [], sum(len(whole.parts[client]) for client in cohort)
+        for client in cohort:
+            own, data = whole.model(), torch.utils.data.TensorDataset(*whole.samples(client))
+            own.load_state_dict(received.state_dict())
+            module, sgd, loader = PrivacyEngine().make_private(
+                module=own,
+                optimizer=torch.optim.SGD(own.parameters(), lr=whole.LR),
+                data_loader=torch.utils.data.DataLoader(data, batch_size=len(data)),
+                noise_multiplier=0.0,
+                max_grad_norm=bound,
+                poisson_sampling=False,
+            )
+            for x, y in [batch for _ in range(whole.EPOCHS) for batch in loader]:
+                sgd.zero_grad()
+                torch.nn.functional.cross_entropy(module(x), y).backward()
+                sgd.step()
+            states.append({key: len(data) / total * value for key, value in module._module.state_dict().items()})
+        received.load_state_dict({key: sum(state[key] for state in states) for key in states[0]})
+    plugins = {"dp-sgd": {"noise_multiplier": 0.0, "clip": bound}}
+    whole.add(C, f"DP-SGD without noise, C {bound}, by the mean of samples", whole.final(received), plugins)
 C.write()

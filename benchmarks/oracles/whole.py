@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cases import numbers
+from cases import Fixture, numbers
 from torch import nn
 
 SIZES, ROUNDS, EPOCHS, LR = (9, 10, 14, 5), 4, 3, 0.3
@@ -18,6 +18,27 @@ inputs: dict[str, Any] = {
     "x": x, "labels": labels, "parts": parts, "weights": weights, "rounds": ROUNDS, "epochs": EPOCHS, "lr": LR,
 }  # fmt: skip
 """What a case of ``whole_run`` holds. All clients take full batches of SGD, so that an epoch is a step."""
+
+
+COHORTS = [[0, 1, 2, 3], [0, 2], [1, 2, 3], [0, 3]]
+"""The clients of each round, where some take part."""
+
+
+def add(
+    fixture: Fixture,
+    name: str,
+    value: Any,
+    plugins: dict[str, Any],
+    *,
+    cohorts: list[list[int]] | None = COHORTS,
+    options: dict[str, Any] | None = None,
+    differs: str = "",
+    **more: Any,
+) -> None:
+    """Add a whole run as a case; ``cohorts`` None: all clients in each of :data:`ROUNDS` rounds."""
+    drawn = {} if cohorts is None else {"cohorts": cohorts, "rounds": len(cohorts)}
+    given = {**inputs, **drawn, "plugins": plugins, "options": options or {}, **more}
+    fixture.add("whole run", name, "whole_run", value, tolerance=2e-6, relative=1e-5, differs=differs, **given)
 
 
 def model() -> nn.Sequential:

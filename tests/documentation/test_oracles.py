@@ -1,4 +1,4 @@
-"""docs/why-numbers-differ.md is what the fixtures say."""
+"""docs/why-numbers-differ.md, the links to it and the line of README are what the fixtures say."""
 
 import runpy
 from pathlib import Path
@@ -8,7 +8,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_page_is_written_from_the_fixtures():
     tool = runpy.run_path(str(ROOT / "tools" / "oracles.py"))
-    assert tool["PAGE"].read_text(encoding="utf-8") == tool["text"](), "run python tools/oracles.py"
+    for page, written in (("PAGE", "text"), ("INDEX", "index"), ("README", "readme")):
+        assert tool[page].read_text(encoding="utf-8") == tool[written](), f"{tool[page]}: run python tools/oracles.py"
 
 
 def test_every_method_of_the_tables_exists():

@@ -17,7 +17,7 @@ from torch import nn
 from authors import CHECKOUTS, modules
 from authors.pfllib import flat
 
-EPOCHS = 3
+EPOCHS = whole.EPOCHS
 
 
 def write() -> None:
@@ -48,7 +48,6 @@ def feddc() -> None:
         n_client=len(whole.parts), clnt_x=held[0], clnt_y=held[1], dataset="synt", name="",
         tst_x=held[0][0], tst_y=held[1][0],
     )  # fmt: skip
-    given = {key: value for key, value in whole.inputs.items() if key not in ("rounds", "epochs")}
     rounds = 4
     for alpha, share, seed in ((0.1, 1.0, 0), (0.6, 1.0, 0), (0.1, 0.6, 2), (0.6, 0.6, 3)):
         cohorts = []
@@ -62,11 +61,9 @@ def feddc() -> None:
                 1, 1, rounds, rand_seed=seed,
             )  # fmt: skip
         said = "all clients" if share == 1 else f"clients {', then '.join(str(some) for some in cohorts)}"
-        fixture.add(
-            "whole run", f"FedDC, alpha {alpha}, {said}", "whole_run", flat(answer[1][0]), tolerance=2e-6,
-            relative=1e-5, cohorts=cohorts, rounds=rounds, epochs=EPOCHS, plugins={"feddc": {"alpha": alpha}},
-            options={}, **given,
-        )  # fmt: skip
+        whole.add(
+            fixture, f"FedDC, alpha {alpha}, {said}", flat(answer[1][0]), {"feddc": {"alpha": alpha}}, cohorts=cohorts
+        )
     fixture.write()
 
 

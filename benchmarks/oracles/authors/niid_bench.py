@@ -15,11 +15,11 @@ from cases import Fixture, partition_figures
 from torch import nn
 
 from authors import modules
-from authors.pfllib import COHORTS, flat
+from authors.pfllib import flat
 
 COMMIT = "61b901a"
 UNUSED = ("torchvision", "torchvision.models", "torchvision.transforms", "torchvision.utils", "datasets", "config")
-EPOCHS = 3
+EPOCHS = whole.EPOCHS
 
 C = Fixture(
     "niid_bench",
@@ -57,7 +57,7 @@ def federation(
 ) -> tuple[nn.Module, list[list[tuple[int, Any]]]]:
     """Return the model after all rounds by the mean of samples, and what each round's local trainings returned."""
     received, returned = Split(features=features), []
-    for cohort in COHORTS:
+    for cohort in whole.COHORTS:
         trained, answers = [], []
         for client in cohort:
             own = Split(features=features)
@@ -85,12 +85,9 @@ def write() -> None:
     )
     rates = SimpleNamespace(rho=0.0, reg=0.0, lr=whole.LR, loss="contrastive")
     experiments.args = rates
-    given = {key: value for key, value in whole.inputs.items() if key not in ("rounds", "epochs")}
 
     def add(name: str, value: Any, plugins: dict[str, Any], **more: Any) -> None:
-        more.setdefault("options", {})
-        more = {"cohorts": COHORTS, "rounds": len(COHORTS), "epochs": EPOCHS, "plugins": plugins, **given, **more}
-        C.add("whole run", name, "whole_run", value, tolerance=2e-6, relative=1e-5, **more)
+        whole.add(C, name, value, plugins, **more)
 
     def local(name: str, **named: Any) -> Callable[..., Any]:
         function = getattr(experiments, f"train_net{name}")
@@ -146,7 +143,7 @@ def scaffold(experiments: Any) -> torch.Tensor:
 
     received, shared = Split(features=False), zeros()
     controls = [zeros() for _ in whole.parts]
-    for cohort in COHORTS:
+    for cohort in whole.COHORTS:
         trained, changes = [], []
         for client in cohort:
             own = Split(features=False)
@@ -170,7 +167,7 @@ def scaffold(experiments: Any) -> torch.Tensor:
 def fednova(experiments: Any) -> torch.Tensor:
     """Return the weights of a FedNova run: the server's step by the paper's Eq. 7."""
     received = Split(features=False)
-    for cohort in COHORTS:
+    for cohort in whole.COHORTS:
         answers = []
         for client in cohort:
             own = Split(features=False)

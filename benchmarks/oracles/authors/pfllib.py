@@ -20,7 +20,7 @@ from authors import modules
 
 COMMIT = "d832e76"
 UNUSED = ("h5py", "matplotlib", "matplotlib.pyplot")
-COHORTS = [[0, 1, 2, 3], [0, 2], [1, 2, 3], [0, 3]]
+COHORTS = whole.COHORTS
 METHODS = ("avg", "prox", "ditto", "per", "rep", "lg", "babu", "moon", "ntd", "lc", "rod", "scaffold", "dyn", "amp")
 
 C = Fixture("pfllib", "PFLlib", of=f"git {COMMIT}", source="run of the library's servers, clients and losses")
@@ -120,12 +120,9 @@ def server_of(
     return server
 
 
-def whole_run(name: str, value: Any, plugins: dict[str, Any], epochs: int = 3, **more: Any) -> None:
+def whole_run(name: str, value: Any, plugins: dict[str, Any], **more: Any) -> None:
     """Add a whole run as a case."""
-    given = {key: entry for key, entry in whole.inputs.items() if key not in ("rounds", "epochs")}
-    options = {"cohorts": COHORTS, "rounds": len(COHORTS), "epochs": epochs, "plugins": plugins, **more}
-    options.setdefault("options", {})
-    C.add("whole run", name, "whole_run", value, tolerance=2e-6, relative=1e-5, **{**given, **options})
+    whole.add(C, name, value, plugins, **more)
 
 
 def write() -> None:
