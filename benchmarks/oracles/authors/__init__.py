@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,6 +32,11 @@ def modules(
     if not folder.exists():
         address = f"https://github.com/{repository}"
         sys.exit(f"{folder} is missing: git clone {address} {folder}, and git checkout {commit} in it")
+    if (folder / ".git").exists():
+        command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+        at = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - our own words
+        if not at.startswith(commit):
+            sys.exit(f"{folder} is at {at[:7]}: git checkout {commit} in it")
     for name in [name for name in sys.modules if name.partition(".")[0] in ("utils", "models", "flcore", "datasets")]:
         del sys.modules[name]  # other repositories' modules have these names, too
     sys.modules.update({name: MagicMock() for name in without})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,8 +87,7 @@ def write() -> None:
     rates = SimpleNamespace(rho=0.0, reg=0.0, lr=whole.LR, loss="contrastive")
     experiments.args = rates
 
-    def add(name: str, value: Any, plugins: dict[str, Any], **more: Any) -> None:
-        whole.add(C, name, value, plugins, **more)
+    add = partial(whole.add, C)
 
     def local(name: str, **named: Any) -> Callable[..., Any]:
         function = getattr(experiments, f"train_net{name}")

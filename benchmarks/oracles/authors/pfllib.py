@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -120,9 +121,7 @@ def server_of(
     return server
 
 
-def whole_run(name: str, value: Any, plugins: dict[str, Any], **more: Any) -> None:
-    """Add a whole run as a case."""
-    whole.add(C, name, value, plugins, **more)
+whole_run = partial(whole.add, C)
 
 
 def write() -> None:
