@@ -190,28 +190,10 @@ class FederationOptions(Section):
         description="Share of each client's held-out samples that chooses the best round. The reported figures leave"
         " it out. 0: the reported samples choose.",
     )
-    samples: Annotated[int | None, PARTITION] = Field(
-        default=None,
-        ge=1,
-        description="Number of training samples to assign, drawn in proportion to the classes. Default: all.",
-    )
-    imbalance: Annotated[float, PARTITION] = Field(
-        default=1.0,
-        ge=1,
-        le=_MANY,
-        description="Long tail of the training set: how many times as many samples the first class has as the last. 1:"
-        " as it is.",
-    )
-
     public: Annotated[str | None, Kind("dataset"), PARTITION] = Field(
         default=None,
         description="Public samples, which belong to no client, for methods that use them. Give a share of the training"
         " set, such as 0.1, or the name of another data set.",
-    )
-    unseen_domain: Annotated[str | None, PARTITION] = Field(
-        default=None,
-        description="Domain that no client holds, of a data set with domains. The global model is evaluated"
-        " on it separately.",
     )
     unseen_clients: Annotated[Any, BeforeValidator(_unseen_of), PARTITION] = Field(
         default=0.0,
@@ -532,8 +514,18 @@ class RunConfig(
         An option of a package is left out at its default, so that the run can be read without the package.
         """
         values = self.model_dump(mode="json")
-        defaults = {name: type(self).model_fields[name].get_default(call_default_factory=True) for name in values}
-        return {name: value for name, value in values.items() if name in _OWN or value != defaults[name]}
+        return {name: value for name, value in values.items() if name in _OWN} | self.of_packages()
+
+    def of_packages(self, *traits: Trait) -> dict[str, Any]:
+        """Return the options of packages that are not at their defaults, as plain values; with one of some traits."""
+        fields = {name: field for name, field in type(self).model_fields.items() if name not in _OWN}
+        values = self.model_dump(mode="json", include={*fields})
+        return {
+            name: values[name]
+            for name, field in fields.items()
+            if values[name] != field.get_default(call_default_factory=True)
+            and (not traits or {*traits} & {*field.metadata})
+        }
 
 
 _OWN = {*RunConfig.model_fields}

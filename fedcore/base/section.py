@@ -65,6 +65,16 @@ class Section(BaseModel):
                 raise unknown_option(str(name), cls.model_fields, hint)
         return values
 
+    def divided(self, dataset: Any, rows: Any) -> Any:
+        """Return which training samples are divided among the clients.
+
+        :param dataset: the :class:`fedcore.data.Dataset` as it was loaded.
+        :param rows: positions of the samples that are not public, and that no other section left out: ascending (n,)
+            int64, of NumPy.
+        :raises ConfigError: names the option that does not fit the data set.
+        """
+        return rows
+
     def prepared(self, dataset: Any, partition: Any) -> Any:
         """Return the data set as models take it, such as normalised by the clients' training samples alone.
 

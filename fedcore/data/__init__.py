@@ -8,6 +8,7 @@ from fedcore.base.lazy import lazy
 
 if TYPE_CHECKING:
     from fedcore.data.assign import Partitioner as Partitioner
+    from fedcore.data.assign import draw_by_class as draw_by_class
     from fedcore.data.assign import make_partition as make_partition
     from fedcore.data.assign import with_public as with_public
     from fedcore.data.client_data import ClientData as ClientData

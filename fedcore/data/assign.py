@@ -15,10 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcore.base.config import FederationOptions, public_share
-from fedcore.base.errors import ConfigError, DataError, PluginContractError, UnknownNameError
+from fedcore.base.config import RunConfig, public_share
+from fedcore.base.errors import ConfigError, DataError, PluginContractError, UnknownNameError, flag_of
 from fedcore.base.output import clean
 from fedcore.base.registry import call, resolve
+from fedcore.base.section import Trait
 from fedcore.base.seeding import derive_seed, numpy_generator, random_stream
 from fedcore.data.dataset import Dataset, PublicSamples
 from fedcore.data.loading import load_dataset
@@ -59,7 +60,7 @@ class Partitioner(Protocol):
         ...
 
 
-def make_partition(dataset: Dataset, options: FederationOptions) -> Partition:
+def make_partition(dataset: Dataset, options: RunConfig) -> Partition:
     """Split the training set of ``dataset`` among clients and separate each client's hold-out.
 
     The hold-out is ``client_test_fraction`` of the client's samples, drawn class by class. The last sample of a class
@@ -78,11 +79,16 @@ def make_partition(dataset: Dataset, options: FederationOptions) -> Partition:
 class Scenario:
     """Which training samples of a data set are divided among clients, and which clients never train.
 
-    The options for public samples, an unseen domain, a long tail, drawn samples and unseen clients are resolved here.
+    The options for public samples and unseen clients are resolved here. Sections of packages leave out more samples.
     """
 
-    options: FederationOptions
+    options: RunConfig
     dataset: Dataset
+
+    @property
+    def further(self) -> dict[str, JSON]:
+        """The options of packages by which it is decided who holds which samples, next to the core's own."""
+        return self.options.of_packages(Trait.PARTITION)
 
     @functools.cached_property
     def labels(self) -> IntArray:
@@ -95,42 +101,15 @@ class Scenario:
         return public_rows(self.dataset, self.options.public, self.options.seed)
 
     @functools.cached_property
-    def unseen(self) -> Tensor:
-        """Positions of the training samples of the unseen domain, ascending (n,) int64.
-
-        :raises ConfigError: or a subclass. There is no such domain, or nothing to evaluate it or the others on.
-        """
-        name, domains = self.options.unseen_domain, self.dataset.domains
-        if name is None:
-            return torch.empty(0, dtype=torch.int64)
-        option = f"--unseen-domain {name}"
-        if domains is None:
-            raise ConfigError(f"{option}: data set {self.dataset.name!r} has no domains; leave the option out")
-        number = domains.number(name)
-        hidden = domains.test == number
-        if not hidden.any():
-            raise ConfigError(f"{option}: no test sample is of this domain; add some")
-        if hidden.all():
-            raise ConfigError(
-                f"{option}: all test samples are of this domain; add test samples of another one. Or leave the option "
-                "out, and the domain's training samples, too: `global` then measures the unseen domain"
-            )
-        if public_share(self.options.public) is not None:
-            raise ConfigError(
-                f"--public {self.options.public}: a share of the training set has samples of the unseen domain "
-                f"{name!r}; name another data set, or leave one of the two out"
-            )
-        return (domains.train == number).nonzero().flatten()
-
-    @functools.cached_property
     def rows(self) -> IntArray:
-        """Positions of the training samples to divide, ascending (n,) int64."""
-        labels, options = self.labels, self.options
-        if options.imbalance > 1 and not self.dataset.task.classes:
-            raise ConfigError(f"--imbalance is about classes, which task {self.dataset.task.name!r} does not have")
-        rows = np.setdiff1d(np.arange(len(labels)), torch.cat([self.public, self.unseen]).numpy())
-        rows = rows[_long_tailed(labels[rows], self.dataset.num_classes, options.imbalance, options.seed)]
-        return rows[_drawn(labels[rows], options.samples, options.seed)]
+        """Positions of the training samples to divide, ascending (n,) int64.
+
+        :raises ConfigError: an option does not fit the data set.
+        """
+        rows = np.setdiff1d(np.arange(len(self.labels)), self.public.numpy())
+        for section in RunConfig.sections():
+            rows = section.divided(self.options, self.dataset, rows)
+        return rows
 
     def partition(self) -> Partition:
         """Divide the samples by the configured partitioner, as :func:`make_partition` does."""
@@ -153,11 +132,9 @@ class Scenario:
         }
         further: dict[str, JSON] = {
             "shares_samples": shared,
-            "samples": options.samples,
-            "imbalance": options.imbalance > 1 and options.imbalance,
             "public": len(self.public),
-            "unseen_domain": options.unseen_domain,
             "names": [*names],
+            **self.further,
         }
         info |= {name: value for name, value in further.items() if value}
         return self.with_unseen_clients(Partition(train, test, info))
@@ -220,24 +197,20 @@ class Scenario:
                 )
             return
         again = "make the partition again (fedcore data split, or fedcore.data.make_partition) with"
-        for option, is_given in (("--samples", options.samples is not None), ("--imbalance", options.imbalance > 1)):
-            if is_given:
-                raise ConfigError(f"{option}: {where} already says which samples are used; leave it out")
         if options.client_test_fraction not in (0, partition.info["client_test_fraction"]):
             raise ConfigError(
                 f"--client-test-fraction is {options.client_test_fraction}, but {where} was made with "
                 f"{partition.info['client_test_fraction']}; leave it out, or {again} --client-test-fraction "
                 f"{options.client_test_fraction}"
             )
-        held = torch.cat([partition.train.positions, partition.test.positions])
-        for rows, option, same in (
-            (self.unseen, f"--unseen-domain {options.unseen_domain}", "--unseen-domain"),
-            (self.public, f"--public {options.public}", "--public and --seed, or name another data set"),
-        ):
-            if both := int(torch.isin(held, rows).sum()):
-                raise ConfigError(
-                    f"{option}: {where} gives {both} of these samples to clients; {again} the same {same}"
-                )
+        held = torch.cat([partition.train.positions, partition.test.positions]).numpy()
+        if outside := int(np.isin(held, self.rows, invert=True).sum()):
+            chosen = {"public": options.public} if len(self.public) else {}
+            taken = " and ".join(f"{flag_of(name)} {value}" for name, value in {**chosen, **self.further}.items())
+            raise ConfigError(
+                f"{where} gives clients {outside} samples that {taken} takes from them; leave the option out, or "
+                f"{again} the same options and --seed"
+            )
 
     def with_unseen_clients(self, partition: Partition) -> Partition:
         """Return a partition whose last clients are the unseen ones, named or drawn. The others keep their order.
@@ -266,37 +239,6 @@ class Scenario:
             **({"names": [names[k] for k in order]} if "names" in partition.info else {}),
         }
         return Partition(train, test, partition.info | further)
-
-
-def _long_tailed(labels: IntArray, num_classes: int, imbalance: float, seed: int) -> IntArray:
-    """Return the positions of a long-tailed training set, ascending (Cui et al., CVPR 2019, section 5.1).
-
-    Class c of C keeps n * imbalance^(-c / (C - 1)) samples, drawn from the seed, n the size of the largest class. A
-    class that has fewer keeps all of them.
-    """
-    if imbalance == 1:
-        return np.arange(len(labels))
-    rng, kept = numpy_generator(seed, "imbalance"), []
-    most = np.bincount(labels).max()
-    for c in range(num_classes):
-        size = max(1, int(most * imbalance ** (-c / max(1, num_classes - 1))))
-        kept.append(rng.permutation(np.flatnonzero(labels == c))[:size])
-    return np.sort(np.concatenate(kept))
-
-
-def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:
-    """Return the positions to assign, ascending: all, or as many as ``samples``, drawn class by class."""
-    if samples is None or samples == len(labels):
-        return np.arange(len(labels))
-    if samples > len(labels):
-        raise ConfigError(f"--samples is {samples}, but there are {len(labels)} training samples to assign")
-    share = samples / len(labels)
-    drawn = np.flatnonzero(draw_by_class(labels, share, numpy_generator(seed, "samples")))
-    if len(drawn) < samples:  # small classes gave less than their share, as the last sample of a class is never drawn
-        rng = numpy_generator(seed, "samples")
-        others = np.flatnonzero(~draw_by_class(labels, 1 - share, rng))
-        drawn = np.sort(rng.permutation(others)[:samples])
-    return drawn
 
 
 def _hold_out(train: IndexLists, labels: IntArray, fraction: float, seed: int) -> tuple[IndexLists, IndexLists]:

@@ -73,8 +73,8 @@ class Evaluator:
                     domain: evaluate(model, dataset.test, *of, indices=rows, **how)
                     for domain, rows in self._domains.items()
                 }
-            hidden = federation.config.unseen_domain
-            unseen = counts.pop(hidden, None) if hidden is not None else None
+            hidden = str(federation.partition.info.get("unseen_domain", ""))
+            unseen = counts.pop(hidden, None) if hidden else None
             self.counted["global"] = total = reduce(add, counts.values())
             metrics["global"] = total.rates(self.further)
             if dataset.domains:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base import registry
-from fedcore.base.config import ExecutionOptions, FederationOptions, MethodOptions, RunConfig
+from fedcore.base.config import ExecutionOptions, MethodOptions, RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data.assign import Scenario, with_public
@@ -41,7 +41,7 @@ def resolve_config(config: RunConfig, dataset: Dataset | None = None) -> tuple[R
         dataset = with_public(dataset, config.public, config.seed, config.data_dir)
     if not len(dataset.test):
         raise ConfigError(f"data set {config.dataset!r} has no test samples, but every run is evaluated on some")
-    _ = Scenario(config, dataset).unseen  # a wrong domain is refused before any long work
+    _ = Scenario(config, dataset).rows  # a wrong domain is refused before any long work
     models = [usual_model(dataset) if name == "auto" else name for name in config.client_models or [config.model]]
     resolved: dict[str, Any] = {
         "plugins": plugin_options(config, plugins),
@@ -92,7 +92,7 @@ def usual_model(dataset: Dataset) -> str:
     return "fdcl-cnn" if channels == 1 else "simple-cnn"
 
 
-def resolve_partition(options: FederationOptions, dataset: Dataset, made: Partition | None = None) -> Partition:
+def resolve_partition(options: RunConfig, dataset: Dataset, made: Partition | None = None) -> Partition:
     """Split the samples among the clients, or take the partition of a file or of the program.
 
     :param made: the program's partition instead of the configured one.
@@ -108,7 +108,7 @@ def resolve_partition(options: FederationOptions, dataset: Dataset, made: Partit
             made = Partition(made.train, made.test, plain_info(dataset.name, labels_sha256(dataset), "python"))
         check_partition(made, dataset, where)
     scenario.check(made, where)
-    return scenario.with_unseen_clients(made)
+    return scenario.with_unseen_clients(Partition(made.train, made.test, made.info | scenario.further))
 
 
 def tracking(trackers: Mapping[str, Any]) -> Any:

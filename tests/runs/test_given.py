@@ -372,7 +372,7 @@ def test_a_partition_of_the_program(tmp_path, as_what):
     [
         ({0: [1]}, {}, "partition is a dict; give a name"),
         (lambda labels, clients, seed: [], {}, "unexpected keyword argument 'alpha'"),
-        (lambda labels, clients, **_: {}, {}, "returned dict, expected a list with one array"),
+        (lambda labels, clients, **_: None, {}, "returned NoneType, expected a list with one array"),
         ([[0, 1], [2, 3], [4]], {"samples": None}, "3 lists, but clients is 2; write clients=3"),
         ([[0, 1], [2, 0]], {}, "list per client, but sample 0 is used more than once, by client 0 and 1$"),
         ([[0, 1], [2, 1437]], {}, "list per client, but there are indices outside 0..1436"),
@@ -411,7 +411,7 @@ IID = make_partition(DIGITS, RunConfig(partition="iid", clients=2))
 @pytest.mark.parametrize(
     ("partition", "options", "reason"),
     [
-        (IID, {"public": "0.3"}, "the partition gives 431 of these samples to clients"),
+        (IID, {"public": "0.3"}, "the partition gives clients 431 samples that --public 0.3 takes"),
         (IID, {"clients": 3}, "--clients is 3, but the partition has 2 clients; write --clients 2"),
         (IID, {"dataset": arrays()}, "the partition splits 'digits', whose labels differ"),
         (Partition(list(IID.train), list(IID.train), IID.info), {}, "is used more than once"),

@@ -22,8 +22,6 @@ BATCHES = 2
 
 _SMALL: dict[str, Any] = {
     "rounds": 2,  # the second has states, payloads and previous models
-    "samples": None,
-    "imbalance": 1.0,
     "warmup_rounds": 0,
     "participation": 1.0,
     "min_clients": 1,

@@ -256,7 +256,8 @@ def _setting_of(config: RunConfig) -> tuple[str, ...]:
         partition += f" ({config.classes_per_client} per client)"
     elif uses_alpha(partition):
         partition += f" (alpha {config.alpha:g})"
-    long_tail = f", imbalance {config.imbalance:g}" if config.imbalance > 1 else ""
+    imbalance = getattr(config, "imbalance", 1)
+    long_tail = f", imbalance {imbalance:g}" if imbalance > 1 else ""
     some = "" if config.participation == 1 else f", {100 * config.participation:g} % in each round"
     work = f"{config.local_steps} local steps" if config.local_steps else f"{config.local_epochs} local epochs"
     work = work.removesuffix("s") if work.startswith("1 ") else work

@@ -106,7 +106,8 @@ def _share(config: RunConfig, other: RunConfig) -> float:
 
     If a run takes all samples, their number is not known here, and both runs count as equally large.
     """
-    samples = config.samples / other.samples if config.samples and other.samples else 1
+    ours, theirs = (getattr(each, "samples", None) for each in (config, other))  # an option of fedcore-zoo
+    samples = ours / theirs if ours and theirs else 1
     return config.local_epochs / other.local_epochs * config.participation / other.participation * samples
 
 

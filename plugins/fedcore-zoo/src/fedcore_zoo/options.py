@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedcore import Section
+from fedcore import Section, Trait
 from fedcore.tools import Kind
 
 if TYPE_CHECKING:
     from fedcore import SplitModel
     from fedcore.client import Setup
-    from fedcore.data import Dataset, Partition
+    from fedcore.data import Dataset, IntArray, Partition
 
 
 class Weights(Section):
@@ -90,6 +90,40 @@ class Augmented(Section):
         from dataclasses import replace
 
         return dataset if self.augmentation is None else replace(dataset, augmentation=self.augmentation)
+
+
+class Divided(Section):
+    """Which training samples of a data set are divided among the clients."""
+
+    panel = "Clients"
+
+    if TYPE_CHECKING:
+        public: str | None = None
+        """The option of the core, which a run has, too."""
+
+    samples: Annotated[int | None, Trait.PARTITION] = Field(
+        default=None,
+        ge=1,
+        description="Number of training samples to assign, drawn in proportion to the classes. Default: all.",
+    )
+    imbalance: Annotated[float, Trait.PARTITION] = Field(
+        default=1.0,
+        ge=1,
+        le=1_000_000_000,
+        description="Long tail of the training set: how many times as many samples the first class has as the last. 1:"
+        " as it is.",
+    )
+    unseen_domain: Annotated[str | None, Trait.PARTITION] = Field(
+        default=None,
+        description="Domain that no client holds, of a data set with domains. The global model is evaluated"
+        " on it separately.",
+    )
+
+    def divided(self, dataset: Dataset, rows: IntArray) -> IntArray:
+        """Return the positions of the samples that these options leave."""
+        from fedcore_zoo.divided import divided
+
+        return divided(self, dataset, rows)
 
 
 class Norm(Section):
