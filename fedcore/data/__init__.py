@@ -46,13 +46,10 @@ if TYPE_CHECKING:
     from fedcore.data.samples import JSON as JSON
     from fedcore.data.samples import Samples as Samples
     from fedcore.data.samples import TensorSamples as TensorSamples
-    from fedcore.data.samples import as_array as as_array
     from fedcore.data.samples import by_any_thread as by_any_thread
     from fedcore.data.samples import check_labels as check_labels
     from fedcore.data.samples import check_offsets as check_offsets
-    from fedcore.data.samples import column_names as column_names
     from fedcore.data.samples import first_ten as first_ten
-    from fedcore.data.samples import in_order as in_order
     from fedcore.data.task import Task as Task
     from fedcore.data.task import check_classes as check_classes
     from fedcore.data.task import task_of as task_of

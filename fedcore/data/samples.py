@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -146,66 +145,9 @@ class TensorSamples:
         return {}
 
 
-def as_array(value: Any, name: str) -> Array:
-    """Return an array, a tensor, a DataFrame or a list as an array of the same values.
-
-    A DataFrame of columns of different types becomes float64: true and false are 1 and 0, and empty cells nan.
-
-    :raises DataError: the array would lose a part of the value: it is sparse, masked or complex, or a column of a
-        DataFrame does not hold numbers. The message calls it ``name``.
-    """
-    if hasattr(value, "toarray") or (isinstance(value, Tensor) and value.layout != torch.strided):
-        raise DataError(f"{name} is sparse; write {name}.{'to_dense' if isinstance(value, Tensor) else 'toarray'}()")
-    if np.ma.is_masked(value):
-        raise DataError(f"{name} has masked cells, which have no value; fill them with .filled(...), or leave them out")
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().resolve_conj()
-        array: Array = (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # NumPy has no bfloat16
-    else:
-        array = np.asarray(value)
-    if array.dtype.kind == "O" and array.ndim == 2 and hasattr(value, "iloc"):
-        array = np.column_stack(
-            [_column(value.iloc[:, k], f"{name}: column {c!r}") for k, c in enumerate(value.columns)]
-        )
-    if array.dtype.kind == "c":
-        raise DataError(f"{name} holds complex numbers; give their real and imaginary parts as columns or channels")
-    return array
-
-
-def _column(series: Any, where: str) -> Array:
-    """Return a column of a DataFrame as float64."""
-    try:
-        if series.dtype.kind in "mMc":
-            raise TypeError(f"they are {series.dtype}")
-        found: Array = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where} has cells that are no numbers: {error}") from error
-    return found
-
-
 def first_ten(names: Sequence[object]) -> str:
     """Return names for a message; of many the first ten and the number of the others."""
     return ", ".join(map(str, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-
-
-def column_names(table: Any) -> tuple[str, ...]:
-    """Return the names of a DataFrame's columns; nothing if they are numbers, and for anything else."""
-    names = tuple(getattr(table, "columns", ()))
-    return names if all(isinstance(name, str) for name in names) else ()
-
-
-def in_order(table: Any, columns: Sequence[str], name: str) -> Any:
-    """Return a DataFrame's columns in the order of training. What has no names of columns is returned as it is.
-
-    :raises DataError: a column is missing. The message calls the table ``name``.
-    """
-    found = set(column_names(table))
-    if not (found and columns):
-        return table
-    missing = next((column for column in columns if column not in found), None)
-    if missing is not None:
-        raise DataError(f"{name} has no column {missing!r}, which is one of the {len(columns)} columns of training")
-    return table[list(columns)]
 
 
 def check_offsets(name: str, offsets: Tensor, total: int) -> None:

@@ -19,16 +19,14 @@ from fedcore.data import (
     Split,
     Task,
     TensorSamples,
-    as_array,
     assemble,
     check_classes,
-    column_names,
     first_ten,
-    in_order,
     numbered_as,
     task_of,
     with_labels,
 )
+from fedcore_zoo.tables import as_array, column_names, in_order
 
 Array: TypeAlias = npt.NDArray[Any]
 

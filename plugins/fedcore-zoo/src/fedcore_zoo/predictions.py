@@ -13,8 +13,9 @@ from torch.utils import data as torch_data
 
 from fedcore import DataError, RunResult
 from fedcore.client import evaluate as counts_of
-from fedcore.data import Inputs, Samples, TensorSamples, as_array, in_order, normalise
+from fedcore.data import Inputs, Samples, TensorSamples, normalise
 from fedcore.models import evaluating, forward_chunk
+from fedcore_zoo.tables import as_array, in_order
 
 
 def predict(result: RunResult, x: Any, model: nn.Module | None) -> npt.NDArray[Any]:
