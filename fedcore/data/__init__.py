@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fedcore.data.samples import check_offsets as check_offsets
     from fedcore.data.samples import first_ten as first_ten
     from fedcore.data.task import Task as Task
-    from fedcore.data.task import check_classes as check_classes
+    from fedcore.data.task import other_task as other_task
     from fedcore.data.task import task_of as task_of
 
 __getattr__, __dir__, __all__ = lazy(__name__, __file__)

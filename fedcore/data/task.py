@@ -6,22 +6,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcore.base.errors import DataError, PluginContractError
+from fedcore.base.errors import PluginContractError
 from fedcore.base.metrics import NO_METRICS, Counts, Metrics
-from fedcore.base.registry import available, resolve
-from fedcore.data.samples import Array, first_ten
-
-REGRESSION = "Numbers to predict are targets of --task regression, of the package fedcore-tasks"
-RENUMBER = (
-    "names = numpy.unique(numpy.concatenate([y_train, y_test])), then numpy.searchsorted(names, y_train) and "
-    "numpy.searchsorted(names, y_test)"
-)
-"""Makes labels 0..C-1 of names or numbers of any kind, the same in both parts."""
+from fedcore.base.registry import available, needed, resolve
+from fedcore.data.samples import Array
 
 
 class Task:
@@ -68,7 +60,8 @@ class Task:
 
         :raises DataError: they are not labels of this task. The message begins with ``where``, and tells what to do.
         """
-        return labels_of(y, count, where)
+        labels: Tensor = needed("feature", "class_labels", "an array of classes")(y, count, where)
+        return labels
 
     @classmethod
     def width(cls, labels: Tensor) -> int:
@@ -137,60 +130,3 @@ def other_task(y: Array, task: type[Task] = Task) -> str:
         return f". Such labels are of --task {fitting.name}"
     others = ". Numbers to predict, several labels, times and masks are of other tasks, of the package fedcore-tasks"
     return "" if "regression" in available("task") else others
-
-
-def labels_of(y: Array, count: int, where: str) -> Tensor:
-    """Return an array of classes as labels (n,) int64; also of shape (n, 1).
-
-    :raises DataError: it does not hold ``count`` whole numbers. The message tells how to convert it.
-    """
-    if y.ndim == 2 and y.shape[1] == 1:  # the shape Keras gives CIFAR labels
-        y = y[:, 0]
-    if y.shape == (count,) and y.dtype.kind in "iu":
-        return torch.from_numpy(y.astype(np.int64))
-    hint = other_task(y)
-    if y.ndim == 2 and y.dtype.kind in "fiub" and (np.sort(y, axis=1) == np.eye(1, y.shape[1], y.shape[1] - 1)).all():
-        hint = ". They become labels by y.argmax(axis=1)"
-    elif y.ndim == 1 and y.dtype.kind == "b":
-        hint = ". They become labels by y.astype(int)"
-    elif y.ndim == 1 and y.dtype.kind == "f":
-        known = y[~np.isnan(y)]
-        lead = "They" if known.size == y.size else "Leave out samples whose label is NaN; the others"
-        if np.array_equal(known, np.floor(known)):
-            hint = f". {lead} become labels by y.astype(int){_doubt(known)}"
-    elif y.dtype.kind in "OUS":
-        hint = f". Names become labels by {RENUMBER}"
-    raise DataError(
-        f"{where}: labels must be integers of shape ({count},), one for each sample, "
-        f"not {y.dtype} of shape {y.shape}{hint}"
-    )
-
-
-def _doubt(labels: Array) -> str:
-    """Return the condition of an advice on labels that have as many values as a quantity."""
-    distinct = len(np.unique(labels))
-    few = distinct <= max(10, len(labels) / 10)
-    return "" if few else f" if their {distinct} different values are classes and no quantity. {REGRESSION}"
-
-
-def check_classes(train: Tensor, test: Tensor, where: str) -> None:
-    """Refuse labels (n,) int64 that are not 0..C-1 with every class in the training part.
-
-    :raises DataError: names the labels, the classes that are missing, and how to renumber labels.
-    """
-    found = torch.unique(train)
-    unseen = test[~torch.isin(test, found)]
-    if len(unseen):
-        raise DataError(
-            f"{where}: labels must be 0..C-1 with every class in y_train, but {len(unseen)} of {len(test)} test "
-            f"samples have classes without a training sample: {first_ten(torch.unique(unseen).tolist())}. Add "
-            "training samples of these classes, or leave these test samples out of x_test and y_test; if numbers are "
-            f"then missing, renumber both parts together: {RENUMBER}{_doubt(train.numpy())}"
-        )
-    if not torch.equal(found, torch.arange(len(found))):
-        without = "Leave out samples without a class, then r" if found[0] < 0 else "R"
-        raise DataError(
-            f"{where}: labels must be 0..C-1 with every class in y_train; found {int(found[0])}..{int(found[-1])} "
-            f"({len(found)} distinct) in y_train. {without}enumber both parts together: "
-            f"{RENUMBER}{_doubt(train.numpy())}"
-        )

@@ -20,12 +20,12 @@ from fedcore.data import (
     Task,
     TensorSamples,
     assemble,
-    check_classes,
     first_ten,
     numbered_as,
     task_of,
     with_labels,
 )
+from fedcore_zoo.labels import check_classes
 from fedcore_zoo.tables import as_array, column_names, in_order
 
 Array: TypeAlias = npt.NDArray[Any]
