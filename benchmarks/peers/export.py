@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import exported
+import torch
 from exported import Exported, Job
 
 from fedcore import RunConfig
@@ -16,25 +18,25 @@ from fedcore_bench.workloads import Workload
 
 PARTITION = "partition.json"
 NEEDED = (
-    "model", "projection", "clients", "participation", "local_epochs", "batch_size", "lr", "momentum", "weight_decay",
-    "eval_every", "seed",
+    "model", "projection", "clients", "participation", "local_epochs", "local_steps", "batch_size", "lr", "momentum",
+    "weight_decay", "eval_every", "seed",
 )  # fmt: skip
 
 
-def export(workload: Workload, folder: Path) -> Exported:
-    """Write a workload's data, partition, initial weights and settings into a folder."""
-    config, dataset = resolve_config(configured(workload, {"device": "cpu"}))
+def export(workload: Workload, folder: Path, **options: Any) -> Exported:
+    """Write a workload's data, partition, initial weights and settings into a folder.
+
+    :param options: of RunConfig, such as ``data_dir``.
+    """
+    config, dataset = resolve_config(configured(workload, {"device": "cpu", **options}))
     partition = resolve_partition(config, dataset)
     partition.save(folder / PARTITION)
     train, test = dataset.train, dataset.test
-    assert isinstance(train, ResidentSamples)
-    assert isinstance(test, ResidentSamples)
-    assert train.images.is_floating_point(), "samples that are normalised when gathered cannot be exported as they are"
     model = make_model(config, dataset.num_classes, dataset.input_shape)
     values = Exported(
-        train.images,
+        train.gather(torch.arange(len(train))),  # normalised
         train.labels,
-        test.images,
+        test.gather(torch.arange(len(test))),
         test.labels,
         [held.clone() for held in partition.train],
         {name: tensor.detach() for name, tensor in model.state_dict().items()},
@@ -67,6 +69,7 @@ def config_of(job: Job) -> RunConfig:
             "partition": str(job.folder / PARTITION),
             "rounds": job.rounds,
             "workers": job.cores,
+            "stack": job.stack if job.stack == "auto" else int(job.stack),
             "device": "cpu",
             "out": job.folder / "run",
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import os
 import resource
 import sys
@@ -109,11 +110,17 @@ class ClientData:
         return len(self.exported.holds[self.number])
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield one epoch's batches in a new random order, the short last one too: one gather, then slices."""
+        """Yield one epoch's batches in a new random order, the short last one too: one gather, then slices.
+
+        With ``local_steps`` so many batches are an epoch: from several passes, or from a part of one.
+        """
         first_batch()
         held = self.exported.holds[self.number]
-        rows = held[torch.randperm(len(held))]
-        yield from zip(self.exported.images[rows].split(size), self.exported.labels[rows].split(size), strict=True)
+        left = self.exported.settings.get("local_steps") or math.ceil(len(held) / size)
+        while left > 0:
+            rows = held[torch.randperm(len(held))][: left * size]
+            yield from zip(self.exported.images[rows].split(size), self.exported.labels[rows].split(size), strict=True)
+            left -= math.ceil(len(rows) / size)
 
 
 @dataclass(frozen=True)
@@ -122,11 +129,13 @@ class Job:
 
     :param rounds: all of them, the warm-up included.
     :param cores: processors to use.
+    :param stack: fedcore's option.
     """
 
     folder: Path
     rounds: int
     cores: int
+    stack: str = "1"
 
     @classmethod
     def from_command_line(cls) -> Job:
@@ -135,6 +144,7 @@ class Job:
         parser.add_argument("folder", type=Path)
         parser.add_argument("--rounds", type=int, required=True)
         parser.add_argument("--cores", type=int, required=True)
+        parser.add_argument("--stack", default="1")
         return cls(**vars(parser.parse_args()))
 
     def evaluates(self, number: int) -> bool:

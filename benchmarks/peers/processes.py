@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_PAGE = os.sysconf("SC_PAGE_SIZE") / 2**20
 _PROC = Path("/proc")
 
 
@@ -94,14 +93,13 @@ def descendants(root: int) -> set[int]:
 
 
 def memory_mib(processes: set[int]) -> float:
-    """Return private memory of all processes and, once, the largest shared part: an estimate that is cheap to take."""
-    private = shared = 0.0
+    """Return the proportional set size (PSS) of all processes: what several have in common counts once."""
+    total = 0
     for process in processes:
-        with suppress(OSError, ValueError):
-            resident, common = map(int, (_PROC / str(process) / "statm").read_text().split()[1:3])
-            private += (resident - common) * _PAGE
-            shared = max(shared, common * _PAGE)
-    return private + shared
+        with suppress(OSError, ValueError, StopIteration):
+            lines = (_PROC / str(process) / "smaps_rollup").read_text().splitlines()
+            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
 
 
 def _end(processes: set[int], patience: float) -> None:

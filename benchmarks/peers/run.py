@@ -30,6 +30,7 @@ QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_local_fs_capacity_threshold": "0.999",
     "PYTHONNOUSERSITE": "1",
     "PYTHONWARNINGS": "ignore",
 }
@@ -58,7 +59,8 @@ def _torchrun(python: str, arguments: list[str], cores: int) -> list[str]:
     return [python, *launcher, str(HERE / "run_pfl.py"), *arguments]
 
 
-OWN = (Side(REFERENCE, None, _script("run_reference.py")), Side("fedcore", None, _script("run_fedcore.py")))
+STACKED = Side("fedcore --stack auto", None, lambda *given: [*_script("run_fedcore.py")(*given), "--stack", "auto"])
+OWN = (Side(REFERENCE, None, _script("run_reference.py")), Side("fedcore", None, _script("run_fedcore.py")), STACKED)
 PEERS = {
     side.name: side
     for side in (
@@ -69,7 +71,8 @@ PEERS = {
         Side("fluke", "fluke-fl", _script("run_fluke.py")),
     )
 }
-WORKLOADS = ("W1", "W2", "tiny", "pfl-cifar10")
+ROUNDS = {"W1": 2, "W2": 2, "tiny": 20, "pfl-cifar10": 3, "cross-device": 2}
+"""Workload -> the timed rounds of a run by default: in three blocks all of them take some 25 minutes on two cores."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Setting:
 def run_side(side: Side, python: str, run: Run, setting: Setting) -> Run:
     """Run one side and return its result, or why there is none."""
     total = setting.rounds + WARM_UP
-    place = setting.folder / f"{side.name}-{run.block}"
+    place = setting.folder / f"{side.name.replace(' ', '')}-{run.block}"
     place.mkdir()
     # Hard links: the runner's own files end in its own folder, and the data are stored once.
     for file in setting.folder.iterdir():
@@ -133,12 +136,14 @@ def run_block(workload: str, block: int, sides: Sequence[tuple[Side, str | Excep
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; exits 2 on a mistake in it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="can be given again; default W1 and W2")
+    parser.add_argument("--workload", action="append", choices=[*ROUNDS], help="can be given again; default all")
     parser.add_argument("--peer", action="append", choices=list(PEERS), help="can be given again; default all")
-    parser.add_argument("--rounds", type=_positive, default=5, help="timed rounds of a run, after 2 that warm up")
+    parser.add_argument("--rounds", type=_positive, help="timed rounds of a run, after one that warms up")
     parser.add_argument("--blocks", type=_positive, default=1, help="runs of each side, in turn")
     parser.add_argument("--envs", type=Path, default=HERE / ".envs", help="where the environments are or will be made")
     parser.add_argument("--timeout", type=_positive, default=1200, help="seconds that one run may take")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="holds Fashion-MNIST, for cross-device")
+    parser.add_argument("--save", type=Path, help="a file for the JSON, written anew after each block")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     return parser.parse_args(arguments)
@@ -156,10 +161,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parse_arguments(arguments)
 
     import export
+    from cross_device import CROSS_DEVICE
 
     from fedcore.engines import cores
     from fedcore_bench.workloads import AGAINST_REFERENCE
 
+    workloads = {**AGAINST_REFERENCE, CROSS_DEVICE.name: CROSS_DEVICE}
     sides: list[tuple[Side, str | Exception]] = [(side, sys.executable) for side in OWN]
     for name in asked.peer or PEERS:
         try:
@@ -167,15 +174,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except environments.EnvironmentFailed as error:
             sides.append((PEERS[name], error))
     runs: list[Run] = []
-    for workload in asked.workload or WORKLOADS[:2]:
+    for workload in asked.workload or ROUNDS:
         # Not below a deep folder: Ray's sockets, and so its folder, must have short names.
         with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
-            setting = Setting(Path(folder), asked.rounds, cores(), asked.timeout)
-            export.export(AGAINST_REFERENCE[workload], setting.folder)
+            setting = Setting(Path(folder), asked.rounds or ROUNDS[workload], cores(), asked.timeout)
+            export.export(workloads[workload], setting.folder, data_dir=asked.data_dir)
+            own = [pair for pair in sides if workload == "tiny" or pair[0] is not STACKED]
             for block in range(1, asked.blocks + 1):
-                runs += run_block(workload, block, sides, setting)
+                runs += run_block(workload, block, own, setting)
+                if asked.save:
+                    asked.save.write_text(as_json(runs, cores()), encoding="utf-8")
     show(asked, runs, cores())
     return int(any(run.error for run in runs))
+
+
+def as_json(runs: Sequence[Run], cores: int) -> str:
+    """Return the table with all that it was made from."""
+    versions = {"torch": version("torch")}
+    for name, side in PEERS.items():
+        pins = environments.pins(HERE / "requirements" / f"{name}.txt")
+        versions[side.package or name] = pins[side.package or name]
+    about = {"cores": cores, "machine": platform.processor() or platform.machine(), "versions": versions}
+    return table.as_json(table.rows(runs), runs, {**about, "warm_up": WARM_UP})
 
 
 def show(asked: argparse.Namespace, runs: list[Run], cores: int) -> None:
@@ -184,12 +204,7 @@ def show(asked: argparse.Namespace, runs: list[Run], cores: int) -> None:
     for remark in table.strayed(rows):
         print(f"note: {remark}", file=sys.stderr)
     if asked.json:
-        versions = {"torch": version("torch")}
-        for name, side in PEERS.items():
-            pins = environments.pins(HERE / "requirements" / f"{name}.txt")
-            versions[side.package or name] = pins[side.package or name]
-        about = {"cores": cores, "machine": platform.processor() or platform.machine(), "versions": versions}
-        print(table.as_json(rows, runs, {**about, "rounds": asked.rounds, "warm_up": WARM_UP}))
+        print(as_json(runs, cores))
     elif asked.markdown:
         print(table.markdown(rows))
     else:

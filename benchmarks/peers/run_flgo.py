@@ -66,6 +66,7 @@ def main() -> None:
             "num_rounds": job.rounds,
             "proportion": settings["participation"],
             "num_epochs": settings["local_epochs"],
+            "num_steps": settings["local_steps"] or -1,
             "batch_size": settings["batch_size"],
             "learning_rate": settings["lr"],
             "momentum": settings["momentum"],

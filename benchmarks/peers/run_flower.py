@@ -55,6 +55,8 @@ def main() -> None:
         strategy = FedAvg(
             fraction_train=workload.settings["participation"],
             fraction_evaluate=0.0,
+            # In 1.42 the share is of the nodes that are connected when it first looks: none.
+            min_train_nodes=round(workload.settings["participation"] * workload.settings["clients"]),
             min_available_nodes=workload.settings["clients"],
         )
         strategy.start(

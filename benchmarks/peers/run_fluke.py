@@ -7,6 +7,7 @@ Unfavourable: it draws a progress bar.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,10 +23,15 @@ from torch import nn
 class Loader(FastDataLoader):
     """Notes when the first batch is drawn."""
 
+    steps: int | None
+
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch."""
+        """Begin an epoch; with ``local_steps`` it is so many batches."""
         first_batch()
-        return super().__iter__()
+        if not self.steps:
+            return super().__iter__()
+        passes = (super(Loader, self).__iter__() for _ in itertools.count())
+        return itertools.islice(itertools.chain.from_iterable(passes), self.steps)
 
 
 class Timed(FedAVG):
@@ -48,6 +54,7 @@ def main() -> None:
     data = exported.load(job.folder)
     settings, classes = data.settings, int(data.labels.max()) + 1
     torch.set_num_threads(job.cores)
+    Loader.steps = settings["local_steps"]
     environment = FlukeENV()
     environment.set_seed(settings["seed"])
     environment.set_device("cpu")

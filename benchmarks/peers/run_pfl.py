@@ -81,11 +81,18 @@ def main() -> None:
     np.random.seed(0)  # pfl's processes draw the same users only from the same seed
     workload, watch = exported.load(job.folder), Stopwatch(job)
     settings = workload.settings
-    clients = [
-        PyTorchTensorDataset((workload.images[held], workload.labels[held]), user_id=str(number))
-        for number, held in enumerate(workload.holds)
-    ]
-    users = FederatedDataset(clients.__getitem__, get_user_sampler("minimize_reuse", range(len(clients))))
+    steps = settings["local_steps"]
+
+    def made(number: int) -> PyTorchTensorDataset:
+        held = workload.holds[number]
+        if steps:  # pfl ends a client at the end of its samples
+            held = held.repeat(-(-steps * settings["batch_size"] // len(held)))[: steps * settings["batch_size"]]
+        return PyTorchTensorDataset((workload.images[held], workload.labels[held]), user_id=str(number))
+
+    numbers = range(len(workload.holds))
+    # Clients with passes of their samples in a row are too large to be kept.
+    client_of = made if steps else [made(number) for number in numbers].__getitem__
+    users = FederatedDataset(client_of, get_user_sampler("minimize_reuse", numbers))
     network = Network(workload.model())
     model = PyTorchModel(
         network,

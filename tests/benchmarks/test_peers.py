@@ -147,30 +147,42 @@ def finished(side, block, *seconds, accuracy=0.5):
 
 def test_ratios_are_to_the_reference_of_the_same_block_without_the_warm_up():
     runs = [
-        finished("reference", 1, 99, 99, 1.0, 2.0, 6.0),
-        finished("pfl", 1, 99, 99, 3.0, 2.0, 4.0),
+        finished("reference", 1, 99, 1.0, 2.0, 3.0, 6.0),
+        finished("pfl", 1, 99, 3.0, 2.0, 4.0, 3.0),
         table.Run("W1", "flgo", 1, error="exit 1: no"),
-        finished("reference", 2, 99, 99, 10.0, 10.0, 10.0),
-        finished("pfl", 2, 99, 99, 20.0, 20.0, 20.0),
+        finished("reference", 2, 99, 10.0, 10.0, 10.0),
+        finished("pfl", 2, 99, 20.0, 20.0, 20.0),
     ]
     reference, pfl, flgo = table.rows(runs)
     assert reference.ratio == Spread(1.0, 1.0, 1.0)
-    assert pfl.seconds == Spread(12.0, 2.0, 20.0)
-    assert pfl.ratio == Spread(1.75, 1.5, 2.0)  # medians 3 to 2 and 20 to 10
+    assert pfl.seconds == Spread(4.0, 2.0, 20.0)
+    assert pfl.ratio == Spread(1.75, 1.5, 2.0)  # medians 3 to 2 and 20 to 10, without the last rounds
     assert pfl.mean_ratio == Spread(1.5, 1.0, 2.0)
-    assert (pfl.start_up, pfl.total, pfl.accuracy, pfl.rounds) == (3.0, 9.0, 0.5, 6)
+    assert (pfl.start_up, pfl.total, pfl.accuracy, pfl.rounds) == (3.0, 9.0, 0.5, 7)
     assert (flgo.seconds, flgo.ratio, flgo.error) == (None, None, "exit 1: no")
     printed = table.markdown([reference, pfl, flgo]).splitlines()
-    assert printed[3].startswith("| W1 | pfl | 12.00 (2.00-20.00) | 1.75 (1.50-2.00) | 1.50 (1.00-2.00) | 3.0 |")
+    assert printed[3].startswith("| W1 | pfl | 4.00 (2.00-20.00) | 1.75 (1.50-2.00) | 1.50 (1.00-2.00) | 3.0 |")
     assert "failed: exit 1: no" in printed[4]
     assert len({text.count("|") for text in printed}) == 1
     content = json.loads(table.as_json([pfl], runs, {"cores": 2}))
     assert content["rows"][0]["ratio"]["median"] == 1.75
-    assert [len(each["seconds"]) for each in content["runs"]] == [3, 3, 0, 3, 3]
+    assert [len(each["seconds"]) for each in content["runs"]] == [4, 4, 0, 3, 3]
+
+
+def test_clients_of_a_number_of_steps(monkeypatch, tmp_path):
+    """Whole batches from several passes, each in an order of its own, or from a part of one pass."""
+    monkeypatch.setenv(f"{exported.STARTED}_FILE", str(tmp_path / "first"))
+    numbers = torch.arange(40)
+    holds = [numbers[:6], numbers[6:]]
+    workload = exported.Exported(numbers.float(), numbers, numbers, numbers, holds, {}, {"local_steps": 5})
+    few, many = ([y.tolist() for _, y in workload.client(client).batches(3)] for client in (0, 1))
+    assert [len(batch) for batch in few + many] == [3] * 10
+    assert [sorted(few[k] + few[k + 1]) for k in (0, 2)] == [list(range(6))] * 2
+    assert len({y for batch in many for y in batch}) == 15
 
 
 def test_without_a_reference_there_is_no_ratio():
-    runs = [table.Run("W1", "reference", 1, error="stopped"), finished("pfl", 1, 9, 9, 3.0)]
+    runs = [table.Run("W1", "reference", 1, error="stopped"), finished("pfl", 1, 9, 3.0)]
     assert table.rows(runs)[1].ratio is None
     assert table.rows(runs)[1].seconds == Spread(3.0, 3.0, 3.0)
 
@@ -192,7 +204,7 @@ def test_a_failing_peer_is_reported_and_does_not_stop_the_others(tmp_path, capsy
     def side(name, code):
         return run.Side(name, None, lambda python, arguments, cores: [python, "-c", code, *arguments])
 
-    good = f"import sys; assert sys.argv[2:] == ['--rounds', '3', '--cores', '2']; print({line(1, 1, 2)!r})"
+    good = f"import sys; assert sys.argv[2:] == ['--rounds', '2', '--cores', '2']; print({line(1, 2)!r})"
     sides = [
         (side("reference", good), sys.executable),
         (side("breaks", "import sys; sys.exit('no module named flower')"), sys.executable),

@@ -108,9 +108,12 @@ class Trainer:
         """Train one client."""
         self.begin()
         self.model.train()
-        held = self.task.holds[client]
-        for _ in range(self.task.config.local_epochs):
-            for rows in held[torch.randperm(len(held), generator=self.stream)].split(self.task.config.batch_size):
+        config, held = self.task.config, self.task.holds[client]
+        per_pass = config.batches(len(held))
+        steps = config.local_steps or config.local_epochs * per_pass
+        for taken in range(0, steps, per_pass):
+            batches = held[torch.randperm(len(held), generator=self.stream)].split(config.batch_size)
+            for rows in batches[: steps - taken]:
                 self.step(rows)
 
     @torch.no_grad()
