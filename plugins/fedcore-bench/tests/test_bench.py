@@ -14,7 +14,7 @@ from fedcore.tools import app
 from fedcore_bench import measure, profile, workloads
 from fedcore_bench.cpu import CpuReference
 from fedcore_bench.measure import Spread, engine, in_turn
-from fedcore_bench.reference import Task
+from fedcore_bench.reference import Task, Trainer
 from fedcore_bench.workloads import AGAINST_REFERENCE, W3, Workload
 
 TINY = Workload(
@@ -197,6 +197,22 @@ def test_bare_steps_are_every_step_of_the_cohort(monkeypatch):
     bare.rounds(2)
     assert len(taken) == 2 * 2 * 3  # rounds, clients, epochs of one batch
     assert set(taken) <= {len(held) for held in bare.task.holds}
+
+
+@pytest.mark.parametrize(("options", "sizes"), [({"local_steps": 3}, [200, 100, 200]), ({}, [200, 100] * 3)], ids=str)
+def test_the_reference_takes_a_number_of_steps(options, sizes):
+    task = Task(
+        measure.configured(TINY, {"batch_size": 200, **options}),
+        *(torch.zeros(300, 8, 8, 1), torch.zeros(300, dtype=torch.int64)) * 2,
+        [torch.arange(300)],
+        [],
+    )
+    trainer, taken = object.__new__(Trainer), []
+    trainer.task, trainer.stream, trainer.step = task, torch.Generator(), taken.append
+    trainer.begin, trainer.model = lambda: None, torch.nn.Module()
+    trainer.train(0)
+    assert list(map(len, taken)) == sizes
+    assert sorted(torch.cat(taken[:2]).tolist()) == list(range(300))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """Several clients as one computation: their steps on batches of equal shape are one step on stacked tensors.
 
 Each client of a stack has a session and a working model of its own, whose parameters and optimizer state are slices of
-stacked tensors (K, ...). All of its work but the steps is therefore done as without a stack. A stacked step is one
-forward pass and one call of each hook of the loss under :func:`torch.func.vmap`, one backward pass from the sum of the
-clients' objectives, and one step of the optimizer.
+stacked tensors (K, ...). All of its work but the steps is therefore done as without a stack. Where no hook sees a
+client alone, :mod:`fedcore_accelerate.whole` does the rest once per stack, too. A stacked step is one forward pass and
+one call of each hook of the loss under :func:`torch.func.vmap`, one backward pass from the sum of the clients'
+objectives, and one step of the optimizer.
 
 A Python branch on a tensor, random numbers, an operation that ``vmap`` does not know and what
 :mod:`fedcore_accelerate.stacked_step` refuses cannot be stacked. Such steps are taken one by one.
