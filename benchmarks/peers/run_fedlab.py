@@ -10,15 +10,7 @@ from typing import Any
 
 import exported
 import torch
-
-try:
-    import torchvision  # noqa: F401 - FedLab imports it for data sets that are not used here
-except RuntimeError:
-    # A torchvision built for another torch (CPU, some CUDA) does not import unless its operators are declared.
-    OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in ("nms", "qnms"):
-        OPERATORS.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
+import torchvision_stub  # noqa: F401 - before FedLab
 from exported import Exported, Job, Stopwatch
 from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
 from fedlab.contrib.dataset.basic_dataset import FedDataset

@@ -13,6 +13,7 @@ from typing import Any
 
 import exported
 import torch
+import torchvision_stub  # noqa: F401 - before fluke
 from exported import Job, Stopwatch, first_batch
 from fluke import DDict, FlukeENV
 from fluke.algorithms.fedavg import FedAVG
