@@ -33,7 +33,7 @@ def runs(tmp_path_factory) -> Path:
     """Two methods with two seeds each, and held-out samples; copy before changing anything."""
     folder = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
-        for name, plugins in (("fedavg", {}), ("fedprox", {"fedprox": {"mu": 0.1}})):
+        for name, plugins in (("fedavg", {}), ("fedprox", {"fedprox": {"mu": 20.0}})):
             options = {"seed": seed, "plugins": plugins, "out": folder / f"{name}-{seed}"}
             fedcore.run(RunConfig(**TINY, **options, client_test_fraction=0.2))
     return folder
@@ -88,13 +88,18 @@ def test_everything_is_in_one_file(cli, runs: Path) -> None:
 
     folded = [element.all("summary")[0].text() for element in page.root.all("details")]
     names = sorted(run.name for run in runs.iterdir())
-    assert folded[:4] == [
+    assert folded[:3] == [
+        "1 note on these runs",
+        "All protocols in one table, all findings",
+        "global_local: 2 figures",
+    ]
+    assert folded[3:7] == [
         "4 runs",
         "Settings that all runs share",
         "Machine and commit",
         "Versions of what the runs used",
     ]
-    assert folded[4:] == ["Configuration of each run", *names]
+    assert folded[7:] == ["Configuration of each run", *names]
     versions = yaml.safe_load((runs / "fedavg-0" / "config.yaml").read_text())["versions"]
     machine = json.loads((runs / "fedavg-0" / "sessions.jsonl").read_text().splitlines()[0])["machine"]
     shown = {element.all("summary")[0].text(): element.text() for element in page.root.all("details")}
@@ -106,9 +111,11 @@ def test_everything_is_in_one_file(cli, runs: Path) -> None:
 
 
 def test_the_table_is_that_of_compare(cli, runs: Path) -> None:
-    """One table for all protocols; words stand at the left, the best mean of a column is bold."""
+    """The main protocol alone comes first. Words stand at the left, the best mean of a column is bold."""
     page, _ = report(cli, *sorted(runs.iterdir()))
-    groups, heads, *rows = page.table()
+    assert page.table()[0] == ["", "global", ""]
+    assert [row[:4] for row in page.table()[1:]] == [row[:4] for row in page.table(1)[1:]]
+    groups, heads, *rows = page.table(1)
     assert groups == ["", "global", "global_local", ""]
     pair = ["accuracy %", "minus fedavg [95 % interval]"]
     assert heads == ["method", "seeds", *pair, *pair, "s/round"]
@@ -119,9 +126,9 @@ def test_the_table_is_that_of_compare(cli, runs: Path) -> None:
         for cells, shown in zip(formats.printed([comparison])[0].rows, rows, strict=True):
             label, seeds, *numbers, seconds = cells
             assert [label, seeds, *numbers, seconds] == [*shown[:2], *shown[place : place + 2], shown[-1]]
-    words = [cell.text() for cell in page.root.all("table")[0].all("", "word")]
+    words = [cell.text() for cell in page.root.all("table")[1].all("", "word")]
     assert words == ["method", "fedavg", "fedprox"]
-    bold = [cell.text() for cell in page.root.all("table")[0].all("b")]
+    bold = [cell.text() for cell in page.root.all("table")[1].all("b")]
     means = [[float(row[place].split(" ")[0]) for row in rows] for place in (2, 4)]
     assert bold == [
         row[place]
@@ -137,9 +144,9 @@ def test_the_table_is_that_of_compare(cli, runs: Path) -> None:
     assert links["comparison.tex"].count(r"\begin{table}") == 2
     assert r"\label{tab:comparison-global_local}" in links["comparison.tex"]
 
-    clients = page.table(1)
+    clients = page.table(2)
     assert clients[1] == ["method", "clients' mean %", "std %", "worst 10 %", "best 10 %", "variance", "Jain"]
-    assert page.root.all("table")[1].all("td")[0].text() == "fedavg"
+    assert page.root.all("table")[2].all("td")[0].text() == "fedavg"
 
 
 def test_figures_are_the_runs_own_numbers(cli, runs: Path) -> None:
@@ -208,6 +215,39 @@ def test_figures_are_the_runs_own_numbers(cli, runs: Path) -> None:
     assert f"fedavg up, model\n{up:.3g} MB per round" in drawn["Communication per round"].said()
 
 
+def test_any_metric_stands_where_accuracy_does(cli, tmp_path: Path) -> None:
+    """Curves, boxes, tables and differences are of AUROC, by the clients' names; its ROC curve is drawn."""
+    options = {**TINY, "lr": 0.1, "client_test_fraction": 0.4, "metrics": ["auroc", "ece"], "alpha": 5.0}
+    for name in ("fedavg", "ditto"):
+        result = fedcore.run(RunConfig(**options, plugins=[name], out=tmp_path / name), progress=False)
+        row = result.metrics["personal" if name == "ditto" else "global_local"]
+        assert cli("compare", tmp_path / name, "--protocol", "global_local", "--metric", "auroc").exit_code == 0
+    file = tmp_path / "ditto" / "sessions.jsonl"
+    session = json.loads(file.read_text())
+    file.write_text(json.dumps({**session, "clients": ["Basel", "Chur", "Genf", "Zug"]}) + "\n")
+    seal(tmp_path / "ditto")
+    page, _ = report(cli, tmp_path / "fedavg", tmp_path / "ditto", "--metric", "auroc")
+    assert values(page.figures["AUROC over rounds, personal"])["ditto"][2] == pytest.approx(row["auroc"], rel=1e-3)
+    said = page.figures["AUROC by client, personal"].said()
+    assert f"Basel, seed 0\n{row['auroc_per_client']['0']:.3f}" in said
+    assert page.table()[1][:4] == ["method", "seeds", "auroc", "auroc (clients)"]
+    assert {"ditto\n1 at 1 false positive rate", "fedavg\n1 at 1 false positive rate"} <= {
+        *page.figures["ROC curve, personal"].said()
+    }
+    assert "Reliability diagram, personal" in page.figures
+    clients = page.table(2)
+    assert clients[1][1:4] == ["clients' auroc", "std", "worst 10 %"]
+    assert f"{min(row['auroc_per_client'].values()):.4f}" in " ".join(clients[-1])
+    chosen, _ = report(cli, tmp_path / "fedavg", tmp_path / "ditto", "--protocol", "global", out="chosen.html")
+    assert chosen.table()[0] == ["", "global", ""]
+    for flags, words in (
+        (("--metric", "macro-f1"), "no run measured it; metrics of the runs: auroc, "),
+        (("--protocol", "unseen"), "unknown protocol 'unseen'"),
+    ):
+        refused = cli("report", tmp_path / "ditto", *flags, "--out", "no.html")
+        assert (refused.exit_code, words in refused.stderr) == (2, True), refused.stderr
+
+
 @pytest.mark.slow
 def test_methods_without_a_global_model(cli, tmp_path: Path) -> None:
     """They stand in the same table, next to FedAvg's global model, and have the confusions of the clients' models."""
@@ -215,7 +255,8 @@ def test_methods_without_a_global_model(cli, tmp_path: Path) -> None:
         config = RunConfig(**TINY, plugins=[name], out=tmp_path / name, client_test_fraction=0.2)
         fedcore.run(config)
     page, _ = report(cli, tmp_path / "fedavg", tmp_path / "fedper")
-    groups, heads, fedavg, fedper = page.table()
+    assert page.table()[0] == ["", "personal", ""], "the protocol that all methods have"
+    groups, heads, fedavg, fedper = page.table(1)
     assert groups == ["", "global", "global_local", "personal", "personal_global", ""]
     assert fedper[2:6] == ["-"] * 4
     on_clients = [place for place, head in enumerate(heads) if head == "accuracy %"][1]
@@ -225,7 +266,7 @@ def test_methods_without_a_global_model(cli, tmp_path: Path) -> None:
     assert "which this table does not measure" not in page.text
     titles = [title for title in page.figures if title.startswith("Confusion matrix")]
     own = [f"Confusion matrix, {protocol}: fedper" for protocol in ("personal", "personal_global")]
-    assert titles == ["Confusion matrix, global: fedavg", *own]
+    assert titles == ["Confusion matrix, global: fedavg", own[1], own[0]], "those of other protocols are folded"
     summary = json.loads((tmp_path / "fedper" / "summary.json").read_text())
     row = summary["confusion_personal"][3]
     shown = [said for said in page.figures[own[0]].said() if said.startswith("class 3,")]
@@ -556,13 +597,13 @@ def test_the_table_shows_a_plugins_figure_once_where_it_is_asked_for(cli, copied
         (run / "summary.json").write_text(json.dumps(summary) + "\n")
         seal(run)
     page, _ = report(cli, *sorted(copied.iterdir()), "--reported", "tool.success")
-    groups, heads, *rows = page.table()
+    groups, heads, *rows = page.table(1)
     assert groups == ["", "global", "global_local", ""]
     assert (heads[2], heads.count("tool.success")) == ("tool.success", 1)
     assert {row[0]: row[2] for row in rows} == {"fedavg": "0.5000 ± 0.3536", "fedprox": "-"}
     assert {len(row) for row in rows} == {len(heads)}
     plain, _ = report(cli, *sorted(copied.iterdir()), out="plain.html")
-    assert [*heads[:2], *heads[3:]] == plain.table()[1]
+    assert [*heads[:2], *heads[3:]] == plain.table(1)[1]
     refused = cli("report", copied / "fedavg-0", "--reported", "tool.failure", "--out", "refused.html")
     assert (refused.exit_code, "no run has a number 'tool.failure' in its reports" in refused.stderr) == (2, True)
 

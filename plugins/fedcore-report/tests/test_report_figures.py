@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from dataclasses import replace
 from itertools import pairwise
@@ -376,8 +375,8 @@ def test_a_sweep(sweep: Path, cli, tmp_path) -> None:
     assert (tmp_path / "report.html").stat().st_size < 1_500_000
     page = Page(tmp_path / "report.html")
     over = page.figures["Accuracy over rounds, global"]
-    assert re.match("fedavg(,| and) fedprox ", over.all("strong")[0].text())
-    assert [line.attributes["class"] for line in over.all("path", "line")][:2] == ["c0 line d0", "c1 line d1 over"]
+    assert "fedavg and fedprox have the same line." in over.text()
+    assert next(iter(values(over))) == "fedavg = fedprox"
     assert len(values(over)["moon"]) == 30
     end = page.figures["Accuracy over rounds, global: last third"]
     assert list(values(end)["moon"]) == [float(n) for n in range(20, 31)]

@@ -23,7 +23,7 @@ from fedcore_study.comparisons.costs import seconds_per_round
 from fedcore_study.comparisons.fairness import Spread
 from fedcore_study.comparisons.figures import Difference, Figure, paired_difference
 from fedcore_study.comparisons.findings import verdict
-from fedcore_study.comparisons.measures import direction
+from fedcore_study.comparisons.measures import ACCURACY, Measure, direction
 from fedcore_study.comparisons.records import find_runs, read_run
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.words import named
@@ -381,26 +381,39 @@ class TestOverClients:
     """Four clients with 20, 40, 60 and 80 %: mean 50, deviation sqrt(500), Jain's index 200^2 / (4 * 12000) = 5/6."""
 
     def test_the_figures_by_hand(self):
-        found = Spread.of({"accuracy": 0.5, "mean": 0.5, "std": math.sqrt(0.05), "worst10": 0.2, "best10": 0.8})
+        found = Spread.of(
+            {"accuracy": 0.5, "mean": 0.5, "std": math.sqrt(0.05), "worst10": 0.2, "best10": 0.8}, ACCURACY
+        )
         assert (found.mean, found.worst, found.best) == (0.5, 0.2, 0.8)
         assert found.variance == pytest.approx(500)
         assert found.jain == pytest.approx(5 / 6)
-        assert Spread.of({"mean": 0.3, "std": 0.0}).jain == 1
-        assert Spread.of({"mean": 1 / 4, "std": math.sqrt(3) / 4}).jain == pytest.approx(1 / 4)  # of 1, 0, 0, 0
-        assert Spread.of({"mean": 0.0, "std": 0.0}).jain is None
+        assert Spread.of({"mean": 0.3, "std": 0.0}, ACCURACY).jain == 1
+        assert Spread.of({"mean": 1 / 4, "std": math.sqrt(3) / 4}, ACCURACY).jain == pytest.approx(
+            1 / 4
+        )  # of 1, 0, 0, 0
+        assert Spread.of({"mean": 0.0, "std": 0.0}, ACCURACY).jain is None
+
+    def test_those_of_a_metric_are_by_its_own_sign(self):
+        """Ten hospitals: of an error the worst tenth is the largest."""
+        errors = {str(k): (k + 1) / 100 for k in range(10)}
+        row = {"accuracy": 0.5, "ece": 0.06, "ece_mean": 0.055, "ece_std": 0.03, "ece_per_client": errors}
+        found = Spread.of(row, Measure("ece", -1))
+        assert (found.mean, found.std, found.worst, found.best) == (0.055, 0.03, 0.1, 0.01)
+        assert Spread.of(row, Measure("ece_mean", -1)) == found
+        assert Spread.of(row, Measure("auroc")) == Spread(None, None, None, None)
 
     def test_what_is_not_recorded(self):
-        found = Spread.of({"accuracy": 0.5, "mean": True, "std": 0.1, "worst10": "x"})
+        found = Spread.of({"accuracy": 0.5, "mean": True, "std": 0.1, "worst10": "x"}, ACCURACY)
         assert found == Spread(None, 0.1, None, None)
         assert found.jain is None
-        assert Spread.of({}).variance is None
+        assert Spread.of({}, ACCURACY).variance is None
 
     def test_a_run_records_the_figures_of_its_clients(self, tmp_path):
         config = RunConfig(rounds=1, clients=25, alpha=0.3, client_test_fraction=0.3, workers=0, out=tmp_path / "run")
         row = fedcore.run(config).metrics["global_local"]
         each = sorted(row["per_client"].values())
         few = statistics.fmean(each[:2]), statistics.fmean(each[-2:])
-        assert astuple(Spread.of(row)) == pytest.approx(
+        assert astuple(Spread.of(row, ACCURACY)) == pytest.approx(
             (statistics.fmean(each), statistics.pstdev(each), *few), abs=1e-6
         )
 

@@ -20,6 +20,8 @@ def report(
     tuned: str | Sequence[str] = (),
     labels: Mapping[str, str] | None = None,
     baseline: str | None = None,
+    metric: str | None = None,
+    protocol: str | None = None,
     data_dir: str | PathLike[str] | None = None,
     points: int = 500,
     reported: Sequence[str] = (),
@@ -34,6 +36,8 @@ def report(
     :param tuned: options that each row has its own value of, as for ``fedcore_study.compare``.
     :param labels: names for rows, by the names that they would have.
     :param baseline: the row that differences are to; default ``fedavg`` where there is one.
+    :param metric: the figure that stands wherever accuracy does, such as ``auroc``.
+    :param protocol: the protocol that comes first; default ``personal`` or ``global``, whichever all methods have.
     :param data_dir: the folder of the data sets' files; default what each run used.
     :param points: test samples in the picture of the features; 0 leaves it out.
     :param reported: show figures of plugins' reports in the tables, such as ``["attack.success"]``.
@@ -57,6 +61,8 @@ def report(
             tuned=[tuned] if isinstance(tuned, str) else tuned,
             labels=labels or {},
             baseline=baseline,
+            metric=metric,
+            protocol=protocol,
             data_dir=None if data_dir is None else Path(data_dir),
             points=points,
             reported=reported,

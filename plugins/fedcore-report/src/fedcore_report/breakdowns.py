@@ -23,7 +23,17 @@ from fedcore_report.charts import (
     plain,
 )
 from fedcore_report.lines import MB, measure_of, named
-from fedcore_study.tools import ACCURACY, Group, RunRecord, list_in, mapping_in, number, seconds_per_round, timed_rounds
+from fedcore_study.tools import (
+    ACCURACY,
+    Group,
+    Measure,
+    RunRecord,
+    list_in,
+    mapping_in,
+    number,
+    seconds_per_round,
+    timed_rounds,
+)
 
 TIMES = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation")
 """What a round's seconds are made of; workers' idle time and the like are parts of these."""
@@ -34,17 +44,20 @@ SMALL = 0.005
 Counts: TypeAlias = "list[list[int]]"
 
 
-def by_client(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
-    """Return the distribution of the accuracy over the clients, for the first protocol that recorded it."""
+def by_client(group: Group, colors: Mapping[str, int], main: str) -> Chart | Omitted:
+    """Return the distribution of the figure over the clients, for the first protocol that recorded it.
+
+    :param main: the protocol that comes first.
+    """
     measure = measure_of(group)
     name = named(measure)
     title = f"{name} by client"
-    for protocol in (*protocols.HELD_OUT, "personal_global"):
+    for protocol in dict.fromkeys((main, *protocols.HELD_OUT, "personal_global")):
         boxes: list[Box] = []
         after = set()
         for label, runs in group.rows.items():
             rounds, measured = _standing(runs, protocol)
-            if found := _boxes(label, colors[label], measured, measure.scale):
+            if found := _boxes(label, colors[label], measured, measure):
                 boxes += found
                 after.add(rounds)
         if boxes:
@@ -55,16 +68,18 @@ def by_client(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
                 "the clients, of all seeds together; the line in it is the median.",
                 x_title=f"{measure.name}{measure.unit}",
                 boxes=boxes,
+                digits=1 if measure.unit else 3,
             )
     return Omitted(title, "no run recorded it; --client-test-fraction 0.2 holds samples out on each client")
 
 
-def _boxes(label: str, color: int, measured: Sequence[tuple[RunRecord, Metrics]], scale: float) -> list[Box]:
+def _boxes(label: str, color: int, measured: Sequence[tuple[RunRecord, Metrics]], measure: Measure) -> list[Box]:
     """Return a box of all clients of a row, or one of the quantiles of each run with more than 1,000 clients.
 
     :param measured: runs, each with one protocol's figures.
     """
-    if not all(isinstance(figures.get("per_client"), dict) for _, figures in measured):
+    scale = measure.scale
+    if measure.by_client == ACCURACY.name and not all(measure.of_clients(figures) for _, figures in measured):
         return [
             Box(f"{label}, seed {run.config.seed}", color, [], [], [scale * quantile for quantile in quantiles])
             for run, figures in measured
@@ -73,8 +88,8 @@ def _boxes(label: str, color: int, measured: Sequence[tuple[RunRecord, Metrics]]
     values = [
         (scale * value, f"{plain(run.client(client))}, seed {run.config.seed}")
         for run, figures in measured
-        for client, accuracy in figures["per_client"].items()
-        if (value := number(accuracy)) is not None
+        for client, own in measure.of_clients(figures).items()
+        if (value := number(own)) is not None
     ]
     return [Box(label, color, [value for value, _ in values], [name for _, name in values])] if values else []
 
@@ -86,26 +101,31 @@ def by_class(group: Group, class_names: Sequence[str] | None) -> Chart | Omitted
         values = list_in(figures, "per_class")
         return dict(zip(_names(class_names, len(values)), values, strict=True))
 
-    chart = _accuracy_by(group, read, "classes", "class", "the server's test set")
+    chart = _figure_by(group, ACCURACY, read, "classes", "class", "the server's test set")
     if chart is not None:
         return chart
     runs = [run for found in group.rows.values() for run in found]
-    if measure_of(group) != ACCURACY:
+    if any(run.signs for run in runs):
         return Omitted("Accuracy by class", "the runs' task has no classes")
     reasons = {plain(m["global_reason"]) for run in runs for m in _metrics(run) if "global_reason" in m}
     return Omitted("Accuracy by class", "; ".join(sorted(reasons)) or "no run has been evaluated yet")
 
 
 def by_domain(group: Group) -> Iterator[Chart]:
-    """Yield the global model's accuracy by domain, for a data set with domains."""
-    samples = "the test samples of each domain"
-    chart = _accuracy_by(group, lambda figures: mapping_in(figures, "domains"), "domains", "domain", samples)
+    """Yield the global model's figure by domain, for a data set with domains."""
+    measure = measure_of(group)
+    chart = _figure_by(group, measure, measure.of_domains, "domains", "domain", "the test samples of each domain")
     if chart is not None:
         yield chart
 
 
-def _accuracy_by(
-    group: Group, read: Callable[[Metrics], Mapping[str, Any]], name: str, part: str, samples: str
+def _figure_by(
+    group: Group,
+    measure: Measure,
+    read: Callable[[Metrics], Mapping[str, Any]],
+    name: str,
+    part: str,
+    samples: str,
 ) -> Heatmap | None:
     """Return the global model's figure by row and part, mean over seeds; None if no run recorded it.
 
@@ -141,34 +161,42 @@ def _accuracy_by(
     )
 
 
-def confusions(group: Group, class_names: Sequence[str] | None) -> Iterator[Chart | Omitted]:
-    """Yield the confusion matrices of a group's finished runs, by protocol and row, each the sum over the seeds."""
-    drawn = False
-    for protocol in PROTOCOLS:
-        clients = "clients and " if PROTOCOLS[protocol].on_clients else ""
-        for label, runs in group.rows.items():
-            key = protocols.confusion_key(protocol)
-            found = [run.summary[key] for run in runs if run.summary is not None and run.summary.get(key)]
-            if not found:
-                continue
-            drawn = True
-            names = _names(class_names, len(found[0]))
-            yield Heatmap(
-                name=f"confusion-{protocol}-{label}",
-                title=f"Confusion matrix, {protocol}: {plain(label)}",
-                about="Of the samples of a class (row) with a prediction, the percentage taken for each class (column) "
-                f"by {PROTOCOLS[protocol].measures}, at the end; all {clients}seeds together. Shades grow with the "
-                "square root.",
-                x_title="predicted",
-                y_title="class",
-                columns=names,
-                rows=names,
-                grid=_in_percent(found),
-                unit="%",
-                root=True,
-            )
+def confusions(
+    group: Group, class_names: Sequence[str] | None, main: str
+) -> tuple[list[Chart | Omitted], dict[str, list[Chart]]]:
+    """Return the confusion matrices of a group's finished runs, a row's being the sum over its seeds.
+
+    :param main: the protocol that comes first.
+    :returns: Those of the main protocol, or of the first that has some, and those of the others by protocol.
+    """
+    found = {protocol: list(_confusions(group, class_names, protocol)) for protocol in PROTOCOLS}
+    drawn = {protocol: charts for protocol, charts in found.items() if charts}
     if not drawn:
-        yield Omitted("Confusion matrix", "a finished run records it, up to 100 classes")
+        return [Omitted("Confusion matrix", "a finished run records it, up to 100 classes")], {}
+    return [*drawn.pop(main if main in drawn else next(iter(drawn)))], drawn
+
+
+def _confusions(group: Group, class_names: Sequence[str] | None, protocol: str) -> Iterator[Chart]:
+    key, clients = protocols.confusion_key(protocol), "clients and " if PROTOCOLS[protocol].on_clients else ""
+    for label, runs in group.rows.items():
+        found = [run.summary[key] for run in runs if run.summary is not None and run.summary.get(key)]
+        if not found:
+            continue
+        names = _names(class_names, len(found[0]))
+        yield Heatmap(
+            name=f"confusion-{protocol}-{label}",
+            title=f"Confusion matrix, {protocol}: {plain(label)}",
+            about="Of the samples of a class (row) with a prediction, the percentage taken for each class (column) "
+            f"by {PROTOCOLS[protocol].measures}, at the end; all {clients}seeds together. Shades grow with the "
+            "square root.",
+            x_title="predicted",
+            y_title="class",
+            columns=names,
+            rows=names,
+            grid=_in_percent(found),
+            unit="%",
+            root=True,
+        )
 
 
 def _in_percent(found: Sequence[Counts]) -> Grid:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.tools import EVALUATED, available, check_code, code_in, is_lent, key, method, read_yaml, rounds
 from fedcore_report import breakdowns, lines
 from fedcore_report.charts import Chart, Curves, Omitted
-from fedcore_report.opening import Opening, Ranking, Table, opening, rankings
+from fedcore_report.opening import Opening, Ranking, Table, main_protocol, opening, rankings
 from fedcore_study.tools import (
     BASELINE,
     Comparison,
@@ -45,14 +45,18 @@ class Section:
     settings: str
     """All settings in which the group differs from the others."""
     opening: Opening
+    main: str
+    """The protocol that comes first."""
     parts: dict[str, list[Chart]]
     """The charts by heading. The results' charts are first, and their heading is empty."""
+    others: dict[str, list[Chart]]
+    """The charts of the other protocols."""
     omitted: list[Omitted]
 
     @property
     def charts(self) -> list[Chart]:
         """All charts of the section."""
-        return [chart for charts in self.parts.values() for chart in charts]
+        return [chart for charts in (*self.parts.values(), *self.others.values()) for chart in charts]
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ def build(
     tuned: Sequence[str] = (),
     labels: Mapping[str, str] | None = None,
     baseline: str | None = None,
+    metric: str | None = None,
+    protocol: str | None = None,
     data_dir: Path | None = None,
     points: int = 500,
     reported: Sequence[str] = (),
@@ -105,6 +111,8 @@ def build(
     :param tuned: options that each row has its own value of.
     :param labels: names for rows, by the names that they would have.
     :param baseline: the row that differences are to, in the groups that have it; by default fedavg.
+    :param metric: the figure that is shown wherever accuracy stands, by its name in ``summary.json``.
+    :param protocol: the protocol that comes first; see :func:`~fedcore_report.opening.main_protocol`.
     :param points: the number of test samples in an embedding, 0 for none.
     :param reported: figures of plugins' reports to show in the tables, such as ``attack.success``.
     :param allow_code: import what the runs' configurations name as ``module:...``.
@@ -120,6 +128,10 @@ def build(
         check_code(
             (name for name in code_in(run.config) if not is_lent(name)), run.path / "config.yaml", allow=allow_code
         )
+    if metric is not None:
+        runs = _compared_by(runs, metric, said)
+    if protocol is not None and not any(protocol in run.protocols for run in runs):
+        raise UnknownNameError("protocol", protocol, sorted({name for run in runs for name in run.protocols}))
     common, groups = group_runs(runs, fields, own)
     groups = relabelled(groups, labels or {})
     baseline = (labels or {}).get(baseline or "", baseline)
@@ -140,8 +152,9 @@ def build(
     groups = [_with_global_models(group) for group in groups]
     for number, group in enumerate(groups, start=1):
         progress(f"group {number} of {len(groups)}")
-        opened = opening(group, asked, colors, baseline)
-        sections.append(_section(group, opened, telling, colors, data_dir, points))
+        main = main_protocol(group, protocol)
+        opened = opening(group, asked, main, colors, baseline)
+        sections.append(_section(group, opened, main, telling, colors, data_dir, points))
     details = {
         f"{len(runs)} runs": _overview(runs),
         "Settings that all runs share": Table(
@@ -162,6 +175,25 @@ def build(
     )
 
 
+def _compared_by(runs: Sequence[RunRecord], metric: str, said: list[str]) -> list[RunRecord]:
+    """Return the runs that measured a figure, to be compared by it; a note counts those that did not.
+
+    :raises ConfigError: it is not known whether more of it is better, or no run measured it.
+    """
+    measure = Measure.of(metric, {name: sign for run in runs for name, sign in run.signs.items()})
+    asked = [replace(run, compared=measure.name) for run in runs]
+    found = [run for run in asked if run.protocols]
+    if not found:
+        there = sorted({name for run in runs for of in run.protocols for name in run.metrics(of, None)})
+        raise ConfigError(
+            f"--metric {metric}: no run measured it; metrics of the runs: {', '.join(there) or 'none'}. --metric of "
+            "train and resume adds one"
+        )
+    if len(found) < len(runs):
+        said.append(f"{len(runs) - len(found)} of {len(runs)} runs did not measure {measure.name} and are left out")
+    return found
+
+
 def _with_global_models(group: Group) -> Group:
     """Return a group in which methods without own models have their global model's figures, if others have own ones."""
     if not any("personal" in run.protocols for runs in group.rows.values() for run in runs):
@@ -173,6 +205,7 @@ def _with_global_models(group: Group) -> Group:
 def _section(
     group: Group,
     opened: Opening,
+    main: str,
     telling: Sequence[str],
     colors: dict[str, int],
     data_dir: Path | None,
@@ -182,17 +215,22 @@ def _section(
 
     dataset = samples.find_dataset(group, data_dir)
     names = None if isinstance(dataset, str) else dataset.strata[1]
-    measured = {name: sum(any(name in r.protocols for r in runs) for runs in group.rows.values()) for name in EVALUATED}
+    matrices, further = breakdowns.confusions(group, names, main)
+    others = {
+        protocol: [*_results(group, opened, colors, protocol), *further.get(protocol, ())]
+        for protocol in dict.fromkeys((*EVALUATED, *opened.intervals, *further))
+        if protocol != main
+    }
     parts: dict[str, Iterable[Chart | Omitted]] = {
-        "": _first(group, opened, colors),
-        "Clients": [breakdowns.by_client(group, colors), *samples.partition_pictures(group, dataset)],
+        "": _first(group, opened, colors, main, others),
+        "Clients": [breakdowns.by_client(group, colors, main), *samples.partition_pictures(group, dataset)],
         "Classes": [
             *breakdowns.by_domain(group),
             breakdowns.by_class(group, names),
-            *breakdowns.confusions(group, names),
+            *matrices,
         ],
         "Costs": [
-            *lines.against_costs(group, colors, max(EVALUATED, key=lambda name: measured[name])),
+            *(chart.once() for chart in lines.against_costs(group, colors, main)),
             *breakdowns.participation(group),
             breakdowns.bytes_sent(group),
             breakdowns.seconds(group),
@@ -202,30 +240,62 @@ def _section(
         "Features": samples.embeddings(group, dataset, points) if points else [],
     }
     made = {name: list(charts) for name, charts in parts.items()}
+    shown = _drawn_once({**made, **{f"protocol {name}": charts for name, charts in others.items()}})
     told = {name: group.settings[name] for name in telling if name in group.settings}
     return Section(
         title=named(told),
         settings=named(group.settings) if len(told) < len(group.settings) else "",
         opening=opened,
-        parts={name: [chart for chart in charts if isinstance(chart, Chart)] for name, charts in made.items()},
+        main=main,
+        parts={name: shown[name] for name in made},
+        others={name: charts for name in others if (charts := shown[f"protocol {name}"])},
         omitted=_joined([chart for charts in made.values() for chart in charts if isinstance(chart, Omitted)]),
     )
 
 
-def _first(group: Group, opened: Opening, colors: Mapping[str, int]) -> list[Chart | Omitted]:
-    """Return for each protocol the accuracy over rounds, its last third, and the paired differences by seed."""
-    charts: list[Chart | Omitted] = []
-    for protocol in dict.fromkeys((*EVALUATED, *opened.intervals)):
-        drawn = lines.over_rounds(group, colors, protocol)
-        if drawn is not None:
-            charts.append(drawn)
-            if (end := drawn.last_third()) is not None:
-                charts.append(end)
-        if len(group.rows) > 1 and protocol in opened.intervals:
-            charts.append(opened.intervals[protocol])
-    if not any(isinstance(chart, Curves) for chart in charts):
+def _first(
+    group: Group,
+    opened: Opening,
+    colors: Mapping[str, int],
+    main: str,
+    others: Mapping[str, Sequence[Chart | Omitted]],
+) -> list[Chart | Omitted]:
+    """Return the charts of the results under the protocol that comes first."""
+    charts = _results(group, opened, colors, main)
+    if not any(isinstance(chart, Curves) for each in (charts, *others.values()) for chart in each):
         charts.append(Omitted("Accuracy over rounds", "no run has been evaluated twice yet"))
     return charts
+
+
+def _results(group: Group, opened: Opening, colors: Mapping[str, int], protocol: str) -> list[Chart | Omitted]:
+    """Return the figure over rounds, its last third, the paired differences by seed, and metrics' curves."""
+    charts: list[Chart | Omitted] = []
+    drawn = lines.over_rounds(group, colors, protocol)
+    if drawn is not None:
+        charts.append(drawn.once())
+        if (end := drawn.last_third()) is not None:
+            charts.append(end.once())
+    if len(group.rows) > 1 and protocol in opened.intervals:
+        charts.append(opened.intervals[protocol])
+    return [*charts, *(chart.once() for chart in lines.of_metrics(group, colors, protocol))]
+
+
+def _drawn_once(parts: Mapping[str, Sequence[Chart | Omitted]]) -> dict[str, list[Chart]]:
+    """Return the charts of each part without those that equal an earlier one, whose caption then names both."""
+    kept: dict[str, list[Chart]] = {}
+    places: dict[str, tuple[str, int]] = {}
+    for name, charts in parts.items():
+        kept[name] = []
+        for chart in (chart for chart in charts if isinstance(chart, Chart)):
+            content = f"{type(chart)}{replace(chart, name='', title='', about='')}"
+            if content in places:
+                part, number = places[content]
+                same = kept[part][number]
+                kept[part][number] = replace(same, about=f"{same.about} {chart.title}: the same picture.")
+            else:
+                places[content] = name, len(kept[name])
+                kept[name].append(chart)
+    return kept
 
 
 def _telling(groups: Sequence[Group]) -> list[str]:

@@ -93,6 +93,8 @@ class Curves(Chart):
     """Places on the x axis to show besides those of the lines."""
     least: float = 0.0
     """The smallest range of the y axis, so that small differences look small."""
+    diagonal: bool = False
+    """Whether both axes are from 0 to 1, with a dashed line where they are equal."""
 
     def band(self, line: Line) -> tuple[list[float], list[float]]:
         """Return the ends of a line's deviation at each x; empty for a single run, and beyond ``BANDS`` lines.
@@ -141,6 +143,21 @@ class Curves(Chart):
         reach = (max(values) - min(values) if values else 0.0) * COINCIDE
         line = self.lines[number]
         return [before.label for before in self.lines[:number] if _coincide(line, before, reach, share)]
+
+    def once(self) -> Curves:
+        """Return the chart with one line for lines of equal values, which its caption names."""
+        sets: list[list[Line]] = []
+        for line in self.lines:
+            alike = (lines for lines in sets if replace(lines[0], label=line.label, color=line.color) == line)
+            if (lines := next(alike, None)) is None:
+                sets.append([line])
+            else:
+                lines.append(line)
+        named = [[line.label for line in lines] for lines in sets]
+        labels = [" = ".join(names) if len(names) < 3 else f"{names[0]} = {len(names) - 1} others" for names in named]
+        drawn = [replace(of[0], label=label) for of, label in zip(sets, labels, strict=True)]
+        said = [f"{joined(names)} have the same line." for names in named if len(names) > 1]
+        return replace(self, lines=drawn, about=" ".join([self.about, *said]))
 
     def last_third(self) -> Curves | None:
         """Return a chart of the last third of the rounds; None if it has fewer than three points."""
@@ -192,6 +209,8 @@ class Boxes(Chart):
 
     x_title: str
     boxes: list[Box]
+    digits: int = 1
+    """The decimal places of values."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +234,8 @@ class Intervals(Chart):
     rows: list[Interval]
     differences: bool = True
     """Whether the values are differences, which are drawn around zero and with signs."""
+    digits: int = 2
+    """The decimal places of values."""
 
 
 @dataclass(frozen=True, kw_only=True)

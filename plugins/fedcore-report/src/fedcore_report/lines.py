@@ -13,11 +13,17 @@ from typing import Any, TypeAlias
 
 from fedcore.tools import PROTOCOLS, flat
 from fedcore_report.charts import BANDS, Curves, Line, Omitted, plain
-from fedcore_study.tools import Group, Measure, RunRecord, mapping_in, number
+from fedcore_study.tools import Group, Measure, RunRecord, list_in, mapping_in, number
 
 Points: TypeAlias = "Callable[[RunRecord], dict[int, float]]"
 
 MB = 1e6
+
+CURVES = {
+    "auroc": ("ROC curve", "false positive rate", "true positive rate", "Dashed: chance. "),
+    "ece": ("Reliability diagram", "confidence", "accuracy", "Below the dashed diagonal a model is too sure. "),
+}
+"""The curves of known metrics: title, axes and a sentence."""
 
 
 def over_rounds(group: Group, colors: Mapping[str, int], protocol: str) -> Curves | None:
@@ -59,6 +65,38 @@ def against_costs(group: Group, colors: Mapping[str, int], protocol: str) -> Ite
                 lines=lines,
                 rounds=False,
             )
+
+
+def of_metrics(group: Group, colors: Mapping[str, int], protocol: str) -> Iterator[Curves]:
+    """Yield the curves that metrics draw of a protocol's counts at the end: ROC curves, reliability diagrams."""
+    found: dict[str, dict[str, list[dict[int, tuple[float, float]]]]] = {}
+    for label, runs in group.rows.items():
+        for run in runs:
+            drawn = mapping_in(run.summary or {}, f"curves_{'global_local' if lent(run, protocol) else protocol}")
+            for name in drawn:
+                xs, ys = (map(number, list_in(mapping_in(drawn, name), axis)) for axis in ("x", "y"))
+                pairs = enumerate(zip(xs, ys, strict=False))
+                points = {place: (x, y) for place, (x, y) in pairs if x is not None and y is not None}
+                found.setdefault(name, {}).setdefault(label, []).extend([points] if points else [])
+    for name, rows in found.items():
+        title, x_title, y_title, about = CURVES.get(name, (f"Curve of {plain(name)}", "x", "y", ""))
+        lines = [mean_line(label, colors[label], points) for label, points in rows.items() if points]
+        if lines := [line for line in lines if len(line.x) > 1]:
+            yield Curves(
+                name=f"curve-{name}-{protocol}",
+                title=f"{title}, {protocol}",
+                about=f"Of {PROTOCOLS[protocol].measures}, all samples together. {about}{how(lines)}",
+                x_title=x_title,
+                y_title=y_title,
+                lines=lines,
+                rounds=False,
+                diagonal=name in CURVES,
+            )
+
+
+def lent(run: RunRecord, protocol: str) -> bool:
+    """Return whether a run's figures under a protocol are those of its global model on the same samples."""
+    return run.lent and protocol == "personal"
 
 
 def losses(group: Group, colors: Mapping[str, int]) -> Iterator[Curves | Omitted]:
@@ -186,7 +224,7 @@ def measure_of(group: Group) -> Measure:
 
 def named(measure: Measure) -> str:
     """Return the name of a figure for the beginning of a sentence."""
-    return measure.name[0].upper() + measure.name[1:]
+    return {"auroc": "AUROC", "ece": "ECE"}.get(measure.name, measure.name[0].upper() + measure.name[1:])
 
 
 def megabytes(run: RunRecord) -> dict[int, float]:

@@ -42,14 +42,36 @@ class Table:
     """The row and column of each cell that is the best of its column."""
 
 
+FINDINGS = 5
+"""The largest number of sentences that a reader meets at once."""
+
+
+def main_protocol(group: Group, asked: str | None) -> str:
+    """Return the protocol that comes first: the one that is asked for, else one that the most rows have.
+
+    Of several that all rows have it is ``personal`` where there are own models, else ``global``.
+    """
+    rows = [{name for run in runs for name in run.protocols} for runs in group.rows.values()]
+    if asked is not None and any(asked in measured for measured in rows):
+        return asked
+    order = dict.fromkeys(("personal", "global", *PROTOCOLS))
+    return max(order, key=lambda name: sum(name in measured for measured in rows))
+
+
 @dataclass
 class Opening:
     """The comparison of a group's finished runs under every protocol that measured them."""
 
     table: Table | None = None
+    """Of the protocol that comes first."""
+    every: Table | None = None
+    """Of all protocols, if there are several."""
     clients: Table | None = None
-    """How the accuracy is spread over the clients, for the protocols that they measure."""
+    """How the figure is spread over the clients, for the protocols that they measure."""
     findings: list[str] = field(default_factory=list)
+    """The first ``FINDINGS`` sentences on the protocol that comes first."""
+    more: list[str] = field(default_factory=list)
+    """The other sentences."""
     notes: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     """The comparison as files, by their ending: csv and tex."""
@@ -57,9 +79,10 @@ class Opening:
     """The paired differences, by protocol."""
 
 
-def opening(group: Group, asked: Comparison, colors: Mapping[str, int], baseline: str | None) -> Opening:
+def opening(group: Group, asked: Comparison, main: str, colors: Mapping[str, int], baseline: str | None) -> Opening:
     """Compare a group's finished runs. All is empty if there are none.
 
+    :param main: the protocol that comes first.
     :param asked: the rows' options, the settings that all runs of the page share, and figures of plugins' reports,
         which are shown if the group has them.
     :param colors: the number of each row's colour.
@@ -79,14 +102,18 @@ def opening(group: Group, asked: Comparison, colors: Mapping[str, int], baseline
         made.intervals[protocol] = _intervals(found[protocol], rows, colors)
     if not found:
         return made
-    made.table = _table(found)
+    first = main if main in found else next(iter(found))
+    made.table = _table({first: found[first]})
+    made.every = _table(found) if len(found) > 1 else None
     on_clients = {name: compared for name, compared in found.items() if PROTOCOLS[name].on_clients}
     made.clients = _client_table(on_clients) if on_clients else None
     csv, tex = list[dict[str, Json]](), list[str]()
     shown = tuple(f"--protocol {protocol}" for protocol in found)  # a note on a protocol that is not shown ends so
     for protocol, comparison in found.items():
         (block,) = comparison.blocks
-        made.findings += [f"{protocol}: {sentence}" for sentence in block.findings]
+        said = [f"{protocol}: {sentence}" for sentence in block.findings]
+        made.findings += said[:FINDINGS] if protocol == first else []
+        made.more += said[FINDINGS:] if protocol == first else said
         made.notes += [note for note in block.notes if note not in made.notes and not note.endswith(shown)]
         csv += plain_rows(comparison)
         tex.append(as_latex([comparison], label=f"tab:comparison-{protocol}"))
@@ -163,7 +190,8 @@ def _ranking(asked: Comparison, ranks: Ranks, settings: Sequence[str], colors: M
 
 def _table(found: Mapping[str, Comparison]) -> Table:
     """Join the tables of several protocols side by side. Seeds, figures of plugins and costs are there once."""
-    made = side_by_side({protocol: (comparison, comparison.blocks[0]) for protocol, comparison in found.items()})
+    each = {protocol: (comparison, comparison.blocks[0]) for protocol, comparison in found.items()}
+    made = side_by_side(each, several=True)
     return Table(
         heads=[*made.headings],
         rows=[[*row] for row in made.rows],
@@ -182,7 +210,8 @@ def _caption(found: Mapping[str, Comparison]) -> str:
 
 
 def _client_table(found: Mapping[str, Comparison]) -> Table:
-    columns = client_columns()
+    measure = next(iter(found.values())).measure
+    columns = client_columns(measure)
     cells: dict[str, dict[str, list[str]]] = {}
     for protocol, comparison in found.items():
         for row in comparison.blocks[0].rows:
@@ -191,7 +220,8 @@ def _client_table(found: Mapping[str, Comparison]) -> Table:
     return Table(
         heads=[_heading(found), *(column.heading for _ in found for column in columns)],
         rows=[[label, *(cell for name in found for cell in own.get(name, absent))] for label, own in cells.items()],
-        caption="Accuracies over the clients, all of the same weight: mean ± standard deviation over seeds.",
+        caption=f"{named_figure(measure)} over the clients, all of the same weight: mean ± standard deviation over "
+        "seeds.",
         groups=[("", 1), *((protocol, len(columns)) for protocol in found)],
     )
 
@@ -233,4 +263,5 @@ def _intervals(
         about=about + (bar if any(row.ends for row in drawn) else ". These seeds give no interval."),
         x_title=f"{unit} to {block.baseline}",
         rows=drawn,
+        digits=measure.digits,
     )

@@ -74,11 +74,14 @@ def _(chart: Curves) -> tuple[float, list[str], Entries]:
     right = WIDTH - (12 + CHARACTER * longest if direct else 10)
     points = [(x, y) for line in chart.lines for xs, ys in line.parts for x, y in zip(xs, ys, strict=True)]
     edges = [value for line in chart.lines for edge in chart.band(line) for value in edge]
-    places = [*(x for x, _ in points), *chart.ends]
+    whole = (0.0, 1.0) if chart.diagonal else ()
+    places = [*(x for x, _ in points), *chart.ends, *whole]
     x = scale_of(places, left, right, pad=0)._replace(whole=chart.rounds)
-    y = scale_of([*(y for _, y in points), *edges], bottom, top, log=chart.log, least=chart.least)
+    y = scale_of([*(y for _, y in points), *edges, *whole], bottom, top, log=chart.log, least=chart.least)
     lines = list(zip(chart.lines, (f"d{dash}" for dash in chart.dashes), chart.covers, strict=True))
     drawn = [axes.y_axis(y, left, right, chart.y_title), axes.x_axis(x, bottom, chart.x_title)]
+    if chart.diagonal:
+        drawn.append(mark("path", "lead d1", d=path(x, y, whole, whole)))
     for line in chart.lines:
         low, up = chart.band(line)
         if len(low) > 1:
@@ -144,19 +147,21 @@ def _hits(chart: Curves, x: Scale, y: Scale) -> Iterator[str]:
 @_drawn.register
 def _(chart: Boxes) -> tuple[float, list[str], Entries]:
     x = scale_of((value for box in chart.boxes for value in (box.five[0], box.five[-1])), 8, WIDTH - 12)
-    drawn, places, bottom = axes.rows([b.label for b in chart.boxes], [f"median {b.five[2]:.1f}" for b in chart.boxes])
+    drawn, places, bottom = axes.rows(
+        [b.label for b in chart.boxes], [f"median {b.five[2]:.{chart.digits}f}" for b in chart.boxes]
+    )
     few = sum(len(box.values) for box in chart.boxes) <= DOTS
     for box, at in zip(chart.boxes, places, strict=True):
         low, first, median, third, high = (n(x(value)) for value in box.five)
         parts = mark("path", "whisker", d=f"M{low} {n(at)}H{first}M{third} {n(at)}H{high}")
         parts += mark("path", "box", d=f"M{first} {n(at - 7)}H{third}v14H{first}Z")
         parts += mark("path", "median", d=f"M{median} {n(at - 7)}v14")
-        lowest, lower, _, upper, highest = (f"{value:.1f}" for value in box.five)
+        lowest, lower, _, upper, highest = (f"{value:.{chart.digits}f}" for value in box.five)
         said = box.label, f"lowest {lowest}, middle half {lower} to {upper}, highest {highest}"
         drawn.append(mark("g", color(box.color), *said, inside=parts))
         for number, (value, name) in enumerate(zip(box.values, box.names, strict=True) if few else ()):
             height = at - 5 + number * 7 % 11  # not over one another, and the same in each report
-            said = name, f"{value:.1f}"
+            said = name, f"{value:.{chart.digits}f}"
             drawn.append(mark("circle", f"{color(box.color)} dot", *said, cx=x(value), cy=height, r=2.5))
     return bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), *drawn], []
 
@@ -166,7 +171,7 @@ def _(chart: Intervals) -> tuple[float, list[str], Entries]:
     ends = [end for row in chart.rows for end in (row.mean, *(row.ends or ()))]
     ends += [0.0] if chart.differences else []
     x = scale_of([*ends, *(value for row in chart.rows for value in row.each.values())], 8, WIDTH - 12)
-    form = "+.2f" if chart.differences else ".2f"
+    form = f"{'+' if chart.differences else ''}.{chart.digits}f"
     values = [
         f"{row.mean:{form}}" + (f" [{row.ends[0]:{form}}, {row.ends[1]:{form}}]" if row.ends else "")
         for row in chart.rows

@@ -27,6 +27,18 @@ def report(
     tuned: Tuned = None,
     label: Labels = None,
     baseline: Baseline = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The figure that stands wherever accuracy does: loss, a metric of the runs (auroc, ece); over clients "
+            "auroc_mean, worst10.",
+        ),
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="The protocol that comes first; default personal or global, whichever all methods have."),
+    ] = None,
     reported: Reported = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder that holds the data sets' files; default what each run used.")
@@ -65,6 +77,8 @@ def report(
             tuned=tuned or (),
             labels=labels_of(label),
             baseline=baseline,
+            metric=metric,
+            protocol=protocol,
             data_dir=data_dir,
             points=points,
             reported=reported or (),

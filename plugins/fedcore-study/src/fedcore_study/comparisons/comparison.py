@@ -63,7 +63,7 @@ class Row:
     virtual: Figure | None
     """The seconds of the simulated system until the target is reached."""
     clients: dict[str, Figure | None]
-    """How the accuracy is spread over the clients, by the names in ``fairness.FIGURES``."""
+    """How the figure is spread over the clients, by the names in ``fairness.FIGURES``."""
     reported: dict[str, Figure | None]
     """Numbers that plugins reported, by ``PLUGIN.NAME``."""
     metrics: dict[str, Figure | None]
@@ -108,7 +108,7 @@ class Comparison:
     """The settings that all blocks share."""
     blocks: list[Block] = field(default_factory=list)
     by_client: bool = False
-    """Whether tables show how the accuracy is spread over the clients."""
+    """Whether tables show how the figure is spread over the clients."""
     reported: Sequence[str] = ()
     """Figures of plugins' reports that tables show, as ``PLUGIN.NAME``."""
     columns: Sequence[str] = ()
@@ -441,7 +441,7 @@ def _row(
 ) -> Row:
     protocol, target, round = asked.protocol, asked.target, asked.round
     reached = [point for run in runs if target and (point := run.reached(protocol, target, round)) is not None]
-    spreads = [Spread.of(run.figures(protocol, round)) for run in runs]
+    spreads = [Spread.of(run.figures(protocol, round), asked.measure) for run in runs]
     metrics = [run.metrics(protocol, round) for run in runs]
     return Row(
         label,

@@ -14,7 +14,7 @@ from typing import Literal
 from fedcore.tools import SIGNS, Json, key, method
 from fedcore_study.comparisons.comparison import DIFFERENCE, SEEDS, Block, Comparison, P, Row, same_seeds
 from fedcore_study.comparisons.costs import COSTS, EACH
-from fedcore_study.comparisons.fairness import FIGURES
+from fedcore_study.comparisons.fairness import FIGURES, headings
 from fedcore_study.comparisons.figures import Difference, Figure
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.measures import Measure, direction
@@ -57,7 +57,7 @@ def table_columns(comparison: Comparison, block: Block) -> list[Column]:
         *(_reported(name) for name in comparison.reported),
     ]
     if comparison.by_client:  # with differences and costs there would be too many columns to read
-        return [*found, *client_columns()]
+        return [*found, *client_columns(comparison.measure)]
     found += [*_column(DIFFERENCE, comparison, block), *_column(P, comparison, block)]
     if comparison.target is not None:
         goal = f"{comparison.measure.scale * comparison.target:g}{comparison.measure.unit}"
@@ -194,11 +194,11 @@ def metric_names(blocks: Iterable[Block]) -> list[str]:
     return list(dict.fromkeys(name for block in blocks for row in block.rows for name in row.metrics))
 
 
-def client_columns() -> list[Column]:
-    """Return the columns of how the accuracy is spread over the clients."""
+def client_columns(measure: Measure) -> list[Column]:
+    """Return the columns of how a figure is spread over the clients."""
     return [
         _figures(heading, lambda row, name=name: row.clients[name], scale, digits, sign)  # type: ignore[misc]
-        for name, (heading, scale, digits, sign) in FIGURES.items()
+        for name, (heading, scale, digits, sign) in headings(measure).items()
     ]
 
 

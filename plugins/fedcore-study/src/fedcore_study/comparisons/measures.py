@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig
-from fedcore.tools import SIGNS, available, call, judged_by, protocols, resolve, short_name
+from fedcore.tools import SIGNS, available, call, judged_by, protocols, resolve, rounds, short_name
 from fedcore_study.comparisons.records import NO_SIGNS, OVER_CLIENTS
+from fedcore_study.lenient import mapping_in
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,24 @@ class Measure:
     def printed(self, value: float) -> str:
         """Return a value with its unit: ``93.06 %``, ``0.1234``."""
         return f"{self.scale * value:.{self.digits}f}{self.unit}"
+
+    @property
+    def by_client(self) -> str:
+        """The figure that each client has: ``auroc`` of ``auroc_mean``, the accuracy of ``worst10``."""
+        return ACCURACY.name if self.name in protocols.FRACTIONS else self.name.removesuffix("_mean")
+
+    def of_clients(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the figure by client in a protocol's figures; empty if the run did not record it."""
+        return mapping_in(row, f"{self.by_client}_per_client") or self._of_the_first(row, "per_client")
+
+    def of_domains(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the figure by domain in the figures of a global model; empty if the run did not record it."""
+        return mapping_in(row, f"{self.by_client}_domains") or self._of_the_first(row, "domains")
+
+    def _of_the_first(self, row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        """Return a mapping without the name of a figure: it is of accuracy, or of the first figure of another task."""
+        first = ACCURACY.name if ACCURACY.name in row else next(iter(rounds.further(row)), "loss")
+        return mapping_in(row, name) if self.by_client == first else {}
 
     @property
     def scale(self) -> float:

@@ -90,6 +90,8 @@ class RunRecord:
     """The changes of options with which the run was resumed, as config.yaml has them."""
     searched: Sequence[str] = ()
     """The options that a search tried, if this run is a trial: ``lr``, ``moon.mu``."""
+    compared: str = ""
+    """The figure by which the run is compared, if one was asked for."""
     lent: bool = False
     """Whether the figures under ``personal`` are the global model's; see :func:`with_global_model`."""
 
@@ -133,8 +135,8 @@ class RunRecord:
 
     @property
     def figure(self) -> str:
-        """The name of the figure by which the run is compared if no other is asked for."""
-        return next(iter(self.signs), ACCURACY)
+        """The name of the figure by which the run is compared: accuracy, or the first of its task."""
+        return self.compared or next(iter(self.signs), ACCURACY)
 
     @cached_property
     def protocols(self) -> list[str]:
