@@ -7,7 +7,7 @@ Unfavourable: it draws a progress bar.
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,10 +29,14 @@ class Loader(FastDataLoader):
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch; with ``local_steps`` it is so many batches."""
         first_batch()
-        if not self.steps:
-            return super().__iter__()
-        passes = (super(Loader, self).__iter__() for _ in itertools.count())
-        return itertools.islice(itertools.chain.from_iterable(passes), self.steps)
+        return self._steps(self.steps) if self.steps else super().__iter__()
+
+    def _steps(self, left: int) -> Iterator[Any]:
+        while left > 0:
+            super().__iter__()  # a new order; the loader is its own iterator
+            for _ in range(min(left, math.ceil(self.size / self.batch_size))):
+                yield super().__next__()
+                left -= 1
 
 
 class Timed(FedAVG):
