@@ -7,7 +7,6 @@ Imports no torch, so that ``fedcore --help`` is quick.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import warnings
@@ -260,21 +259,9 @@ class TrainingOptions(Section):
         description="Leave out a local epoch's last mini-batch if it is smaller than the others and not the only one.",
     )
     lr: Annotated[float, EVERYDAY] = Field(
-        default=0.02, gt=0, description="Local learning rate, before decay, schedule and warm-up."
+        default=0.02, gt=0, description="Local learning rate, before decay and schedule."
     )
     lr_decay: Share = Field(default=1.0, description="Factor on the learning rate after every round.")
-    lr_schedule: Literal["constant", "cosine", "step"] = Field(
-        default="constant",
-        description="Schedule of the learning rate over the rounds: constant, half a cosine down to 0, or steps down.",
-    )
-    lr_step_rounds: Count = Field(default=10, description="Rounds between two steps of --lr-schedule step.")
-    lr_step_factor: Share = Field(default=0.1, description="Factor of each step of --lr-schedule step.")
-    warmup_rounds: int = Field(
-        default=0,
-        ge=0,
-        le=_MANY,
-        description="Number of first rounds in which the learning rate rises linearly to its full value.",
-    )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         default="sgd", description="Optimizer of local training. Its state is reset in each round."
     )
@@ -300,12 +287,6 @@ class TrainingOptions(Section):
         description="Stop after so many rounds that are not better on the clients' held-out parts. Default: off.",
     )
 
-    @model_validator(mode="after")
-    def _check_warmup(self) -> Self:
-        if self.warmup_rounds >= self.rounds:
-            raise ValueError(f"warmup_rounds is {self.warmup_rounds}, but the run has {self.rounds} rounds")
-        return self
-
     @property
     def local_work(self) -> tuple[Literal["epochs", "steps"], int]:
         """A client's work per round: the unit and the amount."""
@@ -330,20 +311,11 @@ class TrainingOptions(Section):
         return full * (self.batch_size >= smallest) + (rest >= smallest)
 
     def learning_rate(self, number: int) -> float:
-        """Return the local learning rate of round t = ``number``, from 0, of T rounds with a warm-up of W rounds.
-
-        lr * lr_decay^t, times the schedule, times the warm-up:
-
-        - ``cosine``: (1 + cos(pi * s / S)) / 2 with s = max(0, t - W) and S = T - W;
-        - ``step``: lr_step_factor^floor(t / lr_step_rounds);
-        - in the warm-up, t < W: (t + 1) / (W + 1).
-        """
-        rate, warmup = self.lr * self.lr_decay**number, self.warmup_rounds
-        if self.lr_schedule == "cosine":
-            rate *= (1 + math.cos(math.pi * max(0, number - warmup) / (self.rounds - warmup))) / 2
-        elif self.lr_schedule == "step":
-            rate *= self.lr_step_factor ** (number // self.lr_step_rounds)
-        return rate * (number + 1) / (warmup + 1) if number < warmup else rate
+        """Return the local learning rate of round t = ``number``, from 0: lr * lr_decay^t, as sections schedule it."""
+        rate = self.lr * self.lr_decay**number
+        for section in RunConfig.sections():
+            rate = section.scheduled(self, rate, number)
+        return rate
 
 
 class ExecutionOptions(Section):

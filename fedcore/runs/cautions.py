@@ -29,11 +29,6 @@ def option_cautions(setup: Setup) -> list[str]:
         (("local_epochs",), config.local_steps is not None, f"next to --local-steps {config.local_steps}"),
         (("momentum",), not sgd, with_optimizer),
         (("beta1", "beta2", "epsilon"), sgd, with_optimizer),
-        (
-            ("lr_step_rounds", "lr_step_factor"),
-            config.lr_schedule != "step",
-            f"with --lr-schedule {config.lr_schedule}",
-        ),
         (("buffers",), not setup.layout.buffers, f"with --model {config.model}, which has no buffers"),
         (("alpha",), not _partitioner_takes("alpha", config.partition), with_partition),
         (("classes_per_client",), not _partitioner_takes("classes_per_client", config.partition), with_partition),
@@ -127,11 +122,11 @@ def schedule_cautions(before: int, setup: Setup, trained: int) -> list[str]:
         for plugin in setup.plugins
         if "rounds" in plugin.assumes
     ]
-    if config.lr_schedule == "cosine":
-        was = config.model_copy(update={"rounds": before})
+    was = config.model_copy(update={"rounds": before})
+    if any(was.learning_rate(number) != config.learning_rate(number) for number in range(trained)):
         found.append(
-            f"--lr-schedule cosine follows the number of rounds: from {was.learning_rate(trained - 1):.3g} in round "
-            f"{trained} of {before}, the learning rate goes on with {config.learning_rate(trained):.3g} in round "
-            f"{trained + 1} of {config.rounds}; a new run of {config.rounds} rounds gives other results"
+            f"the learning rate follows the number of rounds: from {was.learning_rate(trained - 1):.3g} in round "
+            f"{trained} of {before} it goes on with {config.learning_rate(trained):.3g} in round {trained + 1} of "
+            f"{config.rounds}; a new run of {config.rounds} rounds gives other results"
         )
     return found

@@ -96,7 +96,7 @@ def test_each_option_is_in_one_section() -> None:
 @pytest.mark.parametrize(
     ("section", "values", "words"),
     [
-        (TrainingOptions, {"rounds": 2, "warmup_rounds": 2}, "warmup_rounds is 2, but the run has 2 rounds"),
+        (TrainingOptions, {"momentum": 1.0}, "less than 1"),
         (FederationOptions, {"adapt_epochs": 1}, "adapt_epochs is for clients that never train"),
         (RecordOptions, {"name": "a b"}, "a name has 1 to 50 letters"),
         (DataOptions, {"rounds": 2}, "unknown option 'rounds'"),

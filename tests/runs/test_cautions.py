@@ -75,8 +75,8 @@ def test_a_cosine_that_restarts(notes):
     assert notes(changes={"workers": 0}) == []
     (note,) = notes(changes={"rounds": 4})
     assert note == (
-        "--lr-schedule cosine follows the number of rounds: from 0.01 in round 2 of 2, the learning rate goes on with "
-        "0.01 in round 3 of 4; a new run of 4 rounds gives other results"
+        "the learning rate follows the number of rounds: from 0.01 in round 2 of 2 it goes on with 0.01 in round 3 of "
+        "4; a new run of 4 rounds gives other results"
     )
     assert notes(changes={"rounds": 4}) == []
 

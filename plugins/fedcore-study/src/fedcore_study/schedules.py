@@ -12,7 +12,8 @@ def follows_rounds(config: RunConfig) -> bool:
     Then a run that is resumed with another number of rounds differs from a run that begins with it. The user's own
     code is not asked, and neither are plugins if one of them is not installed.
     """
-    if config.lr_schedule == "cosine":
+    longer = config.model_copy(update={"rounds": 2 * config.rounds})
+    if any(longer.learning_rate(number) != config.learning_rate(number) for number in range(config.rounds)):
         return True
     if not config.plugins:
         return False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedcore import Section, Trait
-from fedcore.tools import Kind
+from fedcore.tools import Kind, flag_of
 
 if TYPE_CHECKING:
     from fedcore import SplitModel
@@ -152,3 +153,59 @@ class Norm(Section):
             if not has_group_norm(setup.model):
                 return [f"--norm group has no effect: model {setup.config.model!r} has no BatchNorm"]
         return []
+
+
+class Schedule(Section):
+    """The learning rate over the rounds."""
+
+    panel = "Training"
+
+    if TYPE_CHECKING:
+        rounds: int
+
+    lr_schedule: Literal["constant", "cosine", "step"] = Field(
+        default="constant",
+        description="Schedule of the learning rate over the rounds: constant, half a cosine down to 0, or steps down.",
+    )
+    lr_step_rounds: int = Field(
+        default=10, ge=1, le=1_000_000_000, description="Rounds between two steps of --lr-schedule step."
+    )
+    lr_step_factor: float = Field(default=0.1, gt=0, le=1, description="Factor of each step of --lr-schedule step.")
+    warmup_rounds: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000_000,
+        description="Number of first rounds in which the learning rate rises linearly to its full value.",
+    )
+
+    @model_validator(mode="after")
+    def _check_warmup(self) -> Self:
+        if self.warmup_rounds >= self.rounds:
+            raise ValueError(f"warmup_rounds is {self.warmup_rounds}, but the run has {self.rounds} rounds")
+        return self
+
+    def scheduled(self, rate: float, number: int) -> float:
+        """Return the learning rate of round t = ``number`` of T rounds with a warm-up of W rounds.
+
+        It is the rate, times the schedule, times the warm-up:
+
+        - ``cosine``: (1 + cos(pi * s / S)) / 2 with s = max(0, t - W) and S = T - W;
+        - ``step``: lr_step_factor^floor(t / lr_step_rounds);
+        - in the warm-up, t < W: (t + 1) / (W + 1).
+        """
+        warmup = self.warmup_rounds
+        if self.lr_schedule == "cosine":
+            rate *= (1 + math.cos(math.pi * max(0, number - warmup) / (self.rounds - warmup))) / 2
+        elif self.lr_schedule == "step":
+            rate *= self.lr_step_factor ** (number // self.lr_step_rounds)
+        return rate * (number + 1) / (warmup + 1) if number < warmup else rate
+
+    def cautions(self, setup: Setup) -> list[str]:
+        """Return the cautions about steps next to another schedule."""
+        fields = Schedule.model_fields
+        steps = {"lr_step_rounds": self.lr_step_rounds, "lr_step_factor": self.lr_step_factor}
+        return [
+            f"{flag_of(option)} {value} has no effect with --lr-schedule {self.lr_schedule}"
+            for option, value in steps.items()
+            if self.lr_schedule != "step" and value != fields[option].default
+        ]
