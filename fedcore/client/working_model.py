@@ -6,7 +6,6 @@ Each pass takes the samples in fixed chunks of the given order, so that the bits
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ from fedcore.client.setup import Setup
 from fedcore.data.client_data import ClientData
 from fedcore.models import Outputs
 from fedcore.models.placement import forward_chunk
-from fedcore.models.split import SplitModel, evaluating
+from fedcore.models.split import PlainAttributes, SplitModel, evaluating
 
 MeanLoss = Callable[[Outputs, Tensor], Tensor]
 """Takes a model's outputs and the labels (B,); returns the mean loss, of shape ()."""
@@ -115,53 +114,6 @@ class Memory:
     def random_state(self, device: torch.device) -> Tensor | None:
         """Return the state of a device's global generator; None where it cannot be read in a step."""
         return global_generators(device)[-1].get_state()
-
-
-_OF_TORCH = vars(nn.Module()).keys()
-"""The attributes that every module has."""
-
-
-class PlainAttributes:
-    """The attributes of a network's own modules that are neither parameters nor buffers.
-
-    What a forward pass keeps in them, such as a hidden state, would go on to the next client of the process.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        parts = [part for part in model.modules() if not type(part).__module__.startswith("torch.")]
-        self._first = [(part, {name: (value, _content(value)) for name, value in _plain(part)}) for part in parts]
-
-    def restore(self) -> None:
-        """Give the modules the values that they had at first: the same objects, with the same content."""
-        for part, first in self._first:
-            for name in [name for name, _ in _plain(part) if name not in first]:
-                del vars(part)[name]
-            for name, (value, content) in first.items():
-                vars(part)[name] = value
-                if content is not None:
-                    _restore(value, content)
-
-
-def _plain(part: nn.Module) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in vars(part).items() if name not in _OF_TORCH]
-
-
-def _content(value: Any) -> Any:
-    """Return a copy of what code may edit in place in a value; None for other types."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return copy.copy(value) if isinstance(value, (list, dict, set, deque)) else None
-
-
-def _restore(value: Any, content: Any) -> None:
-    if isinstance(value, Tensor):
-        value.detach().copy_(content)
-        return
-    value.clear()
-    if isinstance(value, (dict, set)):
-        value.update(content)
-    else:
-        value.extend(content)
 
 
 class WorkingModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -232,20 +232,65 @@ def copied_for_calls(model: Model) -> Model | None:
         return None
 
 
+_OF_TORCH = vars(nn.Module()).keys()
+"""The attributes that every module has."""
+
+
+class PlainAttributes:
+    """The attributes of a network's own modules that are neither parameters nor buffers.
+
+    What a forward pass keeps in them, such as a hidden state, would go on to the next client of the process.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        parts = [part for part in model.modules() if not type(part).__module__.startswith("torch.")]
+        self._first = [(part, {name: (value, _content(value)) for name, value in _plain(part)}) for part in parts]
+
+    def restore(self) -> None:
+        """Give the modules the values that they had at first: the same objects, with the same content."""
+        for part, first in self._first:
+            for name in [name for name, _ in _plain(part) if name not in first]:
+                del vars(part)[name]
+            for name, (value, content) in first.items():
+                vars(part)[name] = value
+                if content is not None:
+                    _restore(value, content)
+
+
+def _plain(part: nn.Module) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in vars(part).items() if name not in _OF_TORCH]
+
+
+def _content(value: Any) -> Any:
+    """Return a copy of what code may edit in place in a value; None for other types."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return copy.copy(value) if isinstance(value, (list, dict, set, deque)) else None
+
+
+def _restore(value: Any, content: Any) -> None:
+    if isinstance(value, Tensor):
+        value.detach().copy_(content)
+        return
+    value.clear()
+    if isinstance(value, (dict, set)):
+        value.update(content)
+    else:
+        value.extend(content)
+
+
 @contextmanager
 def tried(model: nn.Module) -> Iterator[None]:
     """Try a model in eval mode in a block; afterwards its modules have the attributes that they had.
 
     A network may keep values from call to call, and a trial is no call of the run. Lazy modules become real ones.
     """
-    before = [(part, dict(vars(part))) for part in model.modules() if not any(map(is_lazy, part.parameters()))]
+    plain = PlainAttributes(model)
     try:
         with torch.no_grad(), evaluating(model):
             yield
     finally:
-        for part, attributes in before:
-            vars(part).clear()
-            vars(part).update(attributes)
+        plain.restore()
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
-from fedcore.models.split import evaluating
+from fedcore.models.split import evaluating, tried
 
 
 class Merges(nn.Linear):
@@ -46,3 +47,27 @@ def test_a_frozen_part_of_a_module_with_its_own_switch_stays_frozen():
     with evaluating(looked):
         pass
     assert [module.training for module in looked.modules()] == [True, True, False]
+
+
+class Remembers(nn.Linear):
+    """Keeps a list of what it saw, and the last of it."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x)
+        self.last = x
+        return super().forward(x)
+
+
+def test_a_trial_leaves_nothing_in_a_network():
+    network = Remembers()
+    seen = network.seen
+    with tried(network):
+        network(torch.zeros(1, 4))
+        assert len(seen) == 1
+    assert network.seen is seen
+    assert seen == []
+    assert not hasattr(network, "last")
