@@ -15,14 +15,17 @@ class EvaluationProtocol(NamedTuple):
     """Model and samples, for a table."""
     measures: str
     """Model and samples, for a sentence."""
-    on_clients: bool = False
-    """Whether the clients measure it. It then has figures by client."""
     held_out: bool = False
     """Whether the samples are of the clients' held-out parts instead of the server's test set."""
     validation: bool = False
     """Whether they are the share of these parts that chooses the best round, which the other protocols leave out."""
     own_model: bool = False
     """Whether the model is the client's own instead of the global one."""
+
+    @property
+    def on_clients(self) -> bool:
+        """Whether the clients measure it: they have the held-out parts and their models. It has figures by client."""
+        return self.held_out or self.own_model
 
 
 PROTOCOLS = {
@@ -48,14 +51,12 @@ PROTOCOLS = {
             "global_local",
             "global model on held-out parts",
             "the global model on each client's held-out part",
-            on_clients=True,
             held_out=True,
         ),
         EvaluationProtocol(
             "personal",
             "own models on held-out parts",
             "each client's own model on its held-out part",
-            on_clients=True,
             held_out=True,
             own_model=True,
         ),
@@ -63,14 +64,12 @@ PROTOCOLS = {
             "personal_global",
             "own models on the test set",
             "each client's own model on the server's test set",
-            on_clients=True,
             own_model=True,
         ),
         EvaluationProtocol(
             "global_validation",
             "global model on validation parts",
             "the global model on the validation share of each client's held-out part",
-            on_clients=True,
             held_out=True,
             validation=True,
         ),
@@ -78,7 +77,6 @@ PROTOCOLS = {
             "personal_validation",
             "own models on validation parts",
             "each client's own model on the validation share of its held-out part",
-            on_clients=True,
             held_out=True,
             validation=True,
             own_model=True,
@@ -87,14 +85,12 @@ PROTOCOLS = {
             "unseen",
             "unseen clients, held-out parts",
             "the model that a client receives before it ever trains, on the held-out part of each unseen client",
-            on_clients=True,
             held_out=True,
         ),
         EvaluationProtocol(
             "unseen_adapted",
             "unseen clients after adaptation",
             "each unseen client's own model after its adaptation, on its held-out part",
-            on_clients=True,
             held_out=True,
             own_model=True,
         ),
@@ -113,18 +109,12 @@ EVALUATED = tuple(name for name in PROTOCOLS if name != "global_before_correctio
 ON_CLIENTS = tuple(name for name, protocol in PROTOCOLS.items() if protocol.on_clients)
 """The protocols that the clients measure."""
 
-UNSEEN = ("unseen", "unseen_adapted")
-"""The protocols of clients that never train. The other protocols leave these clients out."""
-
 HELD_OUT = ("personal", "global_local")
 """The reported protocols on held-out parts, of own models first."""
 
 VALIDATION = ("personal_validation", "global_validation", *HELD_OUT)
 """Protocols on held-out parts. The first of them that a run measures chooses the best round; with ``--keep best`` it is
 the first of the global model, which is kept."""
-
-FRACTIONS = ("accuracy", "mean", "worst10", "best10", "std")
-"""The figures of a protocol that are printed in percent."""
 
 SIGNS = {"accuracy": 1, "mean": 1, "worst10": 1, "best10": 1, "std": -1, "loss": -1}
 """Figure of a protocol -> 1 if more is better, -1 if less is."""

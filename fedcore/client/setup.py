@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, permutations
@@ -113,14 +113,12 @@ class Setup:
     def metrics(self) -> Metrics:
         """The metrics of an evaluation next to accuracy and loss, by the names of their figures."""
         kind, names = self.task.kind, self.config.metrics
-        if not names:
-            return kind.metrics
-        if not kind.classes:
+        if names and not kind.classes:
             raise ConfigError(f"--metric {names[0]} is of classes; task {kind.name!r} has {', '.join(kind.metrics)}")
-        make_metrics: Callable[[list[str], int], Metrics] = registry.needed(
-            "feature", "make_metrics", f"--metric {names[0]}"
-        )
-        return make_metrics(names, self.task.num_classes)
+        made: Metrics = kind.metrics
+        if names:
+            made = registry.needed("feature", "make_metrics", f"--metric {names[0]}")(names, self.task.num_classes)
+        return made
 
     @cached_property
     def placement(self) -> Placement:

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
-from fedcore.tools import PROTOCOLS, protocols, rounds
+from fedcore.tools import PROTOCOLS, rounds
 from fedcore_study.comparisons.figures import FEW, Difference
 from fedcore_study.comparisons.records import ModelSize, RunRecord
 from fedcore_study.schedules import follows_rounds
 from fedcore_study.words import by_value, counted
 
-OWN = tuple(name for name, protocol in PROTOCOLS.items() if protocol.own_model and name not in protocols.UNSEEN)
+OWN = tuple(name for name, protocol in PROTOCOLS.items() if protocol.own_model and name != "unseen_adapted")
 """The protocols that measure clients' own models. The one on held-out parts is first."""
 
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig
-from fedcore.tools import SIGNS, available, call, judged_by, protocols, resolve, rounds, short_name
+from fedcore.tools import SIGNS, available, call, judged_by, resolve, rounds, short_name
 from fedcore_study.comparisons.records import NO_SIGNS, OVER_CLIENTS
 from fedcore_study.lenient import mapping_in
+
+IN_PERCENT = ("accuracy", "mean", "worst10", "best10", "std")
+"""The figures of a protocol that are printed in percent."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Measure:
     @property
     def by_client(self) -> str:
         """The figure that each client has: ``auroc`` of ``auroc_mean``, the accuracy of ``worst10``."""
-        return ACCURACY.name if self.name in protocols.FRACTIONS else self.name.removesuffix("_mean")
+        return ACCURACY.name if self.name in IN_PERCENT else self.name.removesuffix("_mean")
 
     def of_clients(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the figure by client in a protocol's figures; empty if the run did not record it."""
@@ -66,17 +69,17 @@ class Measure:
     @property
     def scale(self) -> float:
         """The factor on a printed value."""
-        return 100 if self.name in protocols.FRACTIONS else 1
+        return 100 if self.name in IN_PERCENT else 1
 
     @property
     def digits(self) -> int:
         """The number of printed decimal places."""
-        return 2 if self.name in protocols.FRACTIONS else 4
+        return 2 if self.name in IN_PERCENT else 4
 
     @property
     def unit(self) -> str:
         """The unit of a printed value, after it; empty for none."""
-        return " %" if self.name in protocols.FRACTIONS else ""
+        return " %" if self.name in IN_PERCENT else ""
 
     def signed(self, value: float) -> str:
         """Return a printed difference: ``+1.03`` points, ``-0.0213``."""
