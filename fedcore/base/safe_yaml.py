@@ -48,20 +48,11 @@ class _PlainLoader(_Loader):
     """A loader for files that :func:`write_yaml` wrote. A few lines of aliases can stand for billions of values."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse aliases, and with them all that a merge key could repeat."""
+        """Refuse aliases. Without them a merge key repeats nothing."""
         if self.check_event(yaml.AliasEvent):
             problem = "it has an alias, which fedcore never writes"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
         return super().compose_node(parent, index)
-
-    def flatten_mapping(self, node: Any) -> None:
-        """Refuse merge keys."""
-        for key, _ in node.value:
-            if key.tag.endswith(":merge"):
-                raise yaml.MarkedYAMLError(
-                    problem="it has a merge key, which fedcore never writes", problem_mark=key.start_mark
-                )
-        super().flatten_mapping(node)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -80,7 +71,7 @@ def write_yaml(value: Any) -> str:
 def read_yaml(text: str, *, plain: bool = False) -> Any:
     """Return the value of a YAML text.
 
-    :param plain: refuse aliases and merge keys, which :func:`write_yaml` does not write.
+    :param plain: refuse aliases, which :func:`write_yaml` does not write.
     :raises ValueError: the text is not YAML, has a type that JSON lacks, or a mapping has a key twice.
     """
     try:

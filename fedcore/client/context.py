@@ -169,7 +169,7 @@ class Batch:
     @property
     def epoch_seed(self) -> int:
         """The seed of the random numbers of the batch's epoch, such as dropout's."""
-        return self.session.epoch_seed(self.epoch)
+        return self.session.derive_seed(f"epoch/{self.epoch}")
 
     @cached_property
     def x(self) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -106,17 +105,7 @@ class SecondPass:
     """
 
     def __init__(self, session: LocalSession, evaluate: Callable[[Rows], Tensor], before: Tensor | None) -> None:
-        self._session, self._evaluate, self._before = session, evaluate, before
-
-    @property
-    def draws(self) -> bool:
-        """Whether the first pass drew random numbers. A replay cannot set their state: such a step is not replayed."""
-        now = self._session.working.memory.random_state(self._session.working.device)
-        if now is None or self._before is None:
-            return False
-        # The states are on the CPU for every device. The kit takes torch.equal in a step for a wait for the device.
-        before, after = (ctypes.string_at(state.data_ptr(), state.numel()) for state in (self._before, now))
-        return before != after
+        self._session, self._evaluate, self.before = session, evaluate, before
 
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
         """Return the gradient of the whole objective by name; see :class:`fedcore.hooks.contexts.Step`."""
@@ -151,12 +140,12 @@ class SecondPass:
     @contextmanager
     def _same_numbers(self) -> Iterator[None]:
         """Draw the random numbers of the first pass again in a block, so that dropout drops the same units."""
-        if self._before is None:
+        if self.before is None:
             yield
             return
         generator = global_generators(self._session.working.device)[-1]
         now = generator.get_state()
-        generator.set_state(self._before)
+        generator.set_state(self.before)
         try:
             yield
         finally:

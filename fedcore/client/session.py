@@ -228,10 +228,6 @@ class LocalSession:
         self._refer_to_start()
         self.optimizer.begin(self.optimizer.parameters)
 
-    def epoch_seed(self, epoch: int) -> int:
-        """Return the seed of a local epoch's random numbers, such as dropout's."""
-        return self.derive_seed(f"epoch/{epoch}")
-
     def begin_epoch(self, epoch: int) -> None:
         """Switch the model to training mode, and exclude the parameters that are frozen in the epoch."""
         changed = self._exclude(self.requests.excluded(epoch, self.work.epochs))

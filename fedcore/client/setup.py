@@ -97,7 +97,8 @@ class Setup:
         _check_training(config, model, dataset)
         _check_untied(config, model)
         kept = _kept(plugins, model)
-        layout, breaks = Layout.of(model, _personal(config, model, kept)), _breaks(config, plugins)
+        personal = set[str]().union(*kept.values(), Layout.of(model).buffers if config.buffers == "local" else ())
+        layout, breaks = Layout.of(model, personal), _breaks(config, plugins)
         _check_values(config, model, layout)
         setup = cls(config, plugins, model, task, layout, breaks, kept, sample, dataset.public)
         _check_claims(setup)
@@ -374,12 +375,6 @@ def _kept(plugins: PluginSet, model: SplitModel) -> dict[str, set[str]]:
             raise PluginConflictError.of(one, other, "together they keep the whole model on the clients")
     plugins.check_names(names, by_plugin)
     return by_plugin
-
-
-def _personal(options: TrainingOptions, model: SplitModel, kept: Mapping[str, Collection[str]]) -> set[str]:
-    """Return the names of the parameters and buffers that stay on each client."""
-    personal = set[str]().union(*kept.values())
-    return personal | Layout.of(model).buffers if options.buffers == "local" else personal
 
 
 def _check_claims(setup: Setup) -> None:

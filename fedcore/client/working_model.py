@@ -160,12 +160,6 @@ class WorkingModel:
         self.set_trainable(())  # a copy of another working model has its client's frozen parameters
         self.smallest_batch = setup.smallest_batch
 
-    def bind(self, parameters: Mapping[str, Tensor]) -> None:
-        """Move the parameters into other memory, which holds their values."""
-        for name, tensor in parameters.items():
-            self.parameters[name].data = tensor
-        self.state = self.module.state_dict()
-
     def load(self, tensors: Mapping[str, Tensor], excluded: Collection[str] = ()) -> None:
         """Load weights, and return to the condition before training: eval mode, no gradients.
 

@@ -10,6 +10,7 @@ the libraries up. The second is captured.
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -64,9 +65,22 @@ class WatchedStep(BatchStep):
 
     @override
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
-        if self._second is not None and self._second.draws:
+        if self._second is not None and _has_drawn(self._session, self._second.before):
             self._reads.add("batch")
         return super().gradients_at(weights, rows)
+
+
+def _has_drawn(session: LocalSession, before: Tensor | None) -> bool:
+    """Return whether a step has drawn random numbers. A replay cannot set their state: such a step is not replayed.
+
+    :param before: the state of the device's generator before the step.
+    """
+    now = session.working.memory.random_state(session.working.device)
+    if now is None or before is None:
+        return False
+    # The states are on the CPU for every device. The kit takes torch.equal in a step for a wait for the device.
+    first, last = (ctypes.string_at(state.data_ptr(), state.numel()) for state in (before, now))
+    return first != last
 
 
 class WatchedClient(SessionContext):

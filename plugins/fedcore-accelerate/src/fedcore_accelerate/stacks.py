@@ -61,7 +61,9 @@ class Stack(Stacked):
         parameters = zip(*(working.parameters.items() for working in workings), strict=True)
         super().__init__({column[0][0]: stacked([w.detach() for _, w in column]) for column in parameters})
         for working, *own in zip(workings, *self.weights.values(), strict=True):
-            working.bind(dict(zip(self.weights, own, strict=True)))
+            for name, part in zip(self.weights, own, strict=True):  # other memory, which holds the same values
+                working.parameters[name].data = part
+            working.state = working.module.state_dict()
 
     def begin(self, sessions: Sequence[LocalSession]) -> Stack:
         """Begin with other clients, which have the first working models; return the stack.
