@@ -27,6 +27,7 @@ from fedcore.data import Dataset
 from fedcore.data.client_data import ClientData
 from fedcore.models.split import Outputs
 from fedcore.runs.run import Run
+from fedcore_export.own_model import own_model
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
 from fedcore_fdcl.plugin import FDCLOptions
 from fedcore_testing.federation import data_of
@@ -90,7 +91,7 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     clients = []
     for client in args.clients:
-        own, took_part = run.own_model(client)
+        own, took_part = own_model(run, client)
         if not took_part:
             parser.error(f"client {client} has not taken part yet")
         data = ClientData(samples.train, partition.train[client], CPU)

@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from fedcore.runs import rounds as rounds
     from fedcore.runs.api import started as started
     from fedcore.runs.directory import RunDirectory as RunDirectory
+    from fedcore.runs.evaluation import evaluation_tasks as evaluation_tasks
     from fedcore.runs.objects import name_objects as name_objects
     from fedcore.runs.progress import Progress as Progress
     from fedcore.runs.provenance import RECORDED as RECORDED

@@ -5,7 +5,6 @@ Every engine runs the same ``ClientRuntime``, in this process or in others.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -13,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError, print_traceback
@@ -22,7 +21,7 @@ from fedcore.base.seeding import random_stream
 from fedcore.base.tensors import flatten, on_cpu, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.context import context_of
-from fedcore.client.evaluation import evaluate_client, own_model
+from fedcore.client.evaluation import evaluate_client
 from fedcore.client.loop import epochs_of, take_step
 from fedcore.client.messages import (
     ClientFailure,
@@ -154,11 +153,6 @@ class ClientRuntime:
         print_traceback()
         message = str(error) if isinstance(error, PluginCallError) else f"{type(error).__name__}: {error}"
         return ClientFailure("raised", message)
-
-    def own_model(self, task: ClientTask, shared: SharedPayload | None) -> nn.Module:
-        """Return a copy of the client's own model, as an evaluation by this task would use it; it is on the device."""
-        with closing(self.session(task, shared, read_only="personal_model")) as session:
-            return copy.deepcopy(own_model(session, took_part=task.meta["took_part"]))
 
     def close(self) -> None:
         """End the trainings that still pause when the run is over."""

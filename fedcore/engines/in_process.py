@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-from torch import nn
-
 from fedcore.base import registry
 from fedcore.base.config import ExecutionOptions
 from fedcore.base.errors import ConfigError
@@ -53,10 +51,6 @@ class InProcessEngine:
             shared = self._shared.get(together[0].shared or "")
             outcomes = self._runtime.handle_together([each.complete() for each in together], shared)
             yield from zip(together, outcomes, strict=True)
-
-    def own_model(self, task: ClientTask) -> nn.Module:
-        """Return a copy of the client's own model, as an evaluation by this task would use it; it is on the device."""
-        return self._runtime.of(task.client).own_model(task.complete(), self._shared.get(task.shared or ""))
 
     def close(self) -> None:
         """Drop the shared payloads and the paused clients."""

@@ -240,12 +240,15 @@ def client_model(
     global model, or what the method makes of that on its data (FedBABU). The other arguments are as for :func:`resume`.
 
     :param client: the client's number, from 0.
-    :raises ConfigError: the clients of the run have no models of their own, or the run has no such client.
+    :raises ConfigError: the clients of the run have no models of their own, the run has no such client, or the package
+        fedcore-export, which makes the model, is not installed.
     :raises RunDirectoryError: there is no run in ``path``, or it has no checkpoint.
     :raises PluginCallError: ``personal_model`` raised.
     """
     with _reopened(path, model, plugins, dataset, allow_code, reads=True) as reopened:
-        return reopened.own_model(client)[0]
+        own_model = registry.needed("feature", "own_model", "client_model")
+        network: nn.Module = own_model(reopened, client)[0]
+        return network
 
 
 @contextmanager

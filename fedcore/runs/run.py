@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from torch import nn
-
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, RunDirectoryError
@@ -25,7 +23,6 @@ from fedcore.client.messages import ClientSite, Engine
 from fedcore.client.setup import Setup, check_client_models
 from fedcore.data import DECLARED, Dataset, Partition, fitted, load_partition
 from fedcore.data.dataset import data_digest
-from fedcore.engines.in_process import InProcessEngine
 from fedcore.models.placement import Placement, has_device, resolve_device
 from fedcore.runs.cautions import (
     evaluation_cautions,
@@ -36,7 +33,7 @@ from fedcore.runs.cautions import (
 )
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.evaluation import Evaluator, evaluation_tasks
+from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.progress import noting, only_notes
 from fedcore.runs.provenance import COMMIT, session, versions
 from fedcore.runs.resolve import resolve_config, resolve_partition, resolve_trackers, tracking
@@ -52,7 +49,7 @@ from fedcore.runs.saved import (
 )
 from fedcore.runs.training import Experiment, Finished, OnRound, Refused, TrainOn, next_state
 from fedcore.server.round import Notify
-from fedcore.server.scope import Federation, ServerScope
+from fedcore.server.scope import Federation
 from fedcore.server.state import ServerState
 
 Make = Callable[[ClientSite], Engine]
@@ -417,26 +414,6 @@ class Run:
                 f"the checkpoint in {self.directory.path} is not of the model that config.yaml describes, or that was "
                 f"given: they differ in {', '.join(wrong[:3])}{' and others' * (len(wrong) > 3)}"
             )
-
-    def own_model(self, client: int) -> tuple[nn.Module, bool]:
-        """Return a client's model, see :func:`fedcore.client_model`, and whether the client has trained.
-
-        If it has not, personal parameters are initial ones.
-        """
-        path = self.directory.path
-        if not self.setup.has_own_models:
-            raise ConfigError(f"the clients of {path} have no models of their own: all of them use the global model")
-        if not 0 <= client < self.config.clients:
-            raise ConfigError(f"{path} has no client {client}, its clients are 0 to {self.config.clients - 1}")
-        state = self.last_state()
-        with (
-            self.federation(InProcessEngine) as running,
-            ServerScope(running, state, state.round, "evaluation") as scope,
-        ):
-            (task,) = evaluation_tasks(scope, [(client, {})])
-            assert isinstance(running.engine, InProcessEngine)
-            network = running.engine.own_model(task)
-        return Placement.plain().model(network).eval(), bool(task.meta["took_part"])
 
 
 def _set_up(config: RunConfig, dataset: Dataset, partition: Partition) -> tuple[Setup, Dataset]:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedcore
+from fedcore.base import registry
 from fedcore.data import load_dataset, load_partition
 from tests import support
 
@@ -100,3 +101,11 @@ def test_what_there_is_not_is_refused(cli, ditto, tmp_path: Path) -> None:
     ):
         done = cli("export", directory, "--client", client, "--to", "torch")
         assert (done.exit_code, says in " ".join(done.stderr.split())) == (2, True), done.output
+
+
+def test_the_package_that_makes_the_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = trained(tmp_path, "ditto", rounds=1)
+    installed = registry.available
+    monkeypatch.setattr(registry, "available", lambda kind: {} if kind == "feature" else installed(kind))
+    with pytest.raises(fedcore.ConfigError, match="client_model needs the package fedcore-export: pip install"):
+        fedcore.client_model(result.directory, 0)

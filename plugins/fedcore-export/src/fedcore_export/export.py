@@ -24,6 +24,7 @@ from fedcore.data import Dataset
 from fedcore.models import Placement
 from fedcore.tools import Run, one_thread, storing, write_text
 from fedcore_export.card import ExportedFile, model_card, plain_model
+from fedcore_export.own_model import own_model
 
 FORMATS = ("safetensors", "torch", "onnx", "transformers")
 
@@ -86,7 +87,7 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
         if client is None:
             model: nn.Module = trained_model(run)
         else:
-            model, took_part = run.own_model(client)
+            model, took_part = own_model(run, client)
             notes += [] if took_part else [f"client {client} took part in no round"]
         merge_adapters(run, model, client)
         session = (run.directory.sessions.read() or [{}])[-1]
