@@ -144,6 +144,7 @@ def _figures(metrics: Mapping[str, Any]) -> Iterator[str]:
 
 def _own_figures(metrics: Mapping[str, Any], client: int) -> Iterator[str]:
     rows, further = [], _further(metrics)
+    of_classes = any("accuracy" in (metrics.get(name) or {}) for name in PROTOCOLS)
     for protocol, meaning in PROTOCOLS.items():
         row = metrics.get(protocol) or {}
         accuracy, *others = (
@@ -153,13 +154,13 @@ def _own_figures(metrics: Mapping[str, Any], client: int) -> Iterator[str]:
         exported = (meaning.own_model or protocol == "unseen") and is_kept
         if accuracy is not None and exported:
             where = "its held-out part" if meaning.held_out else "the server's test set"
-            rows.append([where, output.percent(accuracy), *map(_number, others)])
-    yield from _table(["measured on", "accuracy %", *map(_text, further)], rows)
+            rows.append([where, *([output.percent(accuracy)] if of_classes else []), *map(_number, others)])
+    yield from _table(["measured on", *(["accuracy %"] if of_classes else []), *map(_text, further)], rows)
 
 
 def _input(dataset: Dataset) -> Iterator[str]:
     shape = ", ".join(map(str, ("B", *dataset.input_shape)))
-    sample = dataset.test.gather(dataset.test.labels.new_zeros(1))
+    sample = dataset.test.gather(torch.zeros(1, dtype=torch.int64, device=dataset.test.labels.device))
     if isinstance(sample, Tensor):
         yield f"- `x`: ({shape}), {str(sample.dtype).removeprefix('torch.')}."
     else:
@@ -176,7 +177,13 @@ def _input(dataset: Dataset) -> Iterator[str]:
         if train.mean:
             stats = f"minus mean {list(train.mean)}, divided by std {list(train.std)}, per column"
             yield f"- Numbers as in the training data, {stats}."
-    yield f"- Logits (B, {dataset.num_classes}); the class is that of the largest."
+    task, form = dataset.task, dataset.task.form
+    if task.classes:
+        yield f"- Logits (B, {dataset.num_classes}); the class is that of the largest."
+    else:
+        yield f"- Outputs ({', '.join(map(str, ('B', dataset.num_classes, *task.grid)))}) of the task {task.name}."
+    if "std" in form:
+        yield f"- A prediction is the output times {form['std']}, plus {form['mean']}."
     if dataset.class_names:
         yield f"- Classes in order: {_span(json.dumps(list(dataset.class_names), ensure_ascii=False))}"
 
