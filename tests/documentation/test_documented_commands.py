@@ -171,7 +171,7 @@ def test_the_options_of_a_run_fit_together(command, folder, monkeypatch):
         raise SystemExit
 
     monkeypatch.setattr("fedcore.runs.api.run", stop_here)
-    result = run([*command.words, *(["--data-dir", "data"] if "--data-dir" in command.words else [])])
+    result = run([*fitting(command.words), *(["--data-dir", "data"] if "--data-dir" in command.words else [])])
     if command.output:
         assert (result.exit_code, told(result)) == (2, " ".join(command.output.split()))
     else:
