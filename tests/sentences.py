@@ -44,10 +44,12 @@ def plain(text: str) -> str:
 
     >>> plain("client 3 of '/tmp/a' sends 'w' to /check/of-me/run: 0.5 > 1e-3")
     "client # of '...' sends '...' to ...: # > #"
+    >>> plain("hf:/tmp/a/set: see https://example.org/a/b, ../../tmp/a")
+    'hf:...: see https://example.org/a/b, ...'
     """
     text = re.sub(r"(?<!\w)'[^'\n]*'(?!\w)", "'...'", text)
     text = re.sub(r"0x[0-9a-f]+", "#", text)
-    text = re.sub(r"(?<![\w./:])/[\w.-]+/[\w./-]*\w", "...", text)
+    text = re.sub(r"(?<![\w./])(?:/|(?:\.\./)+)[\w.-]+/[\w./-]*\w", "...", text)
     return re.sub(r"(?<![\w-])-?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?\b", "#", text)
 
 

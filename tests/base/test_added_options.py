@@ -9,6 +9,7 @@ import pytest
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base import config as module
 from fedcore.runs import saved
+from tests.sentences import raises
 
 MODULE = """
 from typing import Annotated, Literal
@@ -79,11 +80,11 @@ def test_a_package_adds_options(package) -> None:
     assert (config.haste, config.pauses, config.rounds) == (3, 1, 20)
     assert config.written()["haste"] == 3
     assert "pauses" not in config.written()
-    with pytest.raises(ConfigError, match=r"--haste: .* less than or equal to 9 .*"):
+    with raises(ConfigError, "--haste", "9"):
         extended.create({"haste": 10})
-    with pytest.raises(ConfigError, match="haste is 5, but there are 2 rounds"):
+    with raises(ConfigError, "5", "2"):
         extended.create({"haste": 5, "rounds": 2})
-    with pytest.raises(UnknownNameError, match="Did you mean 'haste'"):
+    with raises(UnknownNameError, "'haste'"):
         extended.create({"hasty": 5})
 
 
@@ -185,5 +186,5 @@ def test_a_run_directory_that_holds_one_is_answered_with_its_name(monkeypatch, t
     monkeypatch.setattr(saved, "RunConfig", own)
     file = saved.SavedConfig({**own().written(), "lanes": 8}, "", "", {})
     file.write(tmp_path / "config.yaml")
-    with pytest.raises(UnknownNameError, match="'lanes' is in the package fedcore-accelerate: pip install"):
+    with raises(UnknownNameError, "'lanes'"):
         saved.SavedConfig.read(tmp_path / "config.yaml")

@@ -67,7 +67,7 @@ def test_an_unknown_option_names_the_one_that_was_meant():
 @pytest.mark.parametrize("name", ["a b", "-a", "a/b", "../a", "", "a" * 51, ".a", "a\n"])
 def test_a_name_and_a_tag_are_words(name):
     for labels in ({"name": name}, {"tags": ["fine", name]}):
-        with pytest.raises(ConfigError, match=r"--(name|tag): a (name|tag) has 1 to 50 letters, digits and"):
+        with raises(ConfigError, "1", "50"):
             RunConfig.create(labels)
 
 

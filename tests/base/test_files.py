@@ -86,7 +86,7 @@ def test_links_are_refused_at_any_depth(tmp_path):
 def test_json_is_strict():
     with pytest.raises(ValueError, match="Expecting value"):
         files.parse_json("[1,")
-    with pytest.raises(ValueError, match="nested too deeply"):
+    with raises(ValueError):
         files.parse_json("[" * 100_000)
 
 
@@ -112,7 +112,7 @@ def test_a_torn_line_of_records_is_cut_and_what_was_edited_is_noticed(tmp_path):
     assert "damaged in line 2" in said[0]
     again.check(first)
     for edited in (first + 1, 99):
-        with pytest.raises(RunDirectoryError, match=rf"metrics.jsonl was changed: .* after {edited} bytes"):
+        with raises(RunDirectoryError, "metrics.jsonl", edited):
             again.check(edited)
     with raises(StorageError):
         again.append({"round": 2})

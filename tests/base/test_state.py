@@ -72,22 +72,22 @@ def test_what_is_no_json(value):
 @pytest.mark.parametrize(("name", "value"), [(3, 1), ("x", {3: 1}), ("x", [{"a": {2: 0}}])])
 def test_numbers_are_no_names(name, value):
     """JSON would have them as texts: a count by client would begin anew in each round."""
-    with pytest.raises(PluginContractError, match=r"expected a text|when it is read again"):
+    with raises(PluginContractError):
         State()[name] = value
 
 
 @pytest.mark.parametrize(
-    ("edit", "words"),
+    ("edit", "named"),
     [
-        (lambda seen: seen.update({3: 1}), "its key 3 would be the text '3'"),
-        (lambda seen: seen.update(a=[torch.zeros(1)]), "Hint: give each tensor a name"),
-        (lambda seen: seen.update(a=torch.nn.Parameter(torch.zeros(1))), "Hint: give each tensor a name"),
+        (lambda seen: seen.update({3: 1}), ("3", "'3'")),
+        (lambda seen: seen.update(a=[torch.zeros(1)]), ()),
+        (lambda seen: seen.update(a=torch.nn.Parameter(torch.zeros(1))), ()),
     ],
 )
-def test_an_edit_in_place_is_checked_when_the_state_is_kept(edit, words):
+def test_an_edit_in_place_is_checked_when_the_state_is_kept(edit, named):
     states = States()
     edit(states.of("p").setdefault("seen", {}))
-    with pytest.raises(PluginContractError, match=rf"^plugin 'p' sets state\['seen'\] to a dict .*{words}"):
+    with raises(PluginContractError, "'p'", "'seen'", *named):
         states.snapshot()
 
 
@@ -132,10 +132,10 @@ def test_a_sum_keeps_no_view_and_leaves_the_committed_one():
 def test_a_sum_that_does_not_fit():
     state = State({"text": "a", "single": torch.zeros(2)}, plugin="p")
     for name in ("text", "single"):
-        with pytest.raises(PluginContractError, match=rf"'p'.*adds to state\['{name}'\].*expected a float64 tensor"):
+        with raises(PluginContractError, "'p'", name):
             state.add(name, torch.ones(2))
     state.add("sum", torch.ones(2))
-    with pytest.raises(ValueError, match=r"shape \(2,\), not \(3,\)"):
+    with raises(ValueError, "2", "3"):
         state.add("sum", torch.ones(3))
     with raises(PluginContractError):
         State(read_only="answer").add("sum", torch.ones(2))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedcore.base import tensors
 from fedcore.base.serial import dumps, loads
+from tests.sentences import raises
 
 ONE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3])}
 
@@ -60,7 +61,7 @@ def test_bytes_and_digests():
 @pytest.mark.parametrize("expected", [(10,), (10, 16), ((10,), 16), (10, torch.int64)])
 def test_a_form_is_a_shape_and_a_dtype(expected):
     """No ValueError, which would blame and reject the client."""
-    with pytest.raises(TypeError, match=r"expected\['counts'\] is .*; give a shape and a dtype, such as"):
+    with raises(TypeError, "'counts'"):
         tensors.check_tensors({"counts": torch.ones(10)}, {"counts": expected})
 
 

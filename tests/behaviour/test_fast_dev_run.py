@@ -15,6 +15,7 @@ from fedcore.base.registry import available
 from fedcore.data import Domains, Partition, load_dataset
 from fedcore.engines import InProcessEngine
 from fedcore.runs.resolve import resolve_partition
+from tests.sentences import raises
 from tests.support import CORRECTED
 
 SMALL = {"clients": 6, "participation": 0.5, "client_test_fraction": 0.2}
@@ -151,7 +152,7 @@ def test_a_small_domain_keeps_test_samples():
 
 def test_clients_that_hold_their_own_data_cannot_be_tried():
     made = Partition.declared([20] * 6, [0] * 6, "digits")
-    with pytest.raises(fedcore.ConfigError, match="these clients hold their own data"):
+    with raises(fedcore.ConfigError):
         tried("fedavg", partition=made)
 
 
@@ -187,7 +188,7 @@ class Late(Plugin):
 
 
 def test_a_term_on_the_previous_model_is_tried():
-    with pytest.raises(fedcore.RoundFailedError, match=r"round 2: .* of my own"):
+    with raises(fedcore.RoundFailedError, "2"):
         tried(Late)
 
 

@@ -21,6 +21,7 @@ from fedcore.server.validation import MIB
 from fedcore_testing import PersonalClassifier
 from tests import support
 from tests.exchanges import Rotates
+from tests.sentences import raises
 from tests.support import client_state, committed, lines, model_bytes
 
 BAD = 2
@@ -308,7 +309,7 @@ def test_when_everybody_is_hostile_the_round_fails_with_their_names(tmp_path):
     def corrupt(task, outcome):
         yield task, CASES["nan"][0](task, outcome) if task.kind == "fit_begin" else outcome
 
-    with pytest.raises(RoundFailedError, match=f"0 of 4 clients .*3.*: diverged, '{W}' has values"):
+    with raises(RoundFailedError, "0", "4", "3", W):
         hostile(tmp_path, corrupt)
 
 

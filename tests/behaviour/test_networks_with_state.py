@@ -17,6 +17,7 @@ from fedcore.base.process import CORES
 from fedcore.client.evaluation import evaluate
 from fedcore.data import TensorSamples, load_dataset
 from fedcore.runs.api import evaluate_run
+from tests.sentences import raises
 from tests.support import model_bytes
 
 
@@ -227,7 +228,7 @@ class AsBuffer(MomentumEncoder):
 @pytest.mark.parametrize("network", [MomentumEncoder, InPlace, Assigned])
 def test_a_parameter_without_gradients_that_forward_changes_is_refused(go, network):
     """It would go on to the next client of the same worker."""
-    with pytest.raises(PluginContractError, match=r"changes '.*slow', a parameter .* register it as a buffer"):
+    with raises(PluginContractError):
         go(model=network)
 
 

@@ -20,6 +20,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore_testing import federate, model_bytes
 from fedcore_testing.federation import small_config
 from fedcore_testing.problems import few_digits
+from tests.sentences import raises
 from tests.support import brief
 
 CLIENTS = 3
@@ -144,13 +145,13 @@ def test_a_local_engine_is_refused_what_it_cannot_reach(tmp_path):
         assert outcome.exit_code == 2
         assert "fedcore federate server --resume" in " ".join(outcome.output.split())
     before = set(tmp_path.rglob("*"))
-    with pytest.raises(ConfigError, match="hold their own data"):
+    with raises(ConfigError):
         api.run(small_config(tmp_path), partition=declared(dealt()))
     assert [path for path in set(tmp_path.rglob("*")) - before if path.is_file()] == []
 
 
 def test_clients_and_partition_have_to_be_as_many(tmp_path):
-    with pytest.raises(ConfigError, match="clients is 4, but the partition has 3 clients"):
+    with raises(ConfigError, "4", "3"):
         api.run(small_config(tmp_path), clients=4, partition=declared(dealt()))
 
 
@@ -163,5 +164,5 @@ def test_a_declared_partition_is_written_and_read(tmp_path):
     assert read.sha256 == partition.sha256
     assert (read.train.sizes.tolist(), read.test.sizes.tolist()) == ([5000, 1, 3], [0, 2, 1])
     Partition.declared([3, 0], [1, 1], "digits").save(tmp_path / "none.json")
-    with pytest.raises(DataError, match="client 1 has no training samples"):
+    with raises(DataError, "1"):
         load_partition(tmp_path / "none.json", digits)

@@ -15,6 +15,7 @@ from fedcore.models import build_model
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_bench.measure import Spread
 from fedcore_bench.workloads import AGAINST_REFERENCE, PFL, W1, W2, Workload
+from tests.sentences import raises
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 sys.path.append(str(PEERS))
@@ -194,9 +195,9 @@ def test_a_side_that_learns_something_else_is_remarked_upon():
     assert table.strayed(table.rows(runs)) == ["W1 flgo: accuracy 0.100, the reference's 0.500"]
 
 
-@pytest.mark.parametrize(("output", "said"), [("", "no result"), ("12\n[]\n{}", "no result"), (line(1, 2), "2 rounds")])
-def test_an_output_without_the_asked_for_rounds_is_no_result(output, said):
-    with pytest.raises(table.NoResult, match=said):
+@pytest.mark.parametrize(("output", "named"), [("", ()), ("12\n[]\n{}", ()), (line(1, 2), ("2",))])
+def test_an_output_without_the_asked_for_rounds_is_no_result(output, named):
+    with raises(table.NoResult, *named):
         table.parse(output, 3)
 
 
@@ -250,7 +251,7 @@ def test_an_environment_that_does_not_run_is_an_error(tmp_path):
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\necho broken link >&2\nexit 3\n")
     python.chmod(0o755)
-    with pytest.raises(environments.EnvironmentFailed, match="broken link"):
+    with raises(environments.EnvironmentFailed):
         environments.python_of("pfl", tmp_path)
 
 

@@ -12,6 +12,7 @@ import fedcore
 from fedcore import Loss, Plugin, hookimpl
 from fedcore.base.errors import DivergedError, RoundFailedError
 from fedcore_testing import federate, model_bytes
+from tests.sentences import raises
 
 TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)
 
@@ -49,7 +50,7 @@ class Root(Plugin):
 
 
 def test_a_term_that_is_no_number_in_the_first_round_is_named_with_what_finds_its_line(tmp_path):
-    with pytest.raises(DivergedError, match=r"Or a term of root or its gradient .* sqrt .*--fast-dev-run"):
+    with raises(DivergedError, "--fast-dev-run"):
         federate(tmp_path, Root)
     with pytest.raises(RoundFailedError) as failure, pytest.warns(UserWarning, match="squares = "):
         fedcore.run(plugins=[Root], fast_dev_run=True, progress=False)

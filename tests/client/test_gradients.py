@@ -178,27 +178,27 @@ def returning(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "named"),
     [
-        (lambda step, g: {"classifier.wieght": g["classifier.weight"]}, "expected the names that it was given"),
-        (lambda step, g: {"classifier.weight": g["classifier.bias"]}, r"'classifier.weight' of shape \(10,\)"),
-        (lambda step, g: [1.0], "gradients .*returned list, expected a mapping of names to tensors"),
+        (lambda step, g: {"classifier.wieght": g["classifier.weight"]}, ()),
+        (lambda step, g: {"classifier.weight": g["classifier.bias"]}, ("'classifier.weight'", "10")),
+        (lambda step, g: [1.0], ()),
     ],
 )
-def test_what_is_no_gradient_is_refused(go, value, words):
-    with pytest.raises(PluginContractError, match=words):
+def test_what_is_no_gradient_is_refused(go, value, named):
+    with raises(PluginContractError, *named):
         go(returning(value))
 
 
 @pytest.mark.parametrize(
-    ("weights_of", "words"),
+    ("weights_of", "named"),
     [
-        (lambda g: {"classifier.wieght": g["classifier.weight"]}, "expected names of parameters that the step trains"),
-        (lambda g: {"classifier.weight": g["classifier.bias"]}, r"of shape \(10,\), expected \(10, "),
+        (lambda g: {"classifier.wieght": g["classifier.weight"]}, ()),
+        (lambda g: {"classifier.weight": g["classifier.bias"]}, ("10",)),
     ],
 )
-def test_weights_that_do_not_fit_are_named(go, weights_of, words):
-    with pytest.raises(PluginContractError, match=words):
+def test_weights_that_do_not_fit_are_named(go, weights_of, named):
+    with raises(PluginContractError, *named):
         go(returning(lambda step, gradients: step.gradients_at(weights_of(gradients))))
 
 

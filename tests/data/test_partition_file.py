@@ -1,7 +1,6 @@
 """Partitions as files: written, read back, damaged, and of unknown origin."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -66,37 +65,37 @@ def edit(content, *keys, value):
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "message"),
+    ("keys", "value", "named"),
     [
-        (["format"], "other", "format"),
-        (["sha256"], "0" * 64, "hash"),
-        (["sha256"], None, "hash"),
-        (["info"], [], "info"),
-        (["info", "notes"], [1], "notes"),
-        (["info", "notes"], ["\x1b[2J"], "printable"),
-        (["info", "dataset"], None, "dataset"),
-        (["train"], {}, "no clients"),
-        (["train"], None, '"train" should be a list with one list of indices per client'),
-        (["train"], [], "no clients"),
-        (["train", 0], 5, "client 0"),
-        (["train", 0], [], "client 0 has no training samples"),
-        (["train", 0, 0], 600, "0..599"),
-        (["train", 0, 0], -1, "0..599"),
-        (["train", 0, 0], 10**30, "client 0"),
-        (["train", 0, 0], 1.0, "client 0"),
-        (["train", 0, 0], True, "client 0"),
-        (["train", 0, 0], [1], "list of indices"),
-        (["test"], [], "hold-out"),
-        (["test", 3], None, "client 3"),
+        (["format"], "other", ()),
+        (["sha256"], "0" * 64, ()),
+        (["sha256"], None, ()),
+        (["info"], [], ()),
+        (["info", "notes"], [1], ()),
+        (["info", "notes"], ["\x1b[2J"], ()),
+        (["info", "dataset"], None, ()),
+        (["train"], {}, ()),
+        (["train"], None, ()),
+        (["train"], [], ()),
+        (["train", 0], 5, ("0",)),
+        (["train", 0], [], ("0",)),
+        (["train", 0, 0], 600, ("0",)),
+        (["train", 0, 0], -1, ("0",)),
+        (["train", 0, 0], 10**30, ("0",)),
+        (["train", 0, 0], 1.0, ("0",)),
+        (["train", 0, 0], True, ("0",)),
+        (["train", 0, 0], [1], ()),
+        (["test"], [], ()),
+        (["test", 3], None, ("3",)),
     ],
 )
-def test_edited_files_are_refused_with_a_reason(tmp_path, keys, value, message):
+def test_edited_files_are_refused_with_a_reason(tmp_path, keys, value, named):
     path = tmp_path / "split.json"
     partitioned().save(path)
     content = json.loads(path.read_text())
     edit(content, *keys, value=value)
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=re.escape(message)):
+    with raises(DataError, *named):
         load_partition(path, DATASET)
 
 
@@ -107,7 +106,7 @@ def test_a_sample_used_twice_is_named(tmp_path, where):
     content = json.loads(path.read_text())
     content[where][0].append(content["train"][1][0])
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=f"sample {content['train'][1][0]} is used more than once"):
+    with raises(DataError, content["train"][1][0]):
         load_partition(path, DATASET)
 
 
@@ -127,7 +126,7 @@ def test_a_sample_used_twice_is_named(tmp_path, where):
 def test_strange_files_are_refused_without_a_crash(tmp_path, content):
     path = tmp_path / "split.json"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(str(path))):
+    with raises(DataError, path):
         load_partition(path, DATASET)
 
 

@@ -102,7 +102,7 @@ def test_another_data_set_is_part_of_what_a_run_is_bound_to():
 def test_what_is_refused(go, tmp_path):
     with raises(ConfigError, "'uses'", "--public", "0.1"):
         go(Uses)
-    with pytest.raises(ConfigError, match=r"shape \(30,\)|kind"):
+    with raises(ConfigError, "30"):
         go(Uses, public="breast-cancer")
     for share in (0, 1, 1.5, "-0.1"):
         with raises(ConfigError, "--public", "0", "1"):

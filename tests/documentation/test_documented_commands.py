@@ -193,7 +193,8 @@ def test_the_option_of_a_setting_takes_its_value(setting, folder):
     """Of those in a sentence or a table, too."""
     name, option, value = parse_setting(setting)
     kind = next(kind for kind in ("plugin", "tracker", "engine") if name in registry.available(kind))
-    parse_options(name, registry.resolve(kind, name), {option: value}, kind=kind)
+    options = parse_options(name, registry.resolve(kind, name), {option: value}, kind=kind)
+    assert len(options.model_fields_set) == 1
 
 
 @pytest.mark.slow

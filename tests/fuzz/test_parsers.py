@@ -18,6 +18,7 @@ targets = pytest.mark.parametrize("target", parsers.TARGETS, ids=lambda target: 
 
 
 def feed(target: parsers.Target, data: st.DataObject) -> None:
+    """Fail if a target raises: each of them expects its parser's own errors."""
     with tempfile.TemporaryDirectory() as folder:
         target(data.draw, Path(folder))
 

@@ -81,7 +81,7 @@ def test_unknown_options_and_values():
 def test_an_unknown_plugin_names_its_package(monkeypatch, name, package):
     installed = {"fedavg": None, "moon": None}
     monkeypatch.setattr("fedcore.base.registry.available", lambda kind: installed)
-    with pytest.raises(UnknownNameError, match=f"pip install -e .*/plugins/{package}$"):
+    with raises(UnknownNameError, package):
         create_plugin(name, {})
 
 
@@ -562,5 +562,5 @@ def test_a_broken_result_of_server_step(go, fault):
             bad = {"nan": tensor * torch.nan, "shape": tensor[:1], "dtype": tensor.double()}[fault]
             return {name: bad}
 
-    with pytest.raises(PluginContractError, match=re.escape("'stepper' hook server_step")):
+    with raises(PluginContractError, "'stepper'", "server_step"):
         go(Stepper)

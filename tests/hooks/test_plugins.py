@@ -78,7 +78,7 @@ def test_overlap_with_anothers_personal_parameters(go, declaration):
 @pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "encodes"])
 def test_a_pattern_that_matches_nothing(go, declaration):
     cls = declaring("Lost", declaration, "clasifier.*")
-    with pytest.raises(PluginContractError, match=rf"'lost'.*{declaration}.*'clasifier\.\*'"):
+    with raises(PluginContractError, "'lost'", declaration, "'clasifier.*'"):
         go(cls)
 
 
@@ -88,17 +88,17 @@ def keeping(title: str, *patterns: str) -> type[Plugin]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "reason"),
+    ("one", "other", "named"),
     [
-        ("classifier.*", "classifier.bias", "all that 'other' keeps on the clients, 'one' keeps, too"),
-        ("*", "classifier.bias", "all that 'other' keeps on the clients, 'one' keeps, too"),
-        ("*.bias", "*.bias", "all that '(one|other)' keeps on the clients, '(one|other)' keeps, too"),
-        ("encoder.*", "classifier.*", "together they keep the whole model on the clients"),
+        ("classifier.*", "classifier.bias", ("'other'", "'one'")),
+        ("*", "classifier.bias", ("'other'", "'one'")),
+        ("*.bias", "*.bias", ("' keeps on the clients, '",)),
+        ("encoder.*", "classifier.*", ()),
     ],
 )
-def test_two_plugins_that_keep_parameters_each_add_some_and_leave_some(go, one, other, reason):
+def test_two_plugins_that_keep_parameters_each_add_some_and_leave_some(go, one, other, named):
     for pair in ((keeping("One", one), keeping("Other", other)), (keeping("Other", other), keeping("One", one))):
-        with pytest.raises(PluginConflictError, match=rf"'(one|other)' and '(one|other)' .*: {reason}"):
+        with raises(PluginConflictError, "' and '", *named):
             go(*pair)
 
 

@@ -16,6 +16,7 @@ import pytest
 import fedcore
 from fedcore.tools import digest
 from fedcore_testing import federate
+from tests.sentences import raises
 from tests.support import in_one_test, run_code
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +142,7 @@ def test_completion_offers_names_that_are_imported_on_first_use(module: str) -> 
 
 @pytest.mark.parametrize("module", ["fedcore", "fedcore.tools"])
 def test_names_that_are_not_there_are_refused(module: str) -> None:
-    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'no_such_name'"):
+    with raises(AttributeError, module, "' has no attribute '", "no_such_name"):
         importlib.import_module(module).no_such_name  # noqa: B018 - looked up on purpose
 
 

@@ -47,19 +47,19 @@ def sets_the_model_on_the_server(self, server):
 
 
 @pytest.mark.parametrize(
-    ("hook", "body", "words"),
+    ("hook", "body", "named"),
     [
-        ("local_loss", sets_the_input, r"sets step\.x, which would change nothing\. Hint: .*return a loss"),
-        ("observe", sets_the_labels, r"sets step\.y, "),
-        ("local_loss", sets_the_model, r"sets step\.model, "),
-        ("begin_local", sets_the_state, r"sets client\.state, .*client\.state\['name'\] = value"),
-        ("end_local", keeps_a_list, r"sets state\['seen'\] to a list .* Hint: .*state\[f'seen/{i}'\] = tensor"),
-        ("begin_round", sets_the_rate, r"sets server\.lr, .*server\.state\['name'\] = value"),
-        ("server_step", sets_the_model_on_the_server, r"sets server\.model, .*return the new model"),
+        ("local_loss", sets_the_input, ("step.x",)),
+        ("observe", sets_the_labels, ("step.y",)),
+        ("local_loss", sets_the_model, ("step.model",)),
+        ("begin_local", sets_the_state, ("client.state", "'name'")),
+        ("end_local", keeps_a_list, ("'seen'",)),
+        ("begin_round", sets_the_rate, ("server.lr", "server.state", "'name'")),
+        ("server_step", sets_the_model_on_the_server, ("server.model",)),
     ],
 )
-def test_an_attribute_cannot_be_set(toy, hook, body, words):
-    with pytest.raises(PluginContractError, match=rf"^plugin 'pushy' hook {hook} \(round 1.*\) {words}"):
+def test_an_attribute_cannot_be_set(toy, hook, body, named):
+    with raises(PluginContractError, "'pushy'", hook, "1", *named):
         toy(plugin(hook, body))
 
 
@@ -108,16 +108,16 @@ def halves_the_model(self, client):
 
 
 @pytest.mark.parametrize(
-    ("hook", "body", "words"),
+    ("hook", "body", "named"),
     [
-        ("task_loss", flips_the_labels, r"edits step\.y in place, .*step\.y\.clone\(\)"),
-        ("local_loss", scales_the_logits, r"edits step\.logits in place, "),
-        ("begin_local", halves_the_model, r"edits 'encoder.* of client\.model in place\. Hint: declare .*starts"),
+        ("task_loss", flips_the_labels, ("step.y", "step.y.clone")),
+        ("local_loss", scales_the_logits, ("step.logits",)),
+        ("begin_local", halves_the_model, ("client.model",)),
     ],
 )
-def test_a_shared_tensor_cannot_be_edited(go, hook, body, words):
+def test_a_shared_tensor_cannot_be_edited(go, hook, body, named):
     """The first plugin that edits is named, not the one that is called after it."""
-    with pytest.raises(PluginContractError, match=rf"^plugin 'pushy' hook {hook} \(round 1, client \d\) {words}"):
+    with raises(PluginContractError, "'pushy'", hook, "1", *named):
         go(plugin(hook, body), ("moon", {}))
 
 

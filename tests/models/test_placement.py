@@ -11,6 +11,7 @@ from fedcore.models.placement import Placement
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_workers import pack_site, unpack_site
 from tests import support
+from tests.sentences import raises
 
 IMAGES = {"dataset": "module:tests.models.test_placement.images", "model": "simple-cnn", "workers": 0}
 
@@ -112,7 +113,7 @@ def test_a_network_with_a_view_runs_in_the_contiguous_format(go, network, datase
     result = go(model=network, dataset=dataset, workers=0)
     contiguous = go(model=network, dataset=dataset, workers=2, memory_format="contiguous")
     assert support.model_bytes(result) == support.model_bytes(contiguous)
-    with pytest.raises(ConfigError, match=r"--memory-format channels_last: .* view size is not compatible.* reshape"):
+    with raises(ConfigError, "--memory-format", "channels_last"):
         go(model=network, dataset=dataset, memory_format="channels_last")
 
 

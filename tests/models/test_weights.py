@@ -90,26 +90,26 @@ class TestWeights:
             with_digest(str(tmp_path / "none.safetensors"))
 
     @pytest.mark.parametrize(
-        ("name", "dtype", "says"),
+        ("name", "dtype", "named"),
         [
             (
                 "encoder.base.fc1.weight",
                 torch.int32,
-                r"'fc1.weight' is integer there \(torch.int32\), but floating point",
+                ("'fc1.weight'", "torch.int32"),
             ),
             (
                 "encoder.base.fc2.bias",
                 torch.complex64,
-                "'fc2.bias' is complex there .*, but floating point in the model",
+                ("'fc2.bias'",),
             ),
-            ("classifier.weight", torch.bool, "'classifier.weight' is boolean there"),
+            ("classifier.weight", torch.bool, ("'classifier.weight'",)),
         ],
     )
-    def test_other_kinds_of_numbers_are_refused(self, tmp_path, name, dtype, says):
+    def test_other_kinds_of_numbers_are_refused(self, tmp_path, name, dtype, named):
         options = {"input_shape": (1, 8, 8), "projection": False, "num_classes": 4}
         state = build_model("mlp", seed=5, **options)[0].state_dict()
         save_file({**state, name: state[name].to(dtype)}, tmp_path / "w.safetensors")
-        with pytest.raises(ConfigError, match=says):
+        with raises(ConfigError, *named):
             built("mlp", (1, 8, 8), weights=str(tmp_path / "w.safetensors"))
 
     def test_other_numbers_of_the_same_kind_are_taken(self, file, tmp_path):
@@ -122,7 +122,7 @@ class TestWeights:
         assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
         count = "conv5.1.num_batches_tracked"
         save_file({**state, count: state[count].float()}, tmp_path / "float.safetensors")
-        with pytest.raises(ConfigError, match=f"'{count}' is floating point there .*, but integer in the model"):
+        with raises(ConfigError, count):
             built(SMALL, weights=with_digest(str(tmp_path / "float.safetensors")))
 
     def test_a_run_is_bound_to_the_content(self, tmp_path):

@@ -94,22 +94,22 @@ def static(num_classes):
 
 
 @pytest.mark.parametrize(
-    ("factory", "message"),
+    ("factory", "named"),
     [
-        (Alias, "'fc' and 'layers.1' are one layer; register it under one name"),
-        (static, "BatchNorm without running statistics cannot take a single sample"),
-        (Doubled, "does not end with a linear layer"),
+        (Alias, ("'fc'", "'layers.1'")),
+        (static, ()),
+        (Doubled, ()),
         (
             lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3), nn.LogSoftmax(dim=1)),
-            "leave out softmax or log_softmax, which the loss contains, or return",
+            ("log_softmax",),
         ),
-        (lambda num_classes: nn.Linear(5, num_classes), "single layer"),
-        (lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 4)), "gives 4 logits, but the data set has 3 classes"),
-        (lambda: nn.Linear(8, 3), r"does not take samples of shape \(5,\): mat1 and mat2 shapes"),
+        (lambda num_classes: nn.Linear(5, num_classes), ()),
+        (lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 4)), ("4", "3")),
+        (lambda: nn.Linear(8, 3), ("5",)),
     ],
 )
-def test_other_networks_are_refused(factory, message):
-    with pytest.raises(ConfigError, match=message):
+def test_other_networks_are_refused(factory, named):
+    with raises(ConfigError, *named):
         build(factory)
 
 
@@ -154,14 +154,14 @@ def test_images_that_are_too_small_are_told():
 
 
 @pytest.mark.parametrize(
-    ("factory", "sample", "message"),
+    ("factory", "sample", "named"),
     [
-        (Fixed, torch.zeros(1, 5, dtype=torch.float64), r"The samples are float64: convert x by x\.float\(\)"),
-        (lambda: nn.Sequential(nn.Conv1d(3, 2, 3)), torch.zeros(1, 1, 3, 9), "read as grey images; for series give a"),
+        (Fixed, torch.zeros(1, 5, dtype=torch.float64), ("x.float",)),
+        (lambda: nn.Sequential(nn.Conv1d(3, 2, 3)), torch.zeros(1, 1, 3, 9), ()),
     ],
 )
-def test_samples_that_the_network_does_not_take_are_told(factory, sample, message):
-    with pytest.raises(ConfigError, match=message):
+def test_samples_that_the_network_does_not_take_are_told(factory, sample, named):
+    with raises(ConfigError, *named):
         build(factory, sample=sample, input_shape=tuple(sample.shape[1:]))
 
 
@@ -215,15 +215,15 @@ class Extra(Fixed):
 
 
 @pytest.mark.parametrize(
-    ("network", "says"),
+    ("network", "named"),
     [
-        (Auxiliary, r"returns tuple in training mode, .*aux_logits=False"),
-        (Sparse, r"'encoder.base.rows', of class Embedding, has sparse gradients, .* sparse=False"),
-        (Extra, r"has 'encoder.base._extra_state' \(get_extra_state\), .* keep it in a buffer"),
+        (Auxiliary, ("aux_logits=False",)),
+        (Sparse, ("'encoder.base.rows'", "sparse=False")),
+        (Extra, ("'encoder.base._extra_state'", "get_extra_state")),
     ],
 )
-def test_networks_that_clients_cannot_train_are_refused_before_the_run(network, says):
+def test_networks_that_clients_cannot_train_are_refused_before_the_run(network, named):
     x = torch.randn(40, 5)
     labels = torch.arange(40) % 3
-    with pytest.raises(ConfigError, match=says):
+    with raises(ConfigError, *named):
         fedcore.run(model=network, dataset=(x, labels, x, labels), clients=2, rounds=1, workers=0, progress=False)

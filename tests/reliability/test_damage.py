@@ -15,6 +15,7 @@ from fedcore.cli.app import app
 from fedcore.runs.api import started
 from fedcore.runs.directory import RunDirectory
 from tests.reliability import kills
+from tests.sentences import raises
 
 OPTIONS = {**kills.OPTIONS, "rounds": 6, "workers": 0}
 STOPPED = 4
@@ -131,9 +132,7 @@ def test_a_state_that_both_checkpoints_name_is_an_error_when_it_is_used(stopped)
     file = store.clients.path(client, newer[client])
     content = file.read_bytes()
     damage(file, "a bit flipped")
-    with pytest.raises(
-        RunDirectoryError, match=f"client {client}'s state of round {newer[client]} is lost: .*checksum"
-    ):
+    with raises(RunDirectoryError, client, newer[client]):
         fedcore.resume(out)
     file.write_bytes(content)
     fedcore.resume(out)

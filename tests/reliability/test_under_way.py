@@ -18,6 +18,7 @@ from fedcore.runs.checkpoint import Note
 from fedcore.runs.run import Run
 from fedcore.server.state import ServerState
 from tests.reliability import damages, kills
+from tests.sentences import raises
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_an_evaluation_that_training_overtakes_says_so(tmp_path: Path, monkeypat
             return found
 
         monkeypatch.setattr(Run, "last_state", overtaken)
-        with pytest.raises(RunDirectoryError, match=r"another process trains .* evaluate again when that process"):
+        with raises(RunDirectoryError):
             fedcore.evaluate_run(out)
 
 
@@ -108,7 +109,7 @@ def test_a_run_is_read_and_resumed_at_a_path_that_is_no_text(made: damages.Made,
 def test_a_run_cannot_begin_at_a_path_that_is_no_text(made: damages.Made, tmp_path: Path) -> None:
     """Its config.yaml could not be read back."""
     odd = Path(os.fsdecode(bytes(tmp_path) + b"/\xff"))
-    with pytest.raises(ConfigError, match=r"--out .*\\udcff' is not valid UTF-8.* rename the file or folder"):
+    with raises(ConfigError, "--out"):
         fedcore.run(damages.configured(made.path.parent, "stateful", out=odd))
     assert not odd.exists()
 

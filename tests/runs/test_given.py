@@ -74,7 +74,7 @@ def test_names_may_stand_in_place_of_objects(config, tmp_path):
     assert (found.model, found.dataset) == ("mlp", "digits")
     again = fedcore.load_run(result.directory, model="mlp", dataset="digits")
     assert again.metrics == result.metrics
-    with pytest.raises(fedcore.UnknownNameError, match=r"unknown model 'mpl'\. Did you mean 'mlp'"):
+    with raises(fedcore.UnknownNameError, "'mpl'", "'mlp'"):
         fedcore.run(config.model_copy(update={"out": tmp_path / "other"}), model="mpl")
 
 
@@ -96,7 +96,7 @@ def test_networks_and_classes_that_no_import_finds_reach_a_worker_and_are_given_
     longer = fedcore.resume(result.directory, **again, changes={"rounds": 2})
     assert longer.summary["rounds"] == 2
     x, *others = arrays()
-    with pytest.raises(fedcore.RunDirectoryError, match="data set's content"):
+    with raises(fedcore.RunDirectoryError):
         fedcore.resume(result.directory, **given, dataset=(x + 1, *others))
     with raises(ConfigError, "'Quadratic'"):
         fedcore.resume(result.directory, model=Net, plugins=[Quadratic])
@@ -159,9 +159,9 @@ class Wide(Net):
         super().__init__(num_classes)
 
 
-@pytest.mark.parametrize(("factory", "missing"), [(Wide, "'width'"), (lambda classes: Net(classes), "too many")])
-def test_a_factory_that_cannot_be_called_is_told_how_it_is(config, factory, missing):
-    with pytest.raises(fedcore.PluginContractError, match=rf"{missing}.*\. Hint: name its parameters num_classes"):
+@pytest.mark.parametrize(("factory", "named"), [(Wide, ("'width'",)), (lambda classes: Net(classes), ())])
+def test_a_factory_that_cannot_be_called_is_told_how_it_is(config, factory, named):
+    with raises(fedcore.PluginContractError, "num_classes", *named):
         fedcore.run(config, model=factory)
 
 
@@ -216,9 +216,9 @@ def test_options_are_arguments_and_replace_those_of_a_configuration(config, tmp_
     moon = fedcore.run(plain.config, plugins="moon", partition="iid", engine="local", out=tmp_path / "moon")
     assert list(moon.config.plugins) == ["moon"]
     assert moon.config.partition == "iid"
-    with pytest.raises(fedcore.UnknownNameError, match=r"'round'. Did you mean 'rounds'"):
+    with raises(fedcore.UnknownNameError, "'round'", "'rounds'"):
         fedcore.run(round=3)
-    with pytest.raises(ConfigError, match=r"rounds.*greater than or equal to 1|rounds: 0"):
+    with raises(ConfigError, "1", "0"):
         fedcore.run(config, rounds=0)
 
 
@@ -243,7 +243,7 @@ def test_a_class_without_options_keeps_those_of_the_configuration(config, tmp_pa
 
 @pytest.mark.parametrize("values", [{"model": Net}, {"plugins": [Pull]}, {"plugins": {Pull: {}}}])
 def test_a_configuration_says_where_objects_go(values):
-    with pytest.raises(ConfigError, match=r"give objects to fedcore.run\(config, (model|plugins)=...\)"):
+    with raises(ConfigError, "fedcore.run"):
         RunConfig.create(values)
 
 
@@ -400,7 +400,7 @@ def test_lists_are_positions_in_the_training_set_whatever_is_left_out(tmp_path, 
     assert partition_of(result).train.tolists() == lists
     left_out = min({*range(1437)}.difference(*lists))
     lists[1].append(left_out)
-    with pytest.raises(ConfigError, match=f"gives client 1 the sample {left_out}, which no client gets: it is public"):
+    with raises(ConfigError, "1", left_out):
         fedcore.run(**options, partition=lists)
 
 
@@ -409,17 +409,17 @@ IID = make_partition(DIGITS, RunConfig(partition="iid", clients=2))
 
 
 @pytest.mark.parametrize(
-    ("partition", "options", "reason"),
+    ("partition", "options", "named"),
     [
-        (IID, {"public": "0.3"}, "the partition gives clients 431 samples that --public 0.3 takes"),
-        (IID, {"clients": 3}, "--clients is 3, but the partition has 2 clients; write --clients 2"),
-        (IID, {"dataset": arrays()}, "the partition splits 'digits', whose labels differ"),
-        (Partition(list(IID.train), list(IID.train), IID.info), {}, "is used more than once"),
-        (Partition([[0]], [[]], {"seed": 1}), {"clients": 1}, "\"info\" needs 'dataset', a name, as .*make_partition"),
+        (IID, {"public": "0.3"}, ("431", "--public")),
+        (IID, {"clients": 3}, ("--clients", "3", "2")),
+        (IID, {"dataset": arrays()}, ("'digits'",)),
+        (Partition(list(IID.train), list(IID.train), IID.info), {}, ()),
+        (Partition([[0]], [[]], {"seed": 1}), {"clients": 1}, ("'dataset'", "make_partition")),
     ],
 )
-def test_a_given_partition_that_does_not_fit(partition, options, reason):
-    with pytest.raises(fedcore.FedcoreError, match=reason):
+def test_a_given_partition_that_does_not_fit(partition, options, named):
+    with raises(fedcore.FedcoreError, *named):
         fedcore.run(partition=partition, **{**SMALL, "samples": None, "workers": 0, **options})
 
 

@@ -181,7 +181,7 @@ def test_a_killed_run_keeps_the_same_best_model(tmp_path):
     files = [(result.directory / "model-best.safetensors").read_bytes() for result in (whole, resumed)]
     assert files[0] == files[1]
     (tmp_path / "stopped" / "model-best.safetensors").unlink()
-    with pytest.raises(fedcore.RunDirectoryError, match=r"model-best.safetensors is missing. A resume does not"):
+    with raises(fedcore.RunDirectoryError, "best.safetensors"):
         _ = resumed.best_model
 
 
@@ -241,16 +241,16 @@ def test_an_older_checkpoint_has_no_better_model_than_it_knows_of(tmp_path, seco
     write_tensors(newest.with_name("000001-0-train.safetensors"), tensors, meta)
     result = fedcore.resume(out, allow_code=True, changes={"rounds": 1})
     assert not (out / "model-best.safetensors").exists()
-    with pytest.raises(fedcore.RunDirectoryError, match=r"model-best.safetensors is missing"):
+    with raises(fedcore.RunDirectoryError, "best.safetensors"):
         _ = result.best_model
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
-    [({}, "--keep best looks at"), ({"plugins": "fedper", "client_test_fraction": 0.2}, "stay on the clients")],
+    ("options", "named"),
+    [({}, ("--keep",)), ({"plugins": "fedper", "client_test_fraction": 0.2}, ())],
 )
-def test_a_run_without_a_best_global_model_is_refused(tmp_path, options, problem):
-    with pytest.raises(ConfigError, match=problem):
+def test_a_run_without_a_best_global_model_is_refused(tmp_path, options, named):
+    with raises(ConfigError, *named):
         fedcore.run(clients=3, keep="best", out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 

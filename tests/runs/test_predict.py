@@ -99,19 +99,19 @@ def test_any_form_of_the_same_images_gives_the_same(trained: fedcore.RunResult, 
 
 
 @pytest.mark.parametrize(
-    ("x", "problem"),
+    ("x", "named"),
     [
-        (TEST[0].astype(np.float32), r"outside of \[0, 1\]; the run's images are bytes"),
-        (TEST[0].astype(np.int64), "x holds int64 values"),
-        (TEST[0][:, :4], r"x has the shape \(60, 4, 4, 3\); expected \(n, 3, 5, 4\) or \(n, 5, 4, 3\)"),
-        (TEST[0][0], r"for a single image write x\[None\]"),
-        (TEST[0][0].transpose(2, 0, 1), r"for a single image write x\[None\]"),
-        ([TEST[0][0], TEST[0][0][:2]], "x does not become one array"),
-        (TensorDataset(*map(torch.from_numpy, TEST)), r"of a data set of pairs write torch\.stack"),
+        (TEST[0].astype(np.float32), ("0", "1")),
+        (TEST[0].astype(np.int64), ()),
+        (TEST[0][:, :4], ("60", "4", "3", "5")),
+        (TEST[0][0], ()),
+        (TEST[0][0].transpose(2, 0, 1), ()),
+        ([TEST[0][0], TEST[0][0][:2]], ()),
+        (TensorDataset(*map(torch.from_numpy, TEST)), ("torch.stack",)),
     ],
 )
-def test_other_images_are_refused(trained: fedcore.RunResult, x: object, problem: str) -> None:
-    with pytest.raises(DataError, match=problem):
+def test_other_images_are_refused(trained: fedcore.RunResult, x: object, named: tuple[str, ...]) -> None:
+    with raises(DataError, *named):
         trained.predict(x)
 
 
@@ -280,24 +280,26 @@ def test_cells_of_a_frame_that_are_empty_or_no_numbers_are_named(of_a_table: fed
 
 
 @pytest.mark.parametrize(
-    ("x", "problem"),
+    ("x", "named"),
     [
-        (None, "x does not become one array of numbers: it is a NoneType"),
-        (5, "it is a int"),
-        (np.float64(5), "it is a float64"),
-        (torch.tensor(5.0), "it is a Tensor"),
-        ((row for row in [[50, 1]]), "it is a generator"),
-        (torch.eye(2).to_sparse(), r"x is sparse; write x\.to_dense\(\)"),
-        (SimpleNamespace(toarray=None), r"x is sparse; write x\.toarray\(\)"),  # as those of SciPy
-        (np.ma.masked_equal([[50.0, 1.0]], 50), "x has masked cells"),
-        ([np.ma.masked_equal([50.0, 1.0], 50)], "x has masked cells"),
-        (np.array([[50 + 1j, 1]]), "x holds complex numbers"),
-        (torch.tensor([[50 + 1j, 1]]), "x holds complex numbers"),
+        (None, ()),
+        (5, ()),
+        (np.float64(5), ()),
+        (torch.tensor(5.0), ()),
+        ((row for row in [[50, 1]]), ()),
+        (torch.eye(2).to_sparse(), ("x.to_dense",)),
+        (SimpleNamespace(toarray=None), ("x.toarray",)),  # as those of SciPy
+        (np.ma.masked_equal([[50.0, 1.0]], 50), ()),
+        ([np.ma.masked_equal([50.0, 1.0], 50)], ()),
+        (np.array([[50 + 1j, 1]]), ()),
+        (torch.tensor([[50 + 1j, 1]]), ()),
     ],
 )
-def test_what_is_no_array_or_would_lose_a_part_is_refused(of_a_table: fedcore.RunResult, x, problem: str) -> None:
+def test_what_is_no_array_or_would_lose_a_part_is_refused(
+    of_a_table: fedcore.RunResult, x, named: tuple[str, ...]
+) -> None:
     for call in (of_a_table.predict, of_a_table.predict_proba, lambda x: of_a_table.evaluate(x, [0, 1])):
-        with pytest.raises(DataError, match=problem):
+        with raises(DataError, *named):
             call(x)
     with raises(DataError):
         of_a_table.evaluate(np.eye(2), np.ma.masked_equal([0, 1], 1))

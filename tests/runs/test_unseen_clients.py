@@ -333,17 +333,17 @@ def test_an_exported_model_has_the_figure_of_the_received_one(go, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("options", "named"),
     [
-        ({"unseen_clients": 0.01}, "0 of 10 clients would never train"),
-        ({"unseen_clients": 0.99}, "10 of 10 clients would never train"),
-        ({"adapt_epochs": 1}, "there are none; add --unseen-clients"),
-        ({"unseen_clients": 0.5, "min_clients": 6}, "samples only 5 of 5 clients"),
-        ({"unseen_clients": 0.5, "system": {"concurrency": 2}}, "more than the run's 5"),
+        ({"unseen_clients": 0.01}, ("0", "10")),
+        ({"unseen_clients": 0.99}, ("10",)),
+        ({"adapt_epochs": 1}, ("--unseen-clients",)),
+        ({"unseen_clients": 0.5, "min_clients": 6}, ("5",)),
+        ({"unseen_clients": 0.5, "system": {"concurrency": 2}}, ("5",)),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, problem):
-    with pytest.raises(ConfigError, match=problem):
+def test_options_that_make_no_sense_are_refused(options, named):
+    with raises(ConfigError, *named):
         RunConfig.create({"clients": 10, **options})
 
 

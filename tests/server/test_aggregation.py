@@ -68,14 +68,14 @@ class SendsNan(Plugin):
 
 
 @pytest.mark.parametrize(
-    ("plugin", "words"),
+    ("plugin", "named"),
     [
-        (Numb, "values that are not finite, after pre_aggregate of plugin 'numb' changed the update"),
-        (SendsNan, "clients 1, 0: rejected, 'spread' of plugin 'sendsnan' has values that are not finite"),
+        (Numb, ("pre_aggregate", "'numb'")),
+        (SendsNan, ("1", "0", "'spread'", "'sendsnan'")),
     ],
 )
-def test_what_a_plugin_spoils_is_not_called_a_divergence(toy, plugin, words):
-    with pytest.raises(RoundFailedError, match=words) as caught:
+def test_what_a_plugin_spoils_is_not_called_a_divergence(toy, plugin, named):
+    with raises(RoundFailedError, *named) as caught:
         toy(plugin)
     assert not isinstance(caught.value, DivergedError)
 
@@ -86,9 +86,7 @@ def test_a_fault_on_the_server_names_plugin_and_hook(toy, hook):
     for error in (RejectUpdate("no such name"), KeyError("no such name")):
         contents = {"owns": ("*",)} if hook == "aggregate" else {}
         cls = type("Faulty", (Plugin,), {hook: hookimpl(_raising(error)), **contents})
-        with pytest.raises(
-            PluginContractError, match=rf"^plugin 'faulty' hook {hook} \(round \d\) raised .*no such name"
-        ):
+        with raises(PluginContractError, "'faulty'", hook):
             toy(cls)
 
 
@@ -142,17 +140,17 @@ def idle(self):
 
 
 @pytest.mark.parametrize(
-    ("contents", "words"),
+    ("contents", "named"),
     [
-        ({"aggregate": hookimpl(averages)}, r"hook aggregate would never be called: .*declares no owns.*set owns on"),
-        ({"mid_local_epoch": hookimpl(idle)}, r"hook mid_local_epoch would never be called: .*declares no exchanges"),
-        ({"owns": ("*",)}, r"declares owns, but does not implement aggregate"),
-        ({"corrects": ("*",)}, r"declares corrects, but does not implement post_train"),
-        ({"encodes": ("*",), "pre_upload": hookimpl(idle)}, r"declares encodes, but does not implement pre_aggregate"),
+        ({"aggregate": hookimpl(averages)}, ()),
+        ({"mid_local_epoch": hookimpl(idle)}, ("mid_local_epoch",)),
+        ({"owns": ("*",)}, ()),
+        ({"corrects": ("*",)}, ("post_train",)),
+        ({"encodes": ("*",), "pre_upload": hookimpl(idle)}, ("pre_aggregate",)),
     ],
 )
-def test_a_declaration_without_its_hook_and_a_hook_without_its_declaration_are_refused(toy, tmp_path, contents, words):
-    with pytest.raises(PluginContractError, match=rf"^plugin 'forgot' {words}"):
+def test_a_declaration_without_its_hook_and_a_hook_without_its_declaration_are_refused(toy, tmp_path, contents, named):
+    with raises(PluginContractError, "'forgot'", *named):
         toy(type("Forgot", (Plugin,), contents))
     assert not list(tmp_path.rglob("config.yaml"))
 

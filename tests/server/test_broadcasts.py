@@ -129,7 +129,7 @@ def test_the_state_cannot_be_written_in_a_broadcast(go, hook):
     def writes(self, server):
         server.state["last"] = server.round
 
-    with pytest.raises(PluginContractError, match=rf"'writes'.*state\['last'\].*read-only in {hook}$"):
+    with raises(PluginContractError, "'writes'", "'last'", hook):
         go(type("Writes", (Plugin,), {hook: hookimpl(writes)}))
 
 
@@ -163,7 +163,7 @@ def test_an_engine_that_drops_them_is_found(tmp_path):
             for task, outcome in super().run(bare, window=window):
                 yield kept[task.id], outcome
 
-    with pytest.raises(AssertionError, match="the state of client 0 differs"):
+    with raises(AssertionError, "0"):
         check_engine(Drops, tmp_path, workers=(1,))
 
 

@@ -130,14 +130,14 @@ def test_a_network_of_given_weights_gives_the_clients_outputs(go, model):
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
-    [("classifier.wait", "to server.network, but the model has"), ("classifier.weight", "of shape .1,. to server.net")],
+    ("name", "named"),
+    [("classifier.wait", "server.network"), ("classifier.weight", "server.net")],
 )
-def test_a_network_of_unknown_names_or_wrong_shapes(go, name, found):
+def test_a_network_of_unknown_names_or_wrong_shapes(go, name, named):
     class Wrong(Plugin):
         @hookimpl
         def begin_round(self, server):
             server.network({name: torch.zeros(1)})
 
-    with pytest.raises(PluginContractError, match=f"passes {name!r} {found}"):
+    with raises(PluginContractError, name, named):
         go(Wrong)

@@ -57,9 +57,7 @@ def test_a_client_refuses_a_name_that_is_not_marked():
     plugins = PluginSet.create({name_of(Asks): {}})
     assert plugins.answer("asks", "mood") is None
     for name in ("weather", "begin_round", "__init__", "no_such_method"):
-        with pytest.raises(
-            PluginContractError, match=f"'asks' is asked '{name}', which it does not mark as a question"
-        ):
+        with raises(PluginContractError, "'asks'", name):
             plugins.answer("asks", name)
 
 
@@ -94,16 +92,16 @@ def test_ids_that_are_no_whole_numbers_are_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("method", "words"),
+    ("method", "named"),
     [
-        (lambda self, server: None, "question asked takes the argument 'server'"),
-        (lambda self, client, n=3: None, "question asked takes the argument 'n=3'"),
+        (lambda self, server: None, "'server'"),
+        (lambda self, client, n=3: None, "'n=3'"),
     ],
 )
-def test_questions_that_clients_could_not_be_asked_are_refused(method, words):
+def test_questions_that_clients_could_not_be_asked_are_refused(method, named):
     cls = type("Odd", (Plugin,), {"asked": question(method), "__module__": __name__})
     globals()["Odd"] = cls
-    with pytest.raises(PluginContractError, match=words):
+    with raises(PluginContractError, named):
         PluginSet.create({name_of(cls): {}})
 
 

@@ -226,24 +226,24 @@ def test_the_simulated_system_counts_the_epochs_that_were_asked_for(go):
 
 
 @pytest.mark.parametrize(
-    ("cohort", "options", "words"),
+    ("cohort", "options", "named"),
     [
-        ({0: 5}, {"local_epochs": 4}, "gives client 0 5 local epochs, expected a whole number from 1 to 4"),
-        ({0: 1.0}, {}, "gives 1.0 as a number, expected whole numbers"),
-        ({9: 1}, {}, "expected distinct ids"),
-        ({0: 1}, {"local_steps": 3}, "but the run has --local-steps"),
-        ({0: Steps(3), 1: 1}, {"local_steps": 3}, "but the run has --local-steps"),
-        ({0: Steps(0)}, {}, "gives client 0 0 local steps, expected a whole number from 1$"),
-        ({0: Steps(3)}, {"system": {"slow": 0.5}}, "--system count local epochs"),
+        ({0: 5}, {"local_epochs": 4}, ("0", "5", "1", "4")),
+        ({0: 1.0}, {}, ("1.0",)),
+        ({9: 1}, {}, ()),
+        ({0: 1}, {"local_steps": 3}, ("--local-steps",)),
+        ({0: Steps(3), 1: 1}, {"local_steps": 3}, ("--local-steps",)),
+        ({0: Steps(0)}, {}, ("0", "1")),
+        ({0: Steps(3)}, {"system": {"slow": 0.5}}, ("--system",)),
     ],
 )
-def test_epochs_that_a_client_cannot_train(go, cohort, options, words):
+def test_epochs_that_a_client_cannot_train(go, cohort, options, named):
     class Picks(Plugin):
         @hookimpl
         def select_clients(self, server):
             return cohort
 
-    with pytest.raises(PluginContractError, match=words):
+    with raises(PluginContractError, *named):
         go(Picks, **options)
 
 
@@ -278,7 +278,7 @@ def test_steps_of_a_whole_epoch_are_that_epoch(go):
 
 
 def test_steps_with_an_exchange_are_refused(go):
-    with pytest.raises(PluginContractError, match="gives clients steps, but exchanges"):
+    with raises(PluginContractError):
         go(InSteps, "fedcme", local_epochs=4)
 
 
@@ -321,5 +321,5 @@ def test_a_plugin_that_assigns_no_partition_is_named(go):
         def assign_samples(self, partition):
             return list(partition.train)
 
-    with pytest.raises(PluginContractError, match=r"'lists' hook assign_samples returned .*a fedcore\.data\.Partition"):
+    with raises(PluginContractError, "'lists'", "assign_samples", "fedcore.data.Partition"):
         go(Lists)

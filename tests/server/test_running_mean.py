@@ -17,6 +17,7 @@ from fedcore.client.messages import ClientFailure, ClientTask, Reply
 from fedcore.models.layout import Layout
 from fedcore.server.aggregation import RunningMean
 from fedcore.server.scope import in_order
+from tests.sentences import raises
 
 
 class Model(nn.Module):
@@ -181,21 +182,21 @@ def test_weights_that_are_all_zero():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "named"),
     [
-        (lambda m: m.pop("w"), "'w' is missing"),
-        (lambda m: m.update(extra=torch.zeros(1)), "'extra' is not expected"),
-        (lambda m: m.update(w=torch.zeros(4)), r"'w' is \(4,\).*expected \(3,\)"),
-        (lambda m: m.update(w=torch.zeros(3, dtype=torch.float64)), "'w' is .*float64, expected .*float32"),
-        (lambda m: m.update(w=torch.tensor([0.0, math.nan, 0.0])), "'w' has values that are not finite"),
-        (lambda m: m.update(mean=torch.tensor([math.inf, 0.0])), "'mean' has values that are not finite"),
+        (lambda m: m.pop("w"), ("'w'",)),
+        (lambda m: m.update(extra=torch.zeros(1)), ("'extra'",)),
+        (lambda m: m.update(w=torch.zeros(4)), ("'w'", "4", "3")),
+        (lambda m: m.update(w=torch.zeros(3, dtype=torch.float64)), ("'w'",)),
+        (lambda m: m.update(w=torch.tensor([0.0, math.nan, 0.0])), ("'w'",)),
+        (lambda m: m.update(mean=torch.tensor([math.inf, 0.0])), ("'mean'",)),
     ],
 )
-def test_the_layout_check(change, words):
+def test_the_layout_check(change, named):
     one = model(np.random.default_rng(0))
     LAYOUT.check(one, LAYOUT.shapes, "client 3")
     change(one)
-    with pytest.raises(RejectUpdate, match=f"client 3: {words}"):
+    with raises(RejectUpdate, "3", *named):
         LAYOUT.check(one, LAYOUT.shapes, "client 3")
 
 

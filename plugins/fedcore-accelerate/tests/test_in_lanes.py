@@ -15,6 +15,7 @@ from fedcore_accelerate import Graphs, Lanes
 from fedcore_accelerate.captured_steps import CaptureWarning
 from fedcore_testing import small_config
 from tests import support
+from tests.sentences import raises
 
 RUN = {**example_steps.RUN, "clients": 8}
 
@@ -88,7 +89,7 @@ def test_a_broken_contract_ends_the_run(both):
         def local_loss(self, step):
             return Loss(step.features)  # no scalar
 
-    with pytest.raises(PluginContractError, match="returned a value of"):
+    with raises(PluginContractError):
         both(Breaks)
 
 
@@ -124,7 +125,7 @@ def test_branches_that_share_memory_are_found():
     def writes():
         shared.add_(other.detach())
 
-    with pytest.raises(AssertionError, match="another one uses"):
+    with raises(AssertionError):
         CpuRecorder().record_branches([reads, writes], [None, None])
     CpuRecorder().record_branches([reads, lambda: other.detach().add_(shared)], [None, None])
     assert storages([one, shared]) != storages([one])

@@ -36,6 +36,7 @@ from fedcore_testing import (
     softmax_by_hand,
     with_batch_norm,
 )
+from tests.sentences import raises
 
 QUICK = {"epochs": 2, "per_class": 50}
 SKEWED = {"partition": "classes", "classes_per_client": 2, "clients": 5, "rounds": 3, "local_epochs": 2}
@@ -259,9 +260,9 @@ class Deep(Plugin):
 
 
 def test_tukey_refuses_what_it_cannot_transform(go):
-    with pytest.raises(ConfigError, match=r"ccvr\.tukey needs a linear classifier.*Sequential"):
+    with raises(ConfigError, "ccvr.tukey"):
         go({Deep: {}, "ccvr": {"tukey": 0.5}})
-    with pytest.raises(ConfigError, match="--buffers local"):
+    with raises(ConfigError, "--buffers"):
         go({"ccvr": {"tukey": 0.5}}, buffers="local")
     go({Deep: {}, "ccvr": QUICK}, rounds=1)
 
@@ -274,15 +275,12 @@ def test_tukey_refuses_what_it_cannot_transform(go):
 def test_a_second_corrector_is_refused(go, other, first):
     names = ["ccvr", installed(other) if isinstance(other, str) else other]
     names = names if first else names[::-1]
-    with pytest.raises(PluginConflictError, match="cannot be combined: both declare corrects = 'classifier"):
+    with raises(PluginConflictError):
         go({name: {} for name in names})
 
 
 def test_a_personal_classifier_is_refused(go):
-    with pytest.raises(
-        PluginConflictError,
-        match=r"'ccvr' and 'personalclassifier' cannot.*which 'personalclassifier' keeps on each client",
-    ):
+    with raises(PluginConflictError, "'ccvr'", "'personalclassifier'"):
         go({"ccvr": {}, PersonalClassifier: {}})
 
 

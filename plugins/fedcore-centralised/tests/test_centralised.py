@@ -23,6 +23,7 @@ from fedcore_testing import (
     small_config,
     weights,
 )
+from tests.sentences import raises
 
 SPLIT = {"clients": 4, "partition": "classes", "client_test_fraction": 0.25}
 go = federations()
@@ -141,25 +142,25 @@ def test_engines_and_resumed_runs_have_the_same_bits(go):
 
 
 @pytest.mark.parametrize(
-    ("other", "options", "words"),
+    ("other", "options", "named"),
     [
-        (PersonalClassifier, {}, "keeps parameters on each client, but 'centralised'"),
-        ({"fedcme": {}}, {"local_epochs": 4}, "exchanges parameters between clients"),
-        ({"noisy-clients": {"inputs": 0.1}}, {}, "changes the samples of single clients"),
+        (PersonalClassifier, {}, ("'centralised'",)),
+        ({"fedcme": {}}, {"local_epochs": 4}, ()),
+        ({"noisy-clients": {"inputs": 0.1}}, {}, ()),
     ],
 )
-def test_methods_that_need_clients_are_refused(go, other, options, words):
+def test_methods_that_need_clients_are_refused(go, other, options, named):
     others = other if isinstance(other, dict) else {other: {}}
-    with pytest.raises(PluginConflictError, match=words):
+    with raises(PluginConflictError, *named):
         go({"centralised": {}, **others}, **SPLIT, **options)
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [({"min_clients": 2}, "min_clients is 2"), ({"system": {"dropout": 0.1}}, "--system")],
+    ("options", "named"),
+    [({"min_clients": 2}, ("min_clients", "2")), ({"system": {"dropout": 0.1}}, ("--system",))],
 )
-def test_options_that_need_clients_are_refused(go, options, words):
-    with pytest.raises(ConfigError, match=words):
+def test_options_that_need_clients_are_refused(go, options, named):
+    with raises(ConfigError, *named):
         go("centralised", **SPLIT, **options)
 
 
@@ -167,5 +168,5 @@ def test_clients_that_hold_their_own_data_are_refused(go):
     from fedcore_centralised import Centralised
 
     declared = Partition.declared([3, 4], [1, 1], "digits")
-    with pytest.raises(ConfigError, match="hold their own data"):
+    with raises(ConfigError):
         Centralised().assign_samples(None, declared)

@@ -26,6 +26,7 @@ from fedcore_testing import (
     records,
     weights,
 )
+from tests.sentences import raises
 
 go = federations()
 
@@ -177,7 +178,7 @@ def test_a_frozen_parameter_that_another_plugin_changed_goes_up_as_it_is(go, plu
 
 @pytest.mark.parametrize("plugins", [{"topk": {}, "qsgd": {}}, {"topk": {}, "local-dp": {}}])
 def test_what_is_refused(go, plugins):
-    with pytest.raises(PluginConflictError, match="cannot be combined"):
+    with raises(PluginConflictError):
         go(plugins)
 
 
@@ -217,7 +218,7 @@ class KeepsAll(Plugin):
 
 @pytest.mark.parametrize("plugin", ["topk", "qsgd"])
 def test_a_run_in_which_nothing_goes_up_is_refused(go, plugin):
-    with pytest.raises(PluginConflictError, match=f"'{plugin}' works on .* would have no effect"):
+    with raises(PluginConflictError, plugin):
         go({plugin: {}, KeepsAll: {}})
 
 

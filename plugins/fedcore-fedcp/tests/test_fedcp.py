@@ -30,6 +30,7 @@ from fedcore_testing import (
     steps_without_host_sync,
 )
 from fedcore_testing import records as lines
+from tests.sentences import raises
 
 HERE = f"module:{__name__}."
 SEEN: dict = {}
@@ -232,7 +233,7 @@ def test_personal_and_global_head_start_equal_and_the_context_is_drawn():
 
 @pytest.mark.parametrize("head", [nn.Identity(), nn.Linear(4, 3), nn.Sequential(nn.Linear(6, 5), nn.Linear(4, 3))])
 def test_a_classifier_that_gives_no_context_is_refused(head):
-    with pytest.raises(ConfigError, match="fedcp needs a classifier of linear layers"):
+    with raises(ConfigError):
         ConditionalHead(head, 6)
 
 
@@ -451,23 +452,23 @@ class Deep(Plugin):
 
 
 @pytest.mark.parametrize(
-    ("other", "reason"),
+    ("other", "named"),
     [
-        (Keeper, "all that .keeper. keeps on the clients"),
-        ("uscc", "which 'fedcp' keeps on each client"),
-        ("ccvr", "which 'fedcp' keeps on each client"),
+        (Keeper, ()),
+        ("uscc", ("'fedcp'",)),
+        ("ccvr", ("'fedcp'",)),
     ],
 )
-def test_refused(go, other, reason):
+def test_refused(go, other, named):
     if isinstance(other, str):
         installed(other)
-    with pytest.raises(PluginConflictError, match=rf"cannot be combined: .*{reason}"):
+    with raises(PluginConflictError, *named):
         go({"fedcp": {}, other: {}})
 
 
 def test_a_projection_head_goes_before_it(go):
     installed("moon")
-    with pytest.raises(PluginConflictError, match="list the plugin that projects first"):
+    with raises(PluginConflictError):
         go({"fedcp": {}, "moon": {}})
     result = go({"moon": {}, "fedcp": {}})
     assert set(lines(result)[1]["losses"]) == {"task", "moon.contrast", "fedcp.mmd"}

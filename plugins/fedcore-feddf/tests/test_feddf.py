@@ -16,6 +16,7 @@ from fedcore_testing import (
     weights,
     with_batch_norm,
 )
+from tests.sentences import raises
 
 PUBLIC = {"public": 0.1}
 FEW = {"steps": 5, "batch_size": 32}
@@ -126,11 +127,11 @@ class KeepsNothing(Plugin):
 
 
 def test_what_is_refused(go):
-    with pytest.raises(ConfigError, match=r"'feddf' needs public samples: --public 0.1"):
+    with raises(ConfigError, "'feddf'", "--public", "0.1"):
         go({"feddf": {}})
-    with pytest.raises(PluginConflictError, match="'feddf' needs whole models on the server, but 'personalclassifier'"):
+    with raises(PluginConflictError, "'feddf'", "'personalclassifier'"):
         go({"feddf": {}, KeepsNothing: {}, PersonalClassifier: {}}, **PUBLIC)
-    with pytest.raises(ConfigError, match="leave out --buffers local"):
+    with raises(ConfigError, "--buffers"):
         go({"feddf": {}}, model=with_batch_norm, buffers="local", **PUBLIC)
-    with pytest.raises(PluginConflictError, match="cannot be combined"):
+    with raises(PluginConflictError):
         go({"feddf": {}, "median": {}}, **PUBLIC)

@@ -22,6 +22,7 @@ from fedcore_testing import (
     small_config,
     weights,
 )
+from tests.sentences import raises
 
 SKEWED = {"partition": "classes", "classes_per_client": 5}
 go = federations()
@@ -109,19 +110,19 @@ def test_every_option_changes_the_trajectory(go):
 
 
 def test_a_width_below_the_classes_is_refused(go):
-    with pytest.raises(ConfigError, match=r"fedetf.width is 4, but the data set has 10 classes"):
+    with raises(ConfigError, "fedetf.width", "4", "10"):
         go({"fedetf": {"width": 4}})
 
 
 def test_another_task_loss_is_refused(go):
-    with pytest.raises(PluginConflictError, match=r"'fedetf' and 'owntaskloss' .*both implement task_loss"):
+    with raises(PluginConflictError, "'fedetf'", "'owntaskloss'", "task_loss"):
         go("fedetf", OwnTaskLoss)
 
 
 @pytest.mark.parametrize(("other", "does"), [("ccvr", "corrects"), ("fedpac", "combines")])
 def test_another_use_of_the_fixed_classifier_is_refused(go, other, does):
     words = f"'{other}' {does} the classifier, but the class vectors of 'fedetf'"
-    with pytest.raises(PluginConflictError, match=words):
+    with raises(PluginConflictError, words):
         go("fedetf", other)
 
 

@@ -35,6 +35,7 @@ from fedcore_testing import (
     tanh_by_hand,
     weights,
 )
+from tests.sentences import raises
 
 go = federations()
 
@@ -211,18 +212,18 @@ def test_a_step_does_not_wait_for_the_device(go):
 
 
 @pytest.mark.parametrize(
-    ("other", "reason"),
+    ("other", "named"),
     [
-        (PersonalModel, "'fedper' and 'personalmodel' cannot be combined: all that 'fedper' keeps on the clients"),
-        (OwnsClassifier, "'ownsclassifier' and 'fedper' cannot be combined: .* which 'fedper' keeps on each client"),
+        (PersonalModel, ("'fedper'", "'personalmodel'")),
+        (OwnsClassifier, ("'ownsclassifier'", "'fedper'")),
         (
             CorrectsClassifier,
-            "'correctsclassifier' and 'fedper' cannot be combined: .* which 'fedper' keeps on each client",
+            ("'correctsclassifier'", "'fedper'"),
         ),
     ],
 )
-def test_another_owner_of_the_personal_layers_is_refused(go, other, reason):
-    with pytest.raises(PluginConflictError, match=reason):
+def test_another_owner_of_the_personal_layers_is_refused(go, other, named):
+    with raises(PluginConflictError, *named):
         go({"fedper": {}, other: {}})
 
 
@@ -233,7 +234,7 @@ def test_neither_a_number_of_layers_nor_patterns_is_refused(go, options):
 
 
 def test_too_many_layers_and_patterns_without_a_match_are_refused(go):
-    with pytest.raises(ConfigError, match="this model has 3 layers; give at most 3"):
+    with raises(ConfigError, "3"):
         go({"fedper": {"personal": 4}})
-    with pytest.raises(PluginContractError, match=r"'head\.\*' matches none of the model's names"):
+    with raises(PluginContractError, "'head.*'"):
         go({"fedper": {"personal": ["head.*"]}})

@@ -14,6 +14,7 @@ from fedcore.data import load_dataset, load_partition
 from fedcore.hooks import create_plugin
 from fedcore_functional import UnitLength
 from fedcore_testing import federations, installed, model_bytes, plugin_state, records
+from tests.sentences import raises
 
 LOG: list[tuple] = []
 
@@ -323,7 +324,7 @@ def test_a_later_round_initialises_them_where_the_ones_before_came_to_nothing():
 
 
 def test_a_cohort_that_does_not_answer_stops_the_round():
-    with pytest.raises(RoundFailedError, match="no client answered"):
+    with raises(RoundFailedError):
         create_plugin("fedproc", {"first_round": "contrast"}).members[0].begin_round(
             server_of(ask=lambda clients, question, **how: iter(()))
         )
@@ -348,20 +349,20 @@ def test_every_option_changes_the_trajectory(go):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "named"),
     [
-        ({"two_stage": True, "alpha": 0.5}, "leave alpha out"),
-        ({"schedule_rounds": 100, "alpha": 0.5}, "leave it out, or leave out alpha and two_stage"),
-        ({"schedule_rounds": 100, "two_stage": True}, "leave it out, or leave out alpha and two_stage"),
-        ({"normalize": True, "projection": False}, "leave projection=false out"),
+        ({"two_stage": True, "alpha": 0.5}, ()),
+        ({"schedule_rounds": 100, "alpha": 0.5}, ("two_stage",)),
+        ({"schedule_rounds": 100, "two_stage": True}, ("two_stage",)),
+        ({"normalize": True, "projection": False}, ("projection=false",)),
         (
             {"first_round": "task", "init": "random"},
-            "init=random says what first_round=contrast starts",
+            ("init=random", "first_round=contrast"),
         ),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(options, words):
-    with pytest.raises(ConfigError, match=words):
+def test_options_that_contradict_each_other_are_refused(options, named):
+    with raises(ConfigError, *named):
         create_plugin("fedproc", options)
 
 
@@ -373,7 +374,7 @@ def test_runs_beside(go, other):
 @pytest.mark.parametrize("other", ["fedcd", "fedeccr"])
 def test_is_refused_beside_what_scales_the_task_too(go, other):
     installed(other)
-    with pytest.raises(PluginConflictError, match=f"'fedproc' and '{other}'.*both scale the task loss"):
+    with raises(PluginConflictError, "'fedproc'", other):
         go({"fedproc": {}, other: {}})
 
 

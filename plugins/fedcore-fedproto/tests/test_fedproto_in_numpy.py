@@ -21,6 +21,7 @@ from fedcore_testing import (
     tanh_by_hand,
     weights,
 )
+from tests.sentences import raises
 
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}
 go = federations(**FEW)
@@ -88,7 +89,5 @@ def test_the_classifier_or_the_nearest_prototype_predicts(go):
 
 
 def test_another_plugin_that_keeps_parameters_is_refused(go):
-    with pytest.raises(
-        PluginConflictError, match="all that 'personalclassifier' keeps on the clients, 'fedproto' keeps, too"
-    ):
+    with raises(PluginConflictError, "'personalclassifier'", "'fedproto'"):
         go("fedproto", PersonalClassifier)

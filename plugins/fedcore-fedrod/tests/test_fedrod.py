@@ -29,6 +29,7 @@ from fedcore_testing import (
     softmax_by_hand,
     weights,
 )
+from tests.sentences import raises
 
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}
 SKEWED = {"partition": "classes", "classes_per_client": 5}
@@ -181,5 +182,5 @@ def test_runs_in_bf16(go):
 
 
 def test_another_task_loss_is_refused(go):
-    with pytest.raises(PluginConflictError, match="both implement task_loss"):
+    with raises(PluginConflictError, "task_loss"):
         go("fedrod", OwnTaskLoss)

@@ -19,6 +19,7 @@ from fedcore_testing import (
     records,
     same_tensors,
 )
+from tests.sentences import raises
 
 SKEWED = {"partition": "classes", "classes_per_client": 4}
 go = federations(client_test_fraction=0.2)
@@ -145,7 +146,7 @@ def test_every_option_changes_the_trajectory(go):
 
 @pytest.mark.parametrize("other", ["solo", "fedprox", "ditto"])
 def test_what_cannot_be_combined_is_refused(go, other):
-    with pytest.raises(PluginConflictError, match=rf"'(fedtgp|{other})'"):
+    with raises(PluginConflictError, other):
         go("fedtgp", other)
 
 

@@ -43,6 +43,7 @@ from fedcore_flower.own_data import OwnData, _public
 from fedcore_flower.server import ServerOptions, _check_config, _sizes, pooled, start
 from fedcore_testing import check_engine, federate, model_bytes
 from fedcore_zoo import Cells, Recipe, TableSamples
+from tests.sentences import raises
 
 
 def _helpers():
@@ -161,7 +162,7 @@ def test_a_round_s_payload_goes_once_to_each_client(tmp_path):
 
 
 def test_a_share_of_the_clients_own_samples_cannot_be_public():
-    with pytest.raises(ConfigError, match=r"--public 0.1: the samples stay with the clients"):
+    with raises(ConfigError, "--public", "0.1"):
         _check_config(RunConfig(public="0.1"))
     assert _check_config(RunConfig(public="digits")).public == "digits"
 
@@ -451,7 +452,7 @@ def test_a_server_s_configuration_is_validated(tmp_path, change, words):
 def test_methods_may_be_restricted(tmp_path):
     setup = setup_of(tmp_path, "moon")
     assert accepted(setup, {"moon"}).plugins == setup.config["plugins"]
-    with pytest.raises(ConfigError, match=r"method 'moon' is not allowed at the client \(--allow-plugin: fedcme\)"):
+    with raises(ConfigError, "'moon'", "--allow-plugin"):
         accepted(setup, {"fedcme"})
 
 
@@ -459,7 +460,7 @@ def test_methods_may_be_restricted(tmp_path):
 def test_a_model_reads_files_where_the_client_allows_it_alone(tmp_path, named):
     setup = setup_of(tmp_path)
     setup = setup.model_copy(update={"config": {**setup.config, **named}})
-    with pytest.raises(ConfigError, match=r"model 'hf:/etc' may read files of the client; .* --allow-model hf:/etc"):
+    with raises(ConfigError, "'hf:/etc'", "--allow-model"):
         accepted(setup)
     with pytest.raises(ConfigError, match="/etc"):  # it holds no model
         accepted(setup, models=["hf:/etc"])
@@ -477,7 +478,7 @@ def test_versions_have_to_be_the_server_s(tmp_path):
         "fedcore-zoo",
     }
     for name, package in {"fedcore": "fedcore-fl", "fedcore-moon": "fedcore-moon"}.items():
-        with pytest.raises(ConfigError, match=rf"{name} .* pip install {package}==9\.9"):
+        with raises(ConfigError, name, package, "9.9"):
             accepted(setup.model_copy(update={"versions": {**setup.versions, name: "9.9"}}))
     told = []
     accepted(setup.model_copy(update={"versions": {**setup.versions, "torch": "9.9"}}), tell=told.append)
@@ -485,15 +486,15 @@ def test_versions_have_to_be_the_server_s(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "named"),
     [
-        ({"kind": "graphs"}, "the run's samples are of kind 'graphs'"),
-        ({"input_shape": [3, 8, 8]}, r"shape \(3, 8, 8\), the client's the shape \(1, 8, 8\)"),
-        ({"num_classes": 9}, "the run has 9 classes, the client's data 10"),
+        ({"kind": "graphs"}, ("'s samples are of kind '",)),
+        ({"input_shape": [3, 8, 8]}, ("3", "8", "1")),
+        ({"num_classes": 9}, ("9", "10")),
     ],
 )
-def test_data_has_to_fit(tmp_path, change, words):
-    with pytest.raises(ConfigError, match=words):
+def test_data_has_to_fit(tmp_path, change, named):
+    with raises(ConfigError, *named):
         check_data(setup_of(tmp_path, **change), helpers.own_part(0))
 
 
@@ -596,22 +597,20 @@ def test_clients_with_other_class_folders_are_matched_by_name(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("second", "words"),
+    ("second", "named"),
     [
-        (["two", "one", "nought"], "has the classes 'nought', 'one', 'two', client 'birch' has 'two', 'one', 'nought'"),
-        (["nought", "deux"], "has the classes 'nought', 'one', 'two', client 'birch' has 'nought', 'deux', and the"),
+        (["two", "one", "nought"], ("'nought'", "'one'", "'two'", "'birch'")),
+        (["nought", "deux"], ("'nought'", "'one'", "'two'", "'birch'", "'deux'")),
     ],
 )
-def test_class_names_that_differ_are_refused_with_both_lists(tmp_path, monkeypatch, second, words):
+def test_class_names_that_differ_are_refused_with_both_lists(tmp_path, monkeypatch, second, named):
     names = ["nought", "one", "two"]
-    with pytest.raises(ConfigError, match=f"client 'alder' {words}"):
+    with raises(ConfigError, "'alder'", *named):
         serve_sites(tmp_path, monkeypatch, names, second, names)
 
 
 def test_class_names_of_some_classes_only_say_nothing_of_the_numbers(tmp_path, monkeypatch):
-    with pytest.raises(
-        ConfigError, match=r"has 3 classes without names, and no client names them all: .* 'one', 'two'"
-    ):
+    with raises(ConfigError, "3", "'one'", "'two'"):
         serve_sites(tmp_path, monkeypatch, *[["one", "two"]] * 3)
 
 
@@ -652,7 +651,7 @@ def test_the_most_that_a_client_may_claim_is_taken():
     dataset = load_dataset("digits", None)
     said = {"kind": dataset.kind, "input_shape": list(dataset.input_shape), "train": 99_999_999, "test": 1}
     assert _sizes("birch", said, dataset) == (99_999_999, 1)
-    with pytest.raises(ConfigError, match="at most 100,000,000"):
+    with raises(ConfigError, "100", "000"):
         _sizes("birch", {**said, "test": 2}, dataset)
 
 
@@ -667,9 +666,7 @@ def test_a_client_without_an_answer_holds_the_start_no_longer_than_wait(tmp_path
         return None if client == 1 and op in (request_, "probe") else deliver(client, blobs)
 
     link.deliver = silent
-    with pytest.raises(
-        FedcoreError, match=r"client 'birch' is connected, but did not answer within .*--wait"
-    ) as raised:
+    with raises(FedcoreError, "'birch'", "--wait") as raised:
         serve(link, tmp_path, monkeypatch, wait=0.3, tell=told.append)
     assert "alder" not in str(raised.value)
     assert told[-1] == "no answer yet from birch"
@@ -695,7 +692,7 @@ def test_initial_weights_are_the_server_s_and_no_path_travels(tmp_path, monkeypa
 def test_initial_weights_that_would_have_to_be_at_the_clients_are_refused(tmp_path, monkeypatch, weights):
     pytest.importorskip("fedcore_fedper", reason="fedcore-fedper is not installed here")
     link = Here(helpers.make_handlers(tmp_path / "own"))
-    with pytest.raises(ConfigError, match=r"--weights: 'classifier\S*' does not travel"):
+    with raises(ConfigError, "--weights"):
         serve(link, tmp_path, monkeypatch, "fedper", weights=str(weights))
 
 
@@ -747,7 +744,7 @@ def test_classes_are_numbered_by_the_server_s_names(tmp_path):
     assert spec.dataset.num_classes == 3
     assert [len(part) for part in spec.partition.train] == [0, 8, 0]
     setup = setup.model_copy(update={"class_names": ["mole", "zebra", "bee"]})
-    with pytest.raises(DataError, match=r"class 'ant' is not known: its classes are ant, zebra; .* mole, zebra, bee"):
+    with raises(DataError, "'ant'"):
         own.site(helpers.small_config(tmp_path), setup, tmp_path)
 
 
@@ -957,12 +954,12 @@ def test_the_members_are_written_and_read(tmp_path):
     members = Members(run=RUN, clients=clients)
     members.write(tmp_path)
     assert Members.read(tmp_path) == members
-    with pytest.raises(ConfigError, match="public key of client 'alder'"):
+    with raises(ConfigError, "'alder'"):
         members.select_keys({})
     (tmp_path / "federation.json").write_text('{"run": "x", "clients": []}')
     with pytest.raises(RunDirectoryError, match="is damaged"):
         Members.read(tmp_path)
-    with pytest.raises(RunDirectoryError, match="not the run of a federation"):
+    with raises(RunDirectoryError):
         Members.read(tmp_path / "elsewhere")
 
 
@@ -987,7 +984,7 @@ def test_a_process_that_ended_is_a_lost_worker(tmp_path):
 
 
 def test_the_engine_is_not_for_train(tmp_path):
-    with pytest.raises(ConfigError, match="fedcore federate server"):
+    with raises(ConfigError):
         fedcore.run(engine="flower", out=tmp_path / "run")
 
 

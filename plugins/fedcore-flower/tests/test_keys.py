@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from fedcore import ConfigError
 from fedcore_flower.commands import app
 from fedcore_flower.keys import Tls, check_private_key, check_server_key, make_keys, public_keys
+from tests.sentences import raises
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_clients_are_numbered_by_name_or_as_given(folder):
 def test_nothing_is_overwritten(folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for hosts, clients in ((["localhost"], []), ([], ["alder"]), ([], ["new", "alder"])):
-        with pytest.raises(ConfigError, match="is not overwritten"):
+        with raises(ConfigError):
             make_keys(folder, hosts, clients)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -87,17 +88,17 @@ def test_clients_may_be_added(folder):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "clients", "words"),
+    ("hosts", "clients", "named"),
     [
-        ([], ["a"], "--host is missing"),
-        (["localhost"], ["a", "a"], "the same name"),
-        (["localhost"], ["../a"], "client name '../a'"),
-        (["localhost"], ["ca"], "client name 'ca'"),
-        (["gr\u00fcn host"], [], "neither a host name nor an IP address"),
+        ([], ["a"], ("--host",)),
+        (["localhost"], ["a", "a"], ()),
+        (["localhost"], ["../a"], ("'../a'",)),
+        (["localhost"], ["ca"], ("'ca'",)),
+        (["gr\u00fcn host"], [], ()),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, hosts, clients, words):
-    with pytest.raises(ConfigError, match=words):
+def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, hosts, clients, named):
+    with raises(ConfigError, *named):
         make_keys(tmp_path / "keys", hosts, clients)
     assert not (tmp_path / "keys").exists()
 
@@ -124,11 +125,11 @@ def test_bad_keys_are_named(folder, tmp_path):
 
 def test_a_certificate_of_another_key_is_refused(folder, tmp_path):
     make_keys(tmp_path / "other", ["localhost"], [])
-    with pytest.raises(ConfigError, match="is not the certificate of the key"):
+    with raises(ConfigError):
         check_server_key(Tls.of(folder, key=tmp_path / "other" / "server.key"))
-    with pytest.raises(ConfigError, match="there is no file"):
+    with raises(ConfigError):
         Tls.of(tmp_path)
-    with pytest.raises(ConfigError, match="--ca is missing"):
+    with raises(ConfigError, "--ca"):
         Tls.of(None)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from fedcore_flower import client, processes
 from fedcore_flower.conditions import TrainerOptions
 from fedcore_flower.processes import Child, require_flower
 from fedcore_flower.superlink_app import HEADER, OwnerOnly
+from tests.sentences import raises
 
 STARTS_ONE = """
 import sys, time
@@ -92,14 +92,16 @@ def test_flower_reports_nothing_from_any_child(tmp_path):
 @pytest.mark.parametrize("installed", ["1.39.4", "1.43.0", "2.41.0"])
 def test_versions_of_flower_that_were_not_tested_are_refused(monkeypatch, installed):
     monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
-    with pytest.raises(ConfigError, match=rf"flwr {re.escape(installed)} is installed.*1\.40 to 1\.42.*>=1\.40,<1\.43"):
+    with raises(ConfigError, installed, "1.40", "1.42", "1.43"):
         require_flower()
 
 
 @pytest.mark.parametrize("installed", ["1.40.0", "1.41.3", "1.42.7"])
 def test_versions_of_flower_that_were_tested_are_taken(monkeypatch, installed):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
+    asked = []
+    monkeypatch.setattr("importlib.metadata.version", lambda name: asked.append(name) or installed)
     require_flower()
+    assert set(asked) == {"flwr"}
 
 
 def test_the_project_asks_for_the_versions_that_the_code_takes():
@@ -184,7 +186,7 @@ def test_other_kinds_of_connections_are_not_served():
 
 def test_the_training_process_says_what_is_wrong_with_the_data(tmp_path):
     options = TrainerOptions(f"npz:{tmp_path / 'none.npz'}", str(tmp_path / "state"))
-    with pytest.raises(FedcoreError, match=r"none\.npz does not exist"):
+    with raises(FedcoreError, "none.npz"):
         client.Trainer(options)
 
 
@@ -248,14 +250,14 @@ def test_a_training_process_that_is_killed_in_the_middle_of_a_message_is_replace
 
 def test_a_training_process_that_is_killed_while_it_starts_is_an_error_for_the_user(tmp_path, dies):
     dies(ready=False)
-    with pytest.raises(FedcoreError, match="the training process ended with exit code -9"):
+    with raises(FedcoreError, "-9"):
         client.Trainer(TrainerOptions("digits", str(tmp_path / "state")))
 
 
 def test_two_clients_do_not_share_their_states(tmp_path):
     with (
         client._locked(tmp_path),
-        pytest.raises(ConfigError, match="in use by another client"),
+        raises(ConfigError),
         client._locked(tmp_path),
     ):
         pass

@@ -20,6 +20,7 @@ from fedcore_functional import (
     check_moves,
     feature_range,
 )
+from tests.sentences import raises
 
 AFTER_RELU = FeatureRange(nonnegative=True)
 
@@ -80,26 +81,26 @@ def test_means_of_no_features():
     means = torch.tensor([[3.0, 4.0], [0.0, -1.0]])
     check_means("p", means, FeatureRange(5.0))
     check_means("p", means[:0], FeatureRange(1.0, nonnegative=True))
-    with pytest.raises(ValueError, match=r"'p' holds a mean of length 5; no feature is longer than 4\.9"):
+    with raises(ValueError, "'p'", "5", "4.9"):
         check_means("p", means, FeatureRange(4.9))
-    with pytest.raises(ValueError, match="'p' holds -1; features after a ReLU are not negative"):
+    with raises(ValueError, "'p'", "-1"):
         check_means("p", means, AFTER_RELU)
 
 
 @pytest.mark.parametrize(
-    ("covariance", "within", "words"),
+    ("covariance", "within", "named"),
     [
         # R^2 - |mean|^2 = 4 * 1.01^2 - 2, times n / (n - 1) = 3 / 2: at most 3.12
-        ([[2.0, 0.0], [0.0, 1.3]], FeatureRange(2.0), r"a trace of 3\.3, expected at most 3\.12 with its mean"),
+        ([[2.0, 0.0], [0.0, 1.3]], FeatureRange(2.0), ("3.3", "3.12")),
         # n mean^2 = 3
-        ([[0.0, 0.0], [0.0, 3.1]], AFTER_RELU, r"a variance above n mean\^2"),
-        ([[1.0, 1.1], [1.1, 1.0]], FeatureRange(), "not positive semi-definite"),
-        ([[-1.0, 0.0], [0.0, 1.0]], FeatureRange(), "not positive semi-definite"),
+        ([[0.0, 0.0], [0.0, 3.1]], AFTER_RELU, ("2",)),
+        ([[1.0, 1.1], [1.1, 1.0]], FeatureRange(), ()),
+        ([[-1.0, 0.0], [0.0, 1.0]], FeatureRange(), ()),
     ],
 )
-def test_covariances_of_no_features(covariance, within, words):
+def test_covariances_of_no_features(covariance, within, named):
     check_covariance(3, torch.ones(2), torch.tensor([[2.0, 0.5], [0.5, 0.9]]), within)
-    with pytest.raises(ValueError, match=words):
+    with raises(ValueError, *named):
         check_covariance(3, torch.ones(2), torch.tensor(covariance), within)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from fedcore import Answer, DivergedError, RoundFailedError, hookimpl
 from fedcore_functional import CalibrationOptions, ClassifierCalibration, feature_statistics
 from fedcore_testing import federate, model_bytes, weights
+from tests.sentences import raises
 
 
 class Server(SimpleNamespace):
@@ -68,7 +69,7 @@ def test_features_of_the_pooled_gaussians_retrain_the_classifier():
 
 
 def test_without_an_answer_the_round_fails_by_the_plugins_name():
-    with pytest.raises(RoundFailedError, match="'method': no client answered"):
+    with raises(RoundFailedError, "'method'"):
         METHOD.post_train(Server(answers=[]))
 
 
@@ -119,5 +120,5 @@ def test_the_classifier_alone_is_retrained(tmp_path):
 
 
 def test_a_retraining_that_diverges_keeps_the_model(tmp_path):
-    with pytest.raises(DivergedError, match=r"'retrains': .*diverged; try a smaller retrains.lr \(1e\+30 now\)"):
+    with raises(DivergedError, "'retrains'", "retrains.lr", "1e+30"):
         federate(tmp_path, (Retrains, {"lr": 1e30}))

@@ -9,6 +9,7 @@ from torch import nn
 from fedcore import ConfigError, SplitModel
 from fedcore.models import build_model
 from fedcore_functional import move_split
+from tests.sentences import raises
 
 
 def build(name, shape=(1, 28, 28), projection=False):
@@ -82,5 +83,5 @@ def test_too_many_layers_are_refused(name, shape, projection, layers, message):
 def test_a_replaced_classifier_is_not_split():
     model = build("mlp", (1, 8, 8))
     model.classifier = nn.Bilinear(1, 1, 1)
-    with pytest.raises(ConfigError, match=r"Bilinear; use toy\.layers=1"):
+    with raises(ConfigError, "toy.layers", "1"):
         move_split(model, 2, option="toy.layers")

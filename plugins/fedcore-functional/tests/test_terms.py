@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedcore_functional import effective_steps, linear_term, moved_model, proximal_term, update_vector
 from tests.drawn import numbers
+from tests.sentences import raises
 
 SHAPES = [(3, 2), (), (4,), (2, 1, 3)]
 
@@ -90,9 +91,9 @@ def test_parameter_terms_of_several_clients_under_vmap(term: Callable[..., Tenso
 @pytest.mark.parametrize("term", [proximal_term, linear_term])
 def test_parameter_terms_of_no_or_unequal_lists(term: Callable[..., Tensor]) -> None:
     assert term([], []).item() == 0
-    with pytest.raises(ValueError, match="4 and 3 tensors"):
+    with raises(ValueError, "4", "3"):
         term(tensors(1), tensors(2)[:3])
-    with pytest.raises(ValueError, match=r"parameters\[0\] is \(3, 2\)"):
+    with raises(ValueError, "0", "3", "2"):
         term([torch.ones(3, 2)], [torch.ones(2)])
 
 

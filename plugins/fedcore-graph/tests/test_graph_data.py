@@ -9,6 +9,7 @@ import torch
 from fedcore import DataError
 from fedcore.data import load_dataset, numbered_as
 from fedcore_testing import check_dataset, check_model
+from tests.sentences import raises
 
 REAL = Path(os.environ.get("FEDCORE_TEST_DATA", "/nonexistent"))
 
@@ -107,45 +108,45 @@ def test_graphs_without_edges_are_graphs(package, tmp_path, position, tu):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        (lambda raw: (raw / "SOME_A.txt").unlink(), "SOME_A.txt missing. fedcore does not download graphs"),
-        (lambda raw: (raw / "SOME_A.txt").write_text("1, x\n"), "cannot be used"),
-        (lambda raw: (raw / "SOME_A.txt").write_text("1, 6\n6, 1\n"), "but an edge"),
-        (lambda raw: (raw / "SOME_A.txt").write_text("1, 99\n99, 1\n"), "cannot be used"),
-        (lambda raw: (raw / "SOME_graph_labels.txt").write_text("1\n1\n"), "2 labels for 4 graphs"),
-        (lambda raw: (raw / "SOME_graph_indicator.txt").write_text("2\n1\n" * 9), "must name each node's graph"),
+        (lambda raw: (raw / "SOME_A.txt").unlink(), ("SOME_A.txt",)),
+        (lambda raw: (raw / "SOME_A.txt").write_text("1, x\n"), ()),
+        (lambda raw: (raw / "SOME_A.txt").write_text("1, 6\n6, 1\n"), ()),
+        (lambda raw: (raw / "SOME_A.txt").write_text("1, 99\n99, 1\n"), ()),
+        (lambda raw: (raw / "SOME_graph_labels.txt").write_text("1\n1\n"), ("2", "4")),
+        (lambda raw: (raw / "SOME_graph_indicator.txt").write_text("2\n1\n" * 9), ()),
     ],
     ids=["missing", "text", "astray", "beyond", "labels", "order"],
 )
-def test_files_that_cannot_be_used_are_named(package, tmp_path, change, message, tu):
+def test_files_that_cannot_be_used_are_named(package, tmp_path, change, named, tu):
     tu.write(tmp_path, "SOME", [tu.ring(4), tu.star(5), tu.ring(4), tu.ring(5)])
     change(tmp_path / "SOME" / "raw")
-    with pytest.raises(DataError, match=message) as error:
+    with raises(DataError, *named) as error:
         package.read_tudataset(tmp_path, "SOME")
     assert str(tmp_path / "SOME" / "raw") in str(error.value)
 
 
 def test_a_graph_without_nodes_is_refused_by_number(package, tmp_path, tu):
     graphs = [tu.ring(4), tu.Graph(0, [], 1, []), tu.ring(5)]
-    with pytest.raises(DataError, match="graph 1 has no nodes; leave it out"):
+    with raises(DataError, "1"):
         package.read_tudataset(tu.write(tmp_path, "SOME", graphs), "SOME")
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"x": torch.zeros(30)}, "node_offsets must rise from 0 to 30"),
-        ({"x": torch.zeros(4, 2, dtype=torch.float64)}, "must be finite float32"),
-        ({"x": torch.full((4, 2), float("nan"))}, "must be finite float32"),
-        ({"edge_index": torch.zeros(2, 2)}, "edge_index must be int64"),
-        ({"edge_index": torch.tensor([[0, 2], [1, 0]])}, r"graph 1 has 2 nodes, but an edge \[2, 0\]"),
-        ({"edge_offsets": torch.tensor([0, 2])}, "nodes are those of 2 graphs, edges of 1"),
-        ({"labels": torch.tensor([0])}, r"labels must be int64 of shape \(2,\)"),
-        ({"edge_attr": torch.zeros(3, 1)}, "edge_attr has 3 rows for 2 edges"),
+        ({"x": torch.zeros(30)}, ("node_offsets", "0", "30")),
+        ({"x": torch.zeros(4, 2, dtype=torch.float64)}, ()),
+        ({"x": torch.full((4, 2), float("nan"))}, ()),
+        ({"edge_index": torch.zeros(2, 2)}, ("edge_index",)),
+        ({"edge_index": torch.tensor([[0, 2], [1, 0]])}, ("1", "2", "0")),
+        ({"edge_offsets": torch.tensor([0, 2])}, ("2", "1")),
+        ({"labels": torch.tensor([0])}, ("2",)),
+        ({"edge_attr": torch.zeros(3, 1)}, ("edge_attr", "3", "2")),
     ],
 )
-def test_tensors_that_are_no_graphs_are_refused(package, change, message):
+def test_tensors_that_are_no_graphs_are_refused(package, change, named):
     good = {
         "x": torch.zeros(4, 2),
         "edge_index": torch.tensor([[0, 1], [1, 0]]),
@@ -154,7 +155,7 @@ def test_tensors_that_are_no_graphs_are_refused(package, change, message):
         "labels": torch.tensor([0, 1]),
     }
     assert len(package.GraphSamples(**good)) == 2
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, *named):
         package.GraphSamples(**{**good, **change})
 
 

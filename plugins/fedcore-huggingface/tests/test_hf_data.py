@@ -13,6 +13,7 @@ from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import make_partition
 from fedcore_huggingface import dataset
 from fedcore_testing import check_dataset
+from tests.sentences import raises
 
 from .conftest import WORDS, encoded, pictures, save, table_of, texts
 
@@ -55,7 +56,7 @@ def test_images(tmp_path: Path, load, mode: str, channels: int) -> None:
 def test_images_of_16_bits_are_refused(tmp_path: Path, load) -> None:
     deep = pictures(mode="L")
     deep["image"] = [Image.fromarray(np.asarray(image).astype(np.uint16) * 100) for image in deep["image"]]
-    with pytest.raises(ConfigError, match="more than 8 bits a channel"):
+    with raises(ConfigError, "8"):
         load(save(tmp_path / "set", train=deep))
 
 
@@ -92,7 +93,7 @@ def test_a_table_is_normalised_by_its_training_rows(tmp_path: Path, load) -> Non
     assert found.notes == (f"hf:{folder}?source=site: columns used: 'age', 'dose'; not used: none",)
     moved = dataset(f"elsewhere/{folder.name}?source=site")(folder.parent)
     assert moved.train.columns == ("age", "dose")
-    with pytest.raises(ConfigError, match="column 'target' holds the classes"):
+    with raises(ConfigError, "'target'"):
         load(f"{folder}?columns=age,target")
 
 
@@ -119,9 +120,7 @@ def test_a_test_split_without_labels_is_left_out(tmp_path: Path, load) -> None:
         (f"hf:{tmp_path / 'set'}?columns=x: split 'test' has no labels and is not used",),
     )
     assert len(load(f"{tmp_path / 'set'}?test=extra").test) == 12
-    with pytest.raises(
-        ConfigError, match="no split 'tst' for testing; next to train there are: validation, test, extra"
-    ):
+    with raises(ConfigError, "'tst'"):
         load(f"{tmp_path / 'set'}?test=tst")
 
 
@@ -191,38 +190,40 @@ def test_classes_of_splits_are_matched_by_name(tmp_path: Path, load, train, test
 
 
 @pytest.mark.parametrize(
-    ("test", "says"),
+    ("test", "named"),
     [
-        ((["dog", "cow"], [0, 1]), "class 'cow' is not known: its classes are dog, cow; the known ones are cat, dog"),
-        ((None, [0, 1]), "class '0' is not known: its classes are 0, 1; the known ones are cat, dog"),
+        ((["dog", "cow"], [0, 1]), ("'cow'",)),
+        ((None, [0, 1]), ("'0'", "1")),
     ],
 )
-def test_classes_that_no_name_matches_are_refused_with_both_lists(tmp_path: Path, load, test, says: str) -> None:
+def test_classes_that_no_name_matches_are_refused_with_both_lists(
+    tmp_path: Path, load, test, named: tuple[str, ...]
+) -> None:
     from datasets import DatasetDict
 
     splits = DatasetDict({"train": of_classes(["cat", "dog"], [0, 1] * 15), "test": of_classes(*test)})
     splits.save_to_disk(str(tmp_path / "set"))
-    with pytest.raises(DataError, match=f"column 'label' of the test samples: {says}"):
+    with raises(DataError, "'label'", *named):
         load(f"{tmp_path / 'set'}?columns=x")
 
 
 @pytest.mark.parametrize("sites", [(1.0, float("nan")), (1, None), ("a", "")])
 def test_a_sample_without_a_source_is_refused(tmp_path: Path, load, sites) -> None:
     folder = save(tmp_path / "set", train={"age": [1, 2] * 10, "label": [0, 1] * 10, "site": [*sites] * 10})
-    with pytest.raises(ConfigError, match="column 'site' has cells that are empty or no number"):
+    with raises(ConfigError, "'site'"):
         load(f"{folder}?source=site&columns=age")
 
 
 @pytest.mark.parametrize(
-    ("labels", "says"),
+    ("labels", "named"),
     [
-        (["a", "b"] * 10 + ["only"], "21 samples of 3 classes, 1 of class 'only'"),
-        ([0, 1, 2, 3, 4, 5, 6, 7] * 2 + [8] * 3, "19 samples of 9 classes, 2 of class '0'"),  # a fifth is 4 samples
+        (["a", "b"] * 10 + ["only"], ("21", "3", "'only'")),
+        ([0, 1, 2, 3, 4, 5, 6, 7] * 2 + [8] * 3, ("19", "2", "'0'")),  # a fifth is 4 samples
     ],
 )
-def test_classes_that_cannot_be_in_both_parts_are_named(tmp_path: Path, load, labels, says: str) -> None:
+def test_classes_that_cannot_be_in_both_parts_are_named(tmp_path: Path, load, labels, named: tuple[str, ...]) -> None:
     folder = save(tmp_path / "set", train={"age": list(range(len(labels))), "label": labels})
-    with pytest.raises(ConfigError, match=f"has no split for testing.*{says}"):
+    with raises(ConfigError, *named):
         load(folder)
 
 
@@ -230,7 +231,7 @@ def test_whole_numbers_that_are_stored_as_floats_are_classes(tmp_path: Path, loa
     given = {"x": [0.5, 1.5, 2.5, 3.5] * 5, "label": [0.0, 2.0] * 10}
     found = load(save(tmp_path / "set", train=given, test=given))
     assert (found.class_names, found.train.labels[:3].tolist()) == (("0", "2"), [0, 1, 0])
-    with pytest.raises(ConfigError, match="holds no classes: fractions"):
+    with raises(ConfigError):
         load(save(tmp_path / "other", only=given | {"label": [0.0, 0.5] * 10}))
 
 
@@ -279,7 +280,7 @@ def test_further_columns_of_classes_are_no_inputs_unless_they_are_named(tmp_path
     assert found.train.columns == ("age", "Target", "code")
     assert found.notes == (f"hf:{folder}?columns=age,Target,code: a value is a class, one to one, in: 'code'",)
     alone = save(tmp_path / "alone", only={"code": [7, -1] * 15, "label": ["ill", "well"] * 15})
-    with pytest.raises(ConfigError, match=r"in: 'code'\. Name \?columns=.*and no other column holds numbers"):
+    with raises(ConfigError, "'code'"):
         load(alone)
 
 
@@ -315,7 +316,7 @@ def test_the_time_to_read_a_table_is_linear_in_its_columns(tmp_path: Path, load,
         np.testing.assert_allclose(raw.numpy(), expected, atol=1e-5)
         assert len(found.notes[0]) < 400
     assert seen[0] == seen[1]
-    with pytest.raises(ConfigError, match=r"no column 'x'; there are: gene 0, .*gene 9 and 391 more$"):
+    with raises(ConfigError, "'x'", "0", "9", "391"):
         load(f"{file}?label=x")
 
 
@@ -347,7 +348,7 @@ def test_constant_and_extreme_columns_are_normalised_to_finite_numbers(tmp_path:
         "leave them out",
     )
     far = save(tmp_path / "far", train=given, test={**given, "age": [1e200] * 30})
-    with pytest.raises(DataError, match="numbers are too far from the training rows' for float32, in: 'age'"):
+    with raises(DataError, "'age'"):
         load(far)
 
 
@@ -388,12 +389,12 @@ def test_an_image_cell_opens_files_of_the_data_set_s_own_folder_alone(tmp_path: 
     assert load(own).input_shape == (3, 8, 8)
     (own.parent / "a.png").unlink()
     (own.parent / "a.png").symlink_to(outside)
-    with pytest.raises(ConfigError, match=r"row \d+ of column 'image' names 'a\.png' instead of an image, which is no"):
+    with raises(ConfigError, "'image'", "'a.png'"):
         load(own)
     for number, path in enumerate(
         (str(outside), "../outside.png", "http://127.0.0.1:9/a.png", "zip://a.png::http://127.0.0.1:9/a.zip", ".", "\0")
     ):
-        with pytest.raises(ConfigError, match=r"instead of an image, which is no file in .*; it is not opened"):
+        with raises(ConfigError):
             load(paths_instead_of_images(tmp_path / str(number), path))
 
 

@@ -27,6 +27,7 @@ from fedcore_testing import (
     weights,
     with_batch_norm,
 )
+from tests.sentences import raises
 
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 18}
 go = federations(**FEW)
@@ -178,6 +179,6 @@ def test_losses_are_recorded_once_and_no_step_waits_for_the_device(go):
 
 
 def test_second_derivatives_need_float32(go):
-    with pytest.raises(ConfigError, match=r"--set per-fedavg\.variant=fo"):
+    with raises(ConfigError, "--set", "fedavg.variant"):
         go({"per-fedavg": {}}, precision="bf16")
     go({"per-fedavg": {"variant": "fo"}}, precision="bf16", rounds=1)

@@ -32,6 +32,7 @@ from fedcore_testing import (
     with_batch_norm,
 )
 from fedcore_testing.problems import with_fixed_layers
+from tests.sentences import raises
 
 go = federations(clients=8, rounds=2, participation=1.0, local_epochs=1, batch_size=64)
 NEW = ["centred-clip", "geometric-median", "bulyan", "fltrust"]
@@ -209,7 +210,7 @@ def test_fltrusts_root_training_leaves_frozen_batch_norm_in_eval_mode(go, monkey
 def test_fltrust_says_that_its_root_training_diverged(go, monkeypatch):
     diverged = lambda self, server: {name: tensor * torch.nan for name, tensor in server.model.items()}  # noqa: E731
     monkeypatch.setattr(FLTrust, "trained", diverged)
-    with pytest.raises(DivergedError, match="the server's own training on --public diverged"):
+    with raises(DivergedError, "--public"):
         go({"fltrust": {}}, rounds=1, **PUBLIC)
 
 

@@ -29,6 +29,7 @@ from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.words import named
 from tests.made_runs import make as make
 from tests.made_runs import seal
+from tests.sentences import raises
 
 
 def headings(comparison, block):
@@ -114,11 +115,11 @@ class TestComparison:
     def test_the_same_run_twice_counts_once_and_an_equal_one_is_refused(self, make):
         one = make([], 0, [0.2])
         assert join([one, one / ".." / one.name])[0].blocks[0].rows[0].summary.n == 1
-        with pytest.raises(ConfigError, match="same settings and seed"):
+        with raises(ConfigError):
             join([one, make([], 0, [0.2])])
 
     def test_other_clients_under_the_same_settings_are_refused(self, make):
-        with pytest.raises(ConfigError, match="clients hold different samples"):
+        with raises(ConfigError):
             join([make([], 0, [0.2]), make(["moon"], 0, [0.3], dealt="otherwise")])
 
     def test_methods_are_told_apart_by_their_options(self, make):
@@ -199,7 +200,7 @@ class TestComparison:
         assert [row.summary.mean for row in at_two.blocks[0].rows] == [0.2, 0.6]
         assert [row.rounds for row in at_two.blocks[0].rows] == [None, Figure(2, None, 1)]  # 0.9 came later
         assert notes == []
-        with pytest.raises(ConfigError, match=r"no run is finished; .*: --round 2"):
+        with raises(ConfigError, "--round", "2"):
             join([stopped])
         longer = make(["moon"], 0, [0.5, 0.6], finished=False, rounds=9)
         apart, (note,) = join([done, longer], round=2)
@@ -214,9 +215,9 @@ class TestComparison:
         found, notes = join(folders, protocol="personal")
         assert [row.label for row in found.blocks[0].rows] == ["fedper"]
         assert "no figures for protocol 'personal'" in notes[0]
-        with pytest.raises(ConfigError, match=r"there are: personal\. Choose with --protocol"):
+        with raises(ConfigError, "--protocol"):
             join(folders[1:])
-        with pytest.raises(UnknownNameError, match="Did you mean 'personal'"):
+        with raises(UnknownNameError, "'personal'"):
             join(folders, protocol="persnal")
 
     @pytest.mark.parametrize("wrong", [{"target": 80.0}, {"target": 0.0}, {"confidence": 95.0}])
@@ -281,21 +282,21 @@ class TestRecords:
     def test_what_is_no_run_is_refused(self, make, tmp_path):
         (tmp_path / "empty").mkdir()
         for name, says in (("empty", "neither a run nor a sweep"), ("none", "does not exist")):
-            with pytest.raises(RunDirectoryError, match=says):
+            with raises(RunDirectoryError, says):
                 find_runs([tmp_path / name], pytest.fail)
         folder = make([], 0, [0.2])
-        with pytest.raises(RunDirectoryError, match=r"For all runs in it, name .*/\*$"):
+        with raises(RunDirectoryError):
             find_runs([folder.parent], pytest.fail)
         (folder / "partition.json").write_text("{}")
-        with pytest.raises(RunDirectoryError, match=r"partition\.json is missing or damaged"):
+        with raises(RunDirectoryError, "partition.json"):
             read_run(folder, pytest.fail)
         (folder / "config.yaml").write_text("rounds: 1\n")
-        with pytest.raises(RunDirectoryError, match=r"config\.yaml is damaged: `digests` is incomplete"):
+        with raises(RunDirectoryError, "config.yaml"):
             read_run(folder, pytest.fail)
 
     def test_a_run_that_has_just_begun(self, make):
         folder = make([], 0, [], finished=False, rounds=3)
-        with pytest.raises(ConfigError, match="no run is finished"):
+        with raises(ConfigError):
             join([folder])
 
     def test_a_sweeps_runs(self, make, tmp_path):
@@ -438,9 +439,7 @@ class TestOverClients:
             assert shown["Jain"].startswith("0.8")
         (line,) = csv.DictReader(io.StringIO(formats.as_csv([found])))
         assert float(line["clients_worst_mean"]) == pytest.approx(0.25)
-        with pytest.raises(
-            ConfigError, match=r"--clients: protocol 'global' has no figures by client; these have: --p"
-        ):
+        with raises(ConfigError, "--clients", "'global'", "--p"):
             join([make([], 0, [0.5])], by_client=True)
 
     def test_figures_of_reports(self, make):
@@ -458,7 +457,7 @@ class TestOverClients:
             assert [row["attack.success"] for row in shown] == ["0.5500 ± 0.0707", "-"]
         lines = list(csv.DictReader(io.StringIO(formats.as_csv([found]))))
         assert [line["attack.success_mean"] for line in lines] == ["0.55", ""]
-        with pytest.raises(ConfigError, match=r"no run has a number 'attack\.malicious'"):
+        with raises(ConfigError, "'attack.malicious'"):
             join(folders, reported=["attack.malicious"])
 
     def test_own_classes_have_their_names_unless_two_are_alike(self, make):
@@ -696,7 +695,7 @@ class TestTuned:
         assert sorted(row.values.values()) == pytest.approx([0.2, 0.4])
         assert notes == []
         bare = [make([], 0, [0.5], lr=lr) for lr in (0.1, 0.2)]
-        with pytest.raises(ConfigError, match=r"differ in tuned options \(lr\).*--client-test-fraction"):
+        with raises(ConfigError, "--client-test-fraction"):
             join(bare, tuned=["lr"])
 
     def test_what_a_search_tried_is_known(self, make, tmp_path):
@@ -732,16 +731,16 @@ class TestTuned:
         found, _ = join(folders, by=["name"])
         assert [row.label for row in found.blocks[0].rows] == ["FedAvg-small", "ours"]
         assert found.blocks[0].baseline == "FedAvg-small"
-        with pytest.raises(ConfigError, match="have the name 'ours' and differ in lr"):
+        with raises(ConfigError, "'ours'"):
             join([*folders, make(["moon"], 2, [0.6], name="ours")], by=["name"])
 
     def test_names_that_do_not_exist(self, make, cli):
         folders = [make([], 0, [0.5]), make(["moon"], 0, [0.5])]
         with pytest.raises(UnknownNameError, match=r"unknown --tuned 'ml'"):
             join(folders, tuned=["ml"])
-        with pytest.raises(UnknownNameError, match=r"unknown row 'mon'.*'moon'"):
+        with raises(UnknownNameError, "'mon'", "'moon'"):
             join(folders, labels={"mon": "MOON"})
-        with pytest.raises(ConfigError, match="gives 2 rows the name 'moon'"):
+        with raises(ConfigError, "2", "'moon'"):
             join(folders, labels={"fedavg": "moon"})
         assert "write ROW=NAME" in cli("compare", *folders, "--label", "MOON").stderr
 
@@ -911,9 +910,10 @@ def test_reading_runs_needs_no_torch():
     code = (
         "import sys, fedcore.cli.app, fedcore_study.comparisons.comparison\n"
         "import fedcore_study.comparisons.formats, fedcore_study.comparisons.records\n"
-        "assert not {'torch', 'scipy'} & set(sys.modules)"
+        "print({'torch', 'scipy'} & set(sys.modules))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert ended.stdout == "set()\n"
 
 
 def test_metrics_next_to_accuracy(make):
@@ -970,7 +970,7 @@ def test_a_method_without_own_models_is_measured_by_its_global_model(make):
     assert (found.notes, notes) == ([note], [])
     assert list(fedcore_study.compare(folders, protocol="personal", each=True)["accuracy"])[:2] == [0.5, 0.6]
     assert fedcore_study.compare(folders, protocol="personal", round=1)["accuracy_mean"].round(9).tolist() == [0.4, 0.6]
-    with pytest.raises(ConfigError, match="no run has figures for protocol 'personal'"):
+    with raises(ConfigError, "'personal'"):
         join(folders[:3], protocol="personal")
 
 
@@ -1063,11 +1063,11 @@ class TestOtherFigures:
         assert cells(found, found.blocks[0], found.blocks[0].rows[0])[2] == "0.2000"
 
     def test_what_cannot_be_compared_is_said(self, make, folders):
-        with pytest.raises(ConfigError, match="--metric Own: it is not known whether more of it is better"):
+        with raises(ConfigError, "--metric"):
             join(folders, metric="Own")
-        with pytest.raises(ConfigError, match=r"no run measured 'auroc' .*: ece, Own, macro-f1. --metric of train"):
+        with raises(ConfigError, "'auroc'", "--metric"):
             join(folders, metric="auroc")
-        with pytest.raises(ConfigError, match="--target is of accuracy"):
+        with raises(ConfigError, "--target"):
             join(folders, metric="ece", target=0.5)
         _, notes = join([*folders, make(["fedprox"], 0, [0.5])], metric="ece")
         assert notes == ["runs that did not measure 'ece' are left out: fedprox (1)"]
@@ -1183,9 +1183,9 @@ class TestColumns:
             assert "103 ± 2" in text
 
     def test_a_column_that_nothing_has(self, folders, cli):
-        with pytest.raises(UnknownNameError, match=r"unknown column 'aurc'.*'auroc'"):
+        with raises(UnknownNameError, "'aurc'", "'auroc'"):
             join(folders, columns=["accuracy,aurc"])
-        with pytest.raises(ConfigError, match=r"no run has a number 'dp\.delta'"):
+        with raises(ConfigError, "'dp.delta'"):
             join(folders, columns=["dp.delta"])
         refused = cli("compare", *folders, "--wide", "--columns", "accuracy")
         assert (refused.exit_code, "--wide prints one figure" in refused.stderr) == (2, True)

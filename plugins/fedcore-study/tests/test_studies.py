@@ -19,6 +19,7 @@ from fedcore_study.sweeps import run as running
 from fedcore_study.sweeps.given import Given
 from fedcore_study.sweeps.processes import Outcome
 from fedcore_testing.stub_plugins import EqualWeights
+from tests.sentences import raises
 
 TINY = {"clients": 2, "rounds": 1, "local_epochs": 1, "batch_size": 256, "workers": 0}
 METHODS = {"plugin": ["fedavg", "fedprox"]}
@@ -76,7 +77,7 @@ def test_results_of_runs_and_settings_in_the_index(tmp_path):
     by = fedcore_study.compare(results, by=["plugin", "alpha"])
     assert list(by.index) == ["fedavg, alpha=0.1", "fedavg, alpha=5.0"]
     assert by.index.name == "method, alpha"
-    with pytest.raises(fedcore.RunDirectoryError, match="neither a run nor a sweep"):
+    with raises(fedcore.RunDirectoryError):
         fedcore_study.compare([tmp_path])
 
 
@@ -102,7 +103,7 @@ def test_a_sweep_on_a_preset(tmp_path):
     (run,) = result.directory.glob("runs/*")
     config = fedcore.load_run(run).config
     assert (config.alpha, config.rounds, config.client_test_fraction) == (5.0, 1, 0.2)
-    with pytest.raises(ConfigError, match=r"unknown preset 'digits-quik'. Did you mean 'digits-quick'\?"):
+    with raises(ConfigError, "'digits-quik'", "'digits-quick'"):
         fedcore_study.sweep(METHODS, preset="digits-quik")
 
 
@@ -113,14 +114,14 @@ def test_a_failed_run_is_a_warning_and_a_stop_an_error(tmp_path, monkeypatch):
         result = fedcore_study.sweep(seeds=1, out=tmp_path / "s", quiet=True, **TINY)
     assert len(result.named("failed")) == 1
     monkeypatch.setattr(running, "run_jobs", lambda jobs, *_, **__: ([Outcome(jobs[0].name, "stopped")], True))
-    with pytest.raises(Interrupted, match=r"was interrupted; fedcore sweep .* goes on"):
+    with raises(Interrupted):
         fedcore_study.sweep(seeds=1, out=tmp_path / "s", quiet=True, **TINY)
 
 
 def test_what_cannot_be_swept(tmp_path):
-    with pytest.raises(ConfigError, match="nothing to sweep"):
+    with raises(ConfigError):
         fedcore_study.sweep(out=tmp_path / "s")
-    with pytest.raises(ConfigError, match="Did you mean 'rounds'"):
+    with raises(ConfigError, "'rounds'"):
         fedcore_study.sweep(METHODS, round=3, out=tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
 
@@ -140,7 +141,7 @@ def test_a_file_and_names_of_plugins(tmp_path):
 def test_a_report_is_written(swept, tmp_path):
     page = fedcore_report.report(swept, tmp_path / "page.html", title="Mine", points=0)
     assert "Mine" in page.read_text(encoding="utf-8")
-    with pytest.raises(fedcore.FedcoreError, match=r"page\.html exists"):
+    with raises(fedcore.FedcoreError, "page.html"):
         fedcore_report.report(swept, page)
 
 
@@ -159,5 +160,5 @@ def test_the_pages_program_runs(tmp_path, monkeypatch, capsys):
 def test_importing_needs_neither_torch_nor_pandas():
     code = "import sys, fedcore_study; fedcore_study.sweep; assert not {'torch', 'pandas'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    with pytest.raises(AttributeError, match="no attribute 'sweeep'"):
+    with raises(AttributeError, "'sweeep'"):
         fedcore_study.sweeep  # noqa: B018 - looked up on purpose

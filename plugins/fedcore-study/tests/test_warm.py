@@ -16,6 +16,7 @@ from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.processes import Job, run_jobs
 from fedcore_testing import model_bytes
 from fedcore_workers import Template
+from tests.sentences import raises
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a fork is safe on Linux only")
 
@@ -83,7 +84,7 @@ def test_a_run_stops_with_a_checkpoint_when_the_sweep_is_gone_and_goes_on_to_mor
     assert process.wait() == 130
     trained = len((tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines())
     assert 1 <= trained < 5000
-    with pytest.raises(fedcore.RunDirectoryError, match="is not finished"):
+    with raises(fedcore.RunDirectoryError):
         fedcore.load_run(tmp_path / "run")
 
     (tmp_path / "run").rename(tmp_path / "aside")

@@ -30,6 +30,7 @@ from fedcore_testing import (
     weights,
 )
 from fedcore_testing.analytic import W
+from tests.sentences import raises
 
 TUTORIAL = Path(__file__).parents[3] / "docs" / "published-method.md"
 TOY = {**analytic_federation([[2, 0], [0, 4]], [1, 3]), "rounds": 1, "lr": 0.5}
@@ -108,7 +109,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
     assert model_bytes(interrupted(tmp_path, Quadratic, after=0, **{**TOY, "rounds": 3})) == model_bytes(
         federate(tmp_path, Quadratic, **{**TOY, "rounds": 3})
     )
-    with pytest.raises(AssertionError, match="before round 5"):
+    with raises(AssertionError, "5"):
         interrupted(tmp_path, Quadratic, after=5, **TOY)
 
 
@@ -125,5 +126,5 @@ def test_a_step_that_waits_is_a_failure_and_others_are_noted(tmp_path):
     with steps_without_host_sync() as looked:
         federate(tmp_path, Quadratic, **TOY)
     assert looked == [set(), set()]
-    with steps_without_host_sync(), pytest.raises(RoundFailedError, match="_local_scalar_dense reads a tensor's value"):
+    with steps_without_host_sync(), raises(RoundFailedError, "_local_scalar_dense"):
         federate(tmp_path, Reads, **TOY)

@@ -15,6 +15,7 @@ from fedcore_trackers.base import create_tracker, resolve_trackers
 from fedcore_trackers.process import Memory, memory_file
 from fedcore_trackers.testing import check_tracker
 from tests.reliability.processes import start, wait_for
+from tests.sentences import raises
 
 RECORDER = "module:odd_trackers.Recorder"
 
@@ -186,9 +187,9 @@ def test_bad_choices_are_refused_before_anything_is_written(tmp_path, trackers, 
 def test_trackers_do_not_make_another_run():
     plain, tracked = RunConfig(), RunConfig(trackers={"tensorboard": {"dir": "elsewhere"}})
     assert digest(plain) == digest(tracked)
-    with pytest.raises(ConfigError, match="'moon' is both a plugin and a tracker of this run"):
+    with raises(ConfigError, "'moon'"):
         RunConfig.create({"plugins": ["moon"], "trackers": ["moon"]})
-    with pytest.raises(ConfigError, match="tracker 'x' is listed 2 times"):
+    with raises(ConfigError, "'x'", "2"):
         RunConfig.create({"trackers": ["x", "x"]})
 
 
@@ -196,7 +197,7 @@ def test_a_sweep_hands_trackers_and_their_options_to_its_runs():
     values = {"base": {"trackers": ["tensorboard"]}, "grid": {"alpha": [0.5, 5.0]}, "set": {"tensorboard.patience": 9}}
     found = [config for _, config in SweepSpec.create(values).cells()]
     assert [config.trackers for config in found] == [{"tensorboard": {"patience": 9}}] * 2
-    with pytest.raises(ConfigError, match="does not change a run's results"):
+    with raises(ConfigError):
         SweepSpec.create({"grid": {"tracker": ["tensorboard"]}})
 
 

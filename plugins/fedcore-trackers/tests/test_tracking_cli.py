@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from fedcore import ConfigError
 from fedcore.tools import build_config
+from tests.sentences import raises
 
 
 def test_a_switched_off_tracker_is_a_note_and_the_run_succeeds(cli, tmp_path):
@@ -29,7 +28,7 @@ def test_flags_and_a_file_name_trackers_with_their_options(tmp_path):
 
 
 def test_an_option_of_a_tracker_that_is_not_used_says_how_to_use_it():
-    with pytest.raises(ConfigError, match=r"tracker 'tensorboard' is not in this run.*--tracker tensorb"):
+    with raises(ConfigError, "'tensorboard'", "--tracker"):
         build_config({}, None, ["tensorboard.dir=events"])
 
 

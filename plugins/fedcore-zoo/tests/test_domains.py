@@ -11,6 +11,7 @@ from scipy.io import loadmat, savemat
 from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import load_dataset, make_partition
 from fedcore_zoo.domains import FEDBN_CLASSES, read_domains
+from tests.sentences import raises
 
 
 def write(path, level, size=(9, 7)):
@@ -59,7 +60,7 @@ def test_lists_of_domainnet(pacs):
     pixels = ((dataset.test.gather(torch.arange(6))[:, 0, 0, 0] + 1) * 127.5).round()
     assert (pixels % 10).tolist() == [4] * 6
     (pacs / "photo_test.txt").write_text("photo/../../etc/passwd 0\n")
-    with pytest.raises(DataError, match="photo/CLASS/FILE label"):
+    with raises(DataError, "photo/CLASS/FILE"):
         load_dataset(f"domains:{pacs}")
 
 
@@ -127,26 +128,26 @@ def test_some_classes_and_a_domain_that_lacks_one(pacs):
 
 
 @pytest.mark.parametrize(
-    ("query", "message"),
+    ("query", "named"),
     [
-        ("?sise=8", "'sise' is unknown"),
-        ("?size=0", "from 1 to 4096"),
-        ("?classes=cat", "no domain has the class 'cat'"),
-        ("?classes=dog,horse,dog", "classes=dog,horse,dog names a class twice"),
+        ("?sise=8", ("'sise'",)),
+        ("?size=0", ("1", "4096")),
+        ("?classes=cat", ("'cat'",)),
+        ("?classes=dog,horse,dog", ("classes=dog",)),
     ],
 )
-def test_wrong_options(pacs, query, message):
-    with pytest.raises((ConfigError, DataError), match=message):
+def test_wrong_options(pacs, query, named):
+    with raises((ConfigError, DataError), *named):
         load_dataset(f"domains:{pacs}{query}")
 
 
 def test_wrong_folders(tmp_path, pacs):
-    with pytest.raises(DataError, match="is not a directory"):
+    with raises(DataError):
         load_dataset(f"domains:{tmp_path / 'absent'}")
-    with pytest.raises(DataError, match="at least two folders"):
+    with raises(DataError):
         load_dataset(f"domains:{pacs / 'photo'}")
     (pacs / "photo/dog/pic_0.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match="cannot read"):
+    with raises(DataError):
         load_dataset(f"domains:{pacs}")
 
 
@@ -200,32 +201,32 @@ def test_digits_five(digit_five):
 def test_damaged_files_of_digits_five(digit_five):
     root, _ = digit_five
     (root / "Digit-Five/syn_number.mat").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"cannot read .*syn_number"):
+    with raises(DataError, "syn_number"):
         load_dataset("digits-five", root)
     savemat(root / "Digit-Five/syn_number.mat", {"other": 1})
-    with pytest.raises(DataError, match="not the published file"):
+    with raises(DataError):
         load_dataset("digits-five", root)
     (root / "Digit-Five/syn_number.mat").unlink()
-    with pytest.raises(DataError, match="is missing"):
+    with raises(DataError):
         load_dataset("digits-five", root)
 
 
 @pytest.mark.parametrize(
-    ("file", "key", "value", "message"),
+    ("file", "key", "value", "named"),
     [
-        ("syn_number.mat", "train_label", float("nan"), "train: 1 labels are no digits, such as nan"),
-        ("syn_number.mat", "test_label", 99, "test: 1 labels are no digits, such as 99"),
-        ("syn_number.mat", "test_label", -3, "test: 1 labels are no digits, such as -3"),
-        ("syn_number.mat", "test_label", 2.5, r"test: 1 labels are no digits, such as 2\.5"),
-        ("svhn_test_32x32.mat", "y", 11, "test: 1 labels are no digits, such as 11"),
-        ("mnist_data.mat", "label_train", 1, "are not one-hot rows of ten digits"),
-        ("mnistm_with_label.mat", "label_test", float("nan"), "are not one-hot rows of ten digits"),
-        ("syn_number.mat", "train_data", 1e9, r"train: pixels from .* to 1000000000\.0, expected 0 to 255"),
-        ("svhn_train_32x32.mat", "X", -1, "train: pixels from -1"),
-        ("mnist_data.mat", "test_32", float("nan"), "test: pixels from nan to nan"),
+        ("syn_number.mat", "train_label", float("nan"), ("1",)),
+        ("syn_number.mat", "test_label", 99, ("1", "99")),
+        ("syn_number.mat", "test_label", -3, ("1", "-3")),
+        ("syn_number.mat", "test_label", 2.5, ("1", "2.5")),
+        ("svhn_test_32x32.mat", "y", 11, ("1", "11")),
+        ("mnist_data.mat", "label_train", 1, ()),
+        ("mnistm_with_label.mat", "label_test", float("nan"), ()),
+        ("syn_number.mat", "train_data", 1e9, ("1000000000.0", "255")),
+        ("svhn_train_32x32.mat", "X", -1, ("-1",)),
+        ("mnist_data.mat", "test_32", float("nan"), ()),
     ],
 )
-def test_values_that_no_digit_has_are_refused(digit_five, file, key, value, message):
+def test_values_that_no_digit_has_are_refused(digit_five, file, key, value, named):
     root, _ = digit_five
     content = {name: array for name, array in loadmat(root / "Digit-Five" / file).items() if name[0] != "_"}
     content[key] = content[key].astype(np.float64)
@@ -233,7 +234,7 @@ def test_values_that_no_digit_has_are_refused(digit_five, file, key, value, mess
     if file == "mnist_data.mat" and key == "label_train":
         content[key].flat[:2] = (1, 1)  # two digits at once
     savemat(root / "Digit-Five" / file, content)
-    with pytest.raises(DataError, match=rf"Digit-Five.* is not the published file: .*{message}"):
+    with raises(DataError, *named):
         load_dataset("digits-five", root)
 
 
@@ -241,7 +242,7 @@ def test_files_with_more_labels_than_images_are_refused(digit_five):
     root, _ = digit_five
     content = {name: array for name, array in loadmat(root / "Digit-Five/syn_number.mat").items() if name[0] != "_"}
     savemat(root / "Digit-Five/syn_number.mat", {**content, "train_label": content["train_label"][1:]})
-    with pytest.raises(DataError, match="train: 20 images and 19 labels"):
+    with raises(DataError, "20", "19"):
         load_dataset("digits-five", root)
 
 
@@ -266,7 +267,7 @@ def test_without_one_domain_the_others_split_as_before(pacs):
 
 
 def test_partitions_need_domains_and_as_many_clients(pacs):
-    with pytest.raises(ConfigError, match="has no domains"):
+    with raises(ConfigError):
         make_partition(load_dataset("digits"), RunConfig(partition="domain", clients=3))
-    with pytest.raises(ConfigError, match="come from 3 domains"):
+    with raises(ConfigError, "3"):
         make_partition(read_domains(pacs, size=4), RunConfig(partition="domain", clients=2))

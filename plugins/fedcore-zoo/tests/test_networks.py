@@ -13,6 +13,7 @@ from fedcore.models import has_batch_norm
 from fedcore_zoo import PadTo, alexnet, fedlab_alexnet, resnet50
 from fedcore_zoo.networks import MaxPool2x2
 from tests.models.built import FEATURE_DIMS, build, check_outputs
+from tests.sentences import raises
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)]
 
@@ -157,7 +158,7 @@ def test_resnet50_runs_on_a_batch_of_one() -> None:
     "name", ["simple-cnn", "fdcl-cnn", "fedcme-cnn", "fedlab-cnn", "fedlab-alexnet", "alexnet", "resnet50"]
 )
 def test_image_models_say_what_they_need(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"model '{name}' takes images .* have shape \(64,\).*mlp"):
+    with raises(ConfigError, name, "64"):
         build(name, input_shape=(64,))
 
 

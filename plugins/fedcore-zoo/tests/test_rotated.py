@@ -6,6 +6,7 @@ import torch
 
 from fedcore import ConfigError, RunConfig
 from fedcore.data import load_dataset, make_partition
+from tests.sentences import raises
 
 DIGITS = load_dataset("digits")
 
@@ -39,19 +40,19 @@ def test_bytes_stay_bytes(tmp_path):
     dataset = load_dataset("rotated:npz:a.npz?turns=2", tmp_path)
     assert dataset.train.from_bytes
     assert torch.equal(dataset.train.images[6:], dataset.train.images[:6].flip(2, 3))
-    with pytest.raises(ConfigError, match=r"a\.npz has no images that are as high as wide"):
+    with raises(ConfigError, "a.npz"):
         load_dataset("rotated:npz:a.npz", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"),
+    ("name", "named"),
     [
-        ("breast-cancer", "breast-cancer has no images"),
-        ("digits?turns=3", "turns is '3', expected 2 or 4"),
-        ("module:study.images", "turns data sets with a name"),
-        ("digts", r"unknown dataset 'digts'\. Did you mean 'digits'"),
+        ("breast-cancer", ()),
+        ("digits?turns=3", ("'3'", "2", "4")),
+        ("module:study.images", ()),
+        ("digts", ("'digts'", "'digits'")),
     ],
 )
-def test_what_cannot_be_turned(name, problem):
-    with pytest.raises(ConfigError, match=problem):
+def test_what_cannot_be_turned(name, named):
+    with raises(ConfigError, *named):
         load_dataset(f"rotated:{name}")
