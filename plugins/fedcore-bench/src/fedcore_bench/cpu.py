@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcore.engines import cores
 from fedcore.models import forward_chunk
 from fedcore_bench.reference import Task, Trainer, cohort
-from fedcore_workers import ALLOCATOR
+from fedcore_workers import TEMPLATE
 
 
 class CpuReference:
@@ -35,7 +35,7 @@ class CpuReference:
         self._next = context.Value("i", 0)
         self._pipes: list[Connection] = []
         self._processes = []
-        with mock.patch.dict(os.environ, {**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}):
+        with mock.patch.dict(os.environ, TEMPLATE):
             for sums in self._sums:
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(task, sums, theirs, self._next), daemon=True)

@@ -6,26 +6,21 @@ command line. Linux sends SIGNAL to the process when its parent ends, even if th
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
-PR_SET_PDEATHSIG = 1
+from fedcore_workers import die_with_parent
 
 
 def main(arguments: list[str]) -> None:
     """Ask the kernel for the signal, and run the target."""
     parent, signal_number, target, *rest = arguments
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal_number))
-    if os.getppid() != int(parent):
-        sys.exit(1)  # the parent ended before this process asked for the signal
+    die_with_parent(int(parent), by=int(signal_number))
     module, colon, function = target.partition(":")
     sys.argv = [target, *rest]
     (getattr(importlib.import_module(module), function) if colon else installed_command(target))()

@@ -21,11 +21,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedcore import ConfigError, FedcoreError
 from fedcore.engines import cores
+from fedcore.tools import process
 from fedcore_ray.host import Host
 from fedcore_ray.options import RayOptions
 from fedcore_ray.owned_folder import OwnedFolder, remove_abandoned
 from fedcore_ray.payload import Bytes
-from fedcore_workers import ALLOCATOR
+from fedcore_workers import TEMPLATE
 
 PREFIX = "fedcore-ray-"
 REACHED_WITHIN = 10.0
@@ -201,7 +202,7 @@ def environment() -> dict[str, str]:
     for name in inherited.keys() & RELATIVE:  # to this process's folder, in which no worker starts
         places = inherited[name].split(os.pathsep)
         inherited[name] = os.pathsep.join(os.path.abspath(os.path.expanduser(place)) for place in places)
-    return {**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHON_CPU_COUNT": "1", **inherited}
+    return {**TEMPLATE, process.CORES: "1", **inherited}
 
 
 def name_of(node: Mapping[str, Any]) -> str:

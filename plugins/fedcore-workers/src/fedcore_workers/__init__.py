@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from fedcore_workers.dispatch import Dispatcher as Dispatcher
     from fedcore_workers.dispatch import Window as Window
     from fedcore_workers.engine import WorkerEngine as WorkerEngine
-    from fedcore_workers.forks import ALLOCATOR as ALLOCATOR
     from fedcore_workers.forks import TEMPLATE as TEMPLATE
     from fedcore_workers.forks import ForkedProcess as ForkedProcess
     from fedcore_workers.forks import Template as Template
     from fedcore_workers.forks import current as current
+    from fedcore_workers.forks import die_with_parent as die_with_parent
     from fedcore_workers.forks import early_template as early_template
     from fedcore_workers.forks import template as template
     from fedcore_workers.messages import pack_error as pack_error

@@ -29,14 +29,11 @@ from fedcore.engines import (
     cores,
     groups_of,
 )
-from fedcore.tools import environment, is_lent, python_command
+from fedcore.tools import environment, is_lent, process, python_command
 from fedcore_workers.dispatch import Bundle, Dispatcher
-from fedcore_workers.forks import ALLOCATOR, ForkedProcess, current, template
+from fedcore_workers.forks import TEMPLATE, ForkedProcess, current, template
 from fedcore_workers.messages import pack_shared, pack_site, pack_task, unpack_outcomes
 from fedcore_workers.transport import Channel, get_frame, put_frame
-
-CORES = "PYTHON_CPU_COUNT"
-"""Environment variable with the number of processors, which :func:`fedcore.engines.cores` and Python 3.13 read."""
 
 SITE = "site"
 """The key of the packed site among the payloads."""
@@ -55,8 +52,8 @@ def start_worker(connection: socket.socket) -> subprocess.Popen[bytes] | ForkedP
     """Start a worker process with its end of a channel, by a fork where there is a template."""
     fd, template = connection.fileno(), current()
     if template is not None:
-        given = worker_environment()
-        return template.fork("fedcore_workers.worker:main", [fd], environment=given, descriptors={fd: fd})
+        variables = worker_environment()
+        return template.fork("fedcore_workers.worker:main", [fd], environment=variables, descriptors={fd: fd})
     return subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
         python_command("fedcore_workers.worker", str(fd), str(os.getpid())),
         pass_fds=[fd],
@@ -68,7 +65,7 @@ def start_worker(connection: socket.socket) -> subprocess.Popen[bytes] | ForkedP
 
 def worker_environment() -> dict[str, str]:
     """Return the environment of a worker process."""
-    return environment(**ALLOCATOR, **{CORES: "1"}, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    return environment(**TEMPLATE, **{process.CORES: "1"})
 
 
 class _Worker:
@@ -202,14 +199,14 @@ class WorkerEngine:
 
     def _hear(self, worker: _Worker) -> None:
         try:
-            tensors, (kind, *said), _ = worker.channel.receive()
+            tensors, (kind, *answer), _ = worker.channel.receive()
         except (EOFError, TimeoutError) as error:
             self._replace(worker, overdue=isinstance(error, TimeoutError))
             return
         if kind != "outcomes":
-            self._dispatcher.take(worker, kind, tensors, *said)
+            self._dispatcher.take(worker, kind, tensors, *answer)
             return
-        meta, seconds = said
+        meta, seconds = answer
         outcomes = unpack_outcomes(tensors, meta)
         task = worker.task
         if task is not None:

@@ -22,10 +22,12 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from fedcore import RunConfig
 from fedcore.tools import environment, importing, process, python_command
+
+if TYPE_CHECKING:
+    from fedcore import RunConfig  # takes half a second, which a process that only dies with its parent need not spend
 
 PR_SET_PDEATHSIG = 1
 
@@ -75,7 +77,7 @@ class ForkedProcess:
         return self.returncode
 
     def _read(self, timeout: float | None) -> bool:
-        """Read the next number that the template tells; return whether there was one in so many seconds."""
+        """Read the next number that the template writes; return whether there was one in so many seconds."""
         try:
             heard = bool(select.select([self._status], [], [], timeout)[0])
         except ValueError:  # another thread read the exit code, and closed the file
@@ -98,7 +100,7 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """Kill the process, if it runs. One that the template has not forked yet will find its connection closed."""
-        self.poll()  # reads the process id, if the template has told it
+        self.poll()  # reads the process id, if the template has written it
         if self._pid is not None:
             self.send_signal(signal.SIGKILL)
 
@@ -184,18 +186,16 @@ class _Child:
             self._ended = True
 
 
-ALLOCATOR = {
+TEMPLATE = {
     "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"])),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TOP_PAD_": str(64 << 20),
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
 }
-"""The environment in which glibc keeps the freed activations of a worker, which every step would page-fault in again.
+"""What allocator and libraries read as a template or a worker starts, next to this process's own environment.
 
-The allocator reads it when a process starts."""
-
-TEMPLATE = {**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""The environment of a template, next to this process's own: what allocator and libraries read as they start."""
+glibc keeps the freed activations of a worker, which every step would page-fault in again."""
 
 _current: list[Template] = []
 _is_forked = False
@@ -211,7 +211,7 @@ def current() -> Template | None:
 def template(*modules: str, outlived: bool = False) -> Iterator[Template | None]:
     """Give this process a template in the block. Blocks within each other share the outermost one's. None: no Linux.
 
-    The arguments are those of :class:`Template`.
+    See :class:`Template` for the arguments.
     """
     if _current or sys.platform != "linux":
         yield current()
@@ -235,13 +235,14 @@ def early_template(config: RunConfig) -> AbstractContextManager[Template | None]
     return template() if has_workers else nullcontext()
 
 
-def die_with_parent(parent: int) -> None:
-    """Let Linux kill this process at once when its parent dies, even in the middle of a computation or while stopped.
+def die_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
+    """Let Linux end this process at once when its parent dies, even in the middle of a computation or while stopped.
 
     :param parent: the parent's process id. If it has died before, this process ends here.
+    :param by: the signal. One that can be handled lets the process end its own work first.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -263,43 +264,41 @@ def main(fd: int, parent: int, *modules: str) -> None:
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    running: dict[int, int] = {}  # process id -> where its exit code is told
+    running: dict[int, int] = {}  # process id -> where its exit code is written
     is_open = True
     with socket.socket(fileno=fd) as channel:
         while is_open or (running and not parent):
             heard, _, _ = select.select([fd, ended] if is_open else [ended], [], [])
             if ended in heard:
                 os.read(ended, 1 << 12)
-                _tell_ends(running)
+                _write_ends(running)
             if fd in heard:
-                message, (status, *descriptors), _, _ = _received(channel)
-                is_open = bool(message)
-                if is_open and (pid := os.fork()) == 0:
+                request, descriptors, _, _ = socket.recv_fds(channel, _LONGEST, _DESCRIPTORS)
+                if not request:
+                    is_open = False
+                    continue
+                status, *opened = descriptors
+                pid = os.fork()
+                if pid == 0:
                     for own in (fd, ended, wakeup, status, *running.values()):
                         os.close(own)
-                    _work(descriptors, *json.loads(message))
-                if is_open:
-                    running[pid] = status
-                    _tell(status, pid)
-                for theirs in descriptors:  # an engine learns of a worker's end by its connection
+                    _work(opened, *json.loads(request))
+                running[pid] = status
+                _write(status, pid)
+                for theirs in opened:  # an engine learns of a worker's end by its connection
                     os.close(theirs)
 
 
-def _received(channel: socket.socket) -> tuple[bytes, list[int], int, Any]:
-    message, descriptors, flags, address = socket.recv_fds(channel, _LONGEST, _DESCRIPTORS)
-    return message, descriptors or [0], flags, address
-
-
-def _tell_ends(running: dict[int, int]) -> None:
-    """Tell the exit codes of the processes that ended."""
+def _write_ends(running: dict[int, int]) -> None:
+    """Write the exit codes of the processes that ended."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             status = running.pop(ended[0])
-            _tell(status, os.waitstatus_to_exitcode(ended[1]))
+            _write(status, os.waitstatus_to_exitcode(ended[1]))
             os.close(status)
 
 
-def _tell(status: int, number: int) -> None:
+def _write(status: int, number: int) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody needs it if the process that asked is gone
         os.write(status, b"%d\n" % number)
 
@@ -308,7 +307,7 @@ def _work(
     descriptors: Sequence[int],
     call: str,
     arguments: Sequence[Any],
-    given: Mapping[str, str],
+    variables: Mapping[str, str],
     folder: str,
     numbers: Sequence[int],
 ) -> None:
@@ -324,9 +323,9 @@ def _work(
         os.setsid()
         _place(descriptors, numbers)
         os.environ.clear()
-        os.environ.update(given)
+        os.environ.update(variables)
         os.chdir(folder)
-        own = list(filter(None, given.get("PYTHONPATH", "").split(os.pathsep)))
+        own = list(filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)))
         sys.path[:] = [*own, *(place for place in sys.path if place not in own)]
         module, _, function = call.partition(":")
         sys.exit(getattr(importlib.import_module(module), function)(*arguments))

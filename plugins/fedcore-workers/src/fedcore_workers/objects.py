@@ -29,7 +29,7 @@ def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) 
         def persistent_id(self, part: Any) -> str | None:
             return apart(part)
 
-    file, sent = io.BytesIO(), {key: found for key, found in LENT.items() if key[0] != "dataset"}
+    file, sent = io.BytesIO(), {key: lent for key, lent in LENT.items() if key[0] != "dataset"}
     try:
         Pickler(file).dump((value, sent))
     except Exception as error:  # a program's objects can raise anything
@@ -54,11 +54,11 @@ def unpickled(sent: bytes, find_part: Callable[[str], Any]) -> Any:
             return find_part(name)
 
     try:
-        value, found = Unpickler(io.BytesIO(sent)).load()
+        value, objects = Unpickler(io.BytesIO(sent)).load()
     except Exception as error:  # a program's objects can raise anything
         raise ConfigError(
             f"a worker process cannot load the objects that were given to the run ({type(error).__name__}: {error}). "
             "Put them into a module, or use workers=0"
         ) from error
-    LENT.update(found)
+    LENT.update(objects)
     return value
