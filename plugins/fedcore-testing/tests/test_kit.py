@@ -31,6 +31,7 @@ from fedcore_testing import (
 )
 from fedcore_testing.checks import runs
 from fedcore_testing.trial import Trial
+from tests.sentences import raises
 
 
 def broken(*parents, **contents):
@@ -805,7 +806,7 @@ def test_the_hooks_of_an_installed_plugin_are_watched_too(tmp_path, monkeypatch)
     install(tmp_path, monkeypatch, "fedcore.plugins", draws="draws_package:Draws")
     monkeypatch.setitem(sys.modules, "draws_package", SimpleNamespace(Draws=Draws))
     assert name_of(Draws) == "draws"
-    with pytest.raises(CheckFailed, match="'draws' fails check_uses_no_global_random_state: hook local_loss draws"):
+    with raises(CheckFailed, "'draws'", "check_uses_no_global_random_state", "local_loss"):
         CHECKS["check_uses_no_global_random_state"].function("draws")
 
 
@@ -821,8 +822,8 @@ def test_what_a_library_draws_when_it_is_imported_is_not_the_hooks(tmp_path, mon
 
 
 def test_fedavg_passes_though_nothing_else_may_have_its_name():
-    for name in ("trains_with_batch_norm", "works_with_a_frozen_backbone"):
-        CHECKS[f"check_{name}"].function("fedavg")
+    names = ["check_trains_with_batch_norm", "check_works_with_a_frozen_backbone"]
+    assert {verdict.status for verdict in run_checks("fedavg", only=names)} == {"passed"}
 
 
 def test_every_quick_check_has_a_planted_defect():
@@ -835,7 +836,7 @@ def test_every_quick_check_has_a_planted_defect():
 
 def test_the_same_done_well_passes():
     CHECKS["check_absent_classes_are_not_averaged_as_zeros"].function(AveragesHolders)
-    with pytest.raises(NotApplicable, match="no statistics by class"):
+    with raises(NotApplicable):
         CHECKS["check_absent_classes_are_not_averaged_as_zeros"].function(AveragesShares)
     CHECKS["check_encoding_saves_bytes"].function(Encodes)
     CHECKS["check_works_with_stale_updates"].function(IsAsLateAsItShould)
@@ -868,14 +869,18 @@ def test_what_clients_read_from_the_servers_memory_is_found_by_the_engines(tmp_p
         CHECKS["check_worker_processes_give_the_same_bits"].function("module:sharing_module.Sharing")
 
 
-def check_engines(trial, found, folder, monkeypatch):
-    """Run the check as if these engines were installed, and no others."""
+def check_engines(trial, engines, folder, monkeypatch, but=""):
+    """Run the check as if these engines were installed, and no others. ``but``: the module lacks this one."""
     with monkeypatch.context() as patch:
         install(
-            folder, patch, "fedcore.engines", **{name: f"engines_package:{name}" for name in found if name != "local"}
+            folder, patch, "fedcore.engines", **{name: f"engines_package:{name}" for name in engines if name != "local"}
         )
-        patch.setitem(sys.modules, "engines_package", SimpleNamespace(**found))
-        patch.setattr(runs, "available", lambda kind: found)
+        patch.setitem(
+            sys.modules,
+            "engines_package",
+            SimpleNamespace(**{name: engine for name, engine in engines.items() if name != but}),
+        )
+        patch.setattr(runs, "available", lambda kind: engines)
         CHECKS["check_every_engine_gives_the_same_bits"].function(trial)
 
 
@@ -913,19 +918,27 @@ def trial():
 
 
 @pytest.mark.parametrize(
-    ("engine", "words"),
-    [(NeverStarts, "far does not run here: .*TimeoutError: no node within 30 s"), (Loses, "here: worker_lost")],
+    ("engine", "named"),
+    [(NeverStarts, "30"), (Loses, "worker_lost")],
 )
-def test_an_engine_that_does_not_run_here_is_no_fault_of_the_plugin(trial, tmp_path, monkeypatch, engine, words):
-    with pytest.raises(NotApplicable, match=words):
+def test_an_engine_that_does_not_run_here_is_no_fault_of_the_plugin(trial, tmp_path, monkeypatch, engine, named):
+    with raises(NotApplicable, named):
         check_engines(trial, {"local": None, "far": engine}, tmp_path, monkeypatch)
+
+
+def test_an_engine_that_cannot_be_imported_hides_no_other(trial, tmp_path, monkeypatch):
+    engines = {"local": None, "broken": None, "far": InProcessEngine}
+    with pytest.raises(NotApplicable, match="engine 'broken'"):
+        check_engines(trial, engines, tmp_path, monkeypatch, but="broken")
+    with raises(CheckFailed, "engine=far"):
+        check_engines(trial, {**engines, "far": Rounds}, tmp_path, monkeypatch, but="broken")
 
 
 def test_engines_that_run_are_compared(trial, tmp_path, monkeypatch):
     check_engines(trial, {"local": None, "far": InProcessEngine, "federation": OfAFederation}, tmp_path, monkeypatch)
-    with pytest.raises(CheckFailed, match="with engine=far and in this process, the global model differs"):
+    with raises(CheckFailed, "engine=far"):
         check_engines(trial, {"local": None, "far": Rounds}, tmp_path, monkeypatch)
-    with pytest.raises(NotApplicable, match="no other engine that simulates"):
+    with raises(NotApplicable):
         check_engines(trial, {"local": None, "federation": OfAFederation}, tmp_path, monkeypatch)
 
 
@@ -955,9 +968,9 @@ def test_expected_failures_are_strict():
 
 
 def test_unknown_checks_and_plugins():
-    with pytest.raises(UnknownNameError, match="Did you mean 'check_trains'"):
+    with raises(UnknownNameError, "'check_trains'"):
         list(run_checks("fedprox", only=["check_train"]))
-    with pytest.raises(UnknownNameError, match="Did you mean 'fedprox'"):
+    with raises(UnknownNameError, "'fedprox'"):
         list(run_checks("fedprx"))
 
 

@@ -78,7 +78,7 @@ def check_is_documented(trial: Trial) -> None:
     assert vars(trial.target).get("__doc__"), f"class {trial.target.__name__} has no docstring"
 
 
-@check("a declaration and its hook belong together; see fedcore.Plugin for what each declares.")
+@check("add the hook that the declaration names, or leave the declaration out; see fedcore.Plugin for all of them.")
 def check_declarations_fit_the_hooks(trial: Trial) -> None:
     """Declarations match the implemented hooks, and the neutral options exist."""
     plugin = trial.plugin

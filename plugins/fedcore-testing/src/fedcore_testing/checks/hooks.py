@@ -9,8 +9,8 @@ from fedcore_testing.trial import Trial
 
 def _require(trial: Trial, rule: Rule) -> None:
     watched = trial.watched
-    found = [f"hook {finding.hook} {finding.what}" for finding in watched.findings if finding.rule is rule]
-    assert not found, "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
+    problems = [f"hook {finding.hook} {finding.what}" for finding in watched.findings if finding.rule is rule]
+    assert not problems, "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
     if watched.error is not None:
         raise NotApplicable("the watched run stopped: see check_trains_with_batch_norm")
 

@@ -44,11 +44,11 @@ def the_same_as_one_by_one(runner: Offer, plugin: Any, *, rounding: bool = False
     offered: list[Runner] = []
 
     def offer(config: RunConfig, dataset: Dataset) -> Runner:
-        found = runner(config, dataset)
-        if found is None or type(found) is OneByOne:
+        by_runner = runner(config, dataset)
+        if by_runner is None or type(by_runner) is OneByOne:
             return OneByOne()
-        offered.append(found)
-        return found
+        offered.append(by_runner)
+        return by_runner
 
     with warnings.catch_warnings(record=True) as caught, steps_taken_by(offer):
         warnings.simplefilter("always")
@@ -77,12 +77,12 @@ def steps_taken_by(offer: Callable[[RunConfig, Dataset], Runner]) -> AbstractCon
     return lent({("runner", name): offer for name in available("runner")})
 
 
-def require_close_models(trial: Trial, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], how: str) -> None:
+def require_close_models(trial: Trial, result: Mapping[str, Tensor], expected: Mapping[str, Tensor], how: str) -> None:
     """Compare two models up to rounding, but for the parameters that the plugin corrects after the training."""
-    corrected = set(match(trial.plugin.corrects, list(found), trial.plugin, "corrects"))
+    corrected = set(match(trial.plugin.corrects, list(result), trial.plugin, "corrects"))
     for name in sorted(set(expected) - corrected):
-        distance = 0.0 if close(found[name], expected[name]) else float((found[name] - expected[name]).abs().max())
-        assert close(found[name], expected[name]), f"{how} {name!r}, by up to {distance:.3g}"
+        distance = 0.0 if close(result[name], expected[name]) else float((result[name] - expected[name]).abs().max())
+        assert close(result[name], expected[name]), f"{how} {name!r}, by up to {distance:.3g}"
 
 
 @check("let losses read what differs between clients from step and step.client only: attributes of self are shared.")

@@ -145,12 +145,12 @@ def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
     if not sent[0]:
         raise NotApplicable("no parameters of the model are sent as they are")
     classes = data_of(result)[0].num_classes
-    for old, expected, found in zip(before, sent, [*before[1:], weights(result)], strict=True):
+    for old, expected, after in zip(before, sent, [*before[1:], weights(result)], strict=True):
         for name in expected:
             if expected[name].shape[:1] == (classes,):
-                still = torch.isclose(found[name][-1], old[name][-1], rtol=RELATIVE, atol=ABSOLUTE)
+                still = torch.isclose(after[name][-1], old[name][-1], rtol=RELATIVE, atol=ABSOLUTE)
                 expected[name][-1] = torch.where(still, old[name][-1], expected[name][-1])
-        require_close_models(trial, found, expected, "the clients sent the same model, but the global one differs in")
+        require_close_models(trial, after, expected, "the clients sent the same model, but the global one differs in")
 
 
 @check("take what you encode out of update.model, and send fewer bytes for it.")
@@ -192,8 +192,8 @@ def check_every_engine_gives_the_same_bits(trial: Trial) -> None:
     An engine that does not start, or that loses workers, says nothing about a plugin: a busy machine is enough. What a
     plugin does to worker processes is the object of the check before this one.
     """
-    usual, silent = trial.usual, []
-    for name in _engines_that_simulate():
+    usual, (engines, silent) = trial.usual, _engines_that_simulate()
+    for name in engines:
         try:
             with importable_in_workers():
                 result = trial.run(engine=name, workers=None, min_clients=0)
@@ -211,13 +211,19 @@ def check_every_engine_gives_the_same_bits(trial: Trial) -> None:
         raise NotApplicable("; ".join(silent))
 
 
-def _engines_that_simulate() -> list[str]:
+def _engines_that_simulate() -> tuple[list[str], list[str]]:
     """Return the engines but the local one, without those whose clients live elsewhere, in a federation.
 
+    :returns: the engines' names, and a sentence on each engine that cannot be imported, which is no plugin's fault.
     :raises NotApplicable: none is installed.
     """
-    others = [name for name in available("engine") if name != "local"]
-    found = [name for name in others if getattr(resolve("engine", name), "simulates", True)]
-    if not found:
+    simulators, silent = [], []
+    for name in available("engine"):
+        try:
+            if name != "local" and getattr(resolve("engine", name), "simulates", True):
+                simulators.append(name)
+        except PluginContractError as error:
+            silent.append(str(error))
+    if not (simulators or silent):
         raise NotApplicable("no other engine that simulates clients is installed")
-    return found
+    return simulators, silent
