@@ -16,6 +16,7 @@ from fedcore import ConfigError
 from fedcore.data import Partition, as_dataset
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_testing.stub_plugins import EqualWeights
+from tests.sentences import raises
 
 TINY = {"clients": 2, "rounds": 1, "local_epochs": 1, "batch_size": 256, "workers": 0}
 
@@ -61,7 +62,8 @@ assert (run / "model.safetensors").read_bytes() == (alone.directory / "model.saf
 @pytest.mark.parametrize("cold", [False, True], ids=["forked from one process", "one by one"])
 def test_classes_and_data_of_a_program(cold, tmp_path):
     program = PROGRAM.replace("COLD", str(cold))
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False, timeout=120)
+    assert ended.returncode == 0, "the program's own assertions hold"
 
 
 def arrays(seed=0):
@@ -102,22 +104,22 @@ def test_objects_are_given_again_and_data_stay_the_same(tmp_path):
     assert [bool(outcome.seconds) for outcome in more.outcomes] == [False, True]
     again = fedcore_study.sweep(out=more, seeds=3, quiet=True)
     assert [bool(outcome.seconds) for outcome in again.outcomes] == [False, False, True]
-    with pytest.raises(ConfigError, match=r"has dataset=arrays of a Python program, which has to give it again"):
+    with raises(ConfigError, "dataset=arrays"):
         fedcore_study.sweep(out=tmp_path / "s", quiet=True)
-    with pytest.raises(fedcore.RunDirectoryError, match=r"was begun with other data; sweep these with another out="):
+    with raises(fedcore.RunDirectoryError):
         fedcore_study.sweep(out=tmp_path / "s", dataset=arrays(1), quiet=True)
 
 
 def test_what_cannot_be_given(tmp_path):
     open_file = type("Open", (EqualWeights,), {"__module__": "__main__", "file": sys.stderr})
-    with pytest.raises(ConfigError, match=r"cannot get what was given to the sweep \(Open: .*methods\.py"):
+    with raises(ConfigError, "methods.py"):
         fedcore_study.sweep({"plugin": ["fedavg", open_file]}, out=tmp_path / "s")
-    with pytest.raises(ConfigError, match=r"two objects of this sweep are called dataset=arrays"):
+    with raises(ConfigError, "dataset=arrays"):
         fedcore_study.sweep({"dataset": [arrays(), arrays(1)]}, out=tmp_path / "s")
-    with pytest.raises(ConfigError, match=r"tracker: each run of a sweep has a process of its own"):
+    with raises(ConfigError):
         fedcore_study.sweep({"tracker": [open_file]}, out=tmp_path / "s")
     for lists in ([[0, 1], [2, 3]], [np.arange(2), np.arange(2, 4)], Partition([[0], [1]], [[], []])):
-        with pytest.raises(ConfigError, match=r"partition: a sweep takes no lists .* or a function of a module"):
+        with raises(ConfigError):
             fedcore_study.sweep(partition=lists, out=tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
     named = {"dataset": [as_dataset(arrays(seed), f"draw-{seed}") for seed in (0, 1)]}

@@ -21,13 +21,13 @@ SPLIT_FIELDS = (*PARTITION_OPTIONS, "data_dir", "seed")
 @app.command("list")
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     """List the data sets, the partitions, the models and the presets."""
-    found = {kind: {name: _first_line(kind, name) for name in available(kind)} for kind in KINDS}
-    found["preset"] = {name: _setting(name) for name in available("preset")}
+    names = {kind: {name: _first_line(kind, name) for name in available(kind)} for kind in KINDS}
+    names["preset"] = {name: _setting(name) for name in available("preset")}
     for kind in KINDS:
         for prefix in available(f"{kind} prefix"):
-            found[kind][f"{prefix}:NAME"] = _first_line(f"{kind} prefix", prefix)
+            names[kind][f"{prefix}:NAME"] = _first_line(f"{kind} prefix", prefix)
     if as_json:
-        output.print_json(found)
+        output.print_json(names)
         return
     from rich import box
     from rich.table import Table
@@ -38,7 +38,7 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     for kind, title in {**KINDS, "preset": "known settings (--preset)"}.items():
         table.add_section()
         table.add_row(output.text(title, style="bold cyan"))
-        for name, line in found[kind].items():
+        for name, line in names[kind].items():
             table.add_row(output.text(f"  {name}"), output.text(line))
     output.stdout().print(table)
 

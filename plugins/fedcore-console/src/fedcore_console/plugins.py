@@ -60,8 +60,8 @@ app = command(list_)
 def _heading(point: EntryPoint) -> str:
     """Return the heading that a method's package declares among its keywords, by default ``OTHERS``."""
     keywords = ",".join(point.dist.metadata.get_all("Keywords") or []).split(",") if point.dist else []
-    found = next((word.strip() for word in keywords if word.strip().startswith(HEADING)), "")
-    return found.removeprefix(HEADING).strip() or OTHERS
+    heading = next((word.strip() for word in keywords if word.strip().startswith(HEADING)), "")
+    return heading.removeprefix(HEADING).strip() or OTHERS
 
 
 def _summary(point: EntryPoint) -> str:

@@ -114,8 +114,8 @@ def system_line(counts: Mapping[str, Any]) -> Text:
 def report_line(plugin: str, figures: Mapping[str, Any]) -> Text:
     """Return a plugin's report on the whole run, without lists: summary.json has them."""
     single = {name: value for name, value in figures.items() if not isinstance(value, list)}
-    told = (f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in single.items())
-    return Text.assemble((f"{output.clean(plugin)}: ", "bold"), output.clean(", ".join(told)))
+    parts = (f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in single.items())
+    return Text.assemble((f"{output.clean(plugin)}: ", "bold"), output.clean(", ".join(parts)))
 
 
 def time_line(summary: Mapping[str, Any]) -> Text:

@@ -221,8 +221,12 @@ def _check_versions(theirs: Mapping[str, str], ours: Mapping[str, str], tell: Ca
         if expected == version:
             continue
         if name not in ("python", INSTRUCTIONS, *RECORDED):
-            found = f"{name} {version} is installed at the client, and {expected or 'no such package'} at the server"
+            difference = (
+                f"{name} {version} is installed at the client, and {expected or 'no such package'} at the server"
+            )
             package = "fedcore-fl" if name == "fedcore" else name
-            raise ConfigError(f"{found}; install the same: pip install {package}{'==' + expected if expected else ''}")
+            raise ConfigError(
+                f"{difference}; install the same: pip install {package}{'==' + expected if expected else ''}"
+            )
         if expected:
             tell(f"{name} is {version} here and {expected} at the server: results may differ in their last bits")

@@ -62,21 +62,21 @@ class Tls:
 
         :raises ConfigError: a file is not given, or does not exist.
         """
-        found = []
-        for flag, given, name in (
+        files = []
+        for flag, text, name in (
             ("--ca", ca, "ca.crt"),
             ("--certificate", certificate, "server.crt"),
             ("--key", key, "server.key"),
         ):
-            path = given or (folder / name if folder else None)
+            path = text or (folder / name if folder else None)
             if path is None:
                 raise ConfigError(f"{flag} is missing; give the file, or --keys DIR")
             if not path.is_file():
                 raise ConfigError(
                     f"{flag}: there is no file {path}; fedcore federate keys makes the files of a federation"
                 )
-            found.append(path.resolve())
-        return cls(*found)
+            files.append(path.resolve())
+        return cls(*files)
 
 
 @dataclass(frozen=True)
@@ -179,22 +179,22 @@ def _check_mode(path: Path, mode: int) -> None:
         raise ConfigError(f"--key {path} can be read by other users; run chmod 600 {path}")
 
 
-def public_keys(folder: Path | None, given: Sequence[str]) -> dict[str, PublicKey]:
+def public_keys(folder: Path | None, texts: Sequence[str]) -> dict[str, PublicKey]:
     """Return the clients' public keys by name. The order numbers the clients.
 
     :param folder: if ``given`` is empty, all ``*.pub`` files of this folder are read, sorted by name.
-    :param given: the clients as ``NAME=FILE``, or as ``NAME`` for ``NAME.pub`` in the folder.
+    :param texts: the clients as ``NAME=FILE``, or as ``NAME`` for ``NAME.pub`` in the folder.
     :raises ConfigError: there are no keys, two clients have the same name or key, or a key cannot be read.
     """
     files: dict[str, Path] = {}
-    for text in given:
+    for text in texts:
         name, equals, file = text.partition("=")
         if not equals and folder is None:
             raise ConfigError(f"--client {text}: write NAME=FILE, or give --keys DIR, which holds {text}.pub")
         if check_name(name) in files:
             raise ConfigError(f"--client {name} is given twice")
         files[name] = Path(file).expanduser() if equals else Path(folder or "", f"{name}.pub")
-    if not given and folder is not None:
+    if not texts and folder is not None:
         files = {check_name(path.stem): path for path in sorted(folder.glob("*.pub"))}
     if not files:
         where = f"{folder} has no *.pub files" if folder else "--client and --keys are missing"

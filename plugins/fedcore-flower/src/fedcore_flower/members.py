@@ -24,9 +24,9 @@ class Member(BaseModel):
     fingerprint: str
     """The fingerprint of the client's public key."""
     train: int = Field(ge=1)
-    """The number of samples that the client trains on, as it said when the run began."""
+    """The number of samples that the client trains on, as it reported when the run began."""
     test: int = Field(ge=0)
-    """The number of samples that the client holds out, as it said when the run began."""
+    """The number of samples that the client holds out, as it reported when the run began."""
 
 
 class Members(BaseModel):
@@ -64,12 +64,12 @@ class Members(BaseModel):
         except (OSError, ValueError, ValidationError) as error:
             raise RunDirectoryError(f"{path} is damaged: {error}") from error
 
-    def select_keys(self, given: Mapping[str, PublicKey]) -> list[PublicKey]:
+    def select_keys(self, keys: Mapping[str, PublicKey]) -> list[PublicKey]:
         """Return the key of each member, out of the given ones.
 
         :raises ConfigError: a member's key is missing.
         """
-        by_fingerprint = {key.fingerprint: key for key in given.values()}
+        by_fingerprint = {key.fingerprint: key for key in keys.values()}
         for member in self.clients:
             if member.fingerprint not in by_fingerprint:
                 raise ConfigError(

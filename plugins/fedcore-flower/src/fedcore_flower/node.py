@@ -148,8 +148,8 @@ class Node:
         if self._client is None:
             return None
         try:
-            found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-            return Task(self._connect(RuntimeTokenHttpInterceptor(found.token))) if found.token else None
+            answer = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+            return Task(self._connect(RuntimeTokenHttpInterceptor(answer.token))) if answer.token else None
         except _UNREACHABLE:
             return None
 

@@ -39,8 +39,8 @@ def partitioner(rest: str) -> Callable[..., list[IntArray]]:
     if name not in known:
         raise UnknownNameError("partitioner", f"flwr:{name}", [f"flwr:{kind}" for kind in known])
     takes = inspect.signature(classes[name]).parameters
-    given = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
-    if unknown := [key for key in given if key not in takes]:
+    settings = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    if unknown := [key for key in settings if key not in takes]:
         raise UnknownNameError("argument", unknown[0], takes, f"(of flwr:{name})")
 
     def scheme(
@@ -48,7 +48,7 @@ def partitioner(rest: str) -> Callable[..., list[IntArray]]:
     ) -> list[IntArray]:
         by = "source" if "natural-id" in name else "label"
         run = {"num_partitions": num_clients, "partition_by": by, "alpha": alpha, "seed": seed}
-        options = {key: value for key, value in run.items() if key in takes} | given
+        options = {key: value for key, value in run.items() if key in takes} | settings
         return _divided(f"flwr:{name}", classes[name], options, _columns(labels, dataset, rows), num_clients, seed)
 
     return scheme

@@ -46,7 +46,7 @@ Notify = Callable[[str, Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The options of a federation's server, apart from those of the run."""
+    """The options of a federation's server, apart from the run's own."""
 
     host: str
     port: int
@@ -229,12 +229,12 @@ class _Clients:
         :raises FedcoreError: fewer than ``enough`` are connected.
         """
         names, give_up = self._names, time.monotonic() + self._wait
-        seen: set[int] = set()
+        nodes: set[int] = set()
         while True:
             online = set(self._courier.link.online())
-            for client in sorted(online - seen):
+            for client in sorted(online - nodes):
                 self._tell(f"{names[client]} is connected ({len(online)} of {len(names)})")
-            seen = online
+            nodes = online
             if len(online) == len(names):
                 return sorted(online)
             if time.monotonic() > give_up:
@@ -288,16 +288,16 @@ class _Clients:
             failure = courier.send(Request(client, "query", wire.pack(op, {}, **header), blobs, list(blobs)))
             if failure is not None:
                 failed.append(f"client {names[client]!r}: {failure.message}")
-        wait, began, told = max(self._wait, MIN_WAIT), time.monotonic(), False
+        wait, began, noted = max(self._wait, MIN_WAIT), time.monotonic(), False
         while courier.busy and time.monotonic() - began < wait:
             for request, answer in courier.collect():
                 if isinstance(answer, ClientFailure):
                     failed.append(f"client {names[request.client]!r}: {wire.printable(answer.message)}")
                 else:
                     answers[request.client] = (answer[0], answer[2])
-            if courier.busy and not told and time.monotonic() - began > MIN_WAIT:
+            if courier.busy and not noted and time.monotonic() - began > MIN_WAIT:
                 self._tell(f"no answer yet from {', '.join(names[client] for client in courier.busy)}")
-                told = True
+                noted = True
         failed += [
             f"client {names[client]!r} is connected, but did not answer within {wait:.0f} s; it may still be at work "
             "for an earlier run. --wait gives it longer"
@@ -324,13 +324,13 @@ def _sizes(name: str, described: Mapping[str, Any], dataset: Dataset) -> tuple[i
             f"client {name!r} claims {wire.printable(train)} training and {wire.printable(test)} held-out samples; it "
             f"needs at least 1 to train on, and may have at most {MAX_SAMPLES:,} in total"
         )
-    for what, found, expected in (
+    for what, counted, expected in (
         ("kind", described.get("kind"), dataset.kind),
         ("shape", described.get("input_shape"), list(dataset.input_shape)),
     ):
-        if found != expected and not (what == "shape" and by_name):  # the client says which columns differ
+        if counted != expected and not (what == "shape" and by_name):  # the client says which columns differ
             raise ConfigError(
-                f"client {name!r} has samples of {what} {wire.printable(repr(found))}, but the run's have the {what} "
+                f"client {name!r} has samples of {what} {wire.printable(repr(counted))}, but the run's have the {what} "
                 f"{expected!r}"
             )
     return train, test

@@ -46,8 +46,8 @@ class OwnerOnly:
             return False
         if scope["path"].startswith(OPEN):
             return True
-        given = [value for name, value in scope["headers"] if name == HEADER.encode()]
-        return len(given) == 1 and hmac.compare_digest(given[0], self._secret)
+        values = [value for name, value in scope["headers"] if name == HEADER.encode()]
+        return len(values) == 1 and hmac.compare_digest(values[0], self._secret)
 
 
 def main() -> None:

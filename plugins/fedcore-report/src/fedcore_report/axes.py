@@ -96,13 +96,13 @@ def scale_of(
 def apart(wanted: Sequence[float], low: float, high: float, distance: float = 14) -> list[float]:
     """Return places near the wanted places and in their order, at least a distance apart and between two ends."""
     order = sorted(range(len(wanted)), key=lambda place: wanted[place])
-    found = [0.0] * len(wanted)
+    places = [0.0] * len(wanted)
     least = low
     for number, place in enumerate(order):
         most = high - distance * (len(order) - 1 - number)
-        found[place] = max(least, min(wanted[place], most))
-        least = found[place] + distance
-    return found
+        places[place] = max(least, min(wanted[place], most))
+        least = places[place] + distance
+    return places
 
 
 def svg(chart: Chart, height: float, drawn: Iterable[str]) -> str:
@@ -179,18 +179,18 @@ def rows(labels: Sequence[str], values: Sequence[str]) -> tuple[list[str], list[
     return drawn, places, ROW * len(labels) + 4.0
 
 
-def mark(tag: str, kind: str, *said: str, inside: str = "", **attributes: float | str) -> str:
+def mark(tag: str, kind: str, *titles: str, inside: str = "", **attributes: float | str) -> str:
     """Return an element of a class.
 
-    :param said: the lines of its title.
+    :param titles: the lines of its title.
     """
-    given = "".join(
+    written = "".join(
         f' {name.replace("_", "-")}="{value if isinstance(value, str) else n(value)}"'
         for name, value in attributes.items()
     )
-    title = f"<title>{html.escape(chr(10).join(map(plain, said)))}</title>" if said else ""
+    title = f"<title>{html.escape(chr(10).join(map(plain, titles)))}</title>" if titles else ""
     content = title + inside
-    return f'<{tag} class="{kind}"{given}>{content}</{tag}>' if content else f'<{tag} class="{kind}"{given}/>'
+    return f'<{tag} class="{kind}"{written}>{content}</{tag}>' if content else f'<{tag} class="{kind}"{written}/>'
 
 
 def text(x: float, y: float, words: str, kind: str = "", *, whole: str = "", turned: int = 0) -> str:
@@ -201,9 +201,9 @@ def text(x: float, y: float, words: str, kind: str = "", *, whole: str = "", tur
     """
     if not words:
         return ""
-    said = [whole] if whole and plain(whole) != words else []
+    full_text = [whole] if whole and plain(whole) != words else []
     place = {"x": n(x), "y": n(y)} | ({"transform": f"rotate({turned} {n(x)} {n(y)})"} if turned else {})
-    return mark("text", kind, *said, inside=html.escape(plain(words)), **place)
+    return mark("text", kind, *full_text, inside=html.escape(plain(words)), **place)
 
 
 def upright(x: float, y: float, name: str) -> str:

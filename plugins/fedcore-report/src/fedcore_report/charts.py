@@ -108,15 +108,17 @@ class Curves(Chart):
     @property
     def dashes(self) -> list[int]:
         """The kind of each line. Lines of one colour have different kinds. Lines that lie on others have gaps."""
-        found: list[int] = []
+        patterns: list[int] = []
         for line, covers in zip(self.lines, self.covers, strict=True):
             first = turn(line.color) + covers
             taken = {
-                kind for other, kind in zip(self.lines, found, strict=False) if color(other.color) == color(line.color)
+                kind
+                for other, kind in zip(self.lines, patterns, strict=False)
+                if color(other.color) == color(line.color)
             }
             kinds = [(first + step) % DASHES for step in range(DASHES)]
-            found.append(next((kind for kind in kinds if kind not in taken), kinds[0]))
-        return found
+            patterns.append(next((kind for kind in kinds if kind not in taken), kinds[0]))
+        return patterns
 
     @property
     def covers(self) -> list[int]:
@@ -129,13 +131,13 @@ class Curves(Chart):
         sets: list[list[str]] = []
         for number, line in enumerate(self.lines):
             under = self._below(number, 1.0)
-            found = next((labels for labels in sets if set(under) & set(labels)), None)
-            if found is not None:
-                found.append(line.label)
+            known = next((labels for labels in sets if set(under) & set(labels)), None)
+            if known is not None:
+                known.append(line.label)
             elif under:
                 sets.append([*under, line.label])
-        said = "; ".join(f"{joined(labels)} coincide" for labels in sets)
-        return f"{said}: the later ones are drawn with gaps." if said else ""
+        text = "; ".join(f"{joined(labels)} coincide" for labels in sets)
+        return f"{text}: the later ones are drawn with gaps." if text else ""
 
     def _below(self, number: int, share: float = 0.5) -> list[str]:
         """Return the lines before a line that nearly have its values at this share of their common points."""

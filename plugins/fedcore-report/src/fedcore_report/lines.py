@@ -155,34 +155,34 @@ def lines_of(group: Group, colors: Mapping[str, int], points: Points, places: Po
     """
     lines = []
     for label, runs in group.rows.items():
-        found = []
+        of_runs = []
         for run in runs:
             values = points(run)
             where = {rounds: float(rounds) for rounds in values} if places is None else places(run)
             if kept := {rounds: (where[rounds], value) for rounds, value in values.items() if rounds in where}:
-                found.append(kept)
-        if found:
-            lines.append(mean_line(label, colors[label], found))
+                of_runs.append(kept)
+        if of_runs:
+            lines.append(mean_line(label, colors[label], of_runs))
     return lines if any(len(xs) > 1 for line in lines for xs, _ in line.parts) else []
 
 
-def mean_line(label: str, color: int, found: Sequence[Mapping[int, tuple[float, float]]]) -> Line:
+def mean_line(label: str, color: int, points: Sequence[Mapping[int, tuple[float, float]]]) -> Line:
     """Return the mean of runs up to their last common round, with the rest of single runs as tails.
 
-    :param found: each run's points (x, y) by the number of rounds after which they were taken.
+    :param points: each run's points (x, y) by the number of rounds after which they were taken.
     """
-    shared = sorted(set.intersection(*(set(values) for values in found)))
+    shared = sorted(set.intersection(*(set(values) for values in points)))
     end = shared[-1] if shared else 0
-    beyond = [sorted(rounds for rounds in values if rounds >= end) for values in found]
+    beyond = [sorted(rounds for rounds in values if rounds >= end) for values in points]
     tails = [
         ([values[r][0] for r in rounds], [values[r][1] for r in rounds])
-        for rounds, values in zip(beyond, found, strict=True)
+        for rounds, values in zip(beyond, points, strict=True)
         if rounds and rounds[-1] > end
     ]
-    xs, ys = ([[values[r][part] for values in found] for r in shared] for part in (0, 1))
-    std = [statistics.stdev(column) for column in ys] if len(found) > 1 else []
+    xs, ys = ([[values[r][part] for values in points] for r in shared] for part in (0, 1))
+    std = [statistics.stdev(column) for column in ys] if len(points) > 1 else []
     x, y = ([statistics.fmean(column) for column in columns] for columns in (xs, ys))
-    return Line(label, color, x, y, std, len(found), tails)
+    return Line(label, color, x, y, std, len(points), tails)
 
 
 def how(lines: Sequence[Line]) -> str:
@@ -200,8 +200,8 @@ def in_rounds(read: Callable[[Mapping[str, Any]], Any]) -> Points:
     """Return a function that reads a run's figure by the number of rounds after which it was taken."""
 
     def points(run: RunRecord) -> dict[int, float]:
-        found = ((line["round"] + 1, number(read(line))) for line in run.rounds)
-        return {rounds: value for rounds, value in found if value is not None}
+        values = ((line["round"] + 1, number(read(line))) for line in run.rounds)
+        return {rounds: value for rounds, value in values if value is not None}
 
     return points
 

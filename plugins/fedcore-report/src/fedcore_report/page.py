@@ -76,5 +76,5 @@ def _link(text: str) -> str:
 
 def _policy(script: str) -> str:
     """Return a content security policy that allows only this script, and nothing to be loaded."""
-    found = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return f"default-src 'none'; script-src 'sha256-{found}'; style-src 'unsafe-inline'"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'"

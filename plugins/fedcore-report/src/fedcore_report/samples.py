@@ -131,17 +131,19 @@ def _embedding(run: RunRecord, dataset: Dataset, most: int, label: str) -> Chart
     with one_thread():
         flat = TSNE(init="pca", perplexity=min(30.0, (count - 1) / 3), random_state=0).fit_transform(features)
     labels = dataset.task.strata(dataset.test.labels.cpu()).numpy()[chosen]
-    said = ""
+    silhouette_text = ""
     if 1 < len(set(labels.tolist())) < count:
         silhouette = silhouette_score(features, labels)
-        said = f" Their silhouette is {silhouette:.3f}: 1 where the classes stand apart, 0 where they are mixed."
+        silhouette_text = (
+            f" Their silhouette is {silhouette:.3f}: 1 where the classes stand apart, 0 where they are mixed."
+        )
     groups = [
         Points(name, flat[labels == c, 0].astype(float).tolist(), flat[labels == c, 1].astype(float).tolist())
         for c, name in enumerate(dataset.strata[1])
         if (labels == c).any()
     ]
     about = f"t-SNE of the encoder's features of {count} test samples, coloured by class; distances are not to scale."
-    return Scatter(name=f"features-{label}", title=title, about=about + said, groups=groups)
+    return Scatter(name=f"features-{label}", title=title, about=about + silhouette_text, groups=groups)
 
 
 def _features(run: RunRecord, dataset: Dataset, positions: torch.Tensor) -> np.ndarray | str:

@@ -23,12 +23,12 @@ def sentences(recipe: Recipe, values: Values) -> list[str]:
 def _verdict(recipe: Recipe, claim: Claim, values: Values) -> str:
     """Return the verdict on each pair of a claim, with the difference in points and its 95 % interval."""
     better = _over_cells(recipe, claim, claim.better, values)
-    told: dict[str, list[str]] = {SAME: [], OTHER: [], OPEN: []}
+    by_order: dict[str, list[str]] = {SAME: [], OTHER: [], OPEN: []}
     for name in claim.worse:
         difference = paired_difference(better, _over_cells(recipe, claim, name, values))
         if difference:
-            told[judge(difference)].append(f"{name} {_points(difference)}")
-    parts = [f"{verdict}: {', '.join(names)}" for verdict, names in told.items() if names]
+            by_order[judge(difference)].append(f"{name} {_points(difference)}")
+    parts = [f"{verdict}: {', '.join(names)}" for verdict, names in by_order.items() if names]
     return f"{claim.better} minus the others, {'; '.join(parts)}" if parts else "no seed has the runs yet"
 
 

@@ -28,7 +28,7 @@ def collect(paths: Iterable[Path], root: Path, among: Cells, *, warn: Warn, only
     A run whose records contradict themselves, or whose options this installation does not know, is refused.
 
     :param among: the cells of the tables.
-    :param warn: is also told why a run is refused.
+    :param warn: also takes the reason why a run is refused.
     :param only_tables: leave out runs that belong to no cell, instead of writing them to ``runs/``.
     :raises RunDirectoryError: a path holds no run and no sweep, or a damaged one.
     """
@@ -69,15 +69,15 @@ def changed_since(evidence: Evidence, among: Cells) -> str:
 def _tell_nearest(run: RunRecord, among: Cells, warn: Warn) -> None:
     hint = ""
     if close := nearest(run.config, among):
-        place, found = close
-        hint = f"; nearest is {place.folder}, {place.row}, {place.column}, but for {_in_words(found)}"
+        place, others = close
+        hint = f"; nearest is {place.folder}, {place.row}, {place.column}, but for {_in_words(others)}"
     name = f"{run.path} ({method(run.config.plugins)}, seed {run.config.seed})"
     warn(f"{name} belongs to no table of a paper{hint}")
 
 
-def _in_words(found: Mapping[str, tuple[object, object]]) -> str:
-    parts = [f"{name} {ours} (in the recipe {wanted})" for name, (ours, wanted) in list(found.items())[:5]]
-    return ", ".join(parts) + (f" and {len(found) - 5} other options" if len(found) > 5 else "")
+def _in_words(others: Mapping[str, tuple[object, object]]) -> str:
+    parts = [f"{name} {ours} (in the recipe {wanted})" for name, (ours, wanted) in list(others.items())[:5]]
+    return ", ".join(parts) + (f" and {len(others) - 5} other options" if len(others) > 5 else "")
 
 
 def _says_more(file: Path, evidence: Evidence, warn: Warn) -> bool:

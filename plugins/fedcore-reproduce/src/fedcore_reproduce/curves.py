@@ -11,7 +11,7 @@ from fedcore_reproduce.evidence import Evidence
 from fedcore_reproduce.recipe import Recipe
 
 
-def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
+def chart(recipe: Recipe, column: str, results: Sequence[Evidence]) -> Curves:
     """Return the curves of a column's rows, in the table's order: the mean if a row has several seeds.
 
     A run with more rounds than the others continues as a line of its own. Curves that others published for the column
@@ -19,7 +19,7 @@ def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
     """
     lines = []
     for number, row in enumerate(recipe.rows):
-        runs = [evidence for evidence in found if evidence.place and evidence.place.row == row.name]
+        runs = [evidence for evidence in results if evidence.place and evidence.place.row == row.name]
         points = [values for run in runs if (values := _points(recipe, run))]
         if not points:
             continue
@@ -32,7 +32,7 @@ def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
     return Curves(name=column, title=column, x_title="round", y_title="accuracy on the test set, %", lines=lines)
 
 
-def across(recipe: Recipe, panel: str, found: Sequence[Evidence]) -> Curves:
+def across(recipe: Recipe, panel: str, results: Sequence[Evidence]) -> Curves:
     """Return the final accuracy of a figure's rows over its x axis: a line per row, the mean if it has several seeds.
 
     :param panel: the part of the figure; its columns alone are drawn.
@@ -41,7 +41,7 @@ def across(recipe: Recipe, panel: str, found: Sequence[Evidence]) -> Curves:
     lines = []
     for number, row in enumerate(recipe.rows):
         seeds: dict[int, dict[int, tuple[float, float]]] = {}
-        for run in found:
+        for run in results:
             if not run.place or run.place.row != row.name or run.place.column not in columns or not run.is_finished:
                 continue
             place, x = columns[run.place.column]

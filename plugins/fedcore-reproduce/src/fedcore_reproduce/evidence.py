@@ -154,7 +154,7 @@ class Evidence(Part):
     def as_json(self) -> str:
         """Return the file's text: a line for each list of numbers."""
         text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
-        return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+        return _NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text) + "\n"
 
 
 def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
@@ -234,29 +234,29 @@ def slug(text: str) -> str:
 
 def _curves(run: RunRecord) -> dict[str, Any]:
     """Return the values of a :class:`Curve` by protocol."""
-    found = {}
+    curves = {}
     for protocol in run.protocols:
         evaluated = [(line["round"] + 1, mapping_in(line["metrics"] or {}, protocol)) for line in run.rounds]
         if rows := [(number, row) for number, row in evaluated if "accuracy" in row]:
-            found[protocol] = {
+            curves[protocol] = {
                 "round": [number for number, _ in rows],
                 "accuracy": [round(row["accuracy"], DIGITS) for _, row in rows],
                 "loss": [_rounded(row.get("loss")) for _, row in rows],
             }
-    return found
+    return curves
 
 
 def _figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return {
-        protocol: {name: found for name, value in row.items() if (found := _rounded(value)) is not None}
+        protocol: {name: rounded for name, value in row.items() if (rounded := _rounded(value)) is not None}
         for protocol, row in metrics.items()
         if isinstance(row, dict) and "accuracy" in row
     }
 
 
 def _rounded(value: Any) -> float | None:
-    found = number(value)
-    return None if found is None else round(found, DIGITS)
+    finite = number(value)
+    return None if finite is None else round(finite, DIGITS)
 
 
 def _session(record: Mapping[str, Any], packages: Collection[str]) -> dict[str, Any]:
@@ -285,8 +285,8 @@ def _without_paths(value: Any) -> Any:
 
 
 def _last_part(text: str) -> str:
-    found = _ABSOLUTE.match(text)
-    if found is None:
+    absolute = _ABSOLUTE.match(text)
+    if absolute is None:
         return text
     prefix = re.match(r"[a-z]{2,}:", text)
-    return (prefix[0] if prefix else "") + Path(text[found.end() :]).name
+    return (prefix[0] if prefix else "") + Path(text[absolute.end() :]).name

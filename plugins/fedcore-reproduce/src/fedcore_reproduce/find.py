@@ -23,7 +23,7 @@ def recipe_files() -> list[Path]:
 def find_recipes(warn: Callable[[str], object], method: str | None = None) -> list[Recipe]:
     """Read all installed recipes, or the recipes of a method, in the order of methods, tables and figures.
 
-    :param warn: is told what is wrong with a file that cannot be read. It hides no other recipe.
+    :param warn: takes a sentence on each file that cannot be read. Such a file hides no other recipe.
     :raises ConfigError: the method is unknown or has no recipes. The message names the methods that have some.
     """
     known: dict[tuple[str, bool, int], Recipe] = {}
@@ -37,9 +37,9 @@ def find_recipes(warn: Callable[[str], object], method: str | None = None) -> li
         if other is not recipe:
             warn(f"{file} is about {recipe.kind} {recipe.number} of {recipe.method}, as is {other.file}")
     recipes = [known[name] for name in sorted(known)]
-    found = [recipe for recipe in recipes if method in (None, recipe.method)]
-    if found or method is None:
-        return found
+    matches = [recipe for recipe in recipes if method in (None, recipe.method)]
+    if matches or method is None:
+        return matches
     methods = sorted({recipe.method for recipe in recipes})
     if method in available("plugin"):
         raise ConfigError(f"there are no recipes for {method!r}; there are some for: {', '.join(methods) or 'none'}")

@@ -25,14 +25,14 @@ def blocks(reproduction: Reproduction) -> list[Table]:
     headings = ["method", "paper %", *ours]
     # Most papers' figures print no numbers: then there is nothing to stand beside ours.
     kept = [place for place, each in enumerate(headings) if recipe.prints_numbers or each not in PAPERS]
-    found = []
+    tables = []
     for name, cells in reproduction.columns().items():
         reasons = {cell.reason for cell in cells}
         common = reasons.pop() if len(reasons) == 1 and not any(cell.ours for cell in cells) else ""
         rows = [[cell.row, cell.paper.text, *_ours(reproduction, cell, common)] for cell in cells]
         shown = [[row[place] for place in kept] for row in rows]
-        found.append(Table(f"{name}: {common}" if common else name, [headings[place] for place in kept], shown))
-    return found
+        tables.append(Table(f"{name}: {common}" if common else name, [headings[place] for place in kept], shown))
+    return tables
 
 
 def _ours(reproduction: Reproduction, cell: ResultCell, common: str) -> list[str]:

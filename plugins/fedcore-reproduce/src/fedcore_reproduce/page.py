@@ -43,10 +43,10 @@ def _tables(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
     return {recipe.folder(scale): recipe for recipe in recipes for scale in SCALES}
 
 
-def filled(page: str, found: Sequence[Evidence], recipes: Sequence[Recipe], among: Cells) -> str:
+def filled(page: str, results: Sequence[Evidence], recipes: Sequence[Recipe], among: Cells) -> str:
     """Return a page with the tables between its markers made anew.
 
-    :param among: the recipes' cells as they are now; a run that was configured otherwise is said to be.
+    :param among: the recipes' cells as they are now; a note names runs that were configured otherwise.
     :raises UnknownNameError: a marker names a table that has no recipe.
     :raises ConfigError: a marker has no end, or evidence names a row or column that its table does not have.
     """
@@ -58,30 +58,30 @@ def filled(page: str, found: Sequence[Evidence], recipes: Sequence[Recipe], amon
         name = match[1]
         if name not in tables:
             raise UnknownNameError("table in a marker", name, tables)
-        text = block(tables[name], name, [run for run in found if run.folder == name], among)
+        text = block(tables[name], name, [run for run in results if run.folder == name], among)
         return f"{marker(name)}\n\n{text}\n\n{END}"
 
     return _MARKER.sub(made, page)
 
 
-def unplaced(page: str, found: Iterable[Evidence]) -> list[str]:
+def unplaced(page: str, results: Iterable[Evidence]) -> list[str]:
     """Return the tables that there is evidence for and no marker."""
     named = {match[1] for match in _MARKER.finditer(page)}
-    return sorted({evidence.folder for evidence in found if evidence.place} - named)
+    return sorted({evidence.folder for evidence in results if evidence.place} - named)
 
 
-def block(recipe: Recipe, name: str, found: Sequence[Evidence], among: Cells) -> str:
+def block(recipe: Recipe, name: str, results: Sequence[Evidence], among: Cells) -> str:
     """Return a table's text: for each column that has runs the figures, a picture of the curves, and what to know."""
-    _check_places(recipe, found)
-    columns = by_column(recipe, found)
+    _check_places(recipe, results)
+    columns = by_column(recipe, results)
     scale = name.rpartition("-")[2]
     flag = "" if scale == "quick" else f" --scale {scale}"
     lines = [f"{recipe.label} of {recipe.source}: {recipe.title}.", ""]
     lines += [f"    {recipe.command}{flag}", ""]
-    if not found:
+    if not results:
         return "\n".join([*lines, "No run of it has been recorded yet."])
     if recipe.axis:
-        lines += _panels(recipe, name, found)
+        lines += _panels(recipe, name, results)
         columns = {}
     for column, evidence in columns.items():
         lines += [column_table(recipe, column, evidence), ""]
@@ -90,19 +90,19 @@ def block(recipe: Recipe, name: str, found: Sequence[Evidence], among: Cells) ->
             lines += [f"Rows without runs so far: {', '.join(missing)}.", ""]
         alt = f"{recipe.label} of {recipe.method}'s paper, {column}: test accuracy over rounds"
         lines += [f"![{alt}]({picture_name(name, column)})", ""]
-    if empty := sum(column not in by_column(recipe, found) for column in (part.name for part in recipe.columns)):
+    if empty := sum(column not in by_column(recipe, results) for column in (part.name for part in recipe.columns)):
         lines += [f"Columns without runs so far: {empty} of {len(recipe.columns)}.", ""]
-    notes = sentences(recipe, values_of(recipe, found))
+    notes = sentences(recipe, values_of(recipe, results))
     notes += [f"{curve.name}: {curve.source}." for curve in recipe.curves if curve.column in columns]
-    notes += [*_changed(found, among), *_corrected(columns), _origin(name, found)]
+    notes += [*_changed(results, among), *_corrected(columns), _origin(name, results)]
     return "\n".join([*lines, *(f"- {note}" for note in notes)])
 
 
-def _panels(recipe: Recipe, name: str, found: Sequence[Evidence]) -> list[str]:
+def _panels(recipe: Recipe, name: str, results: Sequence[Evidence]) -> list[str]:
     """Return a figure with an x axis: for each panel that has runs, a table of our figures and the picture."""
     lines = []
-    values = values_of(recipe, found)
-    for panel, columns in panels(recipe, found).items():
+    values = values_of(recipe, results)
+    for panel, columns in panels(recipe, results).items():
         rows = [
             [row.name, *(spread(Figure.of(values.get((row.name, column), {}).values()), 100) for column in columns)]
             for row in recipe.rows
@@ -114,27 +114,27 @@ def _panels(recipe: Recipe, name: str, found: Sequence[Evidence]) -> list[str]:
     return lines
 
 
-def panels(recipe: Recipe, found: Iterable[Evidence]) -> dict[str, list[str]]:
+def panels(recipe: Recipe, results: Iterable[Evidence]) -> dict[str, list[str]]:
     """Return the columns of each panel that has finished runs."""
-    done = {run.place.column for run in found if run.place and run.is_finished}
+    done = {run.place.column for run in results if run.place and run.is_finished}
     made: dict[str, list[str]] = {}
     for column in recipe.columns:
         made.setdefault(column.panel, []).append(column.name)
     return {panel: columns for panel, columns in made.items() if done & set(columns)}
 
 
-def values_of(recipe: Recipe, found: Iterable[Evidence]) -> dict[tuple[str, str], dict[int, float]]:
+def values_of(recipe: Recipe, results: Iterable[Evidence]) -> dict[tuple[str, str], dict[int, float]]:
     """Return the accuracy of finished runs: (row, column) -> seed -> accuracy."""
     values: dict[tuple[str, str], dict[int, float]] = {}
-    for run in found:
+    for run in results:
         if run.place and run.is_finished and (accuracy := final(recipe, run)) is not None:
             values.setdefault((run.place.row, run.place.column), {})[run.seed] = accuracy
     return values
 
 
-def _check_places(recipe: Recipe, found: Iterable[Evidence]) -> None:
+def _check_places(recipe: Recipe, results: Iterable[Evidence]) -> None:
     rows, columns = ({part.name for part in parts} for parts in (recipe.rows, recipe.columns))
-    for place in (evidence.place for evidence in found if evidence.place):
+    for place in (evidence.place for evidence in results if evidence.place):
         for kind, name, known in (("row", place.row, rows), ("column", place.column, columns)):
             if name not in known:
                 raise ConfigError(
@@ -143,16 +143,16 @@ def _check_places(recipe: Recipe, found: Iterable[Evidence]) -> None:
                 )
 
 
-def by_column(recipe: Recipe, found: Iterable[Evidence]) -> dict[str, list[Evidence]]:
+def by_column(recipe: Recipe, results: Iterable[Evidence]) -> dict[str, list[Evidence]]:
     """Return evidence by column, in the table's order; columns without any are left out."""
     places: dict[str, list[Evidence]] = {column.name: [] for column in recipe.columns}
-    for evidence in found:
+    for evidence in results:
         if evidence.place:
             places[evidence.place.column].append(evidence)
     return {column: runs for column, runs in places.items() if runs}
 
 
-def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
+def column_table(recipe: Recipe, column: str, results: Sequence[Evidence]) -> str:
     """Return a column's table of the rows with runs: figure in the paper, ours, the difference, seeds and rounds.
 
     If the paper's table has a row FedAvg, the differences to FedAvg are also shown: the paper's, and ours, which is
@@ -161,10 +161,10 @@ def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
     place = [c.name for c in recipe.columns].index(column)
     several = len(recipe.protocols) > 1
     baseline = next((row for row in recipe.rows if row.name.lower() == BASELINE.lower()), None)
-    fedavg = _runs_of(baseline, found) if baseline else []
+    fedavg = _runs_of(baseline, results) if baseline else []
     rows, gains = [], []
     for row in recipe.rows:
-        if not (runs := _runs_of(row, found)):
+        if not (runs := _runs_of(row, results)):
             continue
         paper = row.paper[place]
         cells = [row.name, paper.text]
@@ -192,9 +192,9 @@ def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
     ).markdown()
 
 
-def _runs_of(row: Row, found: Iterable[Evidence]) -> list[Evidence]:
+def _runs_of(row: Row, results: Iterable[Evidence]) -> list[Evidence]:
     """Return a row's runs by seed."""
-    runs = [evidence for evidence in found if evidence.place and evidence.place.row == row.name]
+    runs = [evidence for evidence in results if evidence.place and evidence.place.row == row.name]
     return sorted(runs, key=lambda run: run.seed)
 
 
@@ -279,15 +279,16 @@ def _rounds(runs: Sequence[Evidence]) -> str:
     return ", ".join(dict.fromkeys(texts))
 
 
-def _changed(found: Sequence[Evidence], among: Cells) -> list[str]:
+def _changed(results: Sequence[Evidence], among: Cells) -> list[str]:
     """Return the differing options of runs whose configuration is not today's recipe."""
-    told: dict[str, list[str]] = {}
-    for evidence in found:
+    runs_by_difference: dict[str, list[str]] = {}
+    for evidence in results:
         difference = changed_since(evidence, among)
         if difference and evidence.place:
-            told.setdefault(difference, []).append(f"{evidence.place.row}, seed {evidence.seed}")
+            runs_by_difference.setdefault(difference, []).append(f"{evidence.place.row}, seed {evidence.seed}")
     return [
-        f"Run with other options than the recipe has now: {'; '.join(runs)}: {text}." for text, runs in told.items()
+        f"Run with other options than the recipe has now: {'; '.join(runs)}: {text}."
+        for text, runs in runs_by_difference.items()
     ]
 
 
@@ -299,35 +300,35 @@ def _corrected(columns: Mapping[str, Sequence[Evidence]]) -> list[str]:
             if run.place and run.figures and "global_before_correction" in run.figures:
                 values.setdefault(run.place.row, []).append(run.figures["global_before_correction"]["accuracy"])
         if values:
-            said = (f"{row} {spread(Figure.of(accuracies), 100)}" for row, accuracies in values.items())
-            texts.append(f"{column}: {', '.join(said)}")
+            texts_of_rows = (f"{row} {spread(Figure.of(accuracies), 100)}" for row, accuracies in values.items())
+            texts.append(f"{column}: {', '.join(texts_of_rows)}")
     if not texts:
         return []
     return [f"Before the correction after the last round, which the curves do not show: {'; '.join(texts)}."]
 
 
-def _origin(name: str, found: Sequence[Evidence]) -> str:
+def _origin(name: str, results: Sequence[Evidence]) -> str:
     """Return which machines and versions trained the runs. The evidence of each run has its own."""
-    sessions = [session for evidence in found for session in evidence.sessions]
+    sessions = [session for evidence in results for session in evidence.sessions]
     if not sessions:
         return "Machines and commits of these runs were not recorded."
     machines = [session.machine for session in sessions]
     trained = sorted({machine.gpu or f"{machine.cores} cores of {machine.cpu}" for machine in machines})
     torch = sorted({session.versions.get("torch", "unknown") for session in sessions})
     first = min(session.started for session in sessions)
-    hours = sum(evidence.seconds for evidence in found) / 3600
+    hours = sum(evidence.seconds for evidence in results) / 3600
     return (
         f"Trained on {', '.join(trained)}; torch {', '.join(torch)}; from {first:%Y-%m-%d}, {hours:.1f} hours of "
         f"rounds. Machine and commit of each run: `results/{name}/`."
     )
 
 
-def pictures(found: Sequence[Evidence], recipes: Sequence[Recipe], page: Path) -> dict[Path, Curves]:
+def pictures(results: Sequence[Evidence], recipes: Sequence[Recipe], page: Path) -> dict[Path, Curves]:
     """Return the pictures that a page shows, by file."""
     named = {match[1] for match in _MARKER.finditer(page.read_text(encoding="utf-8"))}
     drawn: dict[Path, Curves] = {}
     for name, recipe in _tables(recipes).items():
-        runs = [run for run in found if run.folder == name] if name in named else []
+        runs = [run for run in results if run.folder == name] if name in named else []
         if recipe.axis:
             charts = {panel or recipe.axis: across(recipe, panel, runs) for panel in panels(recipe, runs)}
         else:

@@ -30,7 +30,7 @@ Cells = Mapping[Place, Mapping[str, Json]]
 
 def cells(recipes: Iterable[Recipe]) -> Cells:
     """Return every cell that this installation can run, at both scales."""
-    found = {}
+    options = {}
     for recipe in recipes:
         for scale in SCALES:
             spec = recipe.spec(scale)
@@ -46,10 +46,10 @@ def cells(recipes: Iterable[Recipe]) -> Cells:
                     column=cell.column,
                 )
                 try:
-                    found[place] = comparable(resolved(spec.run(cell.choice, 0)))
+                    options[place] = comparable(resolved(spec.run(cell.choice, 0)))
                 except FedcoreError:
-                    continue  # fedcore reproduce tells what is wrong with the recipe
-    return found
+                    continue  # fedcore reproduce names the defect of the recipe
+    return options
 
 
 def comparable(config: RunConfig) -> dict[str, Json]:
@@ -71,12 +71,12 @@ def comparable(config: RunConfig) -> dict[str, Json]:
 
 def differences(run: Mapping[str, Json], cell: Mapping[str, Json]) -> dict[str, tuple[Json, Json]]:
     """Return the options in which a run differs from a cell, with both values. ``auto`` in a recipe fits any value."""
-    found = {}
+    different = {}
     for name in [*cell, *(name for name in run if name not in cell)]:
         ours, wanted = run.get(name), cell.get(name)
         if wanted != "auto" and key(ours) != key(wanted):
-            found[name] = (ours, wanted)
-    return found
+            different[name] = (ours, wanted)
+    return different
 
 
 def places_of(config: RunConfig, among: Cells) -> list[Place]:
@@ -88,9 +88,9 @@ def places_of(config: RunConfig, among: Cells) -> list[Place]:
 def nearest(config: RunConfig, among: Cells) -> tuple[Place, dict[str, tuple[Json, Json]]] | None:
     """Return the cell of the same plugins and data set that differs least from a run, and the differing options."""
     own = comparable(config)
-    found = [
+    candidates = [
         (place, differences(own, wanted))
         for place, wanted in among.items()
         if all(own[name] == wanted[name] for name in ("plugins", "dataset"))
     ]
-    return min(found, key=lambda each: len(each[1]), default=None)
+    return min(candidates, key=lambda each: len(each[1]), default=None)

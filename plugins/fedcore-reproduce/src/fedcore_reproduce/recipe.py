@@ -50,10 +50,10 @@ def _read_figure(value: Any) -> Any:
         return {"text": "-"}
     if value == "?":
         return {"text": "unreadable"}
-    found = None if isinstance(value, bool) else _FIGURE.fullmatch(str(value).strip())
-    if found is None:
+    parsed = None if isinstance(value, bool) else _FIGURE.fullmatch(str(value).strip())
+    if parsed is None:
         raise ValueError('a figure is a number, "66.3 ± 0.5", "?" where the text is unreadable, or null for none')
-    return {"text": found[0], "mean": float(found[1]), "std": None if found[2] is None else float(found[2])}
+    return {"text": parsed[0], "mean": float(parsed[1]), "std": None if parsed[2] is None else float(parsed[2])}
 
 
 class Column(Part):
@@ -338,8 +338,8 @@ def read_recipe(file: Path) -> Recipe:
         raise ConfigError(f"{file}: {error}") from None
 
 
-def _plugins(given: Json) -> list[str]:
-    return list(RunConfig.create({"plugins": given}).plugins)
+def _plugins(options: Json) -> list[str]:
+    return list(RunConfig.create({"plugins": options}).plugins)
 
 
 def _all_known(names: Any, known: Any, kind: str) -> None:

@@ -60,10 +60,10 @@ class Reproduction:
 
     def columns(self) -> dict[str, list[ResultCell]]:
         """Return the cells of each column, in the table's order."""
-        found: dict[str, list[ResultCell]] = {}
+        by_name: dict[str, list[ResultCell]] = {}
         for cell in self.cells:
-            found.setdefault(cell.column, []).append(cell)
-        return found
+            by_name.setdefault(cell.column, []).append(cell)
+        return by_name
 
 
 @dataclass(frozen=True)
@@ -195,15 +195,15 @@ def _table(planned: Plan, out: Path, records: Mapping[str, RunRecord], reasons: 
 
 def _values(runs: Sequence[RunRecord], protocol: str | None) -> dict[int, float]:
     """Return the accuracy under a protocol by seed."""
-    found = {run.config.seed: run.final(protocol) for run in runs} if protocol else {}
-    return {seed: evaluation.value for seed, evaluation in found.items() if evaluation}
+    evaluations = {run.config.seed: run.final(protocol) for run in runs} if protocol else {}
+    return {seed: evaluation.value for seed, evaluation in evaluations.items() if evaluation}
 
 
 def _ours(runs: Sequence[RunRecord], protocols: Sequence[str], paper: Printed) -> Ours:
     """Return the runs' accuracy under the first protocol that all of them have figures for."""
     for protocol in protocols:
-        found = [evaluation.value for run in runs if (evaluation := run.final(protocol)) is not None]
-        figure = Figure.of(found)
-        if figure is not None and len(found) == len(runs):
+        accuracies = [evaluation.value for run in runs if (evaluation := run.final(protocol)) is not None]
+        figure = Figure.of(accuracies)
+        if figure is not None and len(accuracies) == len(runs):
             return Ours(figure, protocol, None if paper.mean is None else 100 * figure.mean - paper.mean)
     return Ours(None, None, None)

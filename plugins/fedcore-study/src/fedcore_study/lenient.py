@@ -20,11 +20,11 @@ def count(value: Any) -> int | None:
 
 def mapping_in(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a mapping inside a record; an empty mapping if there is none."""
-    found = value.get(name)
-    return found if isinstance(found, dict) else {}
+    inner = value.get(name)
+    return inner if isinstance(inner, dict) else {}
 
 
 def list_in(value: Mapping[str, Any], name: str) -> list[Any]:
     """Return a list inside a record; an empty list if there is none."""
-    found = value.get(name)
-    return found if isinstance(found, list) else []
+    inner = value.get(name)
+    return inner if isinstance(inner, list) else []

@@ -20,7 +20,7 @@ def follows_rounds(config: RunConfig) -> bool:
     from fedcore.tools import PluginSet
 
     try:
-        plugins = PluginSet.create({name: given for name, given in config.plugins.items() if not is_code(name)})
+        plugins = PluginSet.create({name: options for name, options in config.plugins.items() if not is_code(name)})
     except FedcoreError:
         return False
     return any("rounds" in plugin.assumes for plugin in plugins)

@@ -158,10 +158,10 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
         raise ConfigError(f"--search {unused[0]}: no trial has this plugin; add --plugin {plugin}")
     # A wrong value would spend the trials that draw it. Each is tried alone: two that do not fit cost one trial.
     combinations = next((axis.choices for axis in axes if axis.name == "plugins"), ())
-    for given in [{"plugins": chosen} for chosen in combinations] or [{}]:
+    for choice in [{"plugins": chosen} for chosen in combinations] or [{}]:
         for axis in axes:
             for value in axis.ends:
-                resolved(spec.run({**given, axis.name: value}, spec.seeds[0]))
+                resolved(spec.run({**choice, axis.name: value}, spec.seeds[0]))
 
 
 def _chooses(config: RunConfig) -> Measure:

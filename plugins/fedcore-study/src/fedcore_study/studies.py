@@ -37,7 +37,7 @@ def sweep(
     allow_outside: bool = False,
     **options: Any,
 ) -> SweepResult:
-    """Run a grid of methods, settings and seeds, several runs side by side; what is finished is not run again.
+    """Run a grid of methods, settings and seeds, several runs side by side; finished runs are not run again.
 
     A run that fails does not stop the others: a warning names it.
 
@@ -62,11 +62,11 @@ def sweep(
     from fedcore_study.cli.sweep_display import script_display
     from fedcore_study.sweeps.run import check_named, run_sweep
 
-    given, place = Given(getattr(out, "objects", {})), None if out is None else run_folders(out)[0]
-    spec, folder, goes_on = _asked_for(grid, seeds, place, settings or {}, options, given, preset)
+    objects, place = Given(getattr(out, "objects", {})), None if out is None else run_folders(out)[0]
+    spec, folder, goes_on = _asked_for(grid, seeds, place, settings or {}, options, objects, preset)
     file = out if goes_on else grid
     if spec is not None and isinstance(file, (str, PathLike)):  # the names of a result or mapping are the program's
-        own = [*typed_code(given.named(name, value) for name, value in options.items())]
+        own = [*typed_code(objects.named(name, value) for name, value in options.items())]
         own += [f"{name}={value}" for name, value in (settings or {}).items()]
         check_named(spec, file, folder if goes_on else None, own, allow_code=allow_code, allow_outside=allow_outside)
     with script_display(quiet=quiet) as display:
@@ -78,7 +78,7 @@ def sweep(
             listen=display,
             allow_code=allow_code,
             allow_outside=allow_outside,
-            given=given,
+            given=objects,
         )
     for outcome in result.named("failed"):
         warnings.warn(f"{outcome.name} failed: {outcome.message}", RuntimeWarning, stacklevel=2)
@@ -144,7 +144,7 @@ def compare(
     def warn(message: str) -> None:
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
-    found = find_runs(run_folders(runs), warn)
+    records = find_runs(run_folders(runs), warn)
     fields = [by] if isinstance(by, str) else list(by)
     own = [tuned] if isinstance(tuned, str) else list(tuned)
     protocols = [protocol] if isinstance(protocol, str) else list(protocol)
@@ -152,11 +152,11 @@ def compare(
         if len(protocols) > 1:
             raise ConfigError("each=True has one row per run: give one protocol")
         (protocol,) = protocols
-        chosen, own = tuned_runs(found, [option(name) for name in fields], own)
+        chosen, own = tuned_runs(records, [option(name) for name in fields], own)
         kept = comparison.usable(chosen, protocol, round, warn, short_name(metric))
         return frame.of_runs(kept, fields, protocol, round, tuned=own, labels=labels or {})
     made = comparison.compare_protocols(
-        found,
+        records,
         protocols,
         metric=metric,
         by=fields,
@@ -179,11 +179,11 @@ def _asked_for(
     out: Path | None,
     settings: Mapping[str, Any],
     options: Mapping[str, Any],
-    given: Given,
+    objects: Given,
     preset: str | None,
 ) -> tuple[SweepSpec | None, Path, bool]:
     """Return the grid, None for all that a folder has planned; the sweep's folder; and whether that sweep goes on."""
-    base = {name: given.named(name, value) for name, value in options.items()}
+    base = {name: objects.named(name, value) for name, value in options.items()}
     if grid is None and out is not None and SweepDirectory.is_one(out):
         if not (base or settings or preset or seeds is not None):
             return None, out, True
@@ -192,16 +192,16 @@ def _asked_for(
     axes = grid if isinstance(grid, Mapping) else {}
     if grid is None and seeds is None:
         raise ConfigError("nothing to sweep: give a grid such as {'plugin': ['fedavg', 'moon']}, or seeds=3")
-    plain = {name: _axis(given, name, values) for name, values in axes.items()}
+    plain = {name: _axis(objects, name, values) for name, values in axes.items()}
     spec = changed(before, base, plain, seeds, settings, preset=preset)
     usual = Path("sweeps") / Path(grid).stem if isinstance(grid, (str, PathLike)) else new_folder()
     return spec, out or usual, False
 
 
-def _axis(given: Given, name: str, values: Any) -> Any:
+def _axis(objects: Given, name: str, values: Any) -> Any:
     """Return an axis's values by their names; a single value is an axis of one."""
     listed = values if isinstance(values, (list, tuple)) else [values]
-    return [given.named(name, value) for value in listed]
+    return [objects.named(name, value) for value in listed]
 
 
 def listed_runs(runs: StudiedRuns | Iterable[StudiedRuns]) -> list[Any]:

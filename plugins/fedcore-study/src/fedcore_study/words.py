@@ -39,7 +39,7 @@ def shown(value: object) -> str:
 
 def by_value(values: Mapping[str, Value]) -> dict[Value, list[str]]:
     """Return the names that have each value."""
-    found: dict[Value, list[str]] = {}
+    names: dict[Value, list[str]] = {}
     for name, value in values.items():
-        found.setdefault(value, []).append(name)
-    return found
+        names.setdefault(value, []).append(name)
+    return names

@@ -97,36 +97,38 @@ def _origin_and_options(kind: str, name: str, cls: Any) -> dict[str, Any]:
 
 def meanings() -> dict[str, str]:
     """Return the meaning of each attribute, from the docstring of the class Plugin; empty under ``python -OO``."""
-    found = re.findall(r":ivar (\w+): ((?:.|\n )+)", inspect.getdoc(Plugin) or "")
-    return dict.fromkeys((row.name for row in ATTRIBUTES), "") | {name: " ".join(text.split()) for name, text in found}
+    documented = re.findall(r":ivar (\w+): ((?:.|\n )+)", inspect.getdoc(Plugin) or "")
+    return dict.fromkeys((row.name for row in ATTRIBUTES), "") | {
+        name: " ".join(text.split()) for name, text in documented
+    }
 
 
 def excluded_by(plugin: Plugin | type[Plugin]) -> list[str]:
     """Return the kinds of plugins that cannot be combined with this one, each as a noun phrase."""
-    found = []
+    refused = []
     if Declaration(name="personal_parameters").made_by(plugin):
-        found.append("a plugin that keeps the same parameters on the clients")
-        found.append("a plugin that owns, exchanges or corrects any of the parameters that stay on the clients")
+        refused.append("a plugin that keeps the same parameters on the clients")
+        refused.append("a plugin that owns, exchanges or corrects any of the parameters that stay on the clients")
     for one, other in (("assumes", "starts"), ("starts", "assumes")):  # the set-up compares the shared names
         if TABLE[one].made_by(plugin):
-            found.append(f"a {TABLE[other].plugin}, unless what is started stays on the clients")
+            refused.append(f"a {TABLE[other].plugin}, unless what is started stays on the clients")
     if "cross-entropy" in plugin.assumes:
-        found.append(f"a {TABLE['task_loss'].plugin}")
+        refused.append(f"a {TABLE['task_loss'].plugin}")
     if TABLE["task_loss"].made_by(plugin):
-        found.append("a plugin with another model that follows cross-entropy (assumes cross-entropy)")
+        refused.append("a plugin with another model that follows cross-entropy (assumes cross-entropy)")
     for declaration in TABLE.values():
         if not declaration.made_by(plugin):
-            found += [f"a {declaration.plugin}" for name in declaration.excludes if TABLE[name].made_by(plugin)]
+            refused += [f"a {declaration.plugin}" for name in declaration.excludes if TABLE[name].made_by(plugin)]
             continue
         if declaration.alone:
-            found.append(f"another {declaration.plugin}")
+            refused.append(f"another {declaration.plugin}")
         if declaration.patterns:
             patterns = ", ".join(patterns_of(plugin, declaration.name))
-            found.append(f"another plugin that {declaration.name} any of {patterns}")
+            refused.append(f"another plugin that {declaration.name} any of {patterns}")
             if declaration.shared:
-                found.append(f"a plugin that keeps any of {patterns} on the clients")
-        found += [f"a {TABLE[name].plugin}" for name in declaration.excludes]
-    return list(dict.fromkeys(found))
+                refused.append(f"a plugin that keeps any of {patterns} on the clients")
+        refused += [f"a {TABLE[name].plugin}" for name in declaration.excludes]
+    return list(dict.fromkeys(refused))
 
 
 def draw(card: Mapping[str, Any]) -> Group:
@@ -161,8 +163,8 @@ def draw(card: Mapping[str, Any]) -> Group:
     if card["sends"]:
         sent = [
             (way, name, " x ".join(map(str, shape)) or "one number")
-            for way, found in card["sends"].items()
-            for name, shape in found.items()
+            for way, payloads in card["sends"].items()
+            for name, shape in payloads.items()
         ]
         parts.append(_table("Sent next to the model, seen in two rounds on digits", ("way", "tensor", "shape"), sent))
     if card["not_run"]:

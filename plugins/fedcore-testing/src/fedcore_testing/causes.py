@@ -1,4 +1,4 @@
-"""What made a check fail, so that one error that stops many checks is told once."""
+"""What made a check fail, so that one error that stops many checks is printed once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cause_of(error: BaseException) -> str:
     """
     message = str(error.__cause__ or error)
     for pattern in _CAUSES:
-        found = pattern.search(message)
-        if found is not None:
-            return re.sub(r"\d+", "#", " ".join(found.groups()))
+        match = pattern.search(message)
+        if match is not None:
+            return re.sub(r"\d+", "#", " ".join(match.groups()))
     return ""

@@ -92,16 +92,16 @@ def check(
     reasons = dict(text.partition("=")[::2] for text in expect or ())
     verdicts = run_checks(name, slow=thorough, only=only or (), expected_failed_checks=reasons, options=own, run=given)
     if as_json:
-        found = list(verdicts)
+        results = list(verdicts)
         output.print_json(
             [
                 {"check": v.check.name, "status": v.status, "message": v.message, "seconds": round(v.seconds, 3)}
-                for v in found
+                for v in results
             ]
         )
     else:
-        found = _show(name, verdicts, output.stdout())
-    if any(verdict.status == "failed" for verdict in found):
+        results = _show(name, verdicts, output.stdout())
+    if any(verdict.status == "failed" for verdict in results):
         raise typer.Exit(1)
 
 
@@ -134,9 +134,9 @@ def _show(name: str, verdicts: Iterable[Verdict], console: Console) -> list[Verd
     """Print each verdict when it is known, then a summary."""
     from rich.text import Text
 
-    found = []
+    shown = []
     for verdict in verdicts:
-        found.append(verdict)
+        shown.append(verdict)
         word, style = _MARKS[verdict.status]
         line = Text.assemble((f"{word:>7}  ", style), (f"{verdict.check.name:<48}  ", "bold"), verdict.check.summary)
         console.print(line, soft_wrap=True)
@@ -146,14 +146,14 @@ def _show(name: str, verdicts: Iterable[Verdict], console: Console) -> list[Verd
                 console.print(
                     Text(f"{'':9}{row}", style="red" if verdict.status == "failed" else "dim"), soft_wrap=True
                 )
-    counts = {status: sum(v.status == status for v in found) for status in _MARKS}
+    counts = {status: sum(v.status == status for v in shown) for status in _MARKS}
     outcome = "breaks the contract" if counts["failed"] else "keeps the contract"
-    said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    seconds = output.duration(sum(v.seconds for v in found))
-    console.print(Text(f"\n{output.clean(name)} {outcome}: {said} in {seconds}", style="bold"), soft_wrap=True)
+    totals = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    seconds = output.duration(sum(v.seconds for v in shown))
+    console.print(Text(f"\n{output.clean(name)} {outcome}: {totals} in {seconds}", style="bold"), soft_wrap=True)
     if counts["failed"]:
         output.line("A check that the method cannot pass by its definition: --expect CHECK=REASON")
-    return found
+    return shown
 
 
 new_app, check_app, show_app = command(new), command(check), command(show)

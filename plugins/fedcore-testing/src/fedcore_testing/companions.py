@@ -41,9 +41,9 @@ class Bystander(Plugin):
         server.state["updates"] = server.state.get("updates", 0) + 1
 
 
-def _require(kept: bool, where: str, found: Mapping[str, object]) -> None:
+def _require(kept: bool, where: str, result: Mapping[str, object]) -> None:
     if not kept:
-        raise AssertionError(f"{where} of another plugin was changed: it holds {sorted(found)}")
+        raise AssertionError(f"{where} of another plugin was changed: it holds {sorted(result)}")
 
 
 class StartWatch(Plugin):

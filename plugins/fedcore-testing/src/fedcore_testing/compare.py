@@ -49,8 +49,8 @@ def require_close_states(one: RunResult, other: RunResult, how: str) -> None:
     """Compare the states of server and clients up to rounding."""
     mine, theirs = states_of(one), states_of(other)
     for where in {**mine, **theirs}:
-        found = next(_differences(mine.get(where, {}), theirs.get(where, {})), None)
-        assert found is None, f"{how}, {where}{found} differs"
+        difference = next(_differences(mine.get(where, {}), theirs.get(where, {})), None)
+        assert difference is None, f"{how}, {where}{difference} differs"
 
 
 def states_of(result: RunResult, but: Collection[str] = ()) -> States:

@@ -102,10 +102,10 @@ def buffers_have_no_state(go: Run, name: str, options: Options) -> None:
 def buffers_are_fedavgs(go: Run, name: str, options: Options) -> None:
     """With weights that do not move (lr 1e-30) BatchNorm's statistics are FedAvg's, to the bit."""
     run = {"model": with_batch_norm, "lr": 1e-30, "weight_decay": 0.0, "rounds": 3}
-    found, fedavg = (dict(go(plugins, **run).model.named_buffers()) for plugins in ({name: options}, {}))
+    buffers, fedavg = (dict(go(plugins, **run).model.named_buffers()) for plugins in ({name: options}, {}))
     assert (fedavg["encoder.base.norm.running_mean"] != 0).all()
     assert fedavg["encoder.base.norm.num_batches_tracked"] > 0
-    assert same_tensors(found, fedavg)
+    assert same_tensors(buffers, fedavg)
 
 
 def clients_without_steps_have_no_state(go: Run, name: str, options: Options) -> None:

@@ -58,8 +58,8 @@ def check_engine(engine: str | MakeEngine, folder: Path, *, workers: Sequence[in
     reference = _federation(folder, None, **{**options, "workers": 0})
     with importable_in_workers():
         for count in workers:
-            found = _federation(folder, make, **{**options, "workers": count})
-            _require_same(reference, found, f"with workers={count}")
+            result = _federation(folder, make, **{**options, "workers": count})
+            _require_same(reference, result, f"with workers={count}")
 
 
 def _federation(folder: Path, make: MakeEngine | None, **options: Any) -> RunResult:
@@ -78,26 +78,28 @@ def _federation(folder: Path, make: MakeEngine | None, **options: Any) -> RunRes
         raise AssertionError(f"a federation ends with {type(error).__name__}: {error}") from error
 
 
-def _require_same(expected: RunResult, found: RunResult, where: str) -> None:
+def _require_same(expected: RunResult, result: RunResult, where: str) -> None:
     """Compare two runs; the messages of failures may differ."""
-    for ours, theirs in zip(_records(expected), _records(found), strict=True):
+    for ours, theirs in zip(_records(expected), _records(result), strict=True):
         number = ours.get("round", "after the last")
         for key in ("failures", "ignored"):
             assert ours[key] == theirs[key], (
-                f"{where}, round {number}: {key} are {theirs[key]}, those of the local engine {ours[key]}"
+                f"{where}, round {number}: {key} are {theirs[key]}, with the local engine {ours[key]}"
             )
         different = [key for key in ours if ours[key] != theirs.get(key)]
         assert not different, f"{where}, round {number}: {different[0]!r} differs from the local engine's"
-    require_same_states(expected, found, f"{where} and with the local engine")
-    assert model_bytes(expected) == model_bytes(found), f"{where}, the bits of the model differ from the local engine's"
+    require_same_states(expected, result, f"{where} and with the local engine")
+    assert model_bytes(expected) == model_bytes(result), (
+        f"{where}, the bits of the model differ from the local engine's"
+    )
 
 
 def _records(result: RunResult) -> list[dict[str, Any]]:
-    found = records(result)
-    for record in found:
+    lines = records(result)
+    for record in lines:
         for key in ("failures", "ignored"):
             record[key] = [(entry["client"], entry["kind"]) for entry in record[key]]
-    return found
+    return lines
 
 
 def _check_conversation(make: MakeEngine, folder: Path, options: Mapping[str, Any]) -> None:
@@ -188,16 +190,16 @@ def _outcomes(
         raise AssertionError(
             f"run raises {type(error).__name__}: {error}; what happens to a client is a ClientFailure"
         ) from error
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     waiting = {task.id for task in tasks}
     for task, outcome in pairs:
         assert isinstance(outcome, (Reply, ClientFailure)), f"an outcome is a {type(outcome).__name__}"
         assert task.id in waiting, f"run yields an outcome of {task.id!r}, which it was not given"
-        assert task.id not in found, f"run yields {task.id!r} twice"
-        found[task.id] = outcome
-    missing = sorted(waiting - set(found))
+        assert task.id not in outcomes, f"run yields {task.id!r} twice"
+        outcomes[task.id] = outcome
+    missing = sorted(waiting - set(outcomes))
     assert not missing, f"run(window={window}) ends without an outcome of {missing[0]!r}"
-    return found
+    return outcomes
 
 
 def _require_answers(tasks: Sequence[ClientTask], outcomes: Mapping[str, Outcome]) -> None:
@@ -212,10 +214,10 @@ def _require_answers(tasks: Sequence[ClientTask], outcomes: Mapping[str, Outcome
             _require_equal(outcome.tensors[name], tensor, f"{task.id!r} (shared {task.shared!r}): tensor {name!r}")
 
 
-def _require_equal(found: Tensor, expected: Tensor, what: str) -> None:
-    seen, wanted = ((tuple(tensor.shape), str(tensor.dtype)) for tensor in (found, expected))
-    assert seen == wanted, f"{what} comes back as {seen}, expected {wanted}"
-    assert torch.equal(found, expected), f"{what} comes back with other values: another client's, or another payload's"
+def _require_equal(value: Tensor, expected: Tensor, what: str) -> None:
+    form, wanted = ((tuple(tensor.shape), str(tensor.dtype)) for tensor in (value, expected))
+    assert form == wanted, f"{what} comes back as {form}, expected {wanted}"
+    assert torch.equal(value, expected), f"{what} comes back with other values: another client's, or another payload's"
 
 
 def _require_failure(outcome: Outcome, kind: FailureKind, what: str, words: str = "") -> None:

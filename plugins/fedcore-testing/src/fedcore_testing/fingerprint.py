@@ -81,23 +81,23 @@ def shared_places(cls: type) -> dict[str, Any]:
 
     A cached method counts its calls. Cached functions of a module are left out: they hold constants.
     """
-    found: dict[str, Any] = {}
+    places: dict[str, Any] = {}
     for owner in cls.__mro__:
         if owner in (object, Generic) or owner.__module__.partition(".")[0] == "fedcore":
             continue
         for name, value in vars(owner).items():
             cached = getattr(getattr(value, "__func__", value), "cache_info", None)
             if cached is not None:
-                found[f"the cache of {owner.__name__}.{name}"] = cached()
+                places[f"the cache of {owner.__name__}.{name}"] = cached()
             elif isinstance(value, FunctionType):
-                found.update(_closure(f"{owner.__name__}.{name}", value))
+                places.update(_closure(f"{owner.__name__}.{name}", value))
             elif not name.startswith("__"):
-                found[f"{owner.__name__}.{name}"] = fingerprint(value)
+                places[f"{owner.__name__}.{name}"] = fingerprint(value)
         for module in _modules(owner.__module__):
             for name, value in list(vars(module).items()):
                 if not name.startswith("__") and not isinstance(value, (type, FunctionType, ModuleType)):
-                    found[f"{module.__name__}.{name}"] = fingerprint(value)
-    return found
+                    places[f"{module.__name__}.{name}"] = fingerprint(value)
+    return places
 
 
 def _closure(where: str, function: FunctionType) -> Iterator[tuple[str, Any]]:

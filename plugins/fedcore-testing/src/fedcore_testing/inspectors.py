@@ -54,8 +54,8 @@ def _trains(step: Any, term: Loss, name: str, idle: dict[str, float]) -> bool:
         return bool(term.value.requires_grad)
     added = (parameter for each in step._batch.session.requests.added.values() for parameter in each.values())
     trained = [parameter for parameter in (*step.model.parameters(), *added) if parameter.requires_grad]
-    found = torch.autograd.grad(term.value, trained, retain_graph=True, allow_unused=True)
-    gradients = [gradient for gradient in found if gradient is not None]
+    slopes = torch.autograd.grad(term.value, trained, retain_graph=True, allow_unused=True)
+    gradients = [gradient for gradient in slopes if gradient is not None]
     if any(bool(gradient.any()) for gradient in gradients):
         idle[name] = -math.inf
     elif bool(term.value != 0):
@@ -64,7 +64,7 @@ def _trains(step: Any, term: Loss, name: str, idle: dict[str, float]) -> bool:
 
 
 def _sent(call: Call, result: Any) -> Any:
-    """Return the tensors that a hook sends, by name; for ``guard_upload`` those of all plugins, by ``plugin/name``."""
+    """Return the tensors that a hook sends, by name; ``guard_upload``: of all plugins, by ``plugin/name``."""
     if not isinstance(result, ClientUpdate):
         return result
     return by_path(result.payload) if call.hook == "guard_upload" else result.payload

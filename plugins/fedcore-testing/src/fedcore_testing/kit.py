@@ -51,7 +51,7 @@ def run_checks(
     :param slow: also run the checks that start processes.
     :param only: names of checks; default all.
     :param expected_failed_checks: check -> the reason why the plugin cannot pass it; if it passes, that is a failure.
-    :param options: the plugin's own options; default those of the plugin.
+    :param options: the plugin's own options; default: the plugin's defaults.
     :param run: options of RunConfig for all runs, such as ``dataset`` and ``model``.
     :raises UnknownNameError: no plugin, no check, no option or no model of that name.
     :raises ConfigError: the options cannot be used.
@@ -63,7 +63,7 @@ def run_checks(
         with suppress(PluginContractError):  # the checks tell what the plugin does wrong
             initial_weights(trial.config)
     broken = ""
-    told: dict[str, str] = {}
+    first_checks: dict[str, str] = {}
     for check in sorted(CHECKS.values(), key=lambda check: (check.name not in FIRST, check.name != PLAINEST)):
         if (only and check.name not in only) or (check.slow and not slow and not only):
             continue
@@ -71,7 +71,7 @@ def run_checks(
         status, message, cause = _verdict(check, trial, expected, broken)
         if status == "failed" and check.name in FIRST:
             broken = check.name
-        same_as = "" if not cause or told.setdefault(cause, check.name) == check.name else told[cause]
+        same_as = "" if not cause or first_checks.setdefault(cause, check.name) == check.name else first_checks[cause]
         if same_as:
             message = f"plugin {trial.label!r} fails {check.name}: the same error as in {same_as}"
         yield Verdict(check, status, message, time.perf_counter() - began, same_as)
@@ -168,11 +168,11 @@ def _verdict(check: Check, trial: Any, expected: Mapping[str, str], broken: str)
             return "failed as expected", expected[check.name], ""
         return "failed", str(error), cause_of(error)
     if check.name in expected:
-        said = (
+        message = (
             f"plugin {trial.label!r} passes {check.name}, which is listed as failing ({expected[check.name]})\n"
             "What to do: expect it no longer (expected_failed_checks, --expect)."
         )
-        return "failed", said, ""
+        return "failed", message, ""
     return "passed", "", ""
 
 

@@ -102,7 +102,7 @@ def check_partitioner(
         dataset = replace(digits, sources=torch.arange(len(digits.train)) % 20)
     rows = np.arange(0, len(dataset.train), 2)
     labels = dataset.train.labels.cpu().numpy()[rows]
-    given = labels.copy()
+    own_labels = labels.copy()
     options: dict[str, Any] = {"alpha": 0.5, "seed": 3, "min_size": 1, "classes_per_client": 2}
     options |= {"dataset": dataset, "rows": rows}
     for count in clients:
@@ -111,7 +111,7 @@ def check_partitioner(
         _require_untouched(before, partitioner)
         parts, again = ([*each.values()] if isinstance(each, Mapping) else each for each in (parts, again))
         where = f"{_name(partitioner)} for {count} clients"
-        assert (labels == given).all(), f"{where} edits the labels"
+        assert (labels == own_labels).all(), f"{where} edits the labels"
         assert len(parts) == count, f"{where} returns {len(parts)} parts"
         assert all(len(part) for part in parts), f"{where} leaves client {[len(p) for p in parts].index(0)} empty"
         assigned = np.concatenate(parts)

@@ -121,16 +121,16 @@ def _model(call: Call) -> Iterator[None]:
 
 
 def _structure(model: nn.Module) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    structure: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
-        found[name] = (id(parameter), f"{tuple(parameter.shape)}")
-        found[f"{name}'s requires_grad"] = ("", parameter.requires_grad)
+        structure[name] = (id(parameter), f"{tuple(parameter.shape)}")
+        structure[f"{name}'s requires_grad"] = ("", parameter.requires_grad)
     for name, buffer in model.named_buffers():
-        found[name] = (id(buffer), f"{tuple(buffer.shape)}")
+        structure[name] = (id(buffer), f"{tuple(buffer.shape)}")
     for name, module in model.named_modules():
-        found[f"module {name or 'itself'}"] = (id(module), type(module).__name__)
-        found[f"mode of {name or 'the model'}"] = ("", "training" if module.training else "eval")
-    return found
+        structure[f"module {name or 'itself'}"] = (id(module), type(module).__name__)
+        structure[f"mode of {name or 'the model'}"] = ("", "training" if module.training else "eval")
+    return structure
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def watch(plugin: str, options: Mapping[str, Any] | None = None) -> Traffic:
     Two rounds, two clients and ten classes on digits with ``mlp``: shapes that depend on the data or the model are
     those of this run.
     """
-    seen: dict[str, Shapes] = {}
+    shapes: dict[str, Shapes] = {}
     with tempfile.TemporaryDirectory(prefix="fedcore-") as folder:
         config = RunConfig(
             plugins={plugin: dict(options or {})},
@@ -77,5 +77,5 @@ def watch(plugin: str, options: Mapping[str, Any] | None = None) -> Traffic:
             out=Path(folder) / "run",
             **needs_of((plugin, options or {})),
         )
-        result = run(config, engine=lambda site: Watch(site, seen))
-    return Traffic(seen, result.summary["bytes"]["by_plugin"].get(plugin, {"down": 0, "up": 0}))
+        result = run(config, engine=lambda site: Watch(site, shapes))
+    return Traffic(shapes, result.summary["bytes"]["by_plugin"].get(plugin, {"down": 0, "up": 0}))

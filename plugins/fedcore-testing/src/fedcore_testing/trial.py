@@ -164,7 +164,7 @@ def finished(result: RunResult) -> RunResult:
 
 def failures(result: RunResult) -> str:
     """Return the failed clients of a run and of its evaluations, with messages; empty if none failed."""
-    found = [
+    failed = [
         f"round {record['round'] + 1 if 'round' in record else 'after the last'}{during}: "
         f"client {failure['client']} {failure['kind']}: {failure['message']}"
         for record in records(result)
@@ -174,8 +174,8 @@ def failures(result: RunResult) -> str:
         )
         for failure in failures
     ]
-    found += [f"evaluation {name!r}: {reason}" for name, reason in _not_finite(result.metrics)]
-    return "; ".join(found[:3])
+    failed += [f"evaluation {name!r}: {reason}" for name, reason in _not_finite(result.metrics)]
+    return "; ".join(failed[:3])
 
 
 def _not_finite(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -47,19 +47,19 @@ def _around(hook: str, function: Any, findings: list[Finding], idle: dict[str, f
             if finding not in findings:
                 findings.append(finding)
 
-        seen = Call(hook, plugin, dict(zip(names, given, strict=True)), report, idle)
+        observed = Call(hook, plugin, dict(zip(names, given, strict=True)), report, idle)
         with ExitStack() as stack:
             for sensor in SENSORS:
-                stack.enter_context(sensor(seen))
+                stack.enter_context(sensor(observed))
             result = function(plugin, *given)
         for inspect_result in INSPECTORS:
-            inspect_result(seen, result)
+            inspect_result(observed, result)
         if hook in ("broadcast", "broadcast_to"):
             if hook == "broadcast_to":  # another client's message in between must not change this one's
                 function(
                     plugin, *(max(0, value - 1) if name == "client" else value for name, value in zip(names, given))
                 )
-            repeated(seen, result, function(plugin, *given))
+            repeated(observed, result, function(plugin, *given))
         return result
 
     return call

@@ -58,8 +58,8 @@ def domain_folders(name: str) -> Callable[[Path | None], Dataset]:
     ``classes=fedbn`` are FedBN's ten of DomainNet.
     """
     folder, size, options = split_options(f"domains:{name}", ("size", "classes"))
-    given = options.get("classes")
-    classes = FEDBN_CLASSES if given == "fedbn" else tuple(given.split(",")) if given else None
+    asked = options.get("classes")
+    classes = FEDBN_CLASSES if asked == "fedbn" else tuple(asked.split(",")) if asked else None
     return lambda data_dir: read_domains(find_data(folder, data_dir), size=size or 64, classes=classes)
 
 
@@ -79,7 +79,7 @@ def read_domains(path: Path, *, size: int = 64, classes: Sequence[str] | None = 
     folders = sorted(f for f in path.iterdir() if is_folder(f) and f.name[0] != "." and any(f.glob("*/*")))
     if len(folders) < 2:
         raise DataError(f"domains: {path} must hold at least two folders DOMAIN/CLASS/* of images")
-    found: dict[str, tuple[Files, Files]] = {}
+    files_of: dict[str, tuple[Files, Files]] = {}
     links = sorted(f.name for f in path.iterdir() if f.is_symlink() and f.is_dir())
     notes: tuple[str, ...] = (f"{path}: links to folders left out: {', '.join(links)}",) if links else ()
     for folder in folders:
@@ -87,8 +87,8 @@ def read_domains(path: Path, *, size: int = 64, classes: Sequence[str] | None = 
         if parts_of is None:
             files, _, more = class_folders(folder, "domains")
             parts_of, notes = _drawn(files), notes + more
-        found[folder.name] = parts_of
-    names = sorted({label for parts in found.values() for files in parts for _, label in files})
+        files_of[folder.name] = parts_of
+    names = sorted({label for parts in files_of.values() for files in parts for _, label in files})
     if classes is not None:
         if missing := sorted(set(classes) - set(names)):
             raise DataError(f"domains: {path}: no domain has the class {missing[0]!r}")
@@ -101,7 +101,7 @@ def read_domains(path: Path, *, size: int = 64, classes: Sequence[str] | None = 
         rows = [
             (file, number[label], domain)
             for domain, folder in enumerate(folders)
-            for file, label in found[folder.name][part]
+            for file, label in files_of[folder.name][part]
             if label in number
         ]
         images = decoded([file for file, _, _ in rows], size, what="domains")
@@ -208,10 +208,10 @@ def _mat(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise DataError(f"digits-five: {file} is missing; put the published .mat files there, or pass --data-dir")
     try:
-        found: dict[str, Any] = loadmat(str(file))
+        variables: dict[str, Any] = loadmat(str(file))
     except Exception as error:  # a damaged file may raise anything in the parser
         raise DataError(f"digits-five: cannot read {file}: {error}") from error
-    return found
+    return variables
 
 
 def _digits(domain: str, contents: Sequence[Mapping[str, Any]], part: str) -> tuple[Array, Array]:

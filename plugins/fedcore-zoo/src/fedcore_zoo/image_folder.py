@@ -116,16 +116,16 @@ def class_folders(folder: Path, what: str = "imagefolder") -> tuple[list[tuple[P
                 others["links"] += 1
                 continue
             names.append(entry.name)
-            for found in _visible(entry):
-                suffix = os.path.splitext(found.name)[1]
-                if found.is_symlink():
+            for inner in _visible(entry):
+                suffix = os.path.splitext(inner.name)[1]
+                if inner.is_symlink():
                     others["links"] += 1
-                elif not found.is_file(follow_symlinks=False):
+                elif not inner.is_file(follow_symlinks=False):
                     others["that are not regular"] += 1
                 elif suffix.lower() not in suffixes:
                     others[suffix] += 1
                 else:
-                    files.append((Path(found.path), entry.name))
+                    files.append((Path(inner.path), entry.name))
     except OSError as error:
         raise DataError(f"{what}: cannot read {folder}: {error}") from error
     left = ", ".join(f"{count} {kind or 'without a suffix'}" for kind, count in sorted(others.items()))

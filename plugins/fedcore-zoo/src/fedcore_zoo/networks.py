@@ -2,7 +2,7 @@
 
 All but ``embedding_bag`` take images: ``input_shape`` = (channels, height, width), of any number of
 channels. An image with a side shorter than the network needs is zero-padded around its centre. Weights are PyTorch's
-defaults unless said otherwise. None of them has a projection head: ``ModelTask.ensure_projection`` adds it.
+defaults unless its docstring names others. None of them has a projection head: ``ModelTask.ensure_projection`` adds it.
 
 ReLUs at which a plugin may split the network are not in-place: they would overwrite its features. Where a paper has a
 max-pool after a ReLU, the pool comes first here: max(relu(x)) = relu(max(x)) with bit-identical values and gradients,

@@ -110,21 +110,21 @@ def natural(
             "--partition natural: this data set does not say where its samples come from (Dataset.sources); name "
             "another partition"
         )
-    found, source = np.unique(dataset.sources.cpu().numpy()[rows], return_inverse=True)
-    if num_clients > len(found):
+    sources, source = np.unique(dataset.sources.cpu().numpy()[rows], return_inverse=True)
+    if num_clients > len(sources):
         raise ConfigError(
-            f"--clients is {num_clients}, but the samples come from {len(found)} sources; write --clients "
-            f"{len(found)}, or fewer"
+            f"--clients is {num_clients}, but the samples come from {len(sources)} sources; write --clients "
+            f"{len(sources)}, or fewer"
         )
-    owner = np.arange(len(found))
-    if num_clients < len(found):
-        owner[numpy_generator(seed, "partition").permutation(len(found))] = np.arange(len(found)) % num_clients
+    owner = np.arange(len(sources))
+    if num_clients < len(sources):
+        owner[numpy_generator(seed, "partition").permutation(len(sources))] = np.arange(len(sources)) % num_clients
     client = owner[source]
     order = np.argsort(client, kind="stable")
     parts = np.split(order, np.searchsorted(client[order], np.arange(1, num_clients)))
-    if dataset.source_names is None or len(found) > MAX_SOURCES * num_clients:
+    if dataset.source_names is None or len(sources) > MAX_SOURCES * num_clients:
         return parts
-    held = [[dataset.source_names[found[k]] for k in np.flatnonzero(owner == number)] for number in range(num_clients)]
+    held = [[dataset.source_names[sources[k]] for k in np.flatnonzero(owner == number)] for number in range(num_clients)]
     return {"+".join(names): part for names, part in zip(held, parts, strict=True)}
 
 

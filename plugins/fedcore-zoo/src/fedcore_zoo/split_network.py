@@ -56,7 +56,7 @@ class SplitNetwork(SplitModel):
 
     @property
     def _is_whole(self) -> bool:
-        """Whether all layers are those of the network."""
+        """Whether the layers are all of the network's layers."""
         return self.has_own_classifier and self.projection_width is None and len(self.encoder) == 1
 
 
@@ -120,7 +120,7 @@ def _last(
     handles = [layer.register_forward_hook(keep) for layer in layers]
     try:
         with tried(network):
-            found: Tensor | Any = network(sample)
+            logits: Tensor | Any = network(sample)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         hint = dtype_hint(network, sample)
         if len(input_shape) == 3 and not hint:
@@ -133,8 +133,8 @@ def _last(
     finally:
         for handle in handles:
             handle.remove()
-    if not outputs or outputs[-1][1] is not found:
-        changed = bool(outputs) and isinstance(found, Tensor) and outputs[-1][1].shape == found.shape
+    if not outputs or outputs[-1][1] is not logits:
+        changed = bool(outputs) and isinstance(logits, Tensor) and outputs[-1][1].shape == logits.shape
         hint = "leave out softmax or log_softmax, which the loss contains, or " if changed else ""
         raise ConfigError(f"model {name!r} does not end with a linear layer that gives the logits; {hint}{HINT}")
     return outputs[-1][0]

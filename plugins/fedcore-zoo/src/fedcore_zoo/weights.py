@@ -27,15 +27,15 @@ def with_digest(weights: str) -> str:
 
     :raises ConfigError: the file cannot be read, or its content has changed.
     """
-    found = _DIGEST.search(weights)
-    path = weights[: found.start()] if found else weights
+    match = _DIGEST.search(weights)
+    path = weights[: match.start()] if match else weights
     path = str(Path(path).expanduser().absolute())
     try:
         with Path(path).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     except OSError as error:
         raise ConfigError(f"--weights {path}: cannot be read: {error}") from error
-    if found and found[1] != digest:
+    if match and match[1] != digest:
         raise ConfigError(f"--weights {path}: the file is not the one that the run was begun with; put that one back")
     return f"{path}#{digest}"
 
@@ -56,22 +56,22 @@ def load_weights(model: SplitModel, weights: str) -> None:
         # Files of early versions of PyTorch lack BatchNorm's number of batches.
         optional = name.endswith("num_batches_tracked")
         if name.startswith(_BASE) and not optional and not _fits(name, state, named):
-            given = f"is {tuple(named[name].shape)} there" if name in named else "is not in it"
+            problem = f"is {tuple(named[name].shape)} there" if name in named else "is not in it"
             raise ConfigError(
                 f"--weights {path}: {name.removeprefix(_BASE)!r}, of shape {tuple(state[name].shape)} in the model, "
-                f"{given}. Weights and --model have to be of the same network"
+                f"{problem}. Weights and --model have to be of the same network"
             )
     with torch.no_grad():
         for name, tensor in state.items():
             if not _fits(name, state, named):
                 continue
-            found = named[name]
-            if _kind(found) != _kind(tensor):  # copy_ would cut fractions or imaginary parts off
+            there = named[name]
+            if _kind(there) != _kind(tensor):  # copy_ would cut fractions or imaginary parts off
                 raise ConfigError(
-                    f"--weights {path}: {name.removeprefix(_BASE)!r} is {_kind(found)} there ({found.dtype}), "
+                    f"--weights {path}: {name.removeprefix(_BASE)!r} is {_kind(there)} there ({there.dtype}), "
                     f"but {_kind(tensor)} in the model ({tensor.dtype})"
                 )
-            tensor.copy_(found)
+            tensor.copy_(there)
 
 
 def named_weights(model: SplitModel, weights: str) -> dict[str, Tensor]:
@@ -81,7 +81,7 @@ def named_weights(model: SplitModel, weights: str) -> dict[str, Tensor]:
     """
     path = _DIGEST.sub("", weights)
     try:
-        found = load_file(path)
+        tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"--weights {path}: is not a whole safetensors file ({error}); pickled files are not read"
@@ -89,7 +89,7 @@ def named_weights(model: SplitModel, weights: str) -> dict[str, Tensor]:
     own = {name: of_model for of_model, name in model.file_names().items()}
     state = model.state_dict()
     named: dict[str, Tensor] = {}
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         of_base = _BASE + name in state or not name.startswith(("encoder.", _HEAD))
         named[own.get(name, _BASE + name if of_base else name)] = tensor
     return named
@@ -104,8 +104,8 @@ def _kind(tensor: Tensor) -> str:
     return "boolean" if tensor.dtype == torch.bool else "integer"
 
 
-def _fits(name: str, state: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> bool:
-    return name in found and found[name].shape == state[name].shape
+def _fits(name: str, state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> bool:
+    return name in tensors and tensors[name].shape == state[name].shape
 
 
 def weights_cautions(setup: Setup, weights: str) -> list[str]:
@@ -132,12 +132,12 @@ def _without_place(file: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> l
 def _fresh_heads(setup: Setup, file: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> list[str]:
     """Return the caution about a projection head and a classifier that are not the ones in the file."""
     left_out, fresh = _heads_apart(file, model), _heads_apart(model, file)
-    said = [f"leaves out the file's {' and '.join(left_out)}"] if left_out else []
-    said += [f"starts with a fresh {' and '.join(fresh)}"] if fresh else []
-    if not said:
+    changes = [f"leaves out the file's {' and '.join(left_out)}"] if left_out else []
+    changes += [f"starts with a fresh {' and '.join(fresh)}"] if fresh else []
+    if not changes:
         return []
     takes = "projection head" in left_out and not setup.config.projection
-    return [f"--weights: the run {' and '.join(said)}" + "; --projection takes the file's projection head" * takes]
+    return [f"--weights: the run {' and '.join(changes)}" + "; --projection takes the file's projection head" * takes]
 
 
 def _heads_apart(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
@@ -145,12 +145,12 @@ def _heads_apart(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) ->
 
     Biases do not count: they can fit where the matrix does not.
     """
-    found = []
+    names = []
     for start, head in (("encoder.projection.", "projection head"), ("classifier.", "classifier")):
         own = [tensor for name, tensor in weights.items() if name.startswith(start) and tensor.ndim > 1]
         if own and not any(_is_among(tensor, others) for tensor in own):
-            found.append(head)
-    return found
+            names.append(head)
+    return names
 
 
 def _is_among(tensor: Tensor, others: Mapping[str, Tensor]) -> bool:

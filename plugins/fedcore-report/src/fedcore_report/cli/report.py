@@ -67,10 +67,10 @@ def report(
     if figures is not None:
         require_converter(form)
     notes: list[str] = []
-    found = find_runs(runs, notes.append)
+    records = find_runs(runs, notes.append)
     with output.stderr().status(output.text("reading"), spinner="line") as status:
         made = build(
-            found,
+            records,
             notes,
             title=title or heading(runs),
             by=by or ["plugin"],

@@ -155,9 +155,9 @@ def _estimate(planned: Plan, folder: Path, parallel: int | None) -> None:
 
     console = output.stderr()
     with console.status("timing one round", spinner="line"):
-        found = estimate(planned, folder, parallel)
-    if found is not None:
-        output.note(found, console)
+        duration = estimate(planned, folder, parallel)
+    if duration is not None:
+        output.note(duration, console)
 
 
 def _keep(planned: Plan, folder: Path, evidence: Path) -> None:
@@ -166,8 +166,8 @@ def _keep(planned: Plan, folder: Path, evidence: Path) -> None:
     from fedcore_reproduce.places import cells
 
     asked = {(planned.scale, cell.row, cell.column) for cell in planned.cells}
-    found = cells([planned.recipe])
-    among = {place: found[place] for place in found if (place.scale, place.row, place.column) in asked}
+    configured = cells([planned.recipe])
+    among = {place: configured[place] for place in configured if (place.scale, place.row, place.column) in asked}
     made = collect([folder], evidence, among, warn=output.note, only_tables=True)
     output.note(f"the evidence of {len(made.written)} runs is in {evidence}")
 

@@ -88,7 +88,7 @@ def compare(
     from fedcore_study.comparisons.comparison import compare_protocols
     from fedcore_study.comparisons.records import find_runs
 
-    found = compare_protocols(
+    comparisons = compare_protocols(
         find_runs(runs, output.note),
         protocol or ["global"],
         metric=metric,
@@ -105,17 +105,17 @@ def compare(
         warn=output.note,
     )
     if form not in ("markdown", "latex", "json"):  # these hold the notes themselves
-        for note in formats.notes_of(found):
+        for note in formats.notes_of(comparisons):
             output.note(note)
     if form == "latex":
-        typer.echo(formats.as_latex(found, wide=wide, words=caption, label=tex_label), nl=False)
+        typer.echo(formats.as_latex(comparisons, wide=wide, words=caption, label=tex_label), nl=False)
     elif form != "table":
-        typer.echo(formats.FORMATS[form](found, **({"wide": True} if wide else {})), nl=False)
+        typer.echo(formats.FORMATS[form](comparisons, **({"wide": True} if wide else {})), nl=False)
     else:
-        for table in formats.printed(found, wide=wide):
+        for table in formats.printed(comparisons, wide=wide):
             shared.print_table(table)
             for sentence in table.findings:
                 output.stdout().print(output.text(sentence))
-        for sentence in formats.ranks_in(found):
+        for sentence in formats.ranks_in(comparisons):
             output.stdout().print(output.text(sentence))
-        output.line(formats.caption(found), style="dim")
+        output.line(formats.caption(comparisons), style="dim")

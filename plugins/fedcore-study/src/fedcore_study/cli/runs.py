@@ -86,21 +86,21 @@ def list_(
         *(("tag", one, lambda run: run.labels.tags) for one in tag or ()),
         *([("state", state, lambda run: [run.state])] if state is not None else []),
     ]
-    found = runs
+    listed = runs
     for what, value, values in wanted:
-        found = [run for run in found if value in values(run)]
+        listed = [run for run in listed if value in values(run)]
         known = sorted({str(one) for run in runs for one in values(run) if one is not None})
         if runs and value not in known and what != "state":
             near = nearest(value, known)
             output.note(f"no run here has the {what} {value!r}" + (f". Did you mean {near!r}?" if near else ""))
-    found = _sorted(found, sort)
+    listed = _sorted(listed, sort)
     if as_json:
-        output.print_json([run.to_json() for run in found])
+        output.print_json([run.to_json() for run in listed])
         return
-    if found:
+    if listed:
         from fedcore_study.cli.runs_tables import runs_table
 
-        output.stdout().print(runs_table(found))
+        output.stdout().print(runs_table(listed))
     else:
         output.note(f"there is no {'such run' if wanted else 'run'} in {folder or 'runs or sweeps'}")
 
@@ -111,13 +111,13 @@ def show(run: Run, as_json: options.Json = False, debug: options.Debug = False) 
     from fedcore_study.runs.details import details
     from fedcore_study.runs.overview import find_run
 
-    found = details(find_run(run), output.note)
+    shown_run = details(find_run(run), output.note)
     if as_json:
-        output.print_json(found)
+        output.print_json(shown_run)
         return
     from fedcore_study.cli.runs_tables import details_tables
 
-    _print(details_tables(found))
+    _print(details_tables(shown_run))
 
 
 @app.command("diff")
@@ -135,13 +135,13 @@ def diff(
     if runs[0].path.samefile(runs[1].path):
         raise ConfigError(f"{one} and {other} are the same run; name two")
     first, second = (details(run, output.note) for run in runs)
-    found = difference(first, second)
+    differences = difference(first, second)
     if as_json:
-        output.print_json(found)
+        output.print_json(differences)
         return
     from fedcore_study.cli.runs_tables import difference_tables
 
-    _print(difference_tables(found, [run.title for run in runs], [run.folder for run in runs]))
+    _print(difference_tables(differences, [run.title for run in runs], [run.folder for run in runs]))
 
 
 @app.command("tag")
@@ -159,22 +159,22 @@ def tag(
 
     if not add and not remove and name is None and note is None:
         raise ConfigError("say what to change: --add TAG, --remove TAG, --name NAME or --note TEXT")
-    found = _found(runs)
-    if name and len(found) > 1:
-        raise ConfigError(f"--name {name} is for one run, and {len(found)} are named; tags are for several")
-    _require_whole(found)
-    with alone(run.path.resolve() for run in found):
-        now = [read_overview(run.path, run.folder) for run in found]
+    tagged = _found(runs)
+    if name and len(tagged) > 1:
+        raise ConfigError(f"--name {name} is for one run, and {len(tagged)} are named; tags are for several")
+    _require_whole(tagged)
+    with alone(run.path.resolve() for run in tagged):
+        now = [read_overview(run.path, run.folder) for run in tagged]
         _require_whole(now)
         require_tags(remove or [], [run.labels for run in now])
         changed = [run.labels.changed(add=add or [], remove=remove or [], name=name, note=note) for run in now]
         for run, labels in zip(now, changed, strict=True):
             write_labels(run.path, labels)
     for run, labels in zip(now, changed, strict=True):
-        said = [f"name {labels.name}"] if labels.name else []
-        said += [f"tags {', '.join(labels.tags)}"] if labels.tags else []
-        said += [f"note: {labels.note}"] if labels.note else []
-        output.line(f"{run.folder}: {', '.join(said) or 'no labels'}")
+        parts = [f"name {labels.name}"] if labels.name else []
+        parts += [f"tags {', '.join(labels.tags)}"] if labels.tags else []
+        parts += [f"note: {labels.note}"] if labels.note else []
+        output.line(f"{run.folder}: {', '.join(parts) or 'no labels'}")
 
 
 @app.command("rm")
@@ -270,8 +270,8 @@ def _found(texts: Sequence[str]) -> list[Overview]:
     """Return the runs that the user names, each once."""
     from fedcore_study.runs.overview import find_run
 
-    found = [find_run(text) for text in texts]
-    return list({run.path.resolve(): run for run in found}.values())
+    overviews = [find_run(text) for text in texts]
+    return list({run.path.resolve(): run for run in overviews}.values())
 
 
 def _require_whole(runs: Iterable[Overview]) -> None:

@@ -80,24 +80,24 @@ def details_tables(run: Mapping[str, Any]) -> Iterator[Table | Text]:
 
 
 def difference_tables(
-    found: Mapping[str, Any], titles: Sequence[str], folders: Sequence[str]
+    differences: Mapping[str, Any], titles: Sequence[str], folders: Sequence[str]
 ) -> Iterator[Table | Text]:
     """Yield what ``runs diff`` prints."""
     first, second = folders if titles[0] == titles[1] else titles
-    if found["options"]:
-        yield _pairs("Options", first, second, found["options"])
+    if differences["options"]:
+        yield _pairs("Options", first, second, differences["options"])
     else:
         yield Text("The runs have the same options, but for those that cannot change a result.")
     table = _table("Figures", "", first, second, "difference", right=(first, second, "difference"))
-    for name, (one, other, change) in found["figures"].items():
+    for name, (one, other, change) in differences["figures"].items():
         table.add_row(*map(output.text, [name, _figure(name, one), _figure(name, other), _change(name, change)]))
     yield table
-    if found["without_effect"] or found["versions"]:
-        rest = {**found["without_effect"], **found["versions"]}
+    if differences["without_effect"] or differences["versions"]:
+        rest = {**differences["without_effect"], **differences["versions"]}
         yield _pairs("Without effect on results, and versions", first, second, rest)
-    if not found["same_data"]:
+    if not differences["same_data"]:
         yield Text("The content of the data differs, or is unknown.")
-    elif not found["same_partition"]:
+    elif not differences["same_partition"]:
         yield Text("The clients hold other samples: the partitions differ.")
 
 

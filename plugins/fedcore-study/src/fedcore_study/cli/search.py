@@ -38,10 +38,10 @@ def run_search(
     def listen(number: int, event: str, details: Mapping[str, Any]) -> None:
         if quiet:
             return
-        told = details.get("options") or details.get("message") or details["best"]
-        if isinstance(told, Mapping):
-            told = ", ".join(f"{name} {shown(value)}" for name, value in told.items())
-        output.stderr().print(output.text(f"trial {number} {event}: {told}"), soft_wrap=True)
+        news = details.get("options") or details.get("message") or details["best"]
+        if isinstance(news, Mapping):
+            news = ", ".join(f"{name} {shown(value)}" for name, value in news.items())
+        output.stderr().print(output.text(f"trial {number} {event}: {news}"), soft_wrap=True)
 
     result = search(spec, axes, trials, out, listen=listen, parallel=parallel)
     if as_json:

@@ -81,10 +81,10 @@ def labels_of(texts: list[str] | None) -> dict[str, str]:
 
     :raises ConfigError: a text has another form.
     """
-    found = {}
+    labels = {}
     for text in texts or ():
         row, equals, name = text.rpartition("=")  # a row's own name can have one: "fedavg, lr=0.1"
         if not (equals and row and name.strip()):
             raise ConfigError(f"--label {text!r}: write ROW=NAME, for example fedavg=FedAvg")
-        found[row] = name.strip()
-    return found
+        labels[row] = name.strip()
+    return labels

@@ -206,8 +206,8 @@ def _cautions(folder: Path) -> list[str]:
         groups = group_runs(runs, ["plugins"])[1] if runs else []
     except FedcoreError:
         return []  # compare says what is wrong
-    found = [other_models(group.rows, BASELINE) for group in groups if BASELINE in group.rows]
-    return list(dict.fromkeys(note for note in found if note))
+    cautions = [other_models(group.rows, BASELINE) for group in groups if BASELINE in group.rows]
+    return list(dict.fromkeys(note for note in cautions if note))
 
 
 def _asked_for(

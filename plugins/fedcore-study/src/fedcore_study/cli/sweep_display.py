@@ -206,11 +206,11 @@ class NotebookSweepDisplay(SweepDisplay):
     def page(self) -> str:
         """Return the present state as HTML: all runs, those that are under way, those that failed, and the others."""
         now, ended = self.clock(), self.finished + self.failed
-        title, *said = map(html.escape, self._said or ["all runs are finished already"])
+        title, *messages = map(html.escape, self._said or ["all runs are finished already"])
         rows = [_row("all runs", ended, self.total, self._words())] if self.total else []
         rows += [_row(run.name, run.done, run.rounds, run.words(now)) for run in self._running.values()]
-        failed = [line for line in said if not line.startswith("finished")]
-        done = [line for line in said if line.startswith("finished")]
+        failed = [line for line in messages if not line.startswith("finished")]
+        done = [line for line in messages if line.startswith("finished")]
         others = f"<details><summary>{len(done)} finished</summary>{'<br>'.join(done)}</details>" if done else ""
         notes = "".join(f"<p>note: {html.escape(note)}</p>" for note in self._notes)
         lines = "".join(f"<p>{line}</p>" for line in failed)

@@ -29,8 +29,8 @@ def other_models(rows: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
     groups = by_value(sizes)
     if not groups:
         return ""
-    said = "; ".join(f"{', '.join(labels)}: {size}" for size, labels in groups.items())
-    text = f"the methods do not train the same model. {said}; the baseline {baseline}: {reference}. "
+    models = "; ".join(f"{', '.join(labels)}: {size}" for size, labels in groups.items())
+    text = f"the methods do not train the same model. {models}; the baseline {baseline}: {reference}. "
     if reference.projection is None and any(size and size.projection for size in groups):
         return text + "To compare like with like run all of them with --projection, which gives each the head"
     return text + f"The difference to {baseline} is partly that of the models"
@@ -38,7 +38,7 @@ def other_models(rows: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
 
 def few_seeds(differences: Iterable[Difference | None]) -> str:
     """Return a sentence if some differences are over too few seeds for an interval, else an empty text."""
-    numbers = sorted({found.n for found in differences if found is not None and found.n < FEW})
+    numbers = sorted({difference.n for difference in differences if difference is not None and difference.n < FEW})
     if not numbers:
         return ""
     seeds = " or ".join(counted(n, "seed") for n in numbers)
@@ -49,9 +49,9 @@ def few_pairs(
     differences: Mapping[str, Difference | None], seeds: Mapping[str, Sized], baseline: str | None
 ) -> Iterator[str]:
     """Yield a sentence for each row of which some seeds, but not all, have no pair in the baseline."""
-    for label, found in differences.items():
-        if found is not None and found.n < len(seeds[label]):
-            yield f"{label}: only {found.n} of {len(seeds[label])} seeds have a pair in {baseline}"
+    for label, difference in differences.items():
+        if difference is not None and difference.n < len(seeds[label]):
+            yield f"{label}: only {difference.n} of {len(seeds[label])} seeds have a pair in {baseline}"
 
 
 def no_baseline(fedavg: Sequence[str]) -> str:
@@ -72,22 +72,24 @@ def other_seeds(rows: Mapping[str, Iterable[int]]) -> str:
     groups = by_value({label: ", ".join(map(str, sorted(seeds))) for label, seeds in rows.items()})
     if len(groups) < 2:
         return ""
-    said = "; ".join(f"{', '.join(labels)}: {seeds}" for seeds, labels in groups.items())
-    return f"the rows have different seeds ({said}), so their means are not ranked and none is called the best"
+    seeds_of_rows = "; ".join(f"{', '.join(labels)}: {seeds}" for seeds, labels in groups.items())
+    return f"the rows have different seeds ({seeds_of_rows}), so their means are not ranked and none is called the best"
 
 
 def other_sources(rows: Mapping[str, Sequence[RunRecord]]) -> str:
     """Return a sentence that names code which changed between the runs, with the rows; empty if none did."""
-    found: dict[str, dict[str, None]] = {}
+    rows_by_source: dict[str, dict[str, None]] = {}
     hashes: dict[str, set[str]] = {}
     for label, runs in rows.items():
         for name, value in (source for run in runs for source in run.sources):
-            found.setdefault(name, {})[label] = None
+            rows_by_source.setdefault(name, {})[label] = None
             hashes.setdefault(name, set()).add(value)
-    said = "; ".join(f"{name} ({', '.join(found[name])})" for name, values in hashes.items() if len(values) > 1)
-    if not said:
+    changed = "; ".join(
+        f"{name} ({', '.join(rows_by_source[name])})" for name, values in hashes.items() if len(values) > 1
+    )
+    if not changed:
         return ""
-    return f"some code changed between the runs: {said}. To compare one version, train all of them in another folder"
+    return f"some code changed between the runs: {changed}. To compare one version, train all of them in another folder"
 
 
 def failed_clients(rows: Mapping[str, Sequence[RunRecord]], round: int | None = None) -> str:
@@ -95,16 +97,16 @@ def failed_clients(rows: Mapping[str, Sequence[RunRecord]], round: int | None = 
 
     :param round: count up to this round, by default to the end.
     """
-    said, reason = list[str](), ""
+    failures, reason = list[str](), ""
     for label, runs in rows.items():
         records = [record for run in runs for record in run.rounds[:round] if "failures" in record]
         if failed := sum(rounds.errors(rounds.lost(record)) for record in records):
             selected = sum(len(record["cohort"]) for record in records)
-            said.append(f"{label} ({in_a_round(failed, selected, len(records))})")
+            failures.append(f"{label} ({in_a_round(failed, selected, len(records))})")
             reason = reason or next(filter(None, map(rounds.first_reason, records))).rstrip(".")
-    if not said:
+    if not failures:
         return ""
-    return f"clients failed in runs of: {', '.join(said)}. Their figures come from the others: {reason}"
+    return f"clients failed in runs of: {', '.join(failures)}. Their figures come from the others: {reason}"
 
 
 def other_clients(rows: Mapping[str, Sequence[RunRecord]], protocol: str, round: int | None = None) -> str:
@@ -122,10 +124,10 @@ def other_clients(rows: Mapping[str, Sequence[RunRecord]], protocol: str, round:
             alike.setdefault(of, set()).add(count)
     if all(len(counts) == 1 for counts in alike.values()):
         return ""
-    said = "; ".join(f"{label}: {', '.join(map(str, counts.values()))}" for label, counts in measured.items())
+    clients = "; ".join(f"{label}: {', '.join(map(str, counts.values()))}" for label, counts in measured.items())
     return (
-        f"the rows are measured on different numbers of clients ({said}). A client whose model could not be evaluated "
-        "is left out, and a mean without hard clients is higher"
+        f"the rows are measured on different numbers of clients ({clients}). A client whose model could not be "
+        "evaluated is left out, and a mean without hard clients is higher"
     )
 
 
@@ -140,13 +142,13 @@ def restarted_schedules(rows: Mapping[str, Sequence[RunRecord]]) -> str:
 
     A schedule restarts after ``resume --rounds`` if the learning rate or a method follows the number of rounds.
     """
-    found = {label: sum(map(_restarted, runs)) for label, runs in rows.items()}
-    said = ", ".join(f"{label} ({number})" for label, number in found.items() if number)
-    if not said:
+    numbers = {label: sum(map(_restarted, runs)) for label, runs in rows.items()}
+    restarted = ", ".join(f"{label} ({number})" for label, number in numbers.items() if number)
+    if not restarted:
         return ""
     return (
-        f"runs that were resumed with another --rounds, which their learning rate or method follows: {said}. A run of "
-        "so many rounds from the start gives other results"
+        f"runs that were resumed with another --rounds, which their learning rate or method follows: {restarted}. A "
+        "run of so many rounds from the start gives other results"
     )
 
 
@@ -163,14 +165,14 @@ def own_models(rows: Mapping[str, Sequence[RunRecord]], protocol: str) -> list[s
     """Return a sentence for each protocol of clients' own models, if a table is of global models."""
     if PROTOCOLS[protocol].own_model:
         return []
-    found = {}
+    settings = {}
     for label, runs in rows.items():
         if there := [name for name in OWN if any(name in run.protocols for run in runs)]:
-            found[label] = there[0]
+            settings[label] = there[0]
     return [
         f"{', '.join(labels)} {'has' if len(labels) == 1 else 'have'} own models on the clients, which this table does "
         f"not measure: --protocol {name}"
-        for name, labels in by_value(found).items()
+        for name, labels in by_value(settings).items()
     ]
 
 

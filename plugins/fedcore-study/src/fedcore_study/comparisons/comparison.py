@@ -198,11 +198,11 @@ def compare_protocols(
             raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
-    said: set[str] = set()
+    warned: set[str] = set()
 
     def warn_once(message: str) -> None:
-        if message not in said:
-            said.add(message)
+        if message not in warned:
+            warned.add(message)
             warn(message)
 
     chosen, own = tuned_runs(runs, fields, tuned)
@@ -227,7 +227,7 @@ def compare_protocols(
     check_reported(list(every.values()), reported, round)
     _check_columns(words, measure.name, kept, round)
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
-    found = []
+    comparisons = []
     for protocol, measured in kept.items():
         asked = Comparison(
             protocol,
@@ -245,8 +245,8 @@ def compare_protocols(
         )
         own_groups = _only(groups, measured)
         blocks = [block_of(group, asked, baseline) for group in own_groups]
-        found.append(replace(asked, blocks=blocks, ranks=ranks_of(blocks, own_groups, asked)))
-    return found
+        comparisons.append(replace(asked, blocks=blocks, ranks=ranks_of(blocks, own_groups, asked)))
+    return comparisons
 
 
 def _only(groups: Sequence[Group], runs: Sequence[RunRecord]) -> list[Group]:
@@ -400,12 +400,12 @@ def block_of(group: Group, asked: Comparison, baseline: str | None) -> Block:
     }
     differences: dict[str, Difference | None] = {}
     if against is not None:
-        found = {}
+        paired_differences = {}
         for label in (label for label in seeds if label != against):
             common = pairs(seeds[label], seeds[against])
             paired = {seed: values[against][seed] for seed in common if seed in values[against]}
-            found[label] = paired_difference(values[label], paired, asked.confidence)
-        differences = corrected(found, asked.confidence)
+            paired_differences[label] = paired_difference(values[label], paired, asked.confidence)
+        differences = corrected(paired_differences, asked.confidence)
     rows = [_row(label, runs.values(), values[label], differences.get(label), asked) for label, runs in seeds.items()]
     notes = [
         f"no run of the baseline {baseline!r}, hence no differences" if baseline and against is None else "",
@@ -423,8 +423,10 @@ def block_of(group: Group, asked: Comparison, baseline: str | None) -> Block:
         *own_models(group.rows, asked.protocol),
     ]
     summaries = {row.label: row.summary for row in rows}
-    said = findings(summaries, differences, against, asked.confidence, asked.measure, one_set_of_seeds=same_seeds(rows))
-    return Block(group.settings, against, rows, [note for note in notes if note], said)
+    sentences = findings(
+        summaries, differences, against, asked.confidence, asked.measure, one_set_of_seeds=same_seeds(rows)
+    )
+    return Block(group.settings, against, rows, [note for note in notes if note], sentences)
 
 
 def pairs(runs: Mapping[int, RunRecord], others: Mapping[int, RunRecord]) -> list[int]:
@@ -454,8 +456,8 @@ def _row(
         clients={name: Figure.of(getattr(spread, name) for spread in spreads) for name in FIGURES},
         reported={name: Figure.of(run.reported(name, round) for run in runs) for name in asked.reported},
         metrics={
-            name: Figure.of(found.get(name) for found in metrics)
-            for name in dict.fromkeys(name for found in metrics for name in found)
+            name: Figure.of(of_run.get(name) for of_run in metrics)
+            for name in dict.fromkeys(name for of_run in metrics for name in of_run)
             if name.replace(OVER_CLIENTS, "_mean") != asked.measure.name
         },
         costs={name: Figure.of(cost.of(run, round) for run in runs) for name, cost in COSTS.items()},

@@ -86,11 +86,13 @@ def corrected(differences: Mapping[str, Difference | None], confidence: float) -
     Each comparison with the baseline is one hypothesis. The number of seeds is for the level of Holm's first step,
     which is applied to the smallest p-value.
     """
-    p_values = holm({name: found.p for name, found in differences.items() if found and found.p is not None})
+    p_values = holm(
+        {name: difference.p for name, difference in differences.items() if difference and difference.p is not None}
+    )
     first = level(confidence) / max(1, len(p_values))
     made = dict(differences)
-    for name, found in differences.items():
-        if found and name in p_values:
-            seeds = seeds_needed(found.mean / found.std, first) if found.std else None
-            made[name] = replace(found, corrected=p_values[name], seeds=seeds and max(FEW, seeds))
+    for name, difference in differences.items():
+        if difference and name in p_values:
+            seeds = seeds_needed(difference.mean / difference.std, first) if difference.std else None
+            made[name] = replace(difference, corrected=p_values[name], seeds=seeds and max(FEW, seeds))
     return made

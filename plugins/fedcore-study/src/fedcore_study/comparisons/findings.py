@@ -28,35 +28,39 @@ def findings(
     known = {label: figure for label, figure in values.items() if figure is not None}
     if len(values) < 2 or not known:
         return []
-    said = [_best(known, measure)] if one_set_of_seeds else []
+    sentences = [_best(known, measure)] if one_set_of_seeds else []
     if baseline is None:
-        return said
+        return sentences
     pairs = {label: difference for label, difference in differences.items() if difference is not None}
-    told: dict[str, dict[str, Difference]] = {}
+    by_verdict: dict[str, dict[str, Difference]] = {}
     for label, difference in pairs.items():
-        told.setdefault(verdict(difference, confidence, measure), {})[label] = difference
+        by_verdict.setdefault(verdict(difference, confidence, measure), {})[label] = difference
     for name, words in (
         ("better", f"Better than {baseline}"),
         ("worse", f"Worse than {baseline}"),
         ("same", f"No significant difference to {baseline}"),
     ):
-        if name in told:
-            each = (_worded(label, found, measure, name == "same") for label, found in told[name].items())
-            said.append(f"{words}: {', '.join(each)}.")
-    if "few" in told:
-        few = ", ".join(_worded(label, found, measure, True) for label, found in told["few"].items())
-        said.append(f"Too few seeds to rank {joined(list(told['few']))} against {baseline}: {few}. Run at least {FEW}.")
-    for label, difference in told.get("", {}).items():
-        said.append(
+        if name in by_verdict:
+            each = (
+                _worded(label, difference, measure, name == "same") for label, difference in by_verdict[name].items()
+            )
+            sentences.append(f"{words}: {', '.join(each)}.")
+    if "few" in by_verdict:
+        few = ", ".join(_worded(label, difference, measure, True) for label, difference in by_verdict["few"].items())
+        sentences.append(
+            f"Too few seeds to rank {joined(list(by_verdict['few']))} against {baseline}: {few}. Run at least {FEW}."
+        )
+    for label, difference in by_verdict.get("", {}).items():
+        sentences.append(
             f"{label}: the same difference on every seed ({difference.text(measure)}); a t-test has no deviation to go "
             "by, run more seeds."
         )
     if unpaired := [label for label in differences if label not in pairs]:
-        said.append(f"No seed with the same clients as {baseline}: {', '.join(unpaired)}.")
+        sentences.append(f"No seed with the same clients as {baseline}: {', '.join(unpaired)}.")
     if tested := sum(difference.p is not None for difference in pairs.values()):
-        said.append(_how(tested, baseline, confidence))
-        said += _undone(told.get("same", {}), tested)
-    return said
+        sentences.append(_how(tested, baseline, confidence))
+        sentences += _undone(by_verdict.get("same", {}), tested)
+    return sentences
 
 
 def verdict(difference: Difference | None, confidence: float = 0.95, measure: Measure = ACCURACY) -> str:
@@ -86,7 +90,11 @@ def _how(tested: int, baseline: str, confidence: float) -> str:
 
 def _undone(same: Mapping[str, Difference], tested: int) -> Iterable[str]:
     """Name the rows whose interval excludes zero, but which have no significant difference after the correction."""
-    named = [label for label, found in same.items() if found.low and found.high and found.low * found.high > 0]
+    named = [
+        label
+        for label, difference in same.items()
+        if difference.low and difference.high and difference.low * difference.high > 0
+    ]
     if named and tested > 1:
         yield (
             f"Zero is outside of the interval of {joined(named)}, but after the correction for {tested} comparisons "

@@ -77,7 +77,7 @@ def of_protocols(comparisons: Sequence[Comparison]) -> pandas.DataFrame:
     frames = {comparison.protocol: of_methods(comparison) for comparison in comparisons}
     made = pandas.concat(frames, names=["protocol"])
     made.attrs = {
-        "findings": [f"{name}: {said}" for name, frame in frames.items() for said in frame.attrs["findings"]],
+        "findings": [f"{name}: {finding}" for name, frame in frames.items() for finding in frame.attrs["findings"]],
         "notes": notes_of(comparisons),
         "ranks": {name: frame.attrs["ranks"] for name, frame in frames.items()},
     }
@@ -101,8 +101,8 @@ def of_runs(
     method = ", ".join("method" if field == "plugins" else name for name, field in zip(by, fields, strict=True))
     rows: list[dict[str, Any]] = []
     for group in relabelled(group_runs(runs, fields, tuned)[1], labels):
-        for label, found in group.rows.items():
-            for run in sorted(found, key=lambda run: run.config.seed):
+        for label, runs_of_row in group.rows.items():
+            for run in sorted(runs_of_row, key=lambda run: run.config.seed):
                 point = run.at(protocol, round)
                 assert point is not None
                 cost = {"rounds": point.rounds, "bytes": point.bytes, "seconds": seconds_per_round(run, round)}

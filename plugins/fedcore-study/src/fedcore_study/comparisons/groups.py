@@ -23,7 +23,7 @@ NAME = "name"
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that share the training labels and all settings except for those of the rows and the seed."""
+    """Runs that share the training labels and all settings except the rows' own and the seed."""
 
     settings: dict[str, Json]
     """The settings in which groups differ, as tables print them: numbers, and names that tell methods and other values
@@ -42,7 +42,7 @@ def group_runs(
         the settings, and not in a row's name.
     :raises ConfigError: rows are made by name, and runs of one name differ in an option that is not of the data.
     """
-    found: dict[str, Group] = {}
+    by_settings: dict[str, Group] = {}
     rows: dict[str, dict[str, Any]] = {}
     named: dict[str, RunRecord] = {}
     for run in runs:
@@ -50,11 +50,11 @@ def group_runs(
         if NAME in fields:
             _check_same(run, named.setdefault(run.title, run), tuned)
         labels = None if "dataset" in fields else run.labels
-        group = found.setdefault(key([values, labels]), Group({**values, "labels": run.labels[:12]}, {}))
+        group = by_settings.setdefault(key([values, labels]), Group({**values, "labels": run.labels[:12]}, {}))
         group.rows.setdefault(key(row), []).append(run)
         rows[key(row)] = row
     names = _labels(rows, fields)
-    groups = list(found.values())
+    groups = list(by_settings.values())
     every = dict.fromkeys(name for group in groups for name in group.settings)
     printed = {name: _printed(name, [group.settings.get(name) for group in groups]) for name in every}
     shared = [name for name in every if len(printed[name]) == 1]
@@ -62,7 +62,7 @@ def group_runs(
     return common, [
         Group(
             {name: printed[name][key(value)] for name, value in group.settings.items() if name not in shared},
-            {names[row]: found for row, found in group.rows.items()},
+            {names[row]: runs for row, runs in group.rows.items()},
         )
         for group in groups
     ]
@@ -73,7 +73,7 @@ def parted(
 ) -> tuple[dict[str, Any], dict[str, Json]]:
     """Return a run's part of settings that makes its row, and the other settings, both without seed and tuned options.
 
-    With rows by name these other settings are those of the data.
+    With rows by name, these other settings are the data's.
     """
     values = without_tuned(_used(run.config, fields), tuned)
     del values["seed"]
@@ -107,15 +107,15 @@ def tuned_options(names: Iterable[str], runs: Sequence[RunRecord]) -> list[str]:
         for name in options
     )
     options = [name for name in every if name not in ("seed", "plugins", *PARTITION_OPTIONS)]
-    found: dict[str, None] = {}
+    tuned_names: dict[str, None] = {}
     for word in (part.strip() for name in names for part in name.split(",")):
         plain = word.replace("-", "_")
         meant = [name for name in of_plugins if name.split(".")[-1] == plain or name == word]
         meant += [plain] if plain in options else []
         if not meant:
             raise UnknownNameError("--tuned", word, [*options, *of_plugins])
-        found |= dict.fromkeys(meant)
-    return list(found)
+        tuned_names |= dict.fromkeys(meant)
+    return list(tuned_names)
 
 
 def relabelled(groups: Sequence[Group], labels: Mapping[str, str]) -> list[Group]:
@@ -162,12 +162,12 @@ def option(name: str) -> str:
 
     :raises UnknownNameError: there is no such option.
     """
-    found = "plugins" if name == "plugin" else name.replace("-", "_")
+    field = "plugins" if name == "plugin" else name.replace("-", "_")
     known = [NAME, *(name for name in settings(RunConfig()) if name != "seed")]
-    if found not in known:
-        hint = "Figures are always over seeds." if found == "seed" else ""
+    if field not in known:
+        hint = "Figures are always over seeds." if field == "seed" else ""
         raise UnknownNameError("--by", name, ["plugin", *known], hint)
-    return found
+    return field
 
 
 def by_seed(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
@@ -175,15 +175,15 @@ def by_seed(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
 
     :raises ConfigError: two runs have the same seed.
     """
-    found: dict[int, RunRecord] = {}
+    by_number: dict[int, RunRecord] = {}
     for run in runs:
-        other = found.setdefault(run.config.seed, run)
+        other = by_number.setdefault(run.config.seed, run)
         if other is not run:
             raise ConfigError(
                 f"{other.path} and {run.path} are runs of the same settings and seed; name one of them, "
                 "or the deviation over seeds would come out too small"
             )
-    return found
+    return by_number
 
 
 def _check_same(run: RunRecord, other: RunRecord, tuned: Collection[str]) -> None:
@@ -236,15 +236,15 @@ def _method_names(methods: Sequence[Mapping[str, Mapping[str, Json]]]) -> dict[s
     peers: dict[str, list[dict[str, Json]]] = {}
     for plugins in named.values():
         peers.setdefault(method(plugins), []).append(_flat(plugins))
-    found = {}
+    names = {}
     for place, plugins in named.items():
         name, own = method(plugins), _flat(plugins)
         different = [o for o in own if any(key(peer.get(o)) != key(own[o]) for peer in peers[name])]
         words = {o: _own_names([peer.get(o) for peer in peers[name]], "")[key(own[o])] for o in different}
         # A method of one plugin is the prefix of its options.
         options = ", ".join(f"{o.removeprefix(f'{name}.')}={word}" for o, word in words.items())
-        found[place] = f"{name} ({options})" if options else name
-    return found
+        names[place] = f"{name} ({options})" if options else name
+    return names
 
 
 def _printed(name: str, values: Sequence[Any]) -> dict[str, Json]:

@@ -141,20 +141,20 @@ class RunRecord:
     @cached_property
     def protocols(self) -> list[str]:
         """The protocols that this run has figures for."""
-        found = dict(self.summary["metrics"]) if self.summary else {}
+        rows = dict(self.summary["metrics"]) if self.summary else {}
         for line in self.rounds:
-            found.update(mapping_in(line, "metrics"))
-        return sorted(name for name, row in found.items() if isinstance(row, dict) and self.figure in row)
+            rows.update(mapping_in(line, "metrics"))
+        return sorted(name for name, row in rows.items() if isinstance(row, dict) and self.figure in row)
 
     def curve(self, protocol: str) -> list[Evaluation]:
         """Return the protocol's figure over the rounds in which it was evaluated, and is defined."""
-        found, spent = [], 0
+        evaluations, spent = [], 0
         for line in self.rounds:
             spent += line["bytes"]["down"] + line["bytes"]["up"]
             value = number(mapping_in(mapping_in(line, "metrics"), protocol).get(self.figure))
             if value is not None:
-                found.append(Evaluation(line["round"] + 1, value, spent, number(line.get("virtual_time"))))
-        return found
+                evaluations.append(Evaluation(line["round"] + 1, value, spent, number(line.get("virtual_time"))))
+        return evaluations
 
     def final(self, protocol: str) -> Evaluation | None:
         """Return the figure of a finished run at its end, corrections after training included."""
@@ -186,12 +186,12 @@ class RunRecord:
         For a protocol that clients measure, ``NAME`` is of all samples together, ``NAME (clients)`` the clients' mean.
         """
         row = self.figures(protocol, rounds)
-        found: dict[str, float | None] = {}
+        figures: dict[str, float | None] = {}
         for name in recorded.further(row):
-            found[name] = number(row[name])
+            figures[name] = number(row[name])
             if PROTOCOLS[protocol].on_clients:
-                found[f"{name}{OVER_CLIENTS}"] = number(row.get(f"{name}_mean"))
-        return found
+                figures[f"{name}{OVER_CLIENTS}"] = number(row.get(f"{name}_mean"))
+        return figures
 
     def figures(self, protocol: str, rounds: int | None) -> Mapping[str, Any]:
         """Return all figures of a protocol at the end or after ``rounds`` rounds; empty if it was not measured."""
@@ -236,13 +236,13 @@ def find_runs(paths: Iterable[Path], warn: Warn) -> list[RunRecord]:
 
     :raises RunDirectoryError: a path is neither, or a run's files are damaged beyond a half-written last line.
     """
-    found: dict[Path, RunRecord] = {}
+    runs: dict[Path, RunRecord] = {}
     paths = list(paths)
     for path in paths:
         if SweepDirectory.is_one(path):
             folders = _begun(SweepDirectory(path), warn)
         elif (path / STUDY).is_file():
-            found |= {run.path: run for run in _trials(path.resolve(), warn)}
+            runs |= {run.path: run for run in _trials(path.resolve(), warn)}
             folders = []
         elif len(paths) > 1 and path.is_dir() and not any(path.iterdir()):
             warn(f"{path} is empty and left out: its run was killed before it began")
@@ -250,9 +250,9 @@ def find_runs(paths: Iterable[Path], warn: Warn) -> list[RunRecord]:
         else:
             folders = [path.resolve()]
         for folder in folders:
-            if folder not in found:
-                found[folder] = read_run(folder, warn)
-    return list(found.values())
+            if folder not in runs:
+                runs[folder] = read_run(folder, warn)
+    return list(runs.values())
 
 
 def _begun(sweep: SweepDirectory, warn: Warn) -> list[Path]:
@@ -268,15 +268,15 @@ def _begun(sweep: SweepDirectory, warn: Warn) -> list[Path]:
 
 def _trials(path: Path, warn: Warn) -> Iterable[RunRecord]:
     """Return a search's trials. Of several with the same options it is one, a finished one if there is one."""
-    found: dict[str, RunRecord] = {}
+    trials: dict[str, RunRecord] = {}
     searched = _searched(path / STUDY)
     for folder in sorted((path / "runs").glob("trial-*")):
         if (folder / "config.yaml").is_file():
             run = replace(read_run(folder, warn), searched=searched)
             same = digest(run.config)
-            if same not in found or (run.finished and not found[same].finished):
-                found[same] = run
-    return found.values()
+            if same not in trials or (run.finished and not trials[same].finished):
+                trials[same] = run
+    return trials.values()
 
 
 def _searched(study: Path) -> list[str]:
@@ -310,8 +310,8 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
 def _hashes(file: Path, saved: SavedConfig) -> tuple[str, str]:
     try:
         content = parse_json(file.read_bytes())
-        found = partition_digest(str(content["sha256"]), content["info"])
-        if found != saved.partition:
+        partition = partition_digest(str(content["sha256"]), content["info"])
+        if partition != saved.partition:
             raise ValueError("it is not the one that config.yaml was written with")
         return str(content["sha256"]), str(content["info"].get("labels_sha256", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -44,7 +44,7 @@ def tuned_runs(
 
 
 def values_of(run: RunRecord, tuned: Collection[str]) -> dict[str, Any]:
-    """Return a run's values of tuned options, without those of plugins that it does not have."""
+    """Return a run's values of tuned options, without options of plugins that it does not have."""
     values = settings(run.config)
     plugins = {f"{plugin}.{name}": value for plugin, own in values["plugins"].items() for name, value in own.items()}
     return {name: (values | plugins)[name] for name in tuned if name in values or name in plugins}
@@ -52,11 +52,11 @@ def values_of(run: RunRecord, tuned: Collection[str]) -> dict[str, Any]:
 
 def at_which(rows: Mapping[str, Sequence[RunRecord]], tuned: Collection[str]) -> str:
     """Return a sentence with each row's values of tuned options; empty without such options."""
-    said = []
+    parts = []
     for label, runs in rows.items() if tuned else ():
         values = ", ".join(f"{name.split('.')[-1]} {shown(value)}" for name, value in values_of(runs[0], tuned).items())
-        said.append(f"{label}: {values or 'none'}")
-    return f"each row has its own tuned options ({'; '.join(said)})" if said else ""
+        parts.append(f"{label}: {values or 'none'}")
+    return f"each row has its own tuned options ({'; '.join(parts)})" if parts else ""
 
 
 def _best(candidates: Sequence[Sequence[RunRecord]], tuned: Collection[str]) -> Sequence[RunRecord]:

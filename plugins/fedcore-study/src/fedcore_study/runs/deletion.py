@@ -188,17 +188,17 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
     The files by which a folder is known as a run come last, for a deletion that is cut short.
     """
-    found: list[os.DirEntry[str]] = []
+    entries: list[os.DirEntry[str]] = []
     waiting = [os.fspath(folder)]
     while waiting:
         with storing(folder), os.scandir(waiting.pop()) as inside:
             for entry in inside:
-                found.append(entry)
+                entries.append(entry)
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
     last = {os.path.join(folder, name) for name in ("partition.json", "config.yaml")}
-    found.reverse()
-    return sorted(found, key=lambda entry: entry.path in last)
+    entries.reverse()
+    return sorted(entries, key=lambda entry: entry.path in last)
 
 
 def _size(entries: Iterable[os.DirEntry[str]]) -> int:

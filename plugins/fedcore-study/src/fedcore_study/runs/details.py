@@ -69,7 +69,7 @@ def details(run: Overview, warn: Warn) -> dict[str, Any]:
 
 
 def _seconds(path: Path) -> float | None:
-    """Return the rounds.seconds of all rounds, whichever process trained them: summary.json has those of the last one.
+    """Return the rounds.seconds of all rounds, whichever process trained them: summary.json has the last one's.
 
     What is no number counts as 0. None if the sum is no number.
     """
@@ -80,13 +80,13 @@ def _seconds(path: Path) -> float | None:
 
 def figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the numbers of every protocol that was measured."""
-    found = {}
+    by_protocol = {}
     for name in PROTOCOLS:
         row = mapping_in(metrics, name)
         numbers = {key: row[key] for key in (*FIGURES, *rounds.further(row)) if number(row.get(key)) is not None}
         if numbers:
-            found[name] = numbers
-    return found
+            by_protocol[name] = numbers
+    return by_protocol
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, An
 
 
 def _setting(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the options by which a run is told from others: those that are not at their defaults, and some more."""
+    """Yield the options that distinguish a run from others: those that are not at their defaults, and some more."""
     defaults = dict(flat(RunConfig().model_dump(mode="json"), "."))
     left_out = ("out", *LABELS)
     for name, value in flat(options, "."):
@@ -124,9 +124,9 @@ def _compared(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run by name, ``moon.mu`` for a plugin's. What an older file lacks is at its default."""
     values = {**RunConfig().model_dump(mode="json"), **options}
     plugins = values.pop("plugins")
-    found = {"method": "+".join(plugins) or "fedavg"}
-    found |= dict(flat({name: value for name, value in values.items() if name not in ("out", *LABELS)}, "."))
-    return found | dict(flat(plugins, "."))
+    compared = {"method": "+".join(plugins) or "fedavg"}
+    compared |= dict(flat({name: value for name, value in values.items() if name not in ("out", *LABELS)}, "."))
+    return compared | dict(flat(plugins, "."))
 
 
 def _pairs(one: Mapping[str, Any], other: Mapping[str, Any], *, equal: bool = False) -> dict[str, list[Any]]:

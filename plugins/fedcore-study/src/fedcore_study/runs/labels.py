@@ -68,7 +68,7 @@ def read_labels(directory: Path, options: Mapping[str, Any]) -> Labels:
         raise RunDirectoryError(f"{file} is damaged: {error}. Delete it; config.yaml has the first labels") from None
     try:
         return Labels.checked(options)
-    except ConfigError:  # somebody edited config.yaml, which is said elsewhere
+    except ConfigError:  # somebody edited config.yaml; the caller warns of it
         return Labels()
 
 
@@ -96,12 +96,12 @@ def write_labels(directory: Path, labels: Labels) -> None:
     write_json(directory / FILE, asdict(labels))
 
 
-def require_tags(tags: Iterable[str], found: Sequence[Labels]) -> None:
+def require_tags(tags: Iterable[str], existing: Sequence[Labels]) -> None:
     """Refuse to remove a tag that no run has.
 
     :raises ConfigError: with the tag that may be meant.
     """
-    known = sorted({tag for labels in found for tag in labels.tags})
+    known = sorted({tag for labels in existing for tag in labels.tags})
     for tag in tags:
         if tag not in known:
             near = nearest(tag, known)

@@ -153,16 +153,18 @@ def find_run(text: str) -> Overview:
         return read_overview(path, label_of(path, RUNS) if path.is_relative_to(RUNS) else path.absolute().name)
     runs = find_usual_runs(lambda message: None) if wanted else []
     names = {run.path: {run.title, run.folder, run.path.name} for run in runs}
-    found = [run for run in runs if wanted in names[run.path]]
-    if wanted and not found and path.is_dir():
+    matches = [run for run in runs if wanted in names[run.path]]
+    if wanted and not matches and path.is_dir():
         raise RunDirectoryError(f"{text} holds no run, as it has no config.yaml; see: fedcore runs list {text}")
     # The beginning of a name is enough, but the name of a folder that holds no run is not the beginning of another.
-    found = found or [run for run in runs if any(name.startswith(wanted) for name in names[run.path])]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        some = ", ".join(run.folder for run in found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
-        raise RunDirectoryError(f"{text!r} means {len(found)} runs: {some}. Write more of one folder's name")
+    matches = matches or [run for run in runs if any(name.startswith(wanted) for name in names[run.path])]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        some = ", ".join(run.folder for run in matches[:4]) + (
+            f" and {len(matches) - 4} more" if len(matches) > 4 else ""
+        )
+        raise RunDirectoryError(f"{text!r} means {len(matches)} runs: {some}. Write more of one folder's name")
     near = nearest(wanted, {name for several in names.values() for name in several})
     hint = f"Did you mean {near!r}?" if near else "Give a path, or a name in the table of: fedcore runs list"
     raise RunDirectoryError(f"there is no run {text!r}, neither here nor below {RUNS} or {SWEEPS}. {hint}")

@@ -73,9 +73,9 @@ def main(arguments: Sequence[str]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job begins with SIGINT ignored
             signal.signal(number, signal.default_int_handler)
         task = Task(**json.loads(arguments[0]))
-        given = _objects(task.objects)
+        objects = _objects(task.objects)
         verdicts: queue.Queue[bytes] = queue.Queue()
-        with lent(given):
+        with lent(objects):
             planned = RunConfig.create(task.config)
             if planned.workers is None:
                 planned = planned.model_copy(update={"workers": task.workers})
@@ -118,8 +118,8 @@ def _objects(size: int) -> dict[Key, Any]:
         return {}
     with importing():
         import torch  # noqa: F401 - the objects import it
-    given: dict[Key, Any] = unpickled(sys.stdin.buffer.read(size), str)  # nothing travels apart
-    return given
+    objects: dict[Key, Any] = unpickled(sys.stdin.buffer.read(size), str)  # nothing travels apart
+    return objects
 
 
 def _run(task: Task, planned: RunConfig, tell: Any, verdicts: queue.Queue[bytes]) -> None:
@@ -175,8 +175,8 @@ def measured(metrics: Mapping[str, Any], among: Iterable[str]) -> str | None:
 
 def _stop_with_parent(verdicts: queue.Queue[bytes]) -> None:
     """Pass on the verdicts of the sweep's process. When that process ends, its end of stdin closes: stop the run."""
-    while said := os.read(0, 1):
-        verdicts.put(said)
+    while verdict := os.read(0, 1):
+        verdicts.put(verdict)
     os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -132,8 +132,8 @@ def _outcome(name: str, handle: Any, seconds: float) -> Outcome:
     if error is None:
         return Outcome(name, "finished", seconds)
     prefix = "error: "
-    said = [line.removeprefix(prefix) for line in (handle.stderr() or "").splitlines() if line.startswith(prefix)]
-    message = said[-1] if said else _reason(str(error))
+    messages = [line.removeprefix(prefix) for line in (handle.stderr() or "").splitlines() if line.startswith(prefix)]
+    message = messages[-1] if messages else _reason(str(error))
     return Outcome(name, "failed", seconds, f"{message}; see {handle.paths.stderr}")
 
 

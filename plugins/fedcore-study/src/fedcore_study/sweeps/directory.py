@@ -194,10 +194,10 @@ def _extend(plan: dict[str, RunConfig], runs: Iterable[tuple[str, RunConfig]]) -
 
 def _by_all_but_rounds(plan: Mapping[str, RunConfig]) -> dict[str, list[str]]:
     """Return the names of the runs by what makes a run except its rounds, the longest first."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, config in sorted(plan.items(), key=lambda item: -item[1].rounds):
-        found.setdefault(_all_but_rounds(config), []).append(name)
-    return found
+        names.setdefault(_all_but_rounds(config), []).append(name)
+    return names
 
 
 def _all_but_rounds(config: RunConfig) -> str:

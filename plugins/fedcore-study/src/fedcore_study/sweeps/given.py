@@ -22,11 +22,11 @@ KINDS = {"plugin": "plugins", "plugins": "plugins", "model": "model", "dataset":
 class Given:
     """The objects of a sweep.
 
-    :param found: those of the sweep that goes on.
+    :param objects: of the sweep that goes on.
     """
 
-    def __init__(self, found: Mapping[Key, Any] | None = None) -> None:
-        self.found: dict[Key, Any] = dict(found or {})
+    def __init__(self, objects: Mapping[Key, Any] | None = None) -> None:
+        self.objects: dict[Key, Any] = dict(objects or {})
         """The objects by kind and name, as the registry returns them."""
         self._values: dict[str, Any] = {}
 
@@ -56,14 +56,14 @@ class Given:
         from fedcore.tools import name_objects  # here: it imports torch
 
         arguments: dict[str, Any] = {kind: [value] if kind == "plugins" else value}
-        config, found = name_objects(RunConfig(), **arguments)
+        config, named_objects = name_objects(RunConfig(), **arguments)
         name = next(iter(config.plugins)) if kind == "plugins" else str(getattr(config, kind))
-        if found and self._values.setdefault(name, value) is not value:
+        if named_objects and self._values.setdefault(name, value) is not value:
             raise ConfigError(
                 f"two objects of this sweep are called {objects_in(config)[0]}; give them different names "
                 "(data: fedcore.data.as_dataset(data, name))"
             )
-        self.found.update(found)
+        self.objects.update(named_objects)
         return name
 
     def as_bytes(self) -> bytes:
@@ -72,9 +72,9 @@ class Given:
         :raises ConfigError: one of them cannot be pickled.
         """
         try:
-            return pickled(self.found) if self.found else b""
+            return pickled(self.objects) if self.objects else b""
         except ConfigError as error:
-            names = ", ".join(name.removeprefix(OBJECT) for _, name in self.found)
+            names = ", ".join(name.removeprefix(OBJECT) for _, name in self.objects)
             raise ConfigError(
                 f"the runs' processes cannot get what was given to the sweep ({names}: {error.__cause__}); "
                 "write it into a file, such as methods.py, and import it from there"
@@ -91,7 +91,7 @@ def _importable(option: str, value: Any) -> str:
     return name
 
 
-def check_given(found: Mapping[Key, Any], configs: Mapping[Path, RunConfig]) -> None:
+def check_given(objects: Mapping[Key, Any], configs: Mapping[Path, RunConfig]) -> None:
     """Refuse runs of a sweep's folder whose objects were not given again, or that were begun with other data.
 
     :param configs: run directory -> configuration.
@@ -101,13 +101,13 @@ def check_given(found: Mapping[Key, Any], configs: Mapping[Path, RunConfig]) -> 
     digests: dict[Any, str] = {}
     for folder, config in configs.items():
         named = [("dataset", config.dataset), ("model", config.model), *(("plugin", name) for name in config.plugins)]
-        missing = [name for kind, name in named if name.startswith(OBJECT) and (kind, name) not in found]
+        missing = [name for kind, name in named if name.startswith(OBJECT) and (kind, name) not in objects]
         if missing:
             raise ConfigError(
                 f"run {folder.name} has {', '.join(objects_in(config))} of a Python program, which has to give it "
                 "again: fedcore_study.sweep(grid, ..., out=...) with the same objects"
             )
-        if ("dataset", config.dataset) in found and (folder / "config.yaml").is_file():
+        if ("dataset", config.dataset) in objects and (folder / "config.yaml").is_file():
             from fedcore.tools import digest_of_data  # here: it imports torch
 
             data = config.dataset, config.public, config.seed if config.public else None

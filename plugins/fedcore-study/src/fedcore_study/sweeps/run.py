@@ -1,4 +1,4 @@
-"""A whole sweep: plan, check, run what is not finished yet, report. Imports no torch until it plans."""
+"""A whole sweep: plan, check, run the unfinished runs, report. Imports no torch until it plans."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
                 loaded[data] = resolve_config(config)
             combined = key([data, *(values.get(name) for name in COMBINED)])
             if combined not in checked:
-                found, dataset = loaded[data]
-                resolved_names = {name: getattr(found, name) for name in ("model", "device")}
+                loaded_dataset, dataset = loaded[data]
+                resolved_names = {name: getattr(loaded_dataset, name) for name in ("model", "device")}
                 Setup.build(config.model_copy(update=resolved_names), dataset, plugins)
                 checked.add(combined)
         except FedcoreError as error:
@@ -151,7 +151,7 @@ def run_sweep(
     parameters: Mapping[str, Any] | None = None,
     given: Given | None = None,
 ) -> SweepResult:
-    """Run what is not finished of a sweep, each run in a process of its own.
+    """Run the unfinished runs of a sweep, each in a process of its own.
 
     Every stream of random numbers derives from a run's seed, so that runs that differ in the method only have the
     same clients, cohorts and initial weights.
@@ -167,7 +167,7 @@ def run_sweep(
     :param given: the objects that names of ``spec`` stand for.
     :raises ConfigError: or a subclass. Nothing has run by then.
     """
-    objects = {} if given is None else given.found
+    objects = {} if given is None else given.objects
     # The process that forks the runs imports torch while this one does, to plan.
     with lent(objects), starting() if submit is None else contextlib.nullcontext() as start:
         sent = b"" if given is None else given.as_bytes()
@@ -218,8 +218,8 @@ def run_sweep(
             else:
                 assert start is not None
                 ran, interrupted = run_jobs(jobs, parallel, listening, start)
-    found = {outcome.name: outcome for outcome in ran}
-    outcomes = [found.get(name) or Outcome(name, "finished") for name in names]
+    by_name = {outcome.name: outcome for outcome in ran}
+    outcomes = [by_name.get(name) or Outcome(name, "finished") for name in names]
     return SweepResult(directory.path, outcomes, interrupted, objects)
 
 
@@ -269,13 +269,13 @@ def available_memory() -> float:
     """Return the bytes of memory that can be had without swapping, a container's limit considered."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
-        found = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     try:
         group = Path("/sys/fs/cgroup")
         limit = float((group / "memory.max").read_text())  # "max", no number, where there is no limit
-        found = min(found, limit - float((group / "memory.current").read_text()))
+        free = min(free, limit - float((group / "memory.current").read_text()))
     except (OSError, ValueError):
         pass
-    return found
+    return free

@@ -143,13 +143,13 @@ class SweepSpec(BaseModel):
         :raises ConfigError: a run that cannot be configured, or an option of a plugin that no run has.
         """
         used: set[str] = set()
-        seen: set[str] = set()
+        names: set[str] = set()
         for seed in self.seeds:
             for case, values in itertools.product(self.cases or [{}], itertools.product(*self.grid.values())):
                 config = self.run({**case, **dict(zip(self.grid, values, strict=True))}, seed)
                 used.update(config.plugins, config.trackers)
-                if digest(config) not in seen:
-                    seen.add(digest(config))
+                if digest(config) not in names:
+                    names.add(digest(config))
                     yield self._name(config), config
         for target in self._targets():
             plugin = target.rpartition(".")[0]
@@ -177,7 +177,7 @@ class SweepSpec(BaseModel):
         return RunConfig.create({**values, "plugins": plugins, "trackers": trackers, "seed": seed}, source=source)
 
     def _name(self, config: RunConfig) -> str:
-        options = {(plugin, o): v for plugin, given in config.plugins.items() for o, v in given.items()}
+        options = {(plugin, o): v for plugin, of_plugin in config.plugins.items() for o, v in of_plugin.items()}
         parts = [method({short_name(name): None for name in config.plugins})]
         fixed = {(full_name(p, config.plugins), o) for p, _, o in (t.rpartition(".") for t in self.settings)}
         parts += [f"{short_name(plugin)}.{o}={v}" for (plugin, o), v in options.items() if (plugin, o) not in fixed]

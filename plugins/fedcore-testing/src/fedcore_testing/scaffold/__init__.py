@@ -72,11 +72,11 @@ def _values(name: str, kind: str) -> dict[str, str]:
 
 
 def _render(folder: Path, values: dict[str, str]) -> list[tuple[Path, str]]:
-    found = []
+    files = []
     for path in sorted(folder.rglob("*.tmpl")):
         relative = Template(str(path.relative_to(folder)).removesuffix(".tmpl")).substitute(values)
-        found.append((Path(relative), Template(path.read_text(encoding="utf-8")).substitute(values)))
-    return found
+        files.append((Path(relative), Template(path.read_text(encoding="utf-8")).substitute(values)))
+    return files
 
 
 def _check_name(name: str, kind: str) -> None:
