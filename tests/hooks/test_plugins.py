@@ -88,17 +88,17 @@ def keeping(title: str, *patterns: str) -> type[Plugin]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "named"),
+    ("one", "other"),
     [
-        ("classifier.*", "classifier.bias", ("'other'", "'one'")),
-        ("*", "classifier.bias", ("'other'", "'one'")),
-        ("*.bias", "*.bias", ("' keeps on the clients, '",)),
-        ("encoder.*", "classifier.*", ()),
+        ("classifier.*", "classifier.bias"),
+        ("*", "classifier.bias"),
+        ("*.bias", "*.bias"),
+        ("encoder.*", "classifier.*"),
     ],
 )
-def test_two_plugins_that_keep_parameters_each_add_some_and_leave_some(go, one, other, named):
+def test_two_plugins_that_keep_parameters_each_add_some_and_leave_some(go, one, other):
     for pair in ((keeping("One", one), keeping("Other", other)), (keeping("Other", other), keeping("One", one))):
-        with raises(PluginConflictError, "' and '", *named):
+        with raises(PluginConflictError, "'one'", "'other'"):
             go(*pair)
 
 

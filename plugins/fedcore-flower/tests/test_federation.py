@@ -488,7 +488,7 @@ def test_versions_have_to_be_the_server_s(tmp_path):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"kind": "graphs"}, ("'s samples are of kind '",)),
+        ({"kind": "graphs"}, ("'graphs'",)),
         ({"input_shape": [3, 8, 8]}, ("3", "8", "1")),
         ({"num_classes": 9}, ("9", "10")),
     ],

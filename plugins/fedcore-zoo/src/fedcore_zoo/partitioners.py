@@ -124,7 +124,9 @@ def natural(
     parts = np.split(order, np.searchsorted(client[order], np.arange(1, num_clients)))
     if dataset.source_names is None or len(sources) > MAX_SOURCES * num_clients:
         return parts
-    held = [[dataset.source_names[sources[k]] for k in np.flatnonzero(owner == number)] for number in range(num_clients)]
+    held = [
+        [dataset.source_names[sources[k]] for k in np.flatnonzero(owner == number)] for number in range(num_clients)
+    ]
     return {"+".join(names): part for names, part in zip(held, parts, strict=True)}
 
 
