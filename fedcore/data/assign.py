@@ -122,6 +122,8 @@ class Scenario:
                 held = f"{options.partition!r} may assign a held-out sample to another client too"
                 raise ConfigError(f"client_test_fraction must be 0: {held}")
             train, test = _hold_out(train, self.labels, fraction, options.seed)
+        if self.dataset.groups is not None:
+            train, test = resolve("feature", "whole_groups")(train, test, self.dataset.groups, options)
         info: dict[str, JSON] = {
             "dataset": self.dataset.name,
             "labels_sha256": labels_sha256(self.dataset),

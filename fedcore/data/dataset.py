@@ -84,6 +84,8 @@ class Dataset:
     """Number of each training sample's source, such as a writer or a hospital, (n,) int64, for ``natural``."""
     source_names: tuple[str, ...] | None = None
     """Names of the sources by their number, which clients with a source of their own then have."""
+    groups: Tensor | None = None
+    """Number of each training sample's group, such as a patient, (n,) int64: a group is on one side of every split."""
     domains: Domains | None = None
     """The samples' domains: the global model is then also evaluated on each of them."""
     notes: tuple[str, ...] = ()
@@ -102,17 +104,6 @@ class Dataset:
         groups = self.task.strata(self.train.labels.cpu())
         count = self.num_classes if self.task.classes else int(groups.max()) + 1
         return groups, list(self.class_names or map(str, range(count)))
-
-    @property
-    def cautions(self) -> list[str]:
-        """What to know before training: the data set's own notes, and whether accuracy means anything on it."""
-        found = [*self.notes]
-        if self.task.classes and self.num_classes < 2:
-            found.append(
-                f"{self.name!r} has a single class, so every model is right on all of its samples; check the labels: a "
-                "column of one-hot rows or of a table may have been lost"
-            )
-        return found
 
 
 def data_digest(dataset: Dataset) -> str:

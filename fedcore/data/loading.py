@@ -142,6 +142,7 @@ def _checked(dataset: Dataset) -> Dataset:
     for name, values, count in (
         ("class_names", dataset.class_names, classes),
         ("sources", dataset.sources, len(dataset.train)),
+        ("groups", dataset.groups, len(dataset.train)),
         ("domains.train", domains.train if domains else None, len(dataset.train)),
         ("domains.test", domains.test if domains else None, len(dataset.test)),
     ):

@@ -232,7 +232,7 @@ class Run:
         notes: Any = self.partition.info["notes"]
         first = next(iter(self.directory.sessions.read()), {})
         begun_with = {**self.file.versions, COMMIT: first.get("commit")}
-        cautions = [*version_cautions(self.config, begun_with), *self.dataset.cautions]
+        cautions = [*version_cautions(self.config, begun_with), *self.dataset.notes]
         if not state.round:
             cautions += [*evaluation_cautions(self.setup, self.partition), *option_cautions(self.setup)]
             cautions += [*self.setup.notes, *head_cautions(self.setup)]

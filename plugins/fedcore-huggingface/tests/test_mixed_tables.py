@@ -14,8 +14,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import fedcore
-from fedcore import ConfigError, DataError
-from fedcore.data import load_dataset
+from fedcore import ConfigError, DataError, RunConfig
+from fedcore.data import load_dataset, make_partition
 from fedcore_testing import federate, partition_of
 from fedcore_zoo import fixed_split
 
@@ -132,3 +132,20 @@ def test_new_rows_with_other_columns_are_refused(table, tmp_path):
         result.predict(patients().drop(columns="ward"))
     with pytest.raises(DataError, match="cells of column 'age' are not all numbers"):
         result.predict(patients().assign(age="old"))
+
+
+def test_a_patients_rows_are_on_one_side_of_every_split(tmp_path):
+    frame = patients(300).assign(patient=[f"p{k // 3}" for k in range(300)])
+    frame.to_csv(tmp_path / "visits.csv", index=False)
+    name = f"hf:{tmp_path / 'visits.csv'}?columns=age,sex&label=dead&groups=patient"
+    data = load_dataset(name)
+    assert len(data.groups) == len(data.train)
+    assert len(data.train) % 3 == len(data.test) % 3 == 0
+    assert len(data.test) == pytest.approx(60, abs=60)
+    split = make_partition(data, RunConfig(partition="iid", clients=3, client_test_fraction=0.3))
+    sides = [{*data.groups[part].tolist()} for part in (*split.train, *split.test)]
+    assert sum(map(len, sides)) == len(set.union(*sides)) == len(data.train) // 3
+    frame.loc[5, "patient"] = None
+    frame.to_csv(tmp_path / "visits.csv", index=False)
+    with pytest.raises(ConfigError, match="column 'patient' has empty cells: samples without a group"):
+        load_dataset(name)

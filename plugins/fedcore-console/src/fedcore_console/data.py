@@ -74,7 +74,7 @@ def split(
     console = output.stdout()
     console.print(draw_table(partition, dataset.strata[0], len(dataset.strata[1]), console.width))
     output.line(f"sha256 {partition.sha256}", style="dim")
-    for message in (*dataset.cautions, *cast(list[str], partition.info.get("notes", []))):
+    for message in (*dataset.notes, *cast(list[str], partition.info.get("notes", []))):
         output.note(message)
     if out is not None:
         output.line(f"written: {out} (use it with --partition {out})")

@@ -20,7 +20,16 @@ from torch import Tensor
 from fedcore import ConfigError
 from fedcore.data import Dataset, Split, assemble, find_data, numbered_as
 from fedcore_huggingface.spec import Options, folder_of, split
-from fedcore_zoo import Cells, Recipe, SequenceSamples, TableSamples, fixed_split, mean_and_deviation
+from fedcore_zoo import (
+    Cells,
+    Recipe,
+    SequenceSamples,
+    TableSamples,
+    fixed_split,
+    mean_and_deviation,
+    numbered_groups,
+    whole_rows,
+)
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -144,11 +153,14 @@ def read(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> 
     test = next((of for split, of in tests.items() if split not in unlabelled), None)
     if test is None:
         (whole,), known = _labels([train], label, name)
-        train, test = (train.select(part) for part in _parts(whole, known, name))
+        groups = None if options.groups is None else _group_names(train, options.groups, name)
+        train, test = (train.select(part) for part in _parts(whole, known, groups, name))
     tables = (train, test)
     labels, class_names = _labels(tables, label, name)
     found: dict[str, Any] = {"name": name, "num_classes": len(class_names), "class_names": class_names}
     found["notes"] = tuple(f"{name}: split {split!r} has no labels and is not used" for split in unlabelled)
+    if options.groups is not None:
+        found["groups"] = numbered_groups(name, *(_group_names(table, options.groups, name) for table in tables))
     if options.source is not None:
         found["sources"], found["source_names"] = _numbered(train, options.source, name)
     kind, columns = _inputs(train, labels[0], options, label, name)
@@ -174,7 +186,7 @@ def read(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> 
                 raise ConfigError(f"{said}, and no other column holds numbers")
             found["notes"] += (said,)
         if options.columns is None:
-            used = {*columns, label, options.source}
+            used = {*columns, label, options.source, options.groups}
             left = [column for column in train.features if column not in used]
             found["notes"] += (f"{name}: columns used: {_listed(columns)}; not used: {_listed(left)}",)
         found["notes"] += _little(train, cells[0], name)
@@ -301,10 +313,10 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _parts(labels: Tensor, class_names: Sequence[str], name: str) -> Sequence[np.ndarray]:
-    """Return the positions of a training part and of a stratified test part."""
+def _parts(labels: Tensor, class_names: Sequence[str], groups: Array | None, name: str) -> Sequence[np.ndarray]:
+    """Return the positions of a training part and of a stratified test part; groups (n,) stay together."""
     try:
-        return fixed_split(labels.numpy(), TEST_SIZE)
+        train, test = fixed_split(labels.numpy(), TEST_SIZE)
     except ValueError:  # scikit-learn's own
         found, counts = labels.unique(return_counts=True)
         rarest = int(counts.argmin())
@@ -313,6 +325,18 @@ def _parts(labels: Tensor, class_names: Sequence[str], name: str) -> Sequence[np
             f"samples of {len(found)} classes, {counts[rarest]} of class {class_names[found[rarest]]!r}. Leave rare "
             "classes out, or save the data with a split named test"
         ) from None
+    if groups is None:
+        return train, test
+    tested = whole_rows(np.isin(np.arange(len(labels)), test), groups)
+    return np.flatnonzero(~tested), np.flatnonzero(tested)
+
+
+def _group_names(table: Table, column: str, name: str) -> Array:
+    """Return the group of each row as a word, (n,)."""
+    cells = [_word(cell) for cell in _column(table, _plain(table, column, name), name)]
+    if None in cells:
+        raise ConfigError(f"{name}: column {column!r} has empty cells: samples without a group")
+    return np.array(cells, dtype=str)
 
 
 def _inputs(table: Table, labels: Tensor, options: Options, label: str, name: str) -> tuple[str, list[str]]:
@@ -326,7 +350,9 @@ def _inputs(table: Table, labels: Tensor, options: Options, label: str, name: st
     features = {
         column: feature
         for column, feature in table.features.items()
-        if column not in (label, options.source) and not ROW_INDEX.fullmatch(column) and column.lower() not in LABELS
+        if column not in (label, options.source, options.groups)
+        and not ROW_INDEX.fullmatch(column)
+        and column.lower() not in LABELS
     }
     given = {"image": options.image, "text": options.text, "table": options.columns}
     if options.categories is not None and options.columns is None:

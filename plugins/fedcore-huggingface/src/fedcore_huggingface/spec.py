@@ -36,6 +36,10 @@ class Options(BaseModel):
     source: str | None = Field(
         default=None, description="Column of where a sample comes from, for --partition natural."
     )
+    groups: str | None = Field(
+        default=None,
+        description="Column of what belongs together, such as a patient, on one side of every split.",
+    )
     tokenizer: str | None = Field(default=None, description="Folder of the tokenizer of texts.")
     max_length: int = Field(default=128, ge=1, le=1 << 20, description="Tokens per text; the rest is cut off.")
     size: int | None = Field(default=None, ge=1, le=1 << 12, description="Side to which images are resized.")

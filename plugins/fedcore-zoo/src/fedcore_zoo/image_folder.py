@@ -7,6 +7,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
@@ -19,6 +20,7 @@ from torch import Tensor
 from fedcore import ConfigError, DataError
 from fedcore.data import Dataset, Split, assemble, find_data
 from fedcore.engines import cores
+from fedcore_zoo.groups import numbered_groups
 from fedcore_zoo.vision import load_torchvision
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -27,10 +29,13 @@ Array: TypeAlias = npt.NDArray[Any]
 def imagefolder(name: str) -> Callable[[Path | None], Dataset]:
     """Images in a folder: ``imagefolder:DIR`` with train/CLASS/* and test/CLASS/* or val/CLASS/*.
 
-    ``imagefolder:DIR?size=64``: the side to which images are resized.
+    ``imagefolder:DIR?size=64``: the side to which images are resized. ``?groups=folder``: each class has a folder for
+    each group, such as a patient, whose images stay on one side of every split.
     """
-    folder, size, _ = split_options(f"imagefolder:{name}", ("size",))
-    return lambda data_dir: read_folder(find_data(folder, data_dir), size=size)
+    folder, size, options = split_options(f"imagefolder:{name}", ("size", "groups"))
+    if (groups := options.get("groups")) not in (None, "folder"):
+        raise ConfigError(f"imagefolder:{name}: groups is {groups!r}; expected folder, the level below the classes")
+    return lambda data_dir: read_folder(find_data(folder, data_dir), size=size, grouped=groups is not None)
 
 
 def split_options(name: str, known: Sequence[str]) -> tuple[str, int | None, dict[str, str]]:
@@ -48,7 +53,7 @@ def split_options(name: str, known: Sequence[str]) -> tuple[str, int | None, dic
     return folder, None if size is None else int(size), options
 
 
-def read_folder(path: Path, *, size: int | None = None) -> Dataset:
+def read_folder(path: Path, *, size: int | None = None, grouped: bool = False) -> Dataset:
     """Return images in one folder per class: ``train/CLASS/*`` and ``test/CLASS/*``. Without ``test`` it is ``val``.
 
     The images are read as RGB and normalised to -1..1, as MOON does for Tiny-ImageNet. Tiny-ImageNet's own layout, with
@@ -56,7 +61,8 @@ def read_folder(path: Path, *, size: int | None = None) -> Dataset:
     links are left out and noted.
 
     :param size: the side to which images are resized; by default all must have one size.
-    :raises DataError: folders or images are missing, damaged or of different sizes.
+    :param grouped: whether the folders below the classes are groups.
+    :raises DataError: folders or images are missing, damaged or of different sizes, or a group is in both parts.
     """
     if not is_folder(path / "train"):
         raise DataError(
@@ -86,7 +92,7 @@ def read_folder(path: Path, *, size: int | None = None) -> Dataset:
     if others:
         notes += (f"{path}: folders not used: {', '.join(map(repr, sorted(others)))}",)
     half = (0.5, 0.5, 0.5)
-    return assemble(
+    made = assemble(
         f"imagefolder:{path.resolve().name}",
         train,
         test,
@@ -94,6 +100,24 @@ def read_folder(path: Path, *, size: int | None = None) -> Dataset:
         class_names=tuple(names),
         notes=notes,
     )
+    if not grouped:
+        return made
+    parts = (
+        np.array([_group(file, folder) for file, _ in files])
+        for files, folder in ((train_files, path / "train"), (test_files, held_out))
+    )
+    return replace(made, groups=numbered_groups(f"imagefolder: {path}", *parts))
+
+
+def _group(file: Path, folder: Path) -> str:
+    """Return the folder of a file below that of its class.
+
+    :raises DataError: the file is in the class's folder itself.
+    """
+    parts = file.relative_to(folder).parts
+    if len(parts) < 3:
+        raise DataError(f"imagefolder: {file} is in no folder of a group; ?groups=folder expects CLASS/GROUP/IMAGE")
+    return parts[1]
 
 
 def class_folders(folder: Path, what: str = "imagefolder") -> tuple[list[tuple[Path, str]], list[str], tuple[str, ...]]:
