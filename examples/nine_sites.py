@@ -134,7 +134,7 @@ def predict(directory: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     run, result = Run.open(directory, allow_code=False, reads=True), fedcore.load_run(directory)
     method, found = next(iter(result.config.plugins), "fedavg"), []
     for site, positions in enumerate(run.partition.test):
-        model = run.own_model(site)[0] if method in OWN else result.model
+        model = fedcore.client_model(directory, site) if method in OWN else result.model
         shares = result.predict_proba(Rows(run.dataset.train, positions), model=model)[:, 1]
         found.append((run.dataset.train.labels[positions].numpy(), shares))
     return found
