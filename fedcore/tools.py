@@ -106,7 +106,6 @@ if TYPE_CHECKING:
     from fedcore.runs.progress import Progress as Progress
     from fedcore.runs.provenance import RECORDED as RECORDED
     from fedcore.runs.provenance import installed_versions as installed_versions
-    from fedcore.runs.resolve import digest_of_data as digest_of_data
     from fedcore.runs.resolve import plugin_options as plugin_options
     from fedcore.runs.resolve import resolve_config as resolve_config
     from fedcore.runs.resolve import resolve_partition as resolve_partition

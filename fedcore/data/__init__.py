@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedcore.data.dataset import Dataset as Dataset
     from fedcore.data.dataset import Domains as Domains
     from fedcore.data.dataset import PublicSamples as PublicSamples
+    from fedcore.data.dataset import data_digest as data_digest
     from fedcore.data.images import ResidentSamples as ResidentSamples
     from fedcore.data.images import Split as Split
     from fedcore.data.images import assemble as assemble
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fedcore.data.partition import Partition as Partition
     from fedcore.data.partition import fitted as fitted
     from fedcore.data.partition import load_partition as load_partition
+    from fedcore.data.partition import problem_with_lists as problem_with_lists
     from fedcore.data.partitioners import MIN_SIZE as MIN_SIZE
     from fedcore.data.partitioners import IntArray as IntArray
     from fedcore.data.partitioners import PartitionWarning as PartitionWarning

@@ -23,7 +23,7 @@ from fedcore.base.section import Trait
 from fedcore.base.seeding import derive_seed, numpy_generator, random_stream
 from fedcore.data.dataset import Dataset, PublicSamples
 from fedcore.data.loading import load_dataset
-from fedcore.data.partition import IndexLists, Partition, labels_sha256, problem_with
+from fedcore.data.partition import IndexLists, Partition, labels_sha256, problem_with_lists
 from fedcore.data.partitioners import MIN_SIZE, IntArray, PartitionWarning
 from fedcore.data.samples import JSON, TensorSamples
 
@@ -168,7 +168,7 @@ class Scenario:
         shared = getattr(partitioner, "shares_samples", False) is True
         try:
             divided = IndexLists.of(parts)
-            problem = problem_with(divided, IndexLists.empty(len(parts)), len(rows), shared=shared)
+            problem = problem_with_lists(divided, IndexLists.empty(len(parts)), len(rows), shared=shared)
         except DataError as error:
             problem = str(error)
         if problem or len(parts) != clients:

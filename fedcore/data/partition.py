@@ -236,7 +236,7 @@ def plain_info(dataset: str, labels: str, partitioner: str) -> dict[str, JSON]:
     }
 
 
-def problem_with(train: IndexLists, test: IndexLists, size: int, *, shared: bool = False) -> str | None:
+def problem_with_lists(train: IndexLists, test: IndexLists, size: int, *, shared: bool = False) -> str | None:
     """Return the defect of a partition of ``size`` samples, or None.
 
     :param shared: whether clients may hold the same sample.
@@ -292,7 +292,7 @@ def check_partition(partition: Partition, dataset: Dataset, where: object) -> No
             f"training samples of {dataset.name!r}: use the data set that it was made for, or make a new split"
         )
     size = sys.maxsize if partition.is_declared else len(dataset.train)
-    problem = problem_with(partition.train, partition.test, size, shared=info.get("shares_samples") is True)
+    problem = problem_with_lists(partition.train, partition.test, size, shared=info.get("shares_samples") is True)
     if problem:
         raise DataError(f"{where}: {problem}")
 

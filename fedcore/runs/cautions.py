@@ -6,8 +6,6 @@ schedule.
 
 from __future__ import annotations
 
-import copy
-import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +20,7 @@ from fedcore.runs.saved import SOURCE, code_in
 
 
 def option_cautions(setup: Setup) -> list[str]:
-    """Return the cautions about options without effect, and about a task that nobody named."""
+    """Return the cautions about options without effect, about a task that nobody named, and of plugins and packages."""
     config, sgd = setup.config, setup.config.optimizer == "sgd"
     with_optimizer, with_partition = f"with --optimizer {config.optimizer}", f"with --partition {config.partition}"
     rules: list[tuple[tuple[str, ...], bool, str]] = [  # options, whether they are idle, next to what
@@ -41,19 +39,8 @@ def option_cautions(setup: Setup) -> list[str]:
     ]
     if config.task == "auto" and not setup.task.kind.classes:
         found.append(f"the task is {setup.task.kind.name}, as the labels are; --task NAME chooses another")
-    return found + [caution for section in RunConfig.sections() for caution in section.cautions(config, setup)]
-
-
-def head_cautions(setup: Setup) -> list[str]:
-    """Return the caution about a network with weights whose last layer a projection head replaces."""
-    factory = registry.resolve("model", setup.config.model)
-    given = isinstance(factory, functools.partial) and factory.func is copy.deepcopy  # an object, not a class
-    if not given or setup.model.projection_width is None:
-        return []
-    return [
-        "the network's last layer is not used: the classifier behind the projection head (of --projection or of a "
-        "plugin) starts with fresh weights"
-    ]
+    of_packages = [caution for section in RunConfig.sections() for caution in section.cautions(config, setup)]
+    return [*found, *setup.notes, *of_packages]
 
 
 def _partitioner_takes(option: str, name: str) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 from torch import nn
 
 from fedcore.base import registry
@@ -18,8 +17,7 @@ from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.base.identity import full_name, short_name
 from fedcore.base.metrics import Metric
 from fedcore.base.registry import CODE, OBJECT, Key, import_name, object_name
-from fedcore.data import Dataset, IndexLists, IntArray, Partition
-from fedcore.data.partition import problem_with
+from fedcore.data import Dataset, IndexLists, Partition
 from fedcore.hooks.plugin import BUILTIN, Plugin
 from fedcore.runs.directory import RunDirectory
 
@@ -77,7 +75,8 @@ def name_objects(
     elif isinstance(partition, (list, tuple)):
         lists = Partition(partition, IndexLists.empty(len(partition)))
         values["partition"] = f"{OBJECT}{lists.sha256[:12]}"
-        objects["partitioner", values["partition"]] = functools.partial(_listed_parts, partition)
+        listed = registry.needed("feature", "listed_parts", "partition as a list")
+        objects["partitioner", values["partition"]] = functools.partial(listed, partition)
     elif isinstance(partition, str) or callable(partition):
         values["partition"] = _add(objects, "partitioner", partition)
     elif partition is not None:
@@ -93,33 +92,6 @@ def count_of(partition: PartitionObject | None) -> dict[str, int]:
     if isinstance(partition, Partition):
         return {"clients": partition.num_clients}
     return {"clients": len(partition)} if isinstance(partition, (list, tuple)) else {}
-
-
-def _listed_parts(
-    lists: Sequence[Any], labels: IntArray, num_clients: int, *, dataset: Dataset, rows: IntArray, **_: Any
-) -> Sequence[Any]:
-    """Return lists of positions in the training set as positions in ``rows``: the partitioner of a program's lists.
-
-    :raises ConfigError: the lists are no partition of the run's samples among its clients.
-    """
-    count = len(lists)
-    if count != num_clients:
-        raise ConfigError(f"the partition has {count} lists, but clients is {num_clients}; write clients={count}")
-    problem = problem_with(IndexLists.of(lists), IndexLists.empty(count), len(dataset.train))
-    if problem:
-        raise ConfigError(f"the partition has a list per client, but {problem}")
-    if len(rows) == len(dataset.train):
-        return lists
-    found = []
-    for client, positions in enumerate(map(np.asarray, lists)):
-        if not (ours := np.isin(positions, rows)).all():
-            raise ConfigError(
-                f"the partition gives client {client} the sample {positions[~ours][0]}, which no client gets: it is "
-                "public, of the unseen domain, or left out by --samples or --imbalance; leave out the sample or the "
-                "option"
-            )
-        found.append(np.searchsorted(rows, positions))
-    return found
 
 
 def objects_again(

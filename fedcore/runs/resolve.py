@@ -12,7 +12,6 @@ from fedcore.base.config import ExecutionOptions, MethodOptions, RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data.assign import Scenario, with_public
-from fedcore.data.dataset import data_digest
 from fedcore.data.partition import check_partition, labels_sha256, plain_info
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
@@ -51,11 +50,6 @@ def resolve_config(config: RunConfig, dataset: Dataset | None = None) -> tuple[R
         "device": str(device),
     }
     return config.model_copy(update=resolved), dataset
-
-
-def digest_of_data(config: RunConfig) -> str:
-    """Return the digest of a run's data as its config.yaml will have it."""
-    return data_digest(resolve_config(config)[1])
 
 
 def resolve_engine(options: ExecutionOptions) -> dict[str, Any]:
@@ -114,11 +108,9 @@ def resolve_partition(options: RunConfig, dataset: Dataset, made: Partition | No
 def tracking(trackers: Mapping[str, Any]) -> Any:
     """Return the part of the package fedcore-trackers that resolves a run's trackers and starts them.
 
-    :raises UnknownNameError: it is not installed; with the name of the package.
+    :raises ConfigError: it is not installed; with the name of the package.
     """
-    if "processes" not in registry.available("tracking"):
-        registry.resolve("tracker", next(iter(trackers)))  # names the package that is missing
-    return registry.resolve("tracking", "processes")
+    return registry.needed("tracking", "processes", f"--tracker {next(iter(trackers))}")
 
 
 def resolve_trackers(trackers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

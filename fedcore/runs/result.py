@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,16 +101,8 @@ class RunResult:
         :raises ConfigError: the run did not keep it.
         :raises RunDirectoryError: its file is missing or damaged.
         """
-        best = self.summary["metrics"].get("best_by_validation")
-        if self.config.keep != "best":
-            raise ConfigError("this run did not keep its best model; train with --keep best")
-        if best is None:
-            raise ConfigError(
-                "no round is the best: the clients could not be evaluated, see result.metrics['failures']"
-            )
-        model = copy.deepcopy(self.model)
-        RunDirectory(self.directory).load_model(model, best=best["round"])
-        return model
+        best: SplitModel = _function("best_model")(self)
+        return best
 
     def predict(self, x: Any, *, model: nn.Module | None = None) -> npt.NDArray[Any]:
         """Return the predicted class of every sample, (n,) int64; for another task its predictions, (n, ...).

@@ -26,7 +26,6 @@ from fedcore.data.dataset import data_digest
 from fedcore.models.placement import Placement, has_device, resolve_device
 from fedcore.runs.cautions import (
     evaluation_cautions,
-    head_cautions,
     option_cautions,
     schedule_cautions,
     version_cautions,
@@ -235,7 +234,6 @@ class Run:
         cautions = [*version_cautions(self.config, begun_with), *self.dataset.notes]
         if not state.round:
             cautions += [*evaluation_cautions(self.setup, self.partition), *option_cautions(self.setup)]
-            cautions += [*self.setup.notes, *head_cautions(self.setup)]
         begun = {"directory": self.directory.path, "config": self.config, "round": state.round}
         follow("start", {**begun, "notes": [*notes, *cautions]})
         with ExitStack() as stack:

@@ -18,10 +18,6 @@ from fedcore.base.output import clean, duration, note, number, stderr, text
 from fedcore.runs import rounds
 from fedcore.runs.progress import Progress, only_notes
 
-MINUTE = 60.0
-
-Record = Mapping[str, Any]
-
 
 def make_display(console: Console, *, quiet: bool = False) -> Progress:
     """Return the display for a console; commands use the console of stderr."""
@@ -65,7 +61,7 @@ class PlainDisplay(Display):
         self._print(text(self.headline))
         super().started(details)
 
-    def round_done(self, record: Record) -> None:
+    def round_done(self, record: Mapping[str, Any]) -> None:
         """Print one line for the round and one per kind of failure."""
         parts = [f"round {self.done}/{self.rounds}"]
         parts += [f"{name} {value}" for name, value in rounds.percentages(record).items()]
@@ -97,9 +93,9 @@ class MinuteDisplay(PlainDisplay):
         self._headline, self._printed = self.headline, self.clock()
         Display.started(self, details)
 
-    def round_done(self, record: Record) -> None:
+    def round_done(self, record: Mapping[str, Any]) -> None:
         """Print the round if the last line is a minute old."""
-        if self.clock() - self._printed >= MINUTE:
+        if self.clock() - self._printed >= 60.0:
             if self._headline:
                 self._print(text(self._headline))
             self._headline, self._printed = "", self.clock()

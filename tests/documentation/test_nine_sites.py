@@ -1,4 +1,4 @@
-"""The example of nine sites: every number of its table is scikit-learn's for the predictions, and the table fits."""
+"""examples/nine_sites.py: every number of its table is scikit-learn's for the predictions, and the table fits."""
 
 from __future__ import annotations
 

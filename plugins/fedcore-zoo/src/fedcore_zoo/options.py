@@ -43,12 +43,14 @@ class Weights(Section):
         return {"weights": with_digest(self.weights)}
 
     def cautions(self, setup: Setup) -> list[str]:
-        """Return the cautions about tensors of the file without a place, and about heads not from it."""
-        if self.weights is None:
-            return []
-        from fedcore_zoo.weights import weights_cautions
+        """Return the cautions about tensors of the file without a place, and about heads that start afresh."""
+        from fedcore_zoo.weights import unused_head, weights_cautions
 
-        return weights_cautions(setup, self.weights)
+        return (
+            unused_head(setup)
+            if self.weights is None
+            else [*weights_cautions(setup, self.weights), *unused_head(setup)]
+        )
 
 
 class Normalize(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +12,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils import data as torch_data
 
-from fedcore import DataError, RunResult
+from fedcore import ConfigError, DataError, RunResult, SplitModel
 from fedcore.client import evaluate as counts_of
 from fedcore.data import Inputs, Samples, TensorSamples, normalise
 from fedcore.models import evaluating, forward_chunk
+from fedcore.tools import RunDirectory
 from fedcore_zoo.tables import as_array, in_order
+
+
+def best_model(result: RunResult) -> SplitModel:
+    """Return the global model of the best round; see :meth:`fedcore.RunResult.best_model`."""
+    best = result.summary["metrics"].get("best_by_validation")
+    if result.config.keep != "best":
+        raise ConfigError("this run did not keep its best model; train with --keep best")
+    if best is None:
+        raise ConfigError("no round is the best: the clients could not be evaluated, see result.metrics['failures']")
+    model = copy.deepcopy(result.model)
+    RunDirectory(result.directory).load_model(model, best=best["round"])
+    return model
 
 
 def predict(result: RunResult, x: Any, model: nn.Module | None) -> npt.NDArray[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import re
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from fedcore import ConfigError, SplitModel
 from fedcore.client import Setup
+from fedcore.tools import resolve
 
 _DIGEST = re.compile(r"#([0-9a-f]{16})$")
 _BASE, _HEAD = "encoder.base.", "classifier."
@@ -112,6 +115,18 @@ def weights_cautions(setup: Setup, weights: str) -> list[str]:
     """Return the cautions about tensors of the file of `--weights` without a place, and about heads not from it."""
     model, file = setup.model.state_dict(), named_weights(setup.model, weights)
     return [*_without_place(file, model), *_fresh_heads(setup, file, model)]
+
+
+def unused_head(setup: Setup) -> list[str]:
+    """Return the caution about a program's network with weights whose last layer a projection head replaces."""
+    factory = resolve("model", setup.config.model)
+    has_weights = isinstance(factory, functools.partial) and factory.func is copy.deepcopy  # an object, not a class
+    if not has_weights or setup.model.projection_width is None:
+        return []
+    return [
+        "the network's last layer is not used: the classifier behind the projection head (of --projection or of a "
+        "plugin) starts with fresh weights"
+    ]
 
 
 def _without_place(file: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> list[str]:

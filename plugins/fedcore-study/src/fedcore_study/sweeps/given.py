@@ -108,10 +108,11 @@ def check_given(objects: Mapping[Key, Any], configs: Mapping[Path, RunConfig]) -
                 "again: fedcore_study.sweep(grid, ..., out=...) with the same objects"
             )
         if ("dataset", config.dataset) in objects and (folder / "config.yaml").is_file():
-            from fedcore.tools import digest_of_data  # here: it imports torch
+            from fedcore.data import data_digest  # here: it imports torch
+            from fedcore.tools import resolve_config
 
             data = config.dataset, config.public, config.seed if config.public else None
             if data not in digests:
-                digests[data] = digest_of_data(config)
+                digests[data] = data_digest(resolve_config(config)[1])
             if SavedConfig.read(folder / "config.yaml").data != digests[data]:
                 raise RunDirectoryError(f"{folder} was begun with other data; sweep these with another out=")

@@ -1,0 +1,38 @@
+"""A partition that a program gives as lists: one array of positions in the training set for each client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedcore import ConfigError
+from fedcore.data import Dataset, IndexLists, IntArray, problem_with_lists
+
+
+def listed_parts(
+    lists: Sequence[Any], labels: IntArray, num_clients: int, *, dataset: Dataset, rows: IntArray, **_: Any
+) -> Sequence[Any]:
+    """Return lists of positions in the training set as positions in ``rows``: the partitioner of a program's lists.
+
+    :raises ConfigError: the lists are no partition of the run's samples among its clients.
+    """
+    count = len(lists)
+    if count != num_clients:
+        raise ConfigError(f"the partition has {count} lists, but clients is {num_clients}; write clients={count}")
+    problem = problem_with_lists(IndexLists.of(lists), IndexLists.empty(count), len(dataset.train))
+    if problem:
+        raise ConfigError(f"the partition has a list per client, but {problem}")
+    if len(rows) == len(dataset.train):
+        return lists
+    found = []
+    for client, positions in enumerate(map(np.asarray, lists)):
+        if not (ours := np.isin(positions, rows)).all():
+            raise ConfigError(
+                f"the partition gives client {client} the sample {positions[~ours][0]}, which no client gets: it is "
+                "public, of the unseen domain, or left out by --samples or --imbalance; leave out the sample or the "
+                "option"
+            )
+        found.append(np.searchsorted(rows, positions))
+    return found
