@@ -186,7 +186,7 @@ def latex(figures: pd.DataFrame, sites: Sequence[str]) -> str:
         lines += [r"\midrule", rf"\multicolumn{{{len(methods) + 1}}}{{l}}{{\emph{{{head}}}}} \\"]
         by_seed = figures.groupby(["method", "seed"])[name].mean()
         for site in (*sites, "Mean"):
-            of_site = (
+            of_site: Any = (
                 by_seed if site == "Mean" else figures[figures["site"] == site].set_index(["method", "seed"])[name]
             )
             cells = [_cell(of_site[method]) for method in methods]
@@ -209,7 +209,7 @@ def draw(figures: pd.DataFrame, predictions: Mapping[Any, Any], sites: Sequence[
     from matplotlib import pyplot as plt
 
     methods = list(dict.fromkeys(figures["method"]))
-    means = figures.groupby(["method", "site"])["auroc"].mean()
+    means: Any = figures.groupby(["method", "site"])["auroc"].mean()
     plot, axes = plt.subplots(figsize=(5.5, 3.2), layout="constrained")
     for place, method in enumerate(methods):
         axes.scatter([place] * len(sites), 100 * means[method], s=14, alpha=0.6, color=f"C{place}")
@@ -237,7 +237,7 @@ def draw(figures: pd.DataFrame, predictions: Mapping[Any, Any], sites: Sequence[
 
 def save(path: Path, predictions: Mapping[tuple[str, int], Sequence[tuple[np.ndarray, np.ndarray]]]) -> None:
     """Write labels and probabilities of each method, seed and site: ``METHOD/SEED/SITE/labels`` and ``/shares``."""
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{method}/{seed}/{site}/{name}": values
         for (method, seed), found in predictions.items()
         for site, pair in enumerate(found)
@@ -248,4 +248,5 @@ def save(path: Path, predictions: Mapping[tuple[str, int], Sequence[tuple[np.nda
 
 if __name__ == "__main__":
     table = main(Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "nine-sites"))
-    print((100 * table.groupby("method", sort=False)[["auroc", "ece"]].mean()).round(2))
+    means_of_methods: Any = table.groupby("method", sort=False)[["auroc", "ece"]].mean()
+    print((100 * means_of_methods).round(2))

@@ -18,6 +18,7 @@ KINDS = (
     *(
         "plugin",
         "dataset",
+        "task",
         "model",
         "partitioner",
         "augmentation",

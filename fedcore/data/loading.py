@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcore.base.errors import DataError
 from fedcore.base.identity import short_name
-from fedcore.base.registry import OBJECT, call, resolve
+from fedcore.base.registry import OBJECT, call, needed, resolve
 from fedcore.base.seeding import derive_seed, random_stream
 from fedcore.data.dataset import Dataset
 from fedcore.data.samples import Array, TensorSamples, check_labels, first_ten
@@ -79,7 +79,7 @@ def as_dataset(data: Any, name: str = "arrays", task: str = "auto") -> Dataset:
         labels = [samples.labels.cpu().numpy() for samples in (data.train, data.test)]
         kind = type(data.task) if task == "auto" and not data.task.classes else task_of(task, labels[0])
         return _checked(data if kind is type(data.task) else with_labels(data, kind, *labels))
-    made: Dataset = resolve("feature", "arrays")(data, name, task)
+    made: Dataset = needed("feature", "arrays", "a data set of arrays")(data, name, task)
     return _checked(made)
 
 

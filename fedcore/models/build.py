@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import ConfigError, PluginContractError
-from fedcore.base.registry import available, call, resolve
+from fedcore.base.registry import available, call, needed, resolve
 from fedcore.data.task import CLASSIFICATION, Task
 from fedcore.models.split import ModelTask, SplitModel
 
@@ -91,7 +91,7 @@ def build_model(
     if isinstance(model, nn.Module) and not isinstance(model, SplitModel):
         with task.random("lazy"):
             sample = torch.zeros(1, *input_shape) if sample is None else sample
-            split = resolve("feature", "split_network")
+            split = needed("feature", "split_network", "a network that is no SplitModel")
             model = split(model, name, num_classes, task.input_shape, sample)
     if not isinstance(model, SplitModel):
         raise PluginContractError.of(

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from fedcore import ConfigError, DataError, RunConfig, UnknownNameError
+from fedcore import ConfigError, DataError, RunConfig
 from fedcore.base import registry
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, TensorSamples, as_dataset, load_dataset, numbered_as, with_public
@@ -262,5 +262,5 @@ def test_the_parts_of_a_data_set_and_public_samples_are_matched_by_the_names_of_
 def test_without_the_zoo_arrays_are_answered_with_its_package(monkeypatch):
     installed = registry._scan
     monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "feature" else installed(kind, path))
-    with pytest.raises(UnknownNameError, match="in the package fedcore-zoo: pip install"):
+    with pytest.raises(ConfigError, match="a data set of arrays needs the package fedcore-zoo: pip install"):
         as_dataset((np.zeros((4, 2)), np.arange(4) % 2, np.zeros((2, 2)), np.arange(2)))

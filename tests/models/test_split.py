@@ -12,7 +12,7 @@ from torch import nn
 
 from fedcore import SplitModel
 from fedcore.base import registry
-from fedcore.base.errors import PluginContractError, UnknownNameError
+from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError
 from fedcore.models import has_batch_norm, smallest_batch
 from tests.models.built import FEATURE_DIMS, build, check_outputs, equal_states
 from tests.sentences import raises
@@ -167,5 +167,5 @@ def test_without_the_zoo_a_network_is_answered_with_its_package(monkeypatch: pyt
     installed = registry._scan
     monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "feature" else installed(kind, path))
     monkeypatch.setitem(registry.LENT, ("model", "object:Net"), lambda: nn.Linear(64, 10))
-    with raises(UnknownNameError):
+    with raises(ConfigError, "fedcore-zoo"):
         build("object:Net")
