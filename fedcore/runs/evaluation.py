@@ -143,12 +143,12 @@ class Evaluator:
         federation, work = self.federation, self._work(confusion=with_confusion)
         if not work:
             return {}
-        classes, seen = federation.dataset.num_classes, federation.config.training_clients
+        seen = federation.config.training_clients
         with ServerScope(federation, state, state.round, "evaluation") as scope:
             tasks = evaluation_tasks(scope, work)
 
             def counts(task: ClientTask, outcome: Outcome) -> dict[str, Counts]:
-                by_protocol, failed = federation.validator.evaluation(task, outcome, self._samples(task), classes)
+                by_protocol, failed = federation.validator.evaluation(task, outcome, self._samples(task))
                 if failed:
                     scope.fail(task.client, "raised", failed)
                 return by_protocol

@@ -6,6 +6,7 @@ import json
 import math
 import reprlib
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache, partial
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -88,8 +89,9 @@ class UpdateValidator:
         self._training: TrainingOptions = setup.config
         self._trainable = setup.layout.trainable.intersection(setup.layout.shared)
         self._shared = frozenset(setup.uploads.shared)
-        self._metrics, self._count = setup.metrics, setup.task.kind.count
-        self._plugins = setup.plugins.namespaces
+        self._metrics, self._plugins = setup.metrics, setup.plugins.namespaces
+        nothing = torch.zeros(0, setup.task.num_classes), torch.zeros(0, dtype=torch.int64)
+        self._no_counts = cache(partial(setup.task.kind.count, *nothing))
         self.encoded = {name for plugin in setup.plugins for name in setup.claimed(plugin, "encodes")}
         """The parameters that an update may lack until ``pre_aggregate`` of the plugin that ``encodes`` them."""
         hooks = ("end_local", "pre_upload", "guard_upload")
@@ -152,7 +154,7 @@ class UpdateValidator:
         return tensors
 
     def evaluation(
-        self, task: ClientTask, outcome: Outcome, totals: Mapping[str, int], classes: int
+        self, task: ClientTask, outcome: Outcome, totals: Mapping[str, int]
     ) -> tuple[dict[str, Counts], str]:
         """Return a client's counts by protocol.
 
@@ -172,8 +174,7 @@ class UpdateValidator:
                 continue
             tensors, asked = groups.get(protocol, {}), task.meta["confusion"] and own_model
             try:
-                none = self._count(torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64), confusion=asked)
-                counts[protocol] = Counts.received(tensors, samples, none, self._metrics)
+                counts[protocol] = Counts.received(tensors, samples, self._no_counts(confusion=asked), self._metrics)
             except (ValueError, PluginContractError) as error:
                 raise RejectUpdate(f"{what}: evaluation {protocol!r}: {error}") from None
         return counts, sent.failed
