@@ -72,7 +72,7 @@ def as_dataset(data: Any, name: str = "arrays", task: str = "auto") -> Dataset:
     :param name: name of the data set.
     :param task: what the labels are: a name of the group ``fedcore.tasks``. ``auto`` is the task of a
         :class:`Dataset`, else the installed one that suits the labels, else classification.
-    :raises UnknownNameError: the package fedcore-zoo, which makes one of arrays, is not installed.
+    :raises ConfigError: the package fedcore-zoo, which makes one of arrays, is not installed.
     :raises DataError: ``data`` has another form, or its shapes, types or labels do not fit.
     """
     if isinstance(data, Dataset):

@@ -65,9 +65,9 @@ def build_model(
 
     :param sample: a batch with one sample; default zeros of ``input_shape``. Other networks than a SplitModel get it.
     :param kind: what the model learns to predict.
-    :raises UnknownNameError: no installed package provides the name, or splits a network.
+    :raises UnknownNameError: no installed package provides the name.
     :raises PluginContractError: the name is not a factory's, or the factory returns no network.
-    :raises ConfigError: the network cannot be split.
+    :raises ConfigError: the network cannot be split, or the package fedcore-zoo, which splits it, is not installed.
     """
     factory = resolve("model", name)
     if isinstance(factory, nn.Module) or not callable(factory):

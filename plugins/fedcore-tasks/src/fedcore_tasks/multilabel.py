@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -79,10 +79,8 @@ class MultiLabel(Targets):
         return torch.where(rows.any(dim=1), (rows * rarity).argmax(dim=1) + 1, 0)
 
 
-def _of_label(label: int, count: object, logits: Tensor, labels: Tensor) -> Tensor:
-    assert callable(count)
-    found: Tensor = count(logits[:, [label]], columns(labels)[:, [label]])
-    return found
+def _of_label(label: int, count: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> Tensor:
+    return count(logits[:, [label]], columns(labels)[:, [label]])
 
 
 def _hits(logits: Tensor, labels: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -99,11 +99,9 @@ def _iou(counts: Tensor) -> Tensor:
     return right / (predicted + true - right)
 
 
-def _mean(figure: object, counts: Tensor) -> float:
-    assert callable(figure)
+def _mean(figure: Callable[[Tensor], Tensor], counts: Tensor) -> float:
     return float(figure(counts).nanmean())
 
 
-def _of_class(figure: object, one: int, counts: Tensor) -> float:
-    assert callable(figure)
+def _of_class(figure: Callable[[Tensor], Tensor], one: int, counts: Tensor) -> float:
     return float(figure(counts)[one])
