@@ -10,8 +10,7 @@ from typing import Any
 
 from fedcore.base.identity import flat
 from fedcore.base.output import clean, percent
-from fedcore.base.protocols import PROTOCOLS, figure_of
-from fedcore.base.protocols import further as further
+from fedcore.base.protocols import PROTOCOLS, figure_of, further
 
 SIMULATED = ("unavailable", "dropped", "deadline")
 """The kinds of failures that the simulated system produces. They are results, not errors."""

@@ -12,9 +12,9 @@ import fedcore
 from fedcore import ConfigError, Metric, PluginContractError, RunConfig, UnknownNameError
 from fedcore.base import registry
 from fedcore.base.process import cores
+from fedcore.base.protocols import further
 from fedcore.client.evaluation import evaluate
 from fedcore.data import load_dataset
-from fedcore.runs.rounds import further
 from fedcore_metrics.checked import make_metrics
 from fedcore_testing import PersonalClassifier, model_bytes, small_config
 from tests.sentences import raises

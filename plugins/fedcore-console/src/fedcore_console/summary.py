@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.tools import PROTOCOLS, SIGNS, output, rounds
+from fedcore.tools import PROTOCOLS, SIGNS, output, protocols, rounds
 
 TIMED = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation", "checkpoint")
 
@@ -39,7 +39,7 @@ def metrics_tables(metrics: Mapping[str, Any], width: int) -> Group:
 def _further_table(metrics: Mapping[str, Any]) -> list[RenderableType]:
     """Return the table of the metrics next to accuracy and loss; empty if the run has none."""
     rows = rounds.evaluated(metrics)
-    names = list(dict.fromkeys(name for row in rows.values() for name in rounds.further(row)))
+    names = list(dict.fromkeys(name for row in rows.values() for name in protocols.further(row)))
     table = _table("Metrics")
     table.add_column("protocol", no_wrap=True)
     for name in names:

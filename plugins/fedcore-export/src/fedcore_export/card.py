@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedcore import SplitModel, __version__
 from fedcore.data import Dataset, Inputs, ResidentSamples, TensorSamples
 from fedcore.models import build_model
-from fedcore.tools import PROTOCOLS, Run, digest, method, output, rounds, settings
+from fedcore.tools import PROTOCOLS, Run, digest, method, output, protocols, rounds, settings
 
 _ROUNDING = 1e-4
 """How far normalised and restored float32 brightness may lie outside of 0..1."""
@@ -117,7 +117,7 @@ def _origin(summary: Mapping[str, Any], session: Mapping[str, Any]) -> str:
 def _further(metrics: Mapping[str, Any]) -> list[str]:
     """Return the metrics next to accuracy and loss that the run measured."""
     rows = rounds.evaluated(metrics).values()
-    return list(dict.fromkeys(name for row in rows for name in rounds.further(row)))
+    return list(dict.fromkeys(name for row in rows for name in protocols.further(row)))
 
 
 def _figures(metrics: Mapping[str, Any]) -> Iterator[str]:

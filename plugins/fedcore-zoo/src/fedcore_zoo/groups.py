@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedcore import ConfigError, DataError
 from fedcore.data import IndexLists, first_ten
+from fedcore.tools import public_share
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -27,7 +28,7 @@ def whole_groups(train: IndexLists, test: IndexLists, groups: Tensor, options: A
     """
     if options.validation_share:
         raise ConfigError("--validation-share draws single samples, which splits the groups of this data set")
-    if options.public is not None and _is_share(options.public):
+    if public_share(options.public) is not None:
         raise ConfigError("--public as a share draws single samples, which splits the groups of this data set")
     lists = [part for pair in zip(train, test, strict=True) for part in pair]  # client k: 2k to train on, 2k + 1 held
     place = np.full(len(groups), -1)
@@ -68,11 +69,3 @@ def numbered_groups(where: str, names: Array, others: Array) -> Tensor:
             "group was trained on are too good; move all samples of a group to one side"
         )
     return torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
-
-
-def _is_share(public: str) -> bool:
-    try:
-        float(public)
-    except ValueError:
-        return False
-    return True

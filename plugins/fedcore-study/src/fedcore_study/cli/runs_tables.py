@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.tools import PROTOCOLS, output, rounds
+from fedcore.tools import PROTOCOLS, output, protocols
 from fedcore_study.lenient import mapping_in
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def details_tables(run: Mapping[str, Any]) -> Iterator[Table | Text]:
     yield _rows(run["name"] or run["folder"], [*about, ("method", run["method"])])
     yield _rows("Setting", [(name, _value(value)) for name, value in run["setting"].items()])
     if run["figures"]:
-        others = dict.fromkeys(name for row in run["figures"].values() for name in rounds.further(row))
+        others = dict.fromkeys(name for row in run["figures"].values() for name in protocols.further(row))
         accuracy = ["accuracy"] if any("accuracy" in row for row in run["figures"].values()) else []
         table = _table("Figures", "protocol", "of what", *(f"{name} %" for name in accuracy), "loss", *others)
         for name, row in run["figures"].items():

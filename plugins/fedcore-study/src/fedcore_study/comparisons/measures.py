@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig
-from fedcore.tools import SIGNS, available, call, judged_by, resolve, rounds, short_name
+from fedcore.tools import SIGNS, available, call, judged_by, protocols, resolve, short_name
 from fedcore_study.comparisons.records import NO_SIGNS, OVER_CLIENTS
 from fedcore_study.lenient import mapping_in
 
@@ -63,8 +63,7 @@ class Measure:
 
     def _of_the_first(self, row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         """Return a mapping without the name of a figure: it is of accuracy, or of the first figure of another task."""
-        first = ACCURACY.name if ACCURACY.name in row else next(iter(rounds.further(row)), "loss")
-        return mapping_in(row, name) if self.by_client == first else {}
+        return mapping_in(row, name) if self.by_client == protocols.figure_of(row) else {}
 
     @property
     def scale(self) -> float:

@@ -23,6 +23,7 @@ from fedcore.tools import (
     parse_json,
     parse_record,
     partition_digest,
+    protocols,
     refuse_links,
     settings,
     short_name,
@@ -187,7 +188,7 @@ class RunRecord:
         """
         row = self.figures(protocol, rounds)
         figures: dict[str, float | None] = {}
-        for name in recorded.further(row):
+        for name in protocols.further(row):
             figures[name] = number(row[name])
             if PROTOCOLS[protocol].on_clients:
                 figures[f"{name}{OVER_CLIENTS}"] = number(row.get(f"{name}_mean"))

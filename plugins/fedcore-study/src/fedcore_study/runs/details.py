@@ -17,6 +17,7 @@ from fedcore.tools import (
     flat,
     how_to_resume,
     parse_record,
+    protocols,
     read_mapping,
     rounds,
 )
@@ -83,7 +84,7 @@ def figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     by_protocol = {}
     for name in PROTOCOLS:
         row = mapping_in(metrics, name)
-        numbers = {key: row[key] for key in (*FIGURES, *rounds.further(row)) if number(row.get(key)) is not None}
+        numbers = {key: row[key] for key in (*FIGURES, *protocols.further(row)) if number(row.get(key)) is not None}
         if numbers:
             by_protocol[name] = numbers
     return by_protocol

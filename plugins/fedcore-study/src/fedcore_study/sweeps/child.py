@@ -106,9 +106,7 @@ class _Judged(Exception):
 
 def _judged(config: RunConfig, row: Mapping[str, Any]) -> float | None:
     """Return the figure by which runs are chosen on held-out parts."""
-    from fedcore.tools import rounds
-
-    value: float | None = row[judged_by(config, [] if "accuracy" in row else rounds.further(row))]
+    value: float | None = row[judged_by(config, [] if "accuracy" in row else protocols.further(row))]
     return value
 
 
