@@ -204,7 +204,7 @@ def test_mistakes_on_the_command_line(cli, recipe: Recipe) -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_cell_of_an_installed_figure_is_a_run_or_has_a_reason(scale) -> None:
     figures = [recipe for recipe in find_recipes(print) if recipe.kind == "figure"]
-    numbers = {"fedcd": (4, 5, 6), "fedproc": (4, 5, 6), "fdcl": (7, 8), "fedcme": (3, 4, 5)}
+    numbers = {"fedcd": (4, 5, 6), "fedproc": (4, 5, 6), "fdcl": (6, 7, 8), "fedcme": (3, 4, 5)}
     expected = {(method, number) for method, several in numbers.items() for number in several}
     assert {(recipe.method, recipe.figure) for recipe in figures} >= expected
     for recipe in figures:
@@ -214,5 +214,5 @@ def test_every_cell_of_an_installed_figure_is_a_run_or_has_a_reason(scale) -> No
         runs = [resolved(spec.run(cell.choice, 0)) for cell in recipe.cells(scale) if cell.choice is not None]
         assert runs
         if scale == "quick":
-            assert all(f"{run.samples:,}" in recipe.quick.says for run in runs), recipe.file
+            assert all(f"{run.samples:,}" in recipe.quick.says for run in runs if run.samples), recipe.file
             assert f"{recipe.quick.says} ".count("three seeds") == 1, recipe.file
