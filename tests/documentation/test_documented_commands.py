@@ -183,7 +183,7 @@ def test_the_options_of_a_run_fit_together(command, folder, monkeypatch):
 def test_the_axes_of_a_sweep_are_ones(command, folder):
     if not Path(command.words[1]).exists() and not command.words[1].startswith("-"):
         pytest.skip(f"{command.words[1]} is what an earlier command wrote")
-    result = run([*command.words, "--dry-run"])
+    result = run([*fitting(command.words), "--dry-run"])
     assert result.exit_code == 0, told(result)
     assert "none started" in told(result)
 
