@@ -43,6 +43,10 @@ class Metric(ABC):
 
     The rows of clients then leave them: a score and a label of each of their held-out samples, say."""
 
+    shared: ClassVar[str | None] = None
+    """The name of the counts, if several metrics of a run are figures of the same ones. They are counted and sent once.
+    """
+
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
 
@@ -102,7 +106,7 @@ class Counts:
     confusion: Tensor | None = None
     """A row per class with its samples by predicted class, (C, C) int64; None if it is not asked for."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """What each metric counts, float64."""
+    """What each metric counts, float64. Metrics that share counts have one entry, by their name ``shared``."""
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     """What each metric ``by_row`` keeps of every sample, (n, ...) float64."""
 
@@ -148,7 +152,7 @@ class Counts:
         forms = {name: (tensor.shape, tensor.dtype) for name, tensor in none.tensors().items()}
         for name, metric in metrics.items():
             shape = torch.Size((samples, *metric.shape[1:])) if metric.by_row else metric.shape
-            forms[f"{'rows' if metric.by_row else 'metrics'}/{name}"] = shape, torch.float64
+            forms[f"{'rows' if metric.by_row else 'metrics'}/{metric.shared or name}"] = shape, torch.float64
         check_tensors(sent, forms)
         counts = cls.join(sent)
         total, undefined = counts.total.flatten().tolist(), counts.undefined.item()
@@ -202,15 +206,13 @@ class Counts:
         They are None if a sample is undefined: what a metric counts for logits without a prediction, it does not know.
         """
         counts = {**self.metrics, **self.rows}
-        if self.undefined:
-            return dict.fromkeys(metrics)
-        values: dict[str, float | None] = finite({n: metric.value(counts[n]) for n, metric in metrics.items()})
-        return values
+        known = {} if self.undefined else {n: metric.value(counts[metric.shared or n]) for n, metric in metrics.items()}
+        return {**dict.fromkeys(metrics), **finite(known)}
 
     def curves(self, metrics: Metrics) -> dict[str, Any]:
         """Return the points of the metrics' curves; empty if a sample is undefined."""
         drawn, counts = () if self.undefined else metrics.items(), {**self.metrics, **self.rows}
-        found = {name: metric.curve(counts[name]) for name, metric in drawn}
+        found = {name: metric.curve(counts[metric.shared or name]) for name, metric in drawn}
         return {name: points for name, points in found.items() if points}
 
 

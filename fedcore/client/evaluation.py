@@ -90,12 +90,13 @@ def evaluate(
 
     by_any_thread = hasattr(type(samples).gather, "by_any_thread")
     batches = ((chunk, None if by_any_thread else read(chunk)) for chunk in chunks)
+    counted = {metric.shared or name: metric for name, metric in metrics.items()}
     parts: list[Counts] = []
     with one_torch_thread() if device.type == "cpu" else nullcontext():
         for part, *outputs in _side_by_side(counts_of, model, batches, min(threads, len(chunks))):
             with torch.inference_mode():
-                counts = {name: metric.count(*outputs) for name, metric in metrics.items()}
-                rows = {name: counts.pop(name) for name, metric in metrics.items() if metric.by_row}
+                counts = {name: metric.count(*outputs) for name, metric in counted.items()}
+                rows = {name: counts.pop(name) for name, metric in counted.items() if metric.by_row}
                 parts.append(replace(part, metrics=counts, rows=rows))
     return Counts.join(on_cpu(reduce(add, parts).tensors()))
 

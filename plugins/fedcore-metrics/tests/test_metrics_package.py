@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from importlib.util import find_spec
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from sklearn.metrics import (
 )
 
 import fedcore
-from fedcore import ConfigError, UnknownNameError
+from fedcore import ConfigError, Metric, PluginContractError, UnknownNameError
 from fedcore_metrics import AUROC, BalancedAccuracy, BrierScore, CalibrationError, CalibrationSlope, MacroF1
 from fedcore_testing import PersonalClassifier, model_bytes, small_config
 from tests.sentences import raises
@@ -184,6 +185,44 @@ def test_a_run(tmp_path):
     assert row["balanced-accuracy"] == pytest.approx(balanced_accuracy_score(labels, shares.argmax(axis=1)))
     assert row["auroc"] == pytest.approx(roc_auc_score(labels, shares, multi_class="ovr"), abs=2e-3)
     assert result.evaluate(digits)["ece"] == row["ece"]
+
+
+class Right(Metric):
+    """The share of right predictions; with ``Wrong`` it is counted once."""
+
+    shared = "right-or-wrong"
+    seen: ClassVar[list[tuple[type, int]]] = []
+
+    def count(self, logits, labels):
+        self.seen.append((type(self), len(labels)))
+        right = (logits.argmax(dim=1) == labels).sum()
+        return torch.stack([right, len(labels) - right])
+
+    def value(self, counts):
+        return float(counts[0] / counts.sum())
+
+
+class Wrong(Right):
+    def value(self, counts):
+        return float(counts[1] / counts.sum())
+
+
+class Halved(Right):
+    def count(self, logits, labels):
+        return super().count(logits, labels) / torch.tensor(2.0, dtype=torch.float64)
+
+
+def test_metrics_of_the_same_counts_are_counted_once(tmp_path):
+    Right.seen.clear()
+    row = fedcore.run(small_config(tmp_path, rounds=1), metrics=[Right, Wrong], progress=False).metrics["global"]
+    assert row["Right"] == pytest.approx(row["accuracy"])
+    assert row["Wrong"] == pytest.approx(1 - row["accuracy"])
+    assert len({kind for kind, samples in Right.seen if samples > 2}) == 1
+
+
+def test_other_counts_under_the_same_name_are_refused(tmp_path):
+    with raises(PluginContractError, "Halved", "shared='right-or-wrong'"):
+        fedcore.run(small_config(tmp_path, rounds=1), metrics=[Right, Halved], progress=False)
 
 
 @pytest.fixture(scope="module")

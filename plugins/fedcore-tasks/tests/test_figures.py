@@ -10,8 +10,9 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
+import fedcore
 from fedcore import DataError
-from fedcore_tasks import MultiLabel, Regression, Segmentation, Survival
+from fedcore_tasks import MultiLabel, Regression, Segmentation, Survival, segmentation
 from fedcore_tasks.survival import concordance_index
 from fedcore_zoo import load_torchvision
 
@@ -153,6 +154,19 @@ def test_segmentation():
     assert [found[f"dice-{one}"] for one in range(4)] == pytest.approx(dice)
     assert [found[f"iou-{one}"] for one in range(4)] == pytest.approx(iou)
     assert (found["dice"], found["iou"]) == (pytest.approx(dice.mean()), pytest.approx(iou.mean()))
+
+
+def test_all_figures_of_masks_are_of_one_count(monkeypatch, tmp_path):
+    """A network that is evaluated on one batch counts its overlaps once."""
+    monkeypatch.chdir(tmp_path)
+    x, masks = rng.normal(size=(20, 6, 6)).astype(np.float32), rng.integers(0, 3, size=(20, 6, 6))
+    counted, overlaps = [], segmentation._overlaps
+    monkeypatch.setattr(segmentation, "_overlaps", lambda *both: counted.append(len(both[1])) or overlaps(*both))
+    result = fedcore.run(dataset=(x, masks, x, masks), clients=2, rounds=1, workers=0, progress=False)
+    counted.clear()
+    assert len(result.task.metrics) == 8
+    assert result.evaluate(x, masks)["iou-2"] == pytest.approx(result.metrics["global"]["iou-2"])
+    assert counted == [20]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ __all__ = ["AUROC", "BalancedAccuracy", "BrierScore", "CalibrationError", "Calib
 class MacroF1(Metric):
     """The mean over the classes of the harmonic mean of precision and recall."""
 
+    shared = "hits"
+
     def count(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return right predictions, predictions and samples by class, (3, C)."""
         predicted = logits.argmax(dim=1)
@@ -34,17 +36,12 @@ class MacroF1(Metric):
         return float((2 * right / (predicted + samples))[samples > 0].mean())
 
 
-class BalancedAccuracy(Metric):
+class BalancedAccuracy(MacroF1):
     """The mean over the classes of the accuracy on their samples (recall)."""
-
-    def count(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return right predictions and samples by class, (2, C)."""
-        right = labels[logits.argmax(dim=1) == labels]
-        return torch.stack([values.bincount(minlength=self.num_classes) for values in (right, labels)])
 
     def value(self, counts: Tensor) -> float:
         """Return the balanced accuracy."""
-        right, samples = counts
+        right, _, samples = counts
         return float((right / samples)[samples > 0].mean())
 
 

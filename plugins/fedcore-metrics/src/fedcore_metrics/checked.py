@@ -21,6 +21,7 @@ class Checked(Metric):
         super().__init__(num_classes)
         self.name, self._metric = name, metric
         self.lower_is_better, self.by_row = metric.lower_is_better, metric.by_row  # type: ignore[misc] # of this object
+        self.shared = metric.shared  # type: ignore[misc] # of this object
 
     def count(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the counts of samples in float64, in which sums of integers are exact up to 2^53.
@@ -58,16 +59,21 @@ class Checked(Metric):
         points: Mapping[str, Sequence[float]] = call("metric", self.name, self._metric.curve, counts)
         return points
 
-    def try_samples(self) -> None:
+    def try_samples(self, others: dict[str, Tensor]) -> None:
         """Count two samples.
 
-        :raises PluginContractError: the metric fails, or it counts no sums.
+        :param others: what earlier metrics counted, by the names of their counts. The metric's own are added.
+        :raises PluginContractError: the metric fails, counts no sums, or counts other than one that shares its counts.
         """
         logits, labels = torch.zeros(2, self.num_classes), torch.zeros(2, dtype=torch.int64)
         logits[1, -1] = 1.0  # one sample right, the other wrong
         one, other, both = (self.count(logits[i], labels[i]) for i in ([0], [1], [0, 1]))
         if not torch.allclose(both, torch.cat([one, other]) if self.by_row else one + other, equal_nan=True):
             raise self._broken("counts two samples as other than the sum of both", hint=SUMS)
+        first = others.setdefault(self.shared or self.name, both)
+        if first is not both and not (first.shape == both.shape and torch.allclose(first, both, equal_nan=True)):
+            hint = "count the same in both, or give them other names of counts"
+            raise self._broken(f"counts other than an earlier metric with shared={self.shared!r}", hint=hint)
         self.value(one)
 
     def _broken(self, found: str, **more: str) -> PluginContractError:
@@ -82,6 +88,7 @@ def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:
     :raises PluginContractError: the object behind a name is not a metric, fails on samples, or counts no sums.
     """
     made: dict[str, Metric] = {}
+    counts: dict[str, Tensor] = {}
     for name in names:
         metric = call("metric", name, resolve("metric", name), num_classes)
         if not isinstance(metric, Metric):
@@ -91,6 +98,6 @@ def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:
         if short in made or short in protocols.FIGURES or short.endswith(protocols.OF_METRIC):
             raise ConfigError(f"metric {name!r}: the name {short!r} belongs to another figure; give it another name")
         checked = Checked(short, metric, num_classes)
-        checked.try_samples()
+        checked.try_samples(counts)
         made[short] = checked
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -28,16 +28,13 @@ class MultiLabel(Targets):
         """Set the figures."""
         super().build(form)
         width = int(form["width"])
-        self.metrics = {
-            "macro-f1": TaskFigure(_hits, _macro_f1, (3, width)),
-            "micro-f1": TaskFigure(_hits, _micro_f1, (3, width)),
-            "auroc": TaskFigure(_scores, mean_area, (1, width, 2), by_row=True),
-        }
+        of_hits = partial(TaskFigure, "hits", _hits, shape=(3, width))
+        of_scores = partial(TaskFigure, "scores", _scores, shape=(1, width, 2), by_row=True)
+        self.metrics = {"macro-f1": of_hits(_macro_f1), "micro-f1": of_hits(_micro_f1), "auroc": of_scores(mean_area)}
         if 1 < width <= MANY:
             for label in range(width):
-                own = partial(_of_label, label)
-                self.metrics[f"auroc-{label}"] = TaskFigure(partial(own, _scores), mean_area, (1, 1, 2), by_row=True)
-                self.metrics[f"positives-{label}"] = TaskFigure(partial(own, _hits), _positives, (3, 1))
+                self.metrics[f"auroc-{label}"] = of_scores(partial(_area_of, label))
+                self.metrics[f"positives-{label}"] = of_hits(partial(_positives, label))
 
     @classmethod
     def suits(cls, y: Array) -> bool:
@@ -79,10 +76,6 @@ class MultiLabel(Targets):
         return torch.where(rows.any(dim=1), (rows * rarity).argmax(dim=1) + 1, 0)
 
 
-def _of_label(label: int, count: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> Tensor:
-    return count(logits[:, [label]], columns(labels)[:, [label]])
-
-
 def _hits(logits: Tensor, labels: Tensor) -> Tensor:
     """Return right predictions, predictions and samples by label, (3, C) float64."""
     predicted, true = logits > 0, columns(labels) > 0
@@ -100,8 +93,8 @@ def _micro_f1(counts: Tensor) -> float:
     return float(2 * right / (predicted + true).clamp(min=1))
 
 
-def _positives(counts: Tensor) -> float:
-    return float(counts[2].sum())
+def _positives(label: int, counts: Tensor) -> float:
+    return float(counts[2, label])
 
 
 def _scores(logits: Tensor, labels: Tensor) -> Tensor:
@@ -117,6 +110,10 @@ def mean_area(rows: Tensor) -> float:
     areas = [_area(scores.numpy(), true.numpy() > 0) for scores, true in zip(rows[..., 0].T, rows[..., 1].T)]
     known = [area for area in areas if area == area]
     return float(np.mean(known)) if known else float("nan")
+
+
+def _area_of(label: int, rows: Tensor) -> float:
+    return mean_area(rows[:, [label]])
 
 
 def _area(scores: Array, positive: Array) -> float:

@@ -37,11 +37,11 @@ class Regression(Targets):
         """Set means, deviations and figures."""
         super().build(form)
         self.mean, self.std = list(map(float, form["mean"])), list(map(float, form["std"]))
-        width = len(self.mean)
+        figure = partial(TaskFigure, "sums", self._sums, shape=(5, len(self.mean)))
         self.metrics = {
-            "rmse": TaskFigure(partial(self._sums, 2), _root_mean, (width + 1,), lower_is_better=True),
-            "mae": TaskFigure(partial(self._sums, 1), _mean, (width + 1,), lower_is_better=True),
-            "r2": TaskFigure(self._moments, _explained, (4, width)),
+            "rmse": figure(self._root_mean, lower_is_better=True),
+            "mae": figure(self._mean, lower_is_better=True),
+            "r2": figure(_explained),
         }
 
     @classmethod
@@ -94,16 +94,18 @@ class Regression(Targets):
     def _vector(values: list[float], like: Tensor) -> Tensor:
         return like.new_tensor(values, dtype=torch.float64)
 
-    def _sums(self, power: int, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the sums of a power of the errors by number, and the number of samples."""
-        errors = (logits.double() - self.standardised(labels)) * self._vector(self.std, logits)
-        return torch.cat([errors.abs().pow(power).sum(dim=0), errors.new_tensor([len(errors)])])
-
-    def _moments(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return samples, sums and squares of standardised targets, and squares of errors, by number."""
+    def _sums(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return samples, sums and squares of targets, errors and their squares by number, standardised, (5, C)."""
         targets = self.standardised(labels)
-        squares = (targets.square(), (logits.double() - targets).square())
-        return torch.stack([part.sum(dim=0) for part in (torch.ones_like(targets), targets, *squares)])
+        errors = logits.double() - targets
+        parts = (torch.ones_like(targets), targets, targets.square(), errors.abs(), errors.square())
+        return torch.stack([part.sum(dim=0) for part in parts])
+
+    def _mean(self, counts: Tensor) -> float:
+        return float((counts[3] / counts[0] * self._vector(self.std, counts)).mean())
+
+    def _root_mean(self, counts: Tensor) -> float:
+        return float(((counts[4] / counts[0]).sqrt() * self._vector(self.std, counts)).mean())
 
 
 class RegressionL1(Regression):
@@ -126,17 +128,9 @@ class RegressionHuber(Regression):
         return F.huber_loss(logits, targets)
 
 
-def _mean(counts: Tensor) -> float:
-    return float((counts[:-1] / counts[-1]).mean())
-
-
-def _root_mean(counts: Tensor) -> float:
-    return float((counts[:-1] / counts[-1]).sqrt().mean())
-
-
 def _explained(counts: Tensor) -> float:
     """Return R2; nan if a number is the same for all samples."""
-    samples, sums, squares, errors = counts
+    samples, sums, squares, _, errors = counts
     variation = squares - sums.square() / samples
     constant = variation <= 1e-12 * squares
     return float(torch.where(constant, torch.nan, 1 - errors / variation).mean())

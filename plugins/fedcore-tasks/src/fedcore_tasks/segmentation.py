@@ -35,14 +35,12 @@ class Segmentation(Targets):
         super().build(form)
         self.grid = tuple(map(int, form["grid"]))
         classes = int(form["width"])
-        self.metrics = {
-            "dice": TaskFigure(_overlaps, partial(_mean, _dice), (3, classes)),
-            "iou": TaskFigure(_overlaps, partial(_mean, _iou), (3, classes)),
-        }
+        figure = partial(TaskFigure, "overlaps", _overlaps, shape=(3, classes))
+        self.metrics = {"dice": figure(partial(_mean, _dice)), "iou": figure(partial(_mean, _iou))}
         if classes <= MANY:
             for one in range(classes):
-                self.metrics[f"dice-{one}"] = TaskFigure(_overlaps, partial(_of_class, _dice, one), (3, classes))
-                self.metrics[f"iou-{one}"] = TaskFigure(_overlaps, partial(_of_class, _iou, one), (3, classes))
+                self.metrics[f"dice-{one}"] = figure(partial(_of_class, _dice, one))
+                self.metrics[f"iou-{one}"] = figure(partial(_of_class, _iou, one))
 
     @classmethod
     def suits(cls, y: Array) -> bool:

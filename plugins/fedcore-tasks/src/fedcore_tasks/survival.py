@@ -30,7 +30,7 @@ class Survival(Targets):
     def build(self, form: Mapping[str, Any]) -> None:
         """Set the figure."""
         super().build(form)
-        self.metrics = {"c-index": TaskFigure(_rows, _concordance, (1, 3), by_row=True)}
+        self.metrics = {"c-index": TaskFigure("rows", _rows, _concordance, (1, 3), by_row=True)}
 
     @classmethod
     def suits(cls, y: Array) -> bool:

@@ -23,8 +23,9 @@ MANY = 20
 
 
 class TaskFigure(Metric):
-    """A figure of a task.
+    """One of a task's figures of the same counts.
 
+    :param shared: the name of the counts.
     :param count: takes logits and labels, returns counts.
     :param value: takes the counts of all samples, returns the figure.
     :param shape: of the counts; the first number of counts by row counts for one sample.
@@ -35,6 +36,7 @@ class TaskFigure(Metric):
 
     def __init__(
         self,
+        shared: str,
         count: Callable[[Tensor, Tensor], Tensor],
         value: Callable[[Tensor], float],
         shape: tuple[int, ...],
@@ -44,7 +46,7 @@ class TaskFigure(Metric):
     ) -> None:
         super().__init__(0)
         self._count, self._value, self.shape = count, value, torch.Size(shape)
-        self.lower_is_better, self.by_row = lower_is_better, by_row  # type: ignore[misc]
+        self.lower_is_better, self.by_row, self.shared = lower_is_better, by_row, shared  # type: ignore[misc]
 
     def count(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the counts of samples, float64."""
