@@ -9,6 +9,7 @@ import math
 import re
 import statistics
 from dataclasses import astuple, replace
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from fedcore_study.comparisons import formats
 from fedcore_study.comparisons.comparison import compare_runs
 from fedcore_study.comparisons.costs import seconds_per_round
 from fedcore_study.comparisons.fairness import Spread
+from fedcore_study.comparisons.fairness import headings as headings_of_spread
 from fedcore_study.comparisons.figures import Difference, Figure, paired_difference
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.measures import ACCURACY, Measure, direction
@@ -350,9 +352,10 @@ class TestFormats:
         folders += [make(["moon"], seed, [0.8, 0.8]) for seed in (0, 1, 2)]
         folders += [make(["fedprox"], seed, [0.8 if seed else 0.1, 0.1]) for seed in (0, 1, 2)]  # not all reach it
         text = formats.as_latex([join(folders, target=0.7)[0]])
-        (row,) = [line for line in text.splitlines() if line.startswith("moon")]
+        row, below = (line for line in text.splitlines() if line.startswith("moon"))
         assert row.split(" & ")[:4] == ["moon", "3", r"\textbf{80.00 $\pm$ 0.00}", "+10.00 (3 seeds)"]
-        assert r"\textbf{1.0 $\pm$ 0.0} & 0.00 $\pm$ 0.00 \\" in row  # all take 0.00 MB: none is best
+        assert r"\textbf{1.0 $\pm$ 0.0}" in row
+        assert below == r"moon & 0.00 $\pm$ 0.00 \\"  # all take 0.00 MB: none is best
         assert text.count(r"\textbf") == 2
         assert r"\label{tab:comparison}" in text
         assert r"\toprule" in text
@@ -402,6 +405,56 @@ class TestOverClients:
         assert (found.mean, found.std, found.worst, found.best) == (0.055, 0.03, 0.1, 0.01)
         assert Spread.of(row, Measure("ece_mean", -1)) == found
         assert Spread.of(row, Measure("auroc")) == Spread(None, None, None, None)
+
+    @pytest.fixture
+    def hospitals(self, make):
+        """Two seeds of three hospitals; with the second seed the third one comes first, and it has no AUROC."""
+        names = [["North", "South", "East & West"], ["East & West", "North", "South"]]
+        auroc = [{"0": 0.9, "1": 0.7}, {"1": 0.7, "2": 0.5}]
+        folders = []
+        for seed in (0, 1):
+            measured = {"per_client": {"0": 0.1, "1": 0.2, "2": 0.3}, "auroc": 0.7, "auroc_per_client": auroc[seed]}
+            folders.append(make([], seed, [0.5], protocol="personal", measured=measured))
+            (folders[-1] / "sessions.jsonl").write_text(json.dumps({"clients": names[seed]}) + "\n")
+        return folders
+
+    def test_each_hospital_has_a_column_of_any_metric(self, hospitals, cli):
+        asked = ("compare", *hospitals, "--protocol", "personal", "--metric", "auroc", "--format")
+        heads, _, row = cli(*asked, "markdown", "--columns", "auroc,clients").stdout.splitlines()[:3]
+        assert heads == "| method | auroc | North | South | East & West |"
+        assert row == "| fedavg | 0.7000 ± 0.0000 | 0.8000 ± 0.1414 | 0.6000 ± 0.1414 | - |"
+        assert cli(*asked, "markdown", "--clients").stdout.splitlines()[0].endswith("| North | South | East & West |")
+        (line,) = csv.DictReader(io.StringIO(cli(*asked, "csv", "--clients").stdout))
+        assert float(line["client_North_mean"]) == pytest.approx(0.8)
+        assert (line["client_East & West_mean"], line["client_East & West_n"]) == ("", "0")
+        frame = fedcore_study.compare(hospitals, protocol="personal", clients=True)
+        assert frame.loc["fedavg", "client_East & West"] == pytest.approx(0.2), "accuracy: 0.3 and 0.1"
+
+    def test_clients_without_names_have_columns_if_these_are_asked_for(self, make, cli):
+        """Client 0 of one seed is not client 0 of another one."""
+        each = {"per_client": {str(k): k / 20 for k in range(11)}}
+        asked = ("compare", make([], 0, [0.5], protocol="personal", measured=each), "--protocol", "personal")
+        assert "client 0" not in cli(*asked, "--clients").stdout
+        heads = cli(*asked, "--columns", "clients", "--format", "csv").stdout.splitlines()[0].split(",")
+        shown = [head for head in heads if head.startswith("client_") and head.endswith("_mean")]
+        assert shown == [f"client_client {k}_mean" for k in range(11)]
+
+    def test_more_than_twelve_hospitals_have_columns_if_these_are_asked_for(self, make, cli):
+        measured = {"per_client": {str(k): k / 20 for k in range(13)}}
+        folder = make([], 0, [0.5], protocol="personal", measured=measured)
+        (folder / "sessions.jsonl").write_text(json.dumps({"clients": [f"Site {k}" for k in range(13)]}) + "\n")
+        asked = ("compare", folder, "--protocol", "personal", "--format", "markdown")
+        assert "Site" not in cli(*asked, "--clients").stdout
+        assert "| Site 0 % |" in cli(*asked, "--columns", "clients").stdout
+
+    def test_the_server_has_no_clients(self, make):
+        with raises(ConfigError, "--columns clients", "'global'", "--p"):
+            join([make([], 0, [0.5])], columns=["clients"])
+
+    def test_the_lowest_deviation_is_best_and_the_highest_mean(self):
+        signs = {name: sign for name, (_, _, _, sign) in headings_of_spread(Measure("std", -1)).items()}
+        assert signs["mean"] == signs["worst"] == 1
+        assert signs["std"] == -1
 
     def test_what_is_not_recorded(self):
         found = Spread.of({"accuracy": 0.5, "mean": True, "std": 0.1, "worst10": "x"}, ACCURACY)
@@ -550,7 +603,7 @@ class TestFindings:
         assert cells(found, block, block.rows[1])[4] == "0.096"
         *_, line = csv.DictReader(io.StringIO(formats.as_csv([found])))
         assert float(line["p_holm"]) <= 1.0
-        assert "p (Holm)" in formats.as_latex([found])
+        assert r"\shortstack[r]{p\\(Holm)}" in formats.as_latex([found])
 
     def test_one_row_shows_nothing_and_two_without_baseline_the_highest(self, make):
         assert join([make([], 0, [0.5])])[0].blocks[0].findings == []
@@ -1127,18 +1180,20 @@ class TestColumns:
         assert frame.loc[("personal", "ditto"), "accuracy_mean"] == pytest.approx(0.6)
         assert frame.loc[("global", "ditto"), "accuracy_mean"] == pytest.approx(0.55)
 
-    def test_latex_ends_at_the_margin(self, folders, cli):
+    def test_latex_of_two_protocols_has_their_names_above_their_columns(self, folders, cli):
         asked = ("--protocol", "personal", "--protocol", "global", "--columns", "accuracy", "--columns", "costs")
         named = ("--caption", "Two & more", "--tex-label", "tab:main")
         text = cli("compare", *folders, *asked, *named, "--latex").stdout
-        assert r"\usepackage{booktabs,graphicx}" in text
-        assert "\\caption{Two \\& more}\n\\label{tab:main}\n" in text
-        assert r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%" in text
-        assert r"\end{tabular}}" in text
-        assert "\n & \\multicolumn{1}{c}{personal} & \\multicolumn{1}{c}{global} & & & & & &  \\\\\n" in text
-        assert r"\cmidrule(lr){2-2} \cmidrule(lr){3-3}" in text
-        body = text.partition(r"\toprule")[2].partition(r"\bottomrule")[0]
-        assert {line.count(" &") + line.startswith("& ") for line in body.splitlines() if line.endswith(r"\\")} == {8}
+        assert r"\usepackage{booktabs}." in text
+        assert "\\caption{Two \\& more}\n\\label{tab:main}\n\\small" in text
+        first, *others = text.split(r"\begin{tabular}")[1:]
+        assert "\n & \\multicolumn{1}{c}{personal} & \\multicolumn{1}{c}{global} & &  \\\\\n" in first
+        assert r"\cmidrule(lr){2-2} \cmidrule(lr){3-3}" in first
+        assert not any("personal" in part for part in others)
+        for part in (first, *others):
+            body = part.partition(r"\toprule")[2].partition(r"\bottomrule")[0]
+            counts = {line.count(" &") + line.startswith("& ") for line in body.splitlines() if line.endswith(r"\\")}
+            assert counts == {part.partition("}")[0].count("r")}
 
     def test_costs(self, folders):
         """Seconds per round are the mean without the first of several rounds: (1.5 + 4.5) / 2."""
@@ -1205,3 +1260,79 @@ def test_clients_that_could_not_be_measured_are_told(make):
     assert notes({"": (3, 4), "moon": (3, 4)}) == []
     (note,) = notes({"": (3, 4), "moon": (3, 2)})
     assert note.startswith("the rows are measured on different numbers of clients (fedavg: 3, 4; moon: 3, 2). ")
+
+
+class TestLatex:
+    """Computer Modern's widths are those of matplotlib's file cmr10; the letters of 9 pt are 3 % wider than these."""
+
+    ROW_END = r" \\"
+
+    @pytest.fixture
+    def width(self):
+        mpl = pytest.importorskip("matplotlib")
+        from matplotlib.ft2font import FT2Font
+
+        fonts = {}
+        for bold, name in enumerate(("cmr10", "cmb10")):
+            fonts[bold] = FT2Font(str(Path(mpl.get_data_path(), "fonts", "ttf", f"{name}.ttf")))
+            fonts[bold].set_size(100, 72)
+
+        def of(cell):
+            bold = cell.startswith(r"\textbf")
+            plain = re.sub(
+                r"\$(.*?)\$", lambda math: "+" if math[1] in (r"\pm", "-") else math[1], cell
+            )  # as wide as +
+            plain = re.sub(r"^\\(textbf|multicolumn\{\d\}\{c\})", "", plain).replace("\\", "")
+            letters = re.sub("[{}]", "", plain)
+            wide = [fonts[bold].load_char(ord(letter)).linearHoriAdvance / 65536 / 100 for letter in letters]
+            return 9 * 1.03 * (1.15 if bold else 1) * sum(wide)  # LaTeX's bold is the extended one
+
+        return of
+
+    def widths(self, text, width):
+        """Return the width of each tabular: its widest cells, and 4 pt on both sides of each column."""
+        found = []
+        for part in text.split(r"\begin{tabular}")[1:]:
+            lines = [line.removesuffix(self.ROW_END) for line in part.splitlines() if line.endswith(self.ROW_END)]
+            rows = [line.split(" & ") for line in lines if r"\multicolumn" not in line]
+            stacked = [
+                [re.sub(r"^\\shortstack\[r\]\{(.*)\}$", r"\1", cell).split(r"\\") for cell in row] for row in rows
+            ]
+            columns = zip(*stacked, strict=True)
+            widest = [max(width(line) for lines in column for line in lines) for column in columns]
+            if part.startswith(r"{p{0.4\linewidth}"):
+                widest[0] = 0.4 * 345
+            found.append(sum(widest) + 8 * len(widest))
+        return found
+
+    @pytest.mark.parametrize(
+        ("name", "parts"), [("moon", 7), ("a method with a long name, number 100 of them all", 11)]
+    )
+    def test_no_tabular_is_wider_than_a_line_of_text(self, width, name, parts):
+        heads = ["method", "seeds", "accuracy %", "auroc (clients)", "calibration-slope (clients)"]
+        heads += [
+            "minus fedavg [95 % interval]",
+            "p (Holm)",
+            "s/round",
+            "MB down",
+            *(f"Hospital {k}" for k in range(9)),
+        ]
+        values = ["3", "93.06 ± 0.41", "0.9938 ± 0.0028", "-1.2345 ± 0.1234", "+1.03 [-24.84, +24.84]", "< 0.001"]
+        values += ["100.455 ± 10.022", "1234.83 ± 0.00", *["99.9999 ± 99.9999"] * 9]
+        rows = [[each, *values] for each in ("fedavg", name)]
+        best = [(0, 3), (1, 8), (0, 9), (0, 10), (0, 11)]
+        made = tables.Table("", heads, rows, best, groups=[("", 2), ("personal_validation", 7), ("", 9)])
+        for text in (made.latex("A caption", "tab:x"), made.latex()):
+            found = self.widths(text, width)
+            assert max(found) <= 345
+            assert len(found) <= parts, "the room is used"
+            assert "resizebox" not in text
+            for head in ("Hospital 8", r"\shortstack[r]{minus fedavg [95 \%\\interval]}"):
+                assert text.count(head) == 1
+            assert text.count(r"\multicolumn{") == sum("personal" in part for part in text.split("tabular")[1::2])
+
+    def test_a_narrow_table_is_one_tabular(self, width):
+        text = tables.Table("Title", ["method", "seeds"], [["fedavg", "3"], ["[moon]", "3"]]).latex()
+        assert len(self.widths(text, width)) == 1
+        assert text.startswith("% Title\n{\\small")
+        assert "\n{}[moon] & 3 \\\\\n" in text, "LaTeX would take it for an option of the end of the row above"

@@ -131,7 +131,8 @@ def compare(
     :param target: an accuracy in (0, 1]; adds rounds and bytes until it is first reached.
     :param round: compare after so many rounds, unfinished runs too; default at the end of finished runs.
     :param confidence: of the intervals; the tests have the level that belongs to it.
-    :param clients: add how the accuracy is spread over the clients, for a protocol that these measure.
+    :param clients: add how the figure is spread over the clients, for a protocol that these measure, and as
+        ``client_NAME`` that of each client with a name.
     :param reported: add figures of plugins' reports, such as ``["attack.success"]``.
     :param each: one row per run instead, in long form for plots.
     :raises ConfigError: nothing to compare, names that do not exist, or runs that contradict one another.

@@ -41,8 +41,8 @@ def compare(
         bool,
         typer.Option(
             "--clients",
-            help="Show, in place of costs, the spread over clients: mean, std, worst and best 10 %, variance, Jain. "
-            "Needs a --protocol that clients measure.",
+            help="Show, in place of other figures, the spread over clients: mean, std, worst and best 10 %, variance, "
+            "Jain; up to 12 clients with names each by its own. Needs a --protocol that clients measure.",
         ),
     ] = False,
     reported: shared.Reported = None,
@@ -50,8 +50,9 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="NAME,...",
-            help="The table's columns: accuracy, auroc and other figures, auroc_mean over clients, seeds, difference, "
-            "p, PLUGIN.NAME; seconds, s/round, MB, MB-down, MB-up, memory, epsilon, or costs for all of these.",
+            help="The table's columns: accuracy, auroc and other figures, auroc_mean over clients, clients for a "
+            "column each, seeds, difference, p, PLUGIN.NAME; seconds, s/round, MB, MB-down, MB-up, memory, epsilon, or "
+            "costs for all of these.",
         ),
     ] = None,
     form: Annotated[

@@ -36,12 +36,12 @@ from fedcore_study.comparisons.measures import ACCURACY, Measure
 from fedcore_study.comparisons.records import OVER_CLIENTS, RunRecord, Warn, with_global_model
 from fedcore_study.comparisons.significance import Ranks, level, ranked
 from fedcore_study.comparisons.tuned import at_which, tuned_runs
-from fedcore_study.lenient import number
+from fedcore_study.lenient import mapping_in, number
 from fedcore_study.words import named
 
 BASELINE = "fedavg"
 
-SEEDS, DIFFERENCE, P = "seeds", "difference", "p"
+SEEDS, DIFFERENCE, P, CLIENTS = "seeds", "difference", "p", "clients"
 """Words of ``--columns`` that are no figure."""
 
 
@@ -64,6 +64,8 @@ class Row:
     """The seconds of the simulated system until the target is reached."""
     clients: dict[str, Figure | None]
     """How the figure is spread over the clients, by the names in ``fairness.FIGURES``."""
+    each: dict[str, Figure | None]
+    """The figure of each client by its name, if it is asked for; None for a client for which it is not defined."""
     reported: dict[str, Figure | None]
     """Numbers that plugins reported, by ``PLUGIN.NAME``."""
     metrics: dict[str, Figure | None]
@@ -173,10 +175,12 @@ def compare_protocols(
     :param target: an accuracy in (0, 1], or a value of a task's first figure; the rounds and bytes until it is first
         reached are counted.
     :param round: compare after this number of rounds, also unfinished runs; by default finished runs at their end.
-    :param by_client: show how the accuracy is spread over the clients, for a protocol that they measure.
+    :param by_client: show how the figure is spread over the clients, for a protocol that they measure; and the figure
+        of each client, if they have names.
     :param reported: figures of plugins' reports to show, such as ``attack.success``.
-    :param columns: what tables show: ``seeds``, ``difference``, ``p``, a figure of the protocol, a cost of ``COSTS``,
-        ``costs`` for all of these, ``PLUGIN.NAME`` of a report; by default all but further costs.
+    :param columns: what tables show: ``seeds``, ``difference``, ``p``, a figure of the protocol, ``clients`` for that
+        of each client, a cost of ``COSTS``, ``costs`` for all of these, ``PLUGIN.NAME`` of a report; by default all
+        but clients and further costs.
     :raises ConfigError: there is nothing to compare, a name does not exist, or runs contradict one another: two have
         the same settings and seed, or the same partition but other clients.
     """
@@ -192,10 +196,13 @@ def compare_protocols(
         raise ConfigError(f"--target is of {runs[0].figure}; leave out --metric")
     if target is not None and measure == ACCURACY and not 0 < target <= 1:
         raise ConfigError(f"--target is {target}; accuracies are fractions, for example --target 0.8")
-    for protocol in protocols if by_client else ():
+    words = [short_name(word) if ":" in word else word for name in columns for word in name.split(",")]
+    words = list(dict.fromkeys(word for name in words for word in (EACH if name == "costs" else (name,))))
+    for protocol in protocols if by_client or CLIENTS in words else ():
         if not PROTOCOLS[protocol].on_clients:
             names = ", ".join(f"--protocol {name}" for name in evaluation.ON_CLIENTS)
-            raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
+            asked_by = "--clients" if by_client else "--columns clients"
+            raise ConfigError(f"{asked_by}: protocol {protocol!r} has no figures by client; these have: {names}")
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
     warned: set[str] = set()
@@ -221,8 +228,6 @@ def compare_protocols(
             f"runs with other --rounds stand in tables of their own, also after round {round}: a schedule or a method "
             "can depend on --rounds. To see them in one table: --by plugin --by rounds"
         )
-    words = [short_name(word) if ":" in word else word for name in columns for word in name.split(",")]
-    words = list(dict.fromkeys(word for name in words for word in (EACH if name == "costs" else (name,))))
     reported = list(dict.fromkeys([*reported, *(word for word in words if "." in word)]))
     check_reported(list(every.values()), reported, round)
     _check_columns(words, measure.name, kept, round)
@@ -272,7 +277,7 @@ def _check_columns(
         for run in runs:
             figures = run.figures(protocol, round)
             there |= dict.fromkeys(name for name in figures if number(figures[name]) is not None)
-    known = [SEEDS, DIFFERENCE, P, "costs", *COSTS, measure, *there]
+    known = dict.fromkeys([SEEDS, DIFFERENCE, P, CLIENTS, "costs", *COSTS, measure, *there])
     for word in words:
         if word not in known and "." not in word:
             raise UnknownNameError("column", word, known)
@@ -454,6 +459,7 @@ def _row(
         bytes=Figure.of(point.bytes for point in reached),
         virtual=Figure.of(point.virtual for point in reached),
         clients={name: Figure.of(getattr(spread, name) for spread in spreads) for name in FIGURES},
+        each=_each(runs, asked),
         reported={name: Figure.of(run.reported(name, round) for run in runs) for name in asked.reported},
         metrics={
             name: Figure.of(of_run.get(name) for of_run in metrics)
@@ -465,6 +471,23 @@ def _row(
             name: Figure.of(number(run.figures(protocol, round).get(name)) for run in runs) for name in asked.columns
         },
     )
+
+
+def _each(runs: Collection[RunRecord], asked: Comparison) -> dict[str, Figure | None]:
+    """Return the figure of each measured client by its name, in the order of the clients; empty if it is not asked for.
+
+    A client without a name is another one under each seed, so that its mean is of no client: it has to be asked for.
+    """
+    if not (CLIENTS in asked.columns or (asked.by_client and all(run.client_names for run in runs))):
+        return {}
+    values: dict[str, list[float | None]] = {}
+    for run in runs:
+        row = run.figures(asked.protocol, asked.round)
+        own = asked.measure.of_clients(row)
+        measured = {client for name in row if name.endswith("per_client") for client in mapping_in(row, name)}
+        for client in sorted(measured, key=lambda client: (len(client), client)):
+            values.setdefault(run.client(client), []).append(number(own.get(client)))
+    return {name: Figure.of(each) for name, each in values.items()}
 
 
 def _check_clients(rows: Mapping[str, Mapping[int, RunRecord]]) -> None:

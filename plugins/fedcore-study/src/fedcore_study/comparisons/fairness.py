@@ -25,8 +25,8 @@ def headings(measure: Measure) -> dict[str, tuple[str, float, int, int]]:
 
     The variance is that of accuracies.
     """
-    of, factor, digits, sign = measure.by_client, measure.scale, measure.digits, measure.sign
-    unit = measure.unit
+    own = measure.of_client
+    of, factor, digits, sign, unit = own.name, own.scale, own.digits, own.sign, own.unit
     shown = {
         "mean": (f"clients' mean{unit}" if of == "accuracy" else f"clients' {of}", factor, digits, sign),
         "std": (f"std{unit}", factor, digits, -1),

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from fedcore.tools import SIGNS, Json, key, method
-from fedcore_study.comparisons.comparison import DIFFERENCE, SEEDS, Block, Comparison, P, Row, same_seeds
+from fedcore_study.comparisons.comparison import CLIENTS, DIFFERENCE, SEEDS, Block, Comparison, P, Row, same_seeds
 from fedcore_study.comparisons.costs import COSTS, EACH
 from fedcore_study.comparisons.fairness import FIGURES, headings
 from fedcore_study.comparisons.figures import Difference, Figure
@@ -38,6 +38,8 @@ class Column:
 
 SECONDS = COSTS["s/round"].heading
 MINUS = "minus "
+NAMED = 12
+"""The largest number of clients that have a column each without being asked for."""
 TIMES = (SECONDS, COSTS["seconds"].heading)
 """Headings of figures that depend on the machine."""
 
@@ -50,14 +52,17 @@ def table_columns(comparison: Comparison, block: Block) -> list[Column]:
     found += [
         *_column(SEEDS, comparison, block),
         _measured(comparison),
+    ]
+    if comparison.by_client:  # with other figures, differences and costs there would be too many columns to read
+        clients = _column(CLIENTS, comparison, block)
+        return [*found, *client_columns(comparison.measure), *(clients if len(clients) <= NAMED else ())]
+    found += [
         *(
             _figures(name, lambda row, name=name: row.metrics.get(name), 1, 4, direction(name, comparison.signs))  # type: ignore[misc]
             for name in metric_names([block])
         ),
         *(_reported(name) for name in comparison.reported),
     ]
-    if comparison.by_client:  # with differences and costs there would be too many columns to read
-        return [*found, *client_columns(comparison.measure)]
     found += [*_column(DIFFERENCE, comparison, block), *_column(P, comparison, block)]
     if comparison.target is not None:
         goal = f"{comparison.measure.scale * comparison.target:g}{comparison.measure.unit}"
@@ -85,6 +90,12 @@ def _column(word: str, comparison: Comparison, block: Block) -> list[Column]:
         if not any(row.costs[word] for row in block.rows):
             return []
         return [replace(_figures(cost.heading, lambda row: row.costs[word], 1, cost.digits, 0), once="last")]
+    if word == CLIENTS:
+        own = comparison.measure.of_client
+        return [
+            _figures(f"{name}{own.unit}", lambda row, name=name: row.each.get(name), own.scale, own.digits, own.sign)  # type: ignore[misc]
+            for name in client_names([block])
+        ]
     if word in comparison.reported:
         return [_reported(word)]
     if word == comparison.measure.name:
@@ -194,6 +205,11 @@ def metric_names(blocks: Iterable[Block]) -> list[str]:
     return list(dict.fromkeys(name for block in blocks for row in block.rows for name in row.metrics))
 
 
+def client_names(blocks: Iterable[Block]) -> list[str]:
+    """Return the clients whose figure any row has."""
+    return list(dict.fromkeys(name for block in blocks for row in block.rows for name in row.each))
+
+
 def client_columns(measure: Measure) -> list[Column]:
     """Return the columns of how a figure is spread over the clients."""
     return [
@@ -296,7 +312,7 @@ def as_latex(
     :param label: the label; with several tables each has its number behind it.
     """
     notes = [f"Note: {note}." for note in notes_of(comparisons)]
-    said = map(latex_comment, (r"Needs \usepackage{booktabs,graphicx}.", caption(comparisons), *notes))
+    said = map(latex_comment, (r"Needs \usepackage{booktabs}.", caption(comparisons), *notes))
     parts = ["\n".join(said)]
     tables = printed(comparisons, wide=wide, timed=False)
     for number, table in enumerate(tables, start=1):
@@ -358,6 +374,7 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
             for name, figure in (
                 ("virtual_seconds", row.virtual),
                 *((f"clients_{n}", row.clients[n]) for n in FIGURES),
+                *((f"client_{n}", row.each.get(n)) for n in client_names(comparison.blocks)),
                 *((f"cost_{n}", row.costs[n]) for n in EACH[1:]),
                 *row.reported.items(),
                 *((f"metric_{n}", row.metrics.get(n)) for n in metric_names(comparison.blocks)),
@@ -396,5 +413,8 @@ def _parts(name: str, figure: Figure | None) -> dict[str, Json]:
 
 
 def _short(value: Json) -> str:
-    """Return a setting's value for a caption: plugins without their options."""
-    return method(value) if isinstance(value, dict) else shown(value)
+    """Return a setting's value for a caption: plugins and data without their options, files without their folders."""
+    if isinstance(value, dict):
+        return method(value)
+    text = shown(value)
+    return text.partition("?")[0].rpartition("/")[2] if "?" in text or "/" in text else text

@@ -10,7 +10,7 @@ import pandas
 from fedcore_study.comparisons.comparison import Comparison
 from fedcore_study.comparisons.costs import EACH, seconds_per_round
 from fedcore_study.comparisons.fairness import FIGURES
-from fedcore_study.comparisons.formats import metric_names, notes_of, plain_rows
+from fedcore_study.comparisons.formats import client_names, metric_names, notes_of, plain_rows
 from fedcore_study.comparisons.groups import group_runs, option, relabelled
 from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.words import named
@@ -41,6 +41,7 @@ def of_methods(comparison: Comparison) -> pandas.DataFrame:
         names["rounds_n"] = "seeds_at_target"
     if comparison.by_client:
         names |= {f"clients_{name}_mean": f"clients_{name}" for name in FIGURES}
+    names |= {f"client_{name}_mean": f"client_{name}" for name in client_names(comparison.blocks)}
     names |= {f"{name}_mean": name for name in comparison.reported}
     for name in metric_names(comparison.blocks):
         names |= {f"metric_{name}_mean": f"{name}_mean", f"metric_{name}_std": f"{name}_std"}

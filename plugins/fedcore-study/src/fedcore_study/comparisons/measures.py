@@ -49,9 +49,14 @@ class Measure:
         return f"{self.scale * value:.{self.digits}f}{self.unit}"
 
     @property
+    def of_client(self) -> Measure:
+        """The figure that each client has: AUROC of ``auroc_mean``, the accuracy of ``worst10`` or ``std``."""
+        return ACCURACY if self.name in IN_PERCENT else Measure(self.name.removesuffix("_mean"), self.sign)
+
+    @property
     def by_client(self) -> str:
-        """The figure that each client has: ``auroc`` of ``auroc_mean``, the accuracy of ``worst10``."""
-        return ACCURACY.name if self.name in IN_PERCENT else self.name.removesuffix("_mean")
+        """The name of :attr:`of_client`."""
+        return self.of_client.name
 
     def of_clients(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the figure by client in a protocol's figures; empty if the run did not record it."""

@@ -114,9 +114,14 @@ class RunRecord:
         parameters = size.get("parameters")
         return ModelSize(parameters, size.get("projection")) if isinstance(parameters, int) else None
 
+    @property
+    def client_names(self) -> list[Any]:
+        """The names of the clients, such as hospitals; empty if they have none."""
+        return list_in(self.sessions[-1], "clients") if self.sessions else []
+
     def client(self, number: str) -> str:
         """Return a client's name, such as a hospital's; without names ``client 3``."""
-        names = list_in(self.sessions[-1], "clients") if self.sessions else []
+        names = self.client_names
         known = number.isdecimal() and int(number) < len(names)
         return str(names[int(number)]) if known else f"client {number}"
 
