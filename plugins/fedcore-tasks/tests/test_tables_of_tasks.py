@@ -51,9 +51,17 @@ def test_compare(runs):
     own = [runs[0.1, seed].metrics["global"]["rmse"] for seed in (0, 1)]
     assert float(rows["0.1"]["rmse_mean"]) == pytest.approx(np.mean(own))
     tex = call("compare", *folders(runs), "--by", "lr", "--protocol", "global_local", "--latex")
-    bold = next(line for line in tex.splitlines() if line.startswith("0.1 &"))
-    assert bold.count("textbf") == 6  # rmse, mae, r2, and their means over clients
-    assert "textbf" not in next(line for line in tex.splitlines() if line.startswith("1e-06 &"))
+    bold = [line for line in tex.splitlines() if line.startswith("0.1 &")]
+    assert "".join(bold).count("textbf") == 6  # rmse, mae, r2, and their means over clients
+    assert not any("textbf" in line for line in tex.splitlines() if line.startswith("1e-06 &"))
+
+
+@pytest.mark.parametrize(("figure", "own"), [("rmse", "per_client"), ("mae", "mae_per_client")])
+def test_a_column_per_client(runs, figure, own):
+    asked = ("--by", "lr", "--protocol", "global_local", "--metric", figure, "--columns", "clients", "--format", "csv")
+    rows = {row["row"]: row for row in csv.DictReader(call("compare", *folders(runs), *asked).splitlines())}
+    found = [runs[0.1, seed].metrics["global_local"][own]["1"] for seed in (0, 1)]
+    assert float(rows["0.1"]["client_client 1_mean"]) == pytest.approx(np.mean(found))
 
 
 def test_compare_to_a_target(runs):
