@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,7 @@ from fedcore_flower.history import History
 from fedcore_flower.keys import make_keys
 from fedcore_flower.members import Member, Members
 from fedcore_flower.own_data import OwnData, _public
-from fedcore_flower.server import ServerOptions, _check_config, _sizes, pooled, start
+from fedcore_flower.server import ServerOptions, _check_config, _sizes, start
 from fedcore_testing import check_engine, federate, model_bytes
 from fedcore_zoo import Cells, Recipe, TableSamples
 from tests.sentences import raises
@@ -832,28 +833,103 @@ def test_statistics_travel_as_sums(tmp_path, monkeypatch):
     seen = handlers[1]._run.runtime.dataset.train
     own = (raw[1] - rows.mean(dim=0)) / rows.std(dim=0, correction=0)
     torch.testing.assert_close(seen.inputs.double(), own, atol=2e-3, rtol=1e-3)
-    assert sum("asked for sums" in line for line in told) == 3
+    assert sum("asked for sums over" in line for line in told) == 3
+    assert sum("sums of squared distances" in line for line in told) == 3
     assert fedcore.load_run(result.directory).inputs == result.inputs
 
 
 def test_each_organisation_is_normalised_by_its_own_rows(tmp_path, monkeypatch):
-    handlers, raw, told = organisations_of_breast_cancer(tmp_path)
-    serve(Here(handlers), tmp_path, monkeypatch, dataset="breast-cancer", normalize="client", rounds=1)
+    """The server's test set belongs to nobody: it has the mean and deviation of all."""
+    handlers, raw, _ = organisations_of_breast_cancer(tmp_path)
+    result = serve(Here(handlers), tmp_path, monkeypatch, dataset="breast-cancer", normalize="client", rounds=1)
+    np.testing.assert_allclose(result.inputs.mean, torch.cat([part[:100] for part in raw]).mean(dim=0), rtol=1e-6)
     for handler, part in zip(handlers, raw, strict=True):
         own = (part - part[:100].mean(dim=0)) / part[:100].std(dim=0, correction=0)
         torch.testing.assert_close(handler._run.runtime.dataset.train.inputs.double(), own, atol=2e-3, rtol=1e-3)
-    assert not any("sums" in line for line in told)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"sum": [1.0]}, {"count": -1}, {"squares": [float("inf")] * 30}, {"columns": ["age"] * 30}, None]
-)
-def test_sums_that_are_not_plausible_are_refused(wrong):
-    table = load_dataset("breast-cancer")
-    sums = site_of(table.train, slice(0, 140), list(table.train.columns)).sums()
-    described = {"sums": {**sums, **wrong}} if wrong else {}
-    with pytest.raises(ConfigError, match="client 'alder' gives no usable sums"):
-        pooled({"alder": described}, table)
+def test_sums_that_are_not_plausible_are_refused(tmp_path, monkeypatch):
+    handlers, _, _ = organisations_of_breast_cancer(tmp_path)
+    link = Here(handlers)
+    deliver = link.deliver
+
+    def lies(client, blobs):
+        is_asked = client == 1 and wire.unpack(blobs)[0] == "statistics"
+        return {"head": wire.pack("statistics", {}, found=[])} if is_asked else deliver(client, blobs)
+
+    link.deliver = lies
+    with raises(ConfigError, "'birch'"):
+        serve(link, tmp_path, monkeypatch, dataset="breast-cancer", normalize="global", rounds=1)
+
+
+def tables_of_sites(folder):
+    """Return handlers of three organisations with mixed tables, the server's data set, and all their rows as one."""
+    rng, columns, words, frames = np.random.default_rng(3), ("age", "sex", "ward", "dose"), ["sex", "ward"], []
+    for k in range(4):  # the last one is the server's own
+        n = 40 + 5 * k
+        age = rng.integers(40 + 10 * k, 90, n).astype(float)
+        age[rng.random(n) < 0.2] = np.nan
+        ward = rng.choice([*"AB", f"only {k}", None], n)
+        frames.append([list(row) for row in zip(age, rng.choice(["F", "M"], n), ward, rng.normal(1e4, 1, n))])
+    labels = [torch.from_numpy(rng.integers(0, 2, len(frame))) for frame in frames]
+
+    def dataset(rows, of):
+        cells = Cells.read(rows, columns, words)
+        recipe = Recipe.of(cells, missing="median", indicators=True)
+        samples = TableSamples(cells, of, recipe, "t", "median", True)
+        return Dataset("t", samples, samples, 2, (len(recipe.outputs),), ("no", "yes"), model="mlp")
+
+    handlers = []
+    for k in range(3):
+        positions = torch.arange(len(frames[k]))
+        own = OwnData(dataset(frames[k], labels[k]), positions[:30], positions[30:])
+        handlers.append(helpers.make_handler(own, folder / NAMES[k]))
+    whole = dataset([*frames[0], *frames[1], *frames[2]], torch.cat(labels[:3]))
+    return handlers, dataset(frames[3], labels[3]), whole
+
+
+@pytest.mark.parametrize("normalize", ["global", "client"])
+def test_a_federation_of_mixed_tables_is_the_run_of_one_machine(tmp_path, monkeypatch, normalize):
+    """Categories, medians, means and deviations of all sites' training rows, none of which leaves its site."""
+    handlers, own, whole = tables_of_sites(tmp_path / "own")
+    monkeypatch.setattr("fedcore_flower.server.resolve_config", lambda config: (config, own))
+    there = serve(Here(handlers), tmp_path / "there", monkeypatch, dataset="t", model="mlp", normalize=normalize)
+    starts = [0, 40, 85]
+    parts = [[start + torch.arange(30) for start in starts]]
+    parts += [[start + torch.arange(30, size) for start, size in zip(starts, (40, 45, 50), strict=True)]]
+    options = {**SETTINGS, "client_test_fraction": 0.0, "model": "mlp", "normalize": normalize}
+    config = helpers.small_config(tmp_path, **options)
+    here = fedcore.run(config, dataset=replace(whole, test=own.test.by(whole.train.made)), partition=Partition(*parts))
+    recipes = [dict(result.inputs.recipe) for result in (there, here)]
+    for name in ("columns", "words", "fill", "indicators"):
+        assert recipes[0][name] == recipes[1][name]
+    assert recipes[0]["fill"]["age"] not in (None, 0.0)
+    assert "only 2" in recipes[0]["words"]["ward"]
+    assert "only 3" not in recipes[0]["words"]["ward"], "the server's own rows say nothing"
+    np.testing.assert_allclose(recipes[0]["mean"], recipes[1]["mean"], rtol=1e-14)
+    np.testing.assert_allclose(recipes[0]["std"], recipes[1]["std"], rtol=1e-12)
+    for name, value in here.model.state_dict().items():
+        torch.testing.assert_close(there.model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+    for protocol in ("global", "global_local"):
+        assert there.metrics[protocol]["accuracy"] == pytest.approx(here.metrics[protocol]["accuracy"], abs=0.01)
+
+
+def test_class_weights_of_a_federation_are_those_of_one_machine(tmp_path, monkeypatch):
+    pytest.importorskip("fedcore_class_weights", reason="fedcore-class-weights is not installed here")
+    here = federate(tmp_path, class_weights="balanced", **SETTINGS)
+    there = serve(
+        Here(helpers.make_handlers(tmp_path / "own")), tmp_path / "there", monkeypatch, class_weights="balanced"
+    )
+    assert model_bytes(there) == model_bytes(here)
+    assert model_bytes(there) != model_bytes(federate(tmp_path, **SETTINGS))
+
+
+def test_sums_of_few_samples_would_tell_them_and_are_refused(tmp_path, monkeypatch):
+    handlers, own, _ = tables_of_sites(tmp_path)
+    handlers[2]._own = replace(handlers[2]._own, train=torch.arange(4))
+    monkeypatch.setattr("fedcore_flower.server.resolve_config", lambda config: (config, own))
+    with raises(ConfigError, "'cedar'", "--normalize"):
+        serve(Here(handlers), tmp_path, monkeypatch, dataset="t", model="mlp", normalize="global", rounds=1)
 
 
 def test_a_table_with_words_becomes_numbers_by_the_server_s_recipe(tmp_path):

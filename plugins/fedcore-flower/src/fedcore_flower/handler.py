@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, Tensors, __version__
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask, FailureKind, Outcome, SharedPayload
+from fedcore.tools import resolve
 from fedcore_flower import wire
 from fedcore_flower.agreement import Setup, own_config, read_setup
 from fedcore_flower.conditions import TrainerOptions
@@ -17,6 +18,13 @@ from fedcore_flower.history import History
 from fedcore_flower.own_data import OwnData
 from fedcore_flower.wire import HEAD, SETUP, SHARED, Blobs, WireError
 from fedcore_workers import unpack_shared
+
+ASKED = {
+    "cells": "counts of categories and of empty cells",
+    "bins": "counts of the numbers in intervals, for medians,",
+    "squares": "sums of squared distances from the mean",
+}
+"""What the user is told of a question for statistics; of others that it asks for sums."""
 
 KEPT_ANSWERS = 2
 """The number of last answers that are kept for repeated requests. A client's requests come one at a time."""
@@ -54,7 +62,9 @@ class RequestHandler:
         try:
             op, tensors, header = wire.unpack(blobs)
             if op == "hello":
-                return {HEAD: self._describe_data(header.get("sums") is True)}
+                return {HEAD: wire.pack("described", {}, fedcore=__version__, **self._own.describe())}
+            if op == "statistics":
+                return {HEAD: self._answer_statistics(header)}
             if op == "join":
                 return {HEAD: self._join(blobs)}
             if op == "probe":
@@ -65,14 +75,16 @@ class RequestHandler:
         except WireError as error:
             return {HEAD: wire.pack("refused", {}, message=str(error))}
 
-    def _describe_data(self, sums: bool) -> bytes:
+    def _answer_statistics(self, header: Mapping[str, Any]) -> bytes:
+        """Return counts or sums over the training samples, which the user is told of."""
+        asked: Any = header.get("question")
         try:
-            described = self._own.describe(sums=sums)
-        except FedcoreError as error:
+            found = resolve("feature", "site_answer")(self._own.dataset.train, self._own.train, asked)
+        except Exception as error:  # the question may have any form
             return wire.pack("refused", {}, message=_describe(error))
-        if sums:
-            self._tell("the server asked for sums over the training samples, by channel or column (--normalize global)")
-        return wire.pack("described", {}, fedcore=__version__, **described)
+        kind = ASKED.get(asked["ask"], "sums")
+        self._tell(f"the server asked for {kind} over the training samples, by channel or column (--normalize)")
+        return wire.pack("statistics", {}, found=found)
 
     def _join(self, blobs: Blobs) -> bytes:
         try:

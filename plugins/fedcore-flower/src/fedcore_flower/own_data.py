@@ -63,42 +63,15 @@ class OwnData:
         parts = make_partition(dataset, one)
         return cls(dataset, parts.train[0], parts.test[0], data_dir)
 
-    def describe(self, *, sums: bool = False) -> dict[str, Any]:
-        """Return everything that the server learns about the data before the run.
-
-        :param sums: with the sums of the training samples' numbers and of their squares, by channel or column.
-        """
+    def describe(self) -> dict[str, Any]:
+        """Return everything that the server learns about the data before the run, unless it asks for statistics."""
         return {
-            **({"sums": self.sums()} if sums else {}),
             "train": len(self.train),
             "test": len(self.test),
             "kind": self.dataset.kind,
             "input_shape": list(self.dataset.input_shape),
             "num_classes": self.dataset.num_classes,
             "class_names": list(self.dataset.class_names) if self.dataset.class_names else None,
-        }
-
-    def sums(self) -> dict[str, Any]:
-        """Return how many numbers each channel or column has in the training samples, their sum and sum of squares.
-
-        :raises ConfigError: the samples are neither images nor rows of numbers.
-        """
-        samples = self.dataset.train
-        known = isinstance(samples, ResidentSamples) or (
-            isinstance(samples, TensorSamples) and samples.inputs.ndim == 2
-        )
-        if not known or not samples.gather(self.train[:1]).is_floating_point() or getattr(samples, "recipe", {}):
-            raise ConfigError("--normalize global is for images and rows of numbers without gaps")
-        mean, std = samples.mean, samples.std  # type: ignore[attr-defined]
-        values = samples.gather(self.train).double().transpose(0, 1).flatten(1)  # (channels, numbers)
-        if mean:
-            shift, scale = (torch.tensor(each, dtype=torch.float64)[:, None] for each in (mean, std))
-            values = values * scale + shift
-        return {
-            "count": values.shape[1],
-            "sum": values.sum(dim=1).tolist(),
-            "squares": values.square().sum(dim=1).tolist(),
-            "columns": list(getattr(samples, "columns", ())),
         }
 
     def site(self, config: RunConfig, setup: Setup, state: Path) -> ClientSite:
@@ -110,8 +83,9 @@ class OwnData:
         """
         found = of_task(setup, self.dataset)
         own = found.train
-        if setup.recipe and hasattr(own, "by_recipe"):
-            own = own.by_recipe(setup.recipe)
+        if hasattr(own, "by_recipe") and setup.columns and setup.normalisation:
+            mean, std = setup.normalisation
+            own = own.by_recipe(setup.recipe or {"columns": setup.columns, "mean": mean, "std": std})
         if isinstance(own, TensorSamples):
             own = own.with_columns(setup.columns, f"the client's table {self.dataset.name}")
         shape = tuple(own.inputs.shape[1:]) if isinstance(own, TensorSamples) else found.input_shape
@@ -165,6 +139,9 @@ def _joined(dataset: Dataset, spec: str) -> Samples:
     :raises ConfigError: their forms differ.
     """
     train, test = dataset.train, dataset.test
+    if hasattr(train, "followed_by"):  # a table with its cells
+        joined: Samples = train.followed_by(test)
+        return joined
     if isinstance(train, ResidentSamples) and isinstance(test, ResidentSamples):
         same = (train.mean, train.std, train.images.dtype) == (test.mean, test.std, test.images.dtype)
         if same and train.images.shape[1:] == test.images.shape[1:]:

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedcore import ConfigError, FedcoreError, RunConfig, RunResult
 from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines import ClientFailure, ClientRuntime, ClientSite
-from fedcore.tools import Run, RunDirectory, code_in, one_thread, public_share, resolve_config
+from fedcore.tools import Run, RunDirectory, code_in, one_thread, public_share, resolve, resolve_config
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
 from fedcore_flower.courier import Courier, Request
@@ -81,8 +79,7 @@ def start(config: RunConfig, options: ServerOptions, *, notify: Notify, tell: Te
     names = list(options.keys)
     with _open_federation(options, config, list(options.keys.values()), tell) as courier:
         clients = _Clients(courier, names, options.wait, tell)
-        sums = getattr(config, "normalize", None) == "global"  # an option of fedcore-zoo
-        described = clients.describe(clients.connect(len(names)), sums=sums)
+        described = clients.describe(clients.connect(len(names)))
         sizes = {client: _sizes(names[client], header, dataset) for client, header in described.items()}
         members = Members(
             run=run_id,
@@ -94,8 +91,8 @@ def start(config: RunConfig, options: ServerOptions, *, notify: Notify, tell: Te
         )
         train, test = [member.train for member in members.clients], [member.test for member in members.clients]
         partition = Partition.declared(train, test, config.dataset)
-        if sums:
-            partition.info["statistics"] = pooled({names[client]: each for client, each in described.items()}, dataset)
+        if getattr(config, "normalize", None) in ("global", "client"):  # an option of fedcore-zoo
+            partition.info["statistics"] = resolve("feature", "statistics_of_sites")(dataset, clients.ask_statistics)
         prepared = dataset
         for section in RunConfig.sections():
             prepared = section.prepared(config, prepared, partition)
@@ -248,17 +245,28 @@ class _Clients:
             "--wait gives them longer"
         )
 
-    def describe(self, clients: Iterable[int], *, sums: bool = False) -> dict[int, dict[str, Any]]:
+    def describe(self, clients: Iterable[int]) -> dict[int, dict[str, Any]]:
         """Return what each client says of its data (:meth:`fedcore_flower.own_data.OwnData.describe`).
 
-        :param sums: ask for the sums of its numbers, too.
         :raises FedcoreError: a client does not answer.
         """
-        answers = self._ask("hello", {client: {} for client in clients}, **({"sums": True} if sums else {}))
+        answers = self._ask("hello", {client: {} for client in clients})
         for client, (op, header) in answers.items():
             if op != "described":
                 raise ConfigError(f"client {self._names[client]!r} does not describe its data: {_reason(op, header)}")
         return {client: answers[client][1] for client in sorted(answers)}
+
+    def ask_statistics(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Return each client's counts or sums over its training samples, by its name.
+
+        :raises FedcoreError: a client does not answer, or has no such sums.
+        """
+        names = self._names
+        answers = self._ask("statistics", {client: {} for client in range(len(names))}, question=dict(question))
+        for client, (op, header) in answers.items():
+            if op != "statistics":
+                raise ConfigError(f"client {names[client]!r} gives no sums: {_reason(op, header)}")
+        return {names[client]: answers[client][1].get("found") for client in sorted(answers)}
 
     def join(self, setups: Mapping[int, bytes]) -> None:
         """Send each client the description of the run.
@@ -334,32 +342,6 @@ def _sizes(name: str, described: Mapping[str, Any], dataset: Dataset) -> tuple[i
                 f"{expected!r}"
             )
     return train, test
-
-
-def pooled(described: Mapping[str, Mapping[str, Any]], dataset: Dataset) -> dict[str, Any]:
-    """Return mean and deviation of each channel or column over all clients, from their sums.
-
-    :param described: what each client says of its data, by the client's name.
-    :raises ConfigError: a client's sums are not plausible, or are of other columns.
-    """
-    samples = dataset.train
-    columns, width = list(getattr(samples, "columns", ())), len(getattr(samples, "mean", ())) or dataset.input_shape[0]
-    count, total, squares = 0, np.zeros(width), np.zeros(width)
-    for client, header in described.items():
-        try:
-            sums = header["sums"]
-            n, own, both = sums["count"], sums["columns"], np.array([sums["sum"], sums["squares"]], dtype=np.float64)
-            if columns and own and columns != own:
-                both = both[:, [own.index(column) for column in columns]]
-            if type(n) is not int or n < 1 or both.shape != (2, width) or not np.isfinite(both).all():
-                raise ValueError(f"count {n!r}, {both.shape[1]} columns")
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise ConfigError(f"client {client!r} gives no usable sums: {wire.printable(error)}") from None
-        count, total, squares = count + n, total + both[0], squares + both[1]
-    mean = total / count
-    std = np.sqrt(np.maximum(squares / count - mean**2, 0.0))
-    std[std <= 1e-7 * np.maximum(1.0, np.abs(mean))] = 1.0  # a constant column, up to the rounding of squares
-    return {"mean": mean.tolist(), "std": std.tolist()}
 
 
 def _class_names(described: Mapping[str, Mapping[str, Any]], dataset: Dataset) -> list[str] | None:

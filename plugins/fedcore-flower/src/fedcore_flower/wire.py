@@ -17,7 +17,7 @@ from fedcore.engines import ClientFailure, ClientTask, FailureKind, Outcome, dum
 from fedcore_workers import pack_outcome, pack_task, unpack_outcome, unpack_task
 
 HEAD, SETUP, SHARED = "head", "setup", "shared"
-PROTOCOL = 6
+PROTOCOL = 7
 """The version of the messages. The server and the client must have the same."""
 
 Blobs = Mapping[str, bytes]

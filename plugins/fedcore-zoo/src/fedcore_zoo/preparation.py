@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcore import ConfigError, RunConfig, RunResult
 from fedcore.data import Dataset, Partition, PublicSamples, ResidentSamples, Samples, TensorSamples, first_ten
-from fedcore_zoo.tables import TableSamples
+from fedcore_zoo.tables import Recipe, TableSamples
 from fedcore_zoo.vision import load_torchvision
 
 Numbers: TypeAlias = tuple[float, ...]
@@ -57,7 +57,7 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
         raise ConfigError(
             f"--normalize {choice} is for images and rows of numbers; samples of {dataset.name!r} are neither"
         )
-    rows = partition.train.positions.long().unique()
+    rows = torch.arange(len(train)) if partition.is_declared else partition.train.positions.long().unique()
     if isinstance(train, TableSamples):
         prepared = _table(dataset, choice, rows)
     elif isinstance(train, ResidentSamples):
@@ -68,20 +68,22 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
 
 
 def _of_a_federation(dataset: Dataset, choice: str, partition: Partition) -> Dataset:
-    """Return the server's data set: its own statistics, or those of the clients' sums.
+    """Return the server's data set: by its own statistics, or by those of the clients' sums.
 
     :raises ConfigError: there are no such sums.
     """
-    if choice != "global":
+    if choice not in ("global", "client"):
         return dataset
-    found: Any = partition.info.get("statistics")
+    statistics: Any = partition.info.get("statistics")
     train = dataset.train
-    if not isinstance(found, Mapping):
-        raise ConfigError("--normalize global: the clients hold their own data, and their sums were not added up")
+    if not isinstance(statistics, Mapping):
+        raise ConfigError(f"--normalize {choice}: the clients hold their own data, and their sums were not added up")
+    if isinstance(train, TableSamples):
+        return _table_by(dataset, Recipe.from_json(statistics["recipe"]))
     if isinstance(train, ResidentSamples):
-        return _images_by(dataset, tuple(found["mean"]), tuple(found["std"]))
+        return _images_by(dataset, tuple(statistics["mean"]), tuple(statistics["std"]))
     assert isinstance(train, TensorSamples)
-    return _rows_by(dataset, train, tuple(found["mean"]), tuple(found["std"]))
+    return _rows_by(dataset, train, tuple(statistics["mean"]), tuple(statistics["std"]))
 
 
 def as_client(result: RunResult, client: int) -> RunResult:
@@ -105,19 +107,24 @@ def as_client(result: RunResult, client: int) -> RunResult:
 
 def _table(dataset: Dataset, choice: str, rows: Tensor) -> Dataset:
     """Return a table by the recipe of some of its training rows; notes name categories without one of them."""
+    train = dataset.train
+    assert isinstance(train, TableSamples)
+    if choice == "pretrained":
+        raise _no_pretrained(dataset)
+    recipe = train.made if len(rows) == len(train) else train.recipe_of(rows)
+    if choice == "none":
+        recipe = replace(recipe, mean=(0.0,) * len(recipe.mean), std=(1.0,) * len(recipe.std))
+    return _table_by(dataset, recipe)
+
+
+def _table_by(dataset: Dataset, recipe: Recipe) -> Dataset:
+    """Return a table by a recipe; notes name categories that it does not have."""
     train, test = dataset.train, dataset.test
     assert isinstance(train, TableSamples)
     assert isinstance(test, TableSamples)
-    if choice == "pretrained":
-        raise _no_pretrained(dataset)
-    if len(rows) == len(train) and choice != "none":
-        made, recipe = dataset, train.made
-    else:
-        recipe = train.recipe_of(rows)
-        if choice == "none":
-            recipe = replace(recipe, mean=(0.0,) * len(recipe.mean), std=(1.0,) * len(recipe.std))
-        made = _with(dataset, train.by(recipe), test.by(recipe))
-        made = replace(made, input_shape=(len(recipe.outputs),))
+    made = dataset
+    if recipe != train.made:
+        made = replace(_with(dataset, train.by(recipe), test.by(recipe)), input_shape=(len(recipe.outputs),))
     strange: dict[str, set[str]] = {}
     for part in (train, test):
         for name, words in recipe.unseen(part.cells).items():
@@ -144,7 +151,7 @@ def _images(config: RunConfig, dataset: Dataset, choice: str, train: ResidentSam
     elif choice == "none":
         mean, std = (0.0,) * channels, (1.0,) * channels
     else:
-        mean, std = _statistics(_pixels(train)[rows], 255.0 if train.from_bytes else 1.0)
+        mean, std = _statistics(pixels_of(train)[rows], 255.0 if train.from_bytes else 1.0)
     return _images_by(dataset, mean, std)
 
 
@@ -152,12 +159,12 @@ def _images_by(dataset: Dataset, mean: Numbers, std: Numbers) -> Dataset:
     def again(samples: Samples) -> Samples:
         if not isinstance(samples, ResidentSamples):
             return samples
-        return ResidentSamples.from_pixels(_pixels(samples), samples.labels, mean, std)
+        return ResidentSamples.from_pixels(pixels_of(samples), samples.labels, mean, std)
 
     return _with(dataset, again(dataset.train), again(dataset.test), again)
 
 
-def _pixels(samples: ResidentSamples) -> Tensor:
+def pixels_of(samples: ResidentSamples) -> Tensor:
     """Return images as they were before normalisation, (n, C, H, W) uint8 or float32."""
     images = samples.images
     if images.dtype == torch.uint8:
@@ -175,7 +182,7 @@ def _rows(dataset: Dataset, choice: str, train: TensorSamples, rows: Tensor) -> 
             f"--normalize {choice}: the rows of {dataset.name!r} are whole numbers ({train.inputs.dtype}), which may "
             "be tokens; give floating-point numbers"
         )
-    raw = _raw(train)
+    raw = raw_rows(train)
     mean, std = _statistics(raw[rows]) if choice != "none" else ((0.0,) * raw.shape[1], (1.0,) * raw.shape[1])
     return _rows_by(dataset, train, mean, std)
 
@@ -184,14 +191,14 @@ def _rows_by(dataset: Dataset, train: TensorSamples, mean: Numbers, std: Numbers
     def again(samples: Samples) -> Samples:
         if not isinstance(samples, TensorSamples):
             return samples
-        scaled = (_raw(samples) - torch.tensor(mean, dtype=torch.float64)) / torch.tensor(std, dtype=torch.float64)
+        scaled = (raw_rows(samples) - torch.tensor(mean, dtype=torch.float64)) / torch.tensor(std, dtype=torch.float64)
         inputs = scaled.to(train.inputs.dtype)
         return TensorSamples(inputs, samples.labels, mean=mean, std=std, columns=samples.columns)
 
     return _with(dataset, again(dataset.train), again(dataset.test), again)
 
 
-def _raw(samples: TensorSamples) -> Tensor:
+def raw_rows(samples: TensorSamples) -> Tensor:
     """Return rows as they were before normalisation, (n, columns) float64."""
     raw = samples.inputs.double()
     if samples.mean:

@@ -5,8 +5,9 @@ A :class:`Recipe` holds what they say: the categories of words, the values for e
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Self, TypeAlias
@@ -26,6 +27,14 @@ ROUNDING = 1e-15
 
 FAR = 500
 """Powers of two beyond which squares leave the range of float64."""
+
+MOST_WORDS = 1000
+"""Categories that a column may have."""
+
+DECIMAL = re.compile(r"[+-]?\d+(\.\d{3})*,\d+")
+DECIMAL_COMMA = (
+    ", a decimal comma. Write them with a point: pandas.read_csv(FILE, decimal=',').to_csv(NEW, index=False)"
+)
 
 FILLS = ("median", "most-frequent")
 """What empty cells can become. Words become the most frequent one either way."""
@@ -57,7 +66,7 @@ class Recipe:
         """
         words: dict[str, tuple[str, ...]] = {}
         fill: dict[str, float | str] = {}
-        numbers, holes = [], []
+        holes = []
         for name in cells.columns:
             empty = np.isnan(cells[name])
             known = cells[name][~empty]
@@ -70,8 +79,7 @@ class Recipe:
                 continue
             if missing:
                 fill[name] = _middle(known, missing) if len(known) else 0.0
-            numbers.append(np.where(empty, fill.get(name, np.nan), cells[name]))
-        mean, std, _ = mean_and_deviation(np.column_stack(numbers) if numbers else np.empty((len(cells), 0)))
+        mean, std, _ = mean_and_deviation(cells.numbers(fill))
         marked = tuple(holes) if indicators else ()
         return cls(tuple(cells.columns), words, fill, marked, tuple(mean.tolist()), tuple(std.tolist()))
 
@@ -79,7 +87,7 @@ class Recipe:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Return the recipe whose fields :meth:`to_json` gave."""
         fields = {name: tuple(item) if isinstance(item, (list, tuple)) else item for name, item in value.items()}
-        return cls(**fields | {"words": {name: tuple(words) for name, words in value["words"].items()}})
+        return cls(**fields | {"words": {name: tuple(words) for name, words in value.get("words", {}).items()}})
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -109,22 +117,13 @@ class Recipe:
         :param where: whose rows they are, for messages.
         :raises DataError: a number is missing and nothing says what it becomes, or a number is too large.
         """
-        numbers, others = [], []
-        for name in self.columns:
+        others, table = [], cells.fitted(self.columns, self.words, where).numbers(self.fill, where)
+        for name in self.words:
             empty = np.isnan(cells[name])
-            if empty.any() and name not in self.fill and name not in self.words:
-                raise DataError(
-                    f"{where}: column {name!r} has {int(empty.sum())} empty cells, and the run was not told what they "
-                    "become (?missing=median); fill them, or leave out their rows"
-                )
-            if name not in self.words:
-                numbers.append(np.where(empty, self.fill[name], cells[name]) if empty.any() else cells[name])
-                continue
             found = [cells.words[name][int(code)] for code in np.where(empty, 0, cells[name])] if len(cells) else []
             text = np.where(empty, str(self.fill.get(name, "")), np.asarray(found, dtype=object))
             others += [text == word for word in self.words[name]]
         others += [np.isnan(cells[name]) for name in self.indicators]
-        table = np.column_stack(numbers) if numbers else np.empty((len(cells), 0))
         with np.errstate(over="ignore"):
             scaled = torch.from_numpy((table - np.asarray(self.mean)) / np.asarray(self.std)).to(torch.float32)
         if far := (~scaled.isfinite().all(dim=0)).nonzero().flatten().tolist():
@@ -169,6 +168,56 @@ class Cells:
         """Return the cells of these rows."""
         return Cells(self.columns, self.values[rows], self.words)
 
+    def numbers(self, fill: Mapping[str, float | str], where: str = "") -> Array:
+        """Return the columns of numbers (n, columns) float64, with a value for the empty cells of each.
+
+        :param where: whose rows they are, for messages. Without it empty cells without a value stay nan.
+        :raises DataError: a number is missing, and nothing says what it becomes.
+        """
+        found = []
+        for name in self.columns:
+            if name in self.words:
+                continue
+            empty = np.isnan(self[name])
+            if where and name not in fill and empty.any():
+                raise DataError(
+                    f"{where}: column {name!r} has {int(empty.sum())} empty cells, and the run was not told what they "
+                    "become (?missing=median); fill them, or leave out their rows"
+                )
+            found.append(np.where(empty, fill.get(name, np.nan), self[name]))
+        return np.column_stack(found) if found else np.empty((len(self), 0))
+
+    def fitted(self, columns: Sequence[str], words: Collection[str], where: str) -> Cells:
+        """Return the cells of a run's columns in their order, with words where the run has words.
+
+        :param where: whose rows they are, for messages.
+        :raises DataError: a column is missing, or has words where the run has numbers.
+        """
+        if tuple(columns) == self.columns and {*words} == {*self.words}:
+            return self
+        if missing := [name for name in columns if name not in self._places]:
+            surplus = [name for name in self.columns if name not in columns]
+            raise DataError(
+                f"{where} has other columns than the run. Missing: {first_ten(missing)}; not in the run: "
+                f"{first_ten(surplus) or 'none'}. Rename columns, or choose them, as in hf:FILE.csv?columns=NAME,NAME. "
+                f"The run's {len(columns)}: {first_ten(columns)}"
+            )
+        values: list[Array] = []
+        known: dict[str, tuple[str, ...]] = {}
+        for name in columns:
+            column, own = self[name], self.words.get(name)
+            if name in words and own is None:  # numbers that are names, or a column of empty cells alone
+                texts = [word_of(cell) for cell in column]
+                own = tuple(sorted({text for text in texts if text is not None}))
+                column = _places_of(texts, own)
+            elif name not in words and own is not None:
+                column = np.array([np.nan, *(_number_of(word, name, where) for word in own)])[
+                    np.where(np.isnan(column), 0, column + 1).astype(np.int64)
+                ]
+            values.append(column)
+            known |= {name: own} if name in words and own is not None else {}
+        return Cells(tuple(columns), np.column_stack(values), known)
+
     @classmethod
     def read(cls, table: Any, columns: Sequence[str], words: Iterable[str]) -> Cells:
         """Return the cells of a DataFrame, or of an array or a list of rows with these columns in order.
@@ -187,16 +236,13 @@ class Cells:
         found: dict[str, tuple[str, ...]] = {}
         for place, name in enumerate(columns):
             column = table.iloc[:, place].to_numpy(dtype=object) if hasattr(table, "iloc") else table[:, place]
-            empty = np.array([cell is None or cell != cell or cell == "" for cell in column], dtype=bool)
             if name in named:
-                texts = np.asarray([str(cell) for cell in column], dtype=object)
-                found[name] = tuple(sorted({*texts[~empty]}))
-                place_of = {word: number for number, word in enumerate(found[name])}
-                codes = [np.nan if hole else place_of[text] for text, hole in zip(texts, empty, strict=True)]
-                values.append(np.asarray(codes, dtype=np.float64))
+                texts = [word_of(cell) for cell in column]
+                found[name] = tuple(sorted({text for text in texts if text is not None}))
+                values.append(_places_of(texts, found[name]))
                 continue
             try:
-                values.append(np.array([np.nan if h else float(c) for c, h in zip(column, empty, strict=True)]))
+                values.append(np.array([np.nan if word_of(cell) is None else float(cell) for cell in column]))
             except (TypeError, ValueError) as error:
                 raise DataError(f"x: the cells of column {name!r} are not all numbers ({error})") from error
         return cls(tuple(columns), np.column_stack(values) if values else np.empty((len(table), 0)), found)
@@ -224,6 +270,16 @@ class TableSamples(TensorSamples):
         """Return the rows as another recipe makes them."""
         return TableSamples(self.cells, self.labels, recipe, self.where, self.missing, self.indicators)
 
+    def fitted(self, columns: Sequence[str], words: Collection[str]) -> Cells:
+        """Return the cells of a run's columns; see :meth:`Cells.fitted`."""
+        return self.cells.fitted(columns, words, self.where)
+
+    def followed_by(self, others: TableSamples) -> TableSamples:
+        """Return these rows and others of the same table, such as its test part."""
+        cells = Cells(self.cells.columns, np.concatenate([self.cells.values, others.cells.values]), self.cells.words)
+        labels = torch.cat([self.labels, others.labels])
+        return TableSamples(cells, labels, self.made, self.where, self.missing, self.indicators)
+
     def by_recipe(self, recipe: Mapping[str, Any]) -> TableSamples:
         """Return the rows as the recipe of a federation's server makes them, in plain values.
 
@@ -241,8 +297,14 @@ class TableSamples(TensorSamples):
         """Return the recipe that some of these rows give, for positions (n,) int64."""
         return Recipe.of(self.cells.rows(rows.numpy()), missing=self.missing, indicators=self.indicators)
 
+    def __copy__(self) -> Self:
+        """Return the same rows with the same cells, such as for labels of another task."""
+        twin = self.__class__.__new__(self.__class__)
+        twin.__dict__ |= vars(self)
+        return twin
+
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the cells behind, also in copies: workers need the numbers alone."""
+        """Leave the cells behind: workers need the numbers alone."""
         return vars(self) | {"cells": self.cells.rows([])}
 
 
@@ -261,6 +323,30 @@ def table_inputs(form: Inputs, x: Any) -> Tensor:
             stacklevel=2,
         )
     return recipe.apply(cells, "x")
+
+
+def word_of(cell: Any) -> str | None:
+    """Return a cell as a category, without blanks around it; None if it is empty.
+
+    Whole numbers are written without a fraction: pandas makes floats of them in a column with empty cells.
+    """
+    if cell is None or cell != cell:
+        return None
+    whole = isinstance(cell, float | np.floating) and float(cell).is_integer()
+    return str(int(cell) if whole else cell).strip() or None
+
+
+def _places_of(texts: Sequence[str | None], words: Sequence[str]) -> Array:
+    place_of: dict[str | None, float] = {word: float(number) for number, word in enumerate(words)}
+    return np.array([place_of.get(text, np.nan) for text in texts], dtype=np.float64)
+
+
+def _number_of(word: str, column: str, where: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        comma = DECIMAL_COMMA if DECIMAL.fullmatch(word) else ""
+        raise DataError(f"{where}: column {column!r} holds {word!r}, and the run has numbers there{comma}") from None
 
 
 def mean_and_deviation(table: Array) -> tuple[Array, Array, Array]:
