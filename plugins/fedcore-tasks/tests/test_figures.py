@@ -12,7 +12,7 @@ from sklearn import metrics as sk
 
 import fedcore
 from fedcore import DataError
-from fedcore_tasks import MultiLabel, Regression, Segmentation, Survival, segmentation
+from fedcore_tasks import MultiLabel, Regression, Segmentation, Survival, SurvivalDiscrete, segmentation
 from fedcore_tasks.survival import concordance_index
 from fedcore_zoo import load_torchvision
 
@@ -133,6 +133,37 @@ def test_the_partial_likelihood_of_a_case_by_hand():
     assert float(loss) == pytest.approx((math.log(6) + math.log(5) - math.log(2)) / 2)
     none = labels * torch.tensor([1.0, 0.0])
     assert float(Survival(labels).loss(torch.ones(3, 1), none)) == 0
+
+
+def test_the_likelihood_of_logistic_hazards():
+    """The paper's: the product over the intervals survived, times the hazard in that of the event."""
+    time, event = np.round(rng.exponential(size=200), 2), rng.random(200) < 0.6
+    time[:3], event[:3] = [0, time[event].max(), 9], [True, True, False]
+    labels = SurvivalDiscrete.read(np.column_stack([time, event]), 200, "y")
+    task, logits = SurvivalDiscrete(labels), rng.normal(size=(200, 10))
+    ends, shares, likelihood = np.array(task.ends), 1 / (1 + np.exp(-logits)), np.ones(200)
+    middles = (np.array([0, *ends[:-1]]) + ends) / 2
+    for i in range(200):
+        survived = int((ends < time[i]).sum() if event[i] else (middles <= time[i]).sum())
+        likelihood[i] = np.prod(1 - shares[i, :survived]) * (shares[i, survived] if event[i] else 1)
+    assert np.bincount(np.searchsorted(ends, time[event]), minlength=10).min() > 0
+    assert float(task.loss(torch.from_numpy(logits), labels)) == pytest.approx(-np.log(likelihood).mean(), rel=1e-12)
+    survival = np.cumprod(1 - shares, axis=1)
+    assert task.probabilities(torch.from_numpy(logits)).numpy() == pytest.approx(survival, rel=1e-9)
+    risk = -np.log(survival).sum(axis=1)
+    assert task.predict(torch.from_numpy(logits)).numpy() == pytest.approx(risk, rel=1e-9)
+    expected = concordance_by_pairs(risk, time, event)
+    assert figures(task, torch.from_numpy(logits), labels) == {"c-index": pytest.approx(expected, rel=1e-12)}
+
+
+def test_events_at_one_time_and_no_events_have_intervals():
+    """Intervals without length hold no event, and the loss stays finite."""
+    for event in (1.0, 0.0):
+        labels = SurvivalDiscrete.read(np.column_stack([np.full(6, 2.0), np.full(6, event)]), 6, "y")
+        task, logits = SurvivalDiscrete(labels), torch.zeros(6, 10, requires_grad=True)
+        task.loss(logits, labels).backward()
+        assert task.ends == [2.0] * 10
+        assert torch.isfinite(logits.grad).all()
 
 
 def test_a_structured_array_is_read_whatever_its_order():

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 from fedcore.tools import app
 from fedcore_testing import check_plugin
 
-TASKS = ["regression", "multilabel", "survival", "segmentation"]
+TASKS = ["regression", "multilabel", "survival", "survival-discrete", "segmentation"]
 METHODS = ["fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedadam", "fedavgm", "ditto", "fedper", "fedrep"]
 METHODS += ["fedbn", "lg-fedavg", "median", "krum", "topk", "qsgd", "attack", "local-dp"]
 
 
-@pytest.mark.parametrize("task", [*TASKS[:3], pytest.param("segmentation", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("task", [*TASKS[:4], pytest.param("segmentation", marks=pytest.mark.slow)])
 def test_a_part_of_the_kit_runs_on_each_task(task):
     """The three checks that train; the stack takes the steps of labels of any shape."""
     words = [

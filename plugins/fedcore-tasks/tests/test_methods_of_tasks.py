@@ -17,10 +17,17 @@ DATA = {
     "regression": {"dataset": "digits", "task": "regression"},
     "multilabel": {"dataset": "digit-properties"},
     "survival": {"dataset": "simulated-survival"},
+    "survival-discrete": {"dataset": "simulated-survival", "task": "survival-discrete"},
     "segmentation": {"dataset": "digit-shapes", "samples": 120},
 }
 SMALL = {"clients": 3, "rounds": 2, "local_epochs": 1, "client_test_fraction": 0.2, "workers": 0, "batch_size": 32}
-FIGURES = {"regression": "rmse", "multilabel": "macro-f1", "survival": "c-index", "segmentation": "dice"}
+FIGURES = {
+    "regression": "rmse",
+    "multilabel": "macro-f1",
+    "survival": "c-index",
+    "survival-discrete": "c-index",
+    "segmentation": "dice",
+}
 
 NEEDS = ["ccvr", "diagnostics", "fdcl", "fedcd", "fedcme", "feddf", "fedeccr", "fedetf", "fedgen", "fedlc", "fednh"]
 NEEDS += ["fedntd", "fedpac", "fedproc", "fedproto", "fedrod", "fedrs", "fedtgp", "fpl", "uscc"]

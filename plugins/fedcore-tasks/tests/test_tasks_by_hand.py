@@ -11,7 +11,16 @@ from torch import nn
 
 import fedcore
 from fedcore import SplitModel
-from fedcore_tasks import MultiLabel, Regression, RegressionHuber, RegressionL1, Segmentation, Survival, TaskFigure
+from fedcore_tasks import (
+    MultiLabel,
+    Regression,
+    RegressionHuber,
+    RegressionL1,
+    Segmentation,
+    Survival,
+    SurvivalDiscrete,
+    TaskFigure,
+)
 
 PARTS = [range(8), range(8, 30), range(30, 36)]
 ROUNDS, STEPS, LR = 5, 2, 0.1
@@ -67,6 +76,21 @@ def cox(labels, logits):
     return (found / max(1, event.sum()))[:, None]
 
 
+def hazards(labels, logits):
+    """Logistic hazards of ten intervals, sample by sample and interval by interval."""
+    clients = EVENTS[[place for part in PARTS for place in part]]
+    ends = np.quantile(clients[clients[:, 1] > 0, 0], np.arange(1, 11) / 10)
+    starts, slope = np.array([0, *ends[:-1]]), np.zeros_like(logits)
+    for i, (time, event) in enumerate(labels):
+        for j, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            share = 1 / (1 + np.exp(-logits[i, j]))
+            if event and (time > start or j == 0) and time <= end:
+                slope[i, j] = share - 1
+            elif time > end if event else time >= (start + end) / 2:
+                slope[i, j] = share
+    return slope / len(labels)
+
+
 def pixels(masks, logits):
     """Cross-entropy and Dice; logits are (n, C, H, W)."""
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -94,6 +118,7 @@ CASES = {
     "multilabel": (X, LABELS, LABELS, binary),
     "multilabel of one logit": (X, LABELS[:, 0], LABELS[:, :1], binary),
     "survival": (X, EVENTS, EVENTS, cox),
+    "survival-discrete": (X, EVENTS, EVENTS, hazards),
     "segmentation": (IMAGES, MASKS, MASKS, pixels),
 }
 
@@ -108,7 +133,7 @@ def normalised(x):
 def by_hand(x, targets, gradient, *, controls):
     """Return weight (C, d) and bias (C,) after the rounds."""
     x = normalised(x).astype(np.float64)
-    classes = 3 if targets.ndim == 3 else 1 if gradient is cox else targets.shape[1]
+    classes = 3 if targets.ndim == 3 else {cox: 1, hazards: 10}.get(gradient, targets.shape[1])
     others = (0, *range(2, x.ndim))
     w, b = np.zeros((classes, x.shape[1])), np.zeros(classes)
     shares = np.array([len(part) for part in PARTS]) / 36
@@ -168,8 +193,10 @@ def test_the_figures_of_a_result_are_those_of_its_predictions(case):
     again = result.evaluate(x[36:], y[36:])
     assert again == result.metrics["global"]
     predicted = result.predict(x[36:])
-    if case == "survival":
+    if case.startswith("survival"):
         assert predicted.shape == (12,)
+        if case == "survival-discrete":
+            assert (np.diff(result.predict_proba(x[36:]), axis=1) < 0).all()
         return
     assert predicted.shape == y[36:].shape
     if case.startswith("regression"):
@@ -193,11 +220,21 @@ def test_targets_are_standardised_by_the_training_parts_alone():
     assert (result.task.mean, result.task.std) == ([pytest.approx(kept.mean())], [pytest.approx(kept.std())])
 
 
-@pytest.mark.parametrize("cls", [Regression, RegressionL1, RegressionHuber, MultiLabel, Survival, Segmentation])
+def test_intervals_are_of_the_training_parts_alone():
+    result = trained("survival-discrete", client_test_fraction=0.3)
+    train = json.loads((result.directory / "partition.json").read_text())["train"]
+    kept = EVENTS[[place for part in train for place in part]]
+    assert result.task.ends == pytest.approx(np.quantile(kept[kept[:, 1] > 0, 0], np.arange(1, 11) / 10))
+    assert result.task.ends[-1] < EVENTS[EVENTS[:, 1] > 0, 0].max()
+
+
+@pytest.mark.parametrize(
+    "cls", [Regression, RegressionL1, RegressionHuber, MultiLabel, Survival, SurvivalDiscrete, Segmentation]
+)
 def test_counts_of_chunks_add_up(cls):
     """The figures of all samples are those of their parts together, whatever the parts are."""
     generator = torch.Generator().manual_seed(1)
-    y = {"multilabel": LABELS, "survival": EVENTS, "segmentation": MASKS}.get(cls.name, NUMBERS)
+    y = {"multilabel": LABELS, "segmentation": MASKS}.get(cls.name, EVENTS if issubclass(cls, Survival) else NUMBERS)
     labels = cls.read(y, 48, "y")
     task = cls(labels)
     logits = torch.randn(48, task.width(labels), *task.grid, generator=generator)

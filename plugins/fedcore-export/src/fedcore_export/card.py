@@ -184,6 +184,8 @@ def _input(dataset: Dataset) -> Iterator[str]:
         yield f"- Outputs ({', '.join(map(str, ('B', dataset.num_classes, *task.grid)))}) of the task {task.name}."
     if "std" in form:
         yield f"- A prediction is the output times {form['std']}, plus {form['mean']}."
+    if "ends" in form:
+        yield f"- Each output is the log-odds of an event in its interval of time. The intervals end at {form['ends']}."
     if dataset.class_names:
         yield f"- Classes in order: {_span(json.dumps(list(dataset.class_names), ensure_ascii=False))}"
 

@@ -3,7 +3,7 @@
 from fedcore_tasks.multilabel import MultiLabel
 from fedcore_tasks.regression import Regression, RegressionHuber, RegressionL1
 from fedcore_tasks.segmentation import Segmentation
-from fedcore_tasks.survival import Survival
+from fedcore_tasks.survival import Survival, SurvivalDiscrete
 from fedcore_tasks.targets import Targets, TaskFigure
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "RegressionL1",
     "Segmentation",
     "Survival",
+    "SurvivalDiscrete",
     "Targets",
     "TaskFigure",
 ]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedcore import DataError
 from fedcore_tasks.targets import Array, Targets, TaskFigure, bins_of, censored, numbers
+
+INTERVALS = 10
+"""Intervals of time of :class:`SurvivalDiscrete`."""
 
 BLOCK = 1000
 TIED = 1e-8
@@ -24,18 +29,18 @@ class Survival(Targets):
     observation at its time (Breslow's form for equal times), so a loss of other batches is another number.
     """
 
-    name = "survival"
+    name: ClassVar[str] = "survival"
     example = "simulated-survival"
 
     def build(self, form: Mapping[str, Any]) -> None:
         """Set the figure."""
         super().build(form)
-        self.metrics = {"c-index": TaskFigure("rows", _rows, _concordance, (1, 3), by_row=True)}
+        self.metrics = {"c-index": TaskFigure("rows", self._rows, _concordance, (1, 3), by_row=True)}
 
     @classmethod
     def suits(cls, y: Array) -> bool:
-        """Return whether labels are times with events, or a structured array, such as scikit-survival takes."""
-        return censored(y) or (y.dtype.names is not None and len(y.dtype.names) == 2)
+        """Return whether labels are times with events, or such a structured array; one class of the two answers."""
+        return cls is Survival and (censored(y) or (y.dtype.names is not None and len(y.dtype.names) == 2))
 
     @classmethod
     def read(cls, y: Array, count: int, where: str) -> Tensor:
@@ -72,10 +77,62 @@ class Survival(Targets):
         """Return samples by event, and by the bin of their time between its quintiles."""
         return 2 * bins_of(labels[:, 0], 5) + labels[:, 1].long()
 
+    def _rows(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return risk, time and event of every sample, (B, 3) float64."""
+        return torch.cat([self.predict(logits.double()).unsqueeze(1), labels.double()], dim=1)
 
-def _rows(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return risk, time and event of every sample, (B, 3) float64."""
-    return torch.cat([logits.double(), labels.double()], dim=1)
+
+class SurvivalDiscrete(Survival):
+    """Rows (time, event) or a structured array; a logit of the hazard of each of ten intervals of time.
+
+    This is the logistic hazard (Gensheimer and Narasimhan, PeerJ 2019). The intervals end at the deciles of the event
+    times of the clients' training parts. A sample is at risk in each interval before its event and in that of the
+    event; a censored one in those whose middle it reached. Unlike Cox's, the loss is a sum over samples, so batches of
+    any size train on the same one.
+    """
+
+    name = "survival-discrete"
+
+    @classmethod
+    def form_of(cls, labels: Tensor) -> dict[str, Any]:
+        """Return the ends of the intervals, too; without an event, those of all times."""
+        time, event = labels.double().unbind(dim=1)
+        times = time[event > 0] if event.any() else time
+        ends = torch.quantile(times, torch.linspace(0, 1, INTERVALS + 1, dtype=torch.float64)[1:])
+        return {**super().form_of(labels), "ends": ends.tolist()}
+
+    def build(self, form: Mapping[str, Any]) -> None:
+        """Set the intervals, too."""
+        super().build(form)
+        self.ends = list(map(float, form["ends"]))
+
+    @classmethod
+    def width(cls, labels: Tensor) -> int:
+        """Return the number of intervals."""
+        return INTERVALS
+
+    def fitted(self, labels: Tensor) -> Self:
+        """Return the task with the intervals of these labels."""
+        return type(self)(labels)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean negative log-likelihood of the samples."""
+        time, event = labels[:, 0], labels[:, 1] > 0
+        at_risk, happened = [], []
+        for start, end in zip([-math.inf, *self.ends], self.ends, strict=False):  # scalars: nothing is copied
+            reached = time >= (max(start, 0.0) + end) / 2
+            at_risk.append(torch.where(event, time > start, reached))
+            happened.append(event & (time > start) & (time <= end))
+        weight, target = (torch.stack(columns, dim=1).to(logits.dtype) for columns in (at_risk, happened))
+        return F.binary_cross_entropy_with_logits(logits, target, weight, reduction="sum") / len(logits)
+
+    def predict(self, logits: Tensor) -> Tensor:
+        """Return the sum over the intervals of the cumulative hazard, (B,): the higher, the earlier the event."""
+        return F.softplus(logits).cumsum(dim=1).sum(dim=1)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the probability to survive each interval, from the start on, (B, C)."""
+        return F.logsigmoid(-logits).cumsum(dim=1).exp()
 
 
 def _concordance(rows: Tensor) -> float:
