@@ -222,8 +222,9 @@ class ClientRuntime:
             public=self.dataset.public,
         )
         session.load()
-        for _, changed in self.setup.plugins.each("local_samples", client=context_of(session, ""), samples=data):
-            session.data = session.data if changed is None else changed
+        if self.setup.plugins.implements("local_samples"):  # a context takes its time
+            for _, changed in self.setup.plugins.each("local_samples", client=context_of(session, ""), samples=data):
+                session.data = session.data if changed is None else changed
         return session
 
     def _finish(self, session: LocalSession) -> ClientUpdate:

@@ -137,7 +137,7 @@ class Setup:
         read = any(map(self.plugins.implementers, ("pre_upload", "guard_upload")))
         return self.layout if read or self.reads_updates else FlatLayout.flat(self.layout)
 
-    @property
+    @cached_property
     def reads_updates(self) -> bool:
         """Whether a plugin on the server reads the tensors of updates."""
         return any(map(self.plugins.implementers, READ_UPDATES))

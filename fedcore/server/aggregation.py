@@ -207,8 +207,7 @@ class RunningMean:
         for name in self._names:
             tensor = model[name]
             if not tensor.is_floating_point():
-                known = self._largest.get(name)
-                self._largest[name] = tensor.clone() if known is None else torch.maximum(known, tensor)
+                self._largest[name] = torch.maximum(self._largest.get(name, tensor), tensor)
                 continue
             if name not in self._sums:
                 self._sums[name] = torch.zeros(tensor.numel(), dtype=torch.float64, device=tensor.device)

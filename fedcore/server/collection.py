@@ -60,8 +60,7 @@ class Collector:
         else:
             self._current.arrived += 1
             try:
-                with self._current.states.undone_on_error(self._touching):
-                    self._accept(task, outcome)
+                self._accept(task, outcome)
                 accepted = True
             except (RejectUpdate, PluginCallError) as error:
                 if isinstance(error, PluginCallError):
@@ -74,15 +73,18 @@ class Collector:
 
     def _accept(self, task: ClientTask, outcome: Outcome) -> None:
         current, plugins = self._current, self._federation.setup.plugins
-        sent, largest = self._federation.validator.update(task, outcome, current.lr)
+        sent, largest = self._federation.validator.update(task, outcome, self.server.lr)
         # Sizes of what the client sent: hooks change the update, and its payload is cleared below.
         sizes = defaultdict(int, model=bytes_of(sent.model))
         for namespace, tensors in sent.payload.items():
             sizes[plugins.namespaces[namespace]] += bytes_of(tensors)
-        update = self._inspected(task, sent)
-        weight = self._weight(update)
-        for plugin in plugins.implementers("accumulate"):
-            plugins.call(plugin.name, "accumulate", server=self.server, update=update)
+        update, weight = sent, float(sent.samples)  # as FedAvg weighs it
+        if self._federation.setup.reads_updates:
+            with current.states.undone_on_error(self._touching):
+                update = self._inspected(task, sent)
+                weight = self._weight(update)
+                for plugin in plugins.implementers("accumulate"):
+                    plugins.call(plugin.name, "accumulate", server=self.server, update=update)
         for namespace, tensors in update.payload.items():
             if plugins.namespaces[namespace] not in self._owners:
                 tensors.clear()

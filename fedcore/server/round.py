@@ -148,11 +148,10 @@ def _checked_cohort(cohort: Iterable[int], federation: Federation, plugin: str) 
 def _next_state(current: Round, collector: Collector) -> ServerState:
     """Return the state to commit. Without an accepted update the model and the plugins' states do not change."""
     committed, system = current.committed, current.federation.system
-    versions = {client: collector.versions[client] for client in current.accepted}
     unchanged = {"model": committed.model, "plugins": committed.plugins}
     return current.commit(
         round=current.number + 1,
-        manifest={**committed.manifest, **versions},
+        manifest={**committed.manifest, **collector.versions},
         virtual_time=committed.virtual_time + system.round_seconds(current.number, current.simulated.values()),
         **({"outliers": current.outliers} if current.accepted else unchanged),
     )

@@ -271,8 +271,7 @@ class Round(ServerScope):
 
     def dispatch_order(self) -> list[int]:
         """Return the cohort in dispatch order: its tasks are sent and its updates are taken in this order."""
-        sizes = self.federation.partition.train
-        return sorted(self.cohort, key=lambda client: (-sizes.size(client), client))
+        return sorted(self.cohort, key=lambda client: (-self.federation.partition.train.size(client), client))
 
 
 def _entry(client: int, kind: str, message: str) -> dict[str, Any]:
