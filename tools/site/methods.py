@@ -32,6 +32,19 @@ Each method is a plugin; some share a package. `make setup` installs all of them
 2017) is built in. `fedcore plugins show moon` prints options and hooks. [Methods combine](combine.md).
 [Personal models](personal.md) helps to choose a method that gives each client its own model.
 """
+RULES = """## In every method
+
+These rules hold for all methods; a method's card names what differs.
+
+- Clients are sampled uniformly, without replacement. Models are averaged by the clients' samples, buffers such as
+  BatchNorm's statistics included. Sums are float64, and float32 travels.
+- Terms act on the trainable parameters that clients share. They are part of the loss, so they pass through momentum
+  and `--clip-norm`. Momentum begins anew in each round.
+- Parameters that stay on a client keep their buffers there, also over rounds in which the client does not take part.
+  Parameters that every client froze in a round keep their value and the server's state of them.
+- Batches are shuffled. The last short batch is trained, but for a single sample in front of BatchNorm.
+- Frozen models and evaluations run in eval mode, without gradient.
+"""
 
 
 def page() -> str:
@@ -40,7 +53,7 @@ def page() -> str:
     for title, packages in grouped().items():
         rows = [row for package in packages for row in _rows(package)]
         made.append("\n".join([f"## {title}\n", "| plugin | what it does |", "| --- | --- |", *rows]) + "\n")
-    return "\n".join(made)
+    return "\n".join([*made, RULES])
 
 
 def grouped() -> dict[str, list[Path]]:
