@@ -90,6 +90,7 @@ SHARED = (
     "fedcore_report",
     "fedcore_study",
     "fedcore_study.tools",
+    "fedcore_tasks",
     "fedcore_testing",
     "fedcore_workers",
     "fedcore_zoo",

@@ -46,7 +46,7 @@ def test_sequence_classifiers_keep_the_contract(tmp_path: Path, text_set: str, k
     sequence_configs()[kind].save_pretrained(str(tmp_path))
     samples = dataset(text_set)().train
     factory = model(str(tmp_path))
-    assert factory.takes == ("sequences",)
+    assert factory.takes == ("sequences", "tokens")
     check_model(split(tmp_path), num_classes=2, input_shape=(len(WORDS),), samples=samples)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedcore import ConfigError
 from fedcore.data import Dataset, Split, assemble, find_data, numbered_as
+from fedcore_huggingface.language import TokenBlocks, language_dataset
 from fedcore_huggingface.spec import Options, folder_of, split
 from fedcore_zoo import (
     Cells,
@@ -148,6 +149,8 @@ def read(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> 
     :raises ConfigError: its columns do not say what they are, or there are too few samples.
     """
     train, tests = _splits(table, folders, options, name)
+    if options.block_size is not None:
+        return _blocks(train, next(iter(tests.values()), None), options.block_size, options, name)
     label = _label_column(train, options, name)
     unlabelled = tuple(split for split, of in tests.items() if options.test is None and _is_unlabelled(of, label))
     test = next((of for split, of in tests.items() if split not in unlabelled), None)
@@ -199,6 +202,52 @@ def read(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> 
         ]
         found |= {"train": rows[0], "test": rows[1], "input_shape": (len(recipe.outputs),), "model": "mlp"}
     return Dataset(**found)
+
+
+def _blocks(train: Table, test: Table | None, size: int, options: Options, name: str) -> Dataset:
+    """Return texts as blocks of tokens. No block has texts of two sources or groups."""
+    column = _text_column(train, options, name)
+    if test is None:
+        groups = None if options.groups is None else _group_names(train, options.groups, name)
+        nothing = torch.zeros(len(train), dtype=torch.int64)
+        train, test = (train.select(part) for part in _parts(nothing, ("",), groups, name))
+    tables = (train, test)
+    tokenizer = _tokenizer(column, options, name)
+    if (end := tokenizer.eos_token_id) is None:
+        raise ConfigError(f"{name}: the tokenizer has no end token, which separates texts: set its eos_token, save it")
+    tokens = [
+        tokenizer(_texts(table, column, name), add_special_tokens=False, verbose=False)["input_ids"] for table in tables
+    ]
+    described: dict[str, Any] = {}
+    keys: list[Array] = []
+    if options.source is not None:
+        described["sources"], described["source_names"] = _numbered(train, options.source, name)
+        keys.append(described["sources"].numpy())
+    if options.groups is not None:
+        described["groups"] = numbered_groups(name, *(_group_names(table, options.groups, name) for table in tables))
+        keys.append(described["groups"].numpy())
+    own = list(zip(*keys, strict=True)) if keys else [()] * len(train)
+    blocks, firsts = TokenBlocks.by(own, tokens[0], size, end)
+    described |= {kind: described[kind][firsts] for kind in ("sources", "groups") if kind in described}
+    return language_dataset(name, blocks, TokenBlocks.of(tokens[1], size, end), len(tokenizer), **described)
+
+
+def _text_column(table: Table, options: Options, name: str) -> str:
+    """Return the column of texts of which next tokens are predicted."""
+    from datasets import Value
+
+    for option in ("label", "image", "columns", "categories", "size"):
+        if getattr(options, option) is not None:
+            raise ConfigError(f"{name}: ?block_size is for texts whose next tokens are predicted, without ?{option}")
+    used = (options.source, options.groups)
+    texts = [
+        column
+        for column, feature in table.features.items()
+        if isinstance(feature, Value) and feature.dtype.startswith(("string", "large_string")) and column not in used
+    ]
+    if options.text is None and len(texts) != 1:
+        raise ConfigError(f"{name}: which column holds the texts? Write ?text=COLUMN; {_known(table)}")
+    return options.text or texts[0]
 
 
 def _saved(folder: Path, name: str) -> Any:
@@ -278,7 +327,10 @@ def _label_column(table: Table, options: Options, name: str) -> str:
     found = [column for column in LABELS if column in table.features]
     found = found or [column for column, feature in table.features.items() if isinstance(feature, ClassLabel)]
     if not found or (len(found) > 1 and found[0] not in LABELS):
-        raise ConfigError(f"{name}: which column holds the classes? Write ?label=COLUMN; {_known(table)}")
+        raise ConfigError(
+            f"{name}: which column holds the classes? Write ?label=COLUMN, or ?block_size=128 to predict the next "
+            f"tokens of texts; {_known(table)}"
+        )
     return _plain(table, found[0], name)
 
 
@@ -475,6 +527,17 @@ def _file_inside(path: str, folders: Sequence[Path], where: str) -> Path:
 
 def _tokens(tables: Sequence[Table], column: str, options: Options, name: str) -> tuple[list[list[list[int]]], int]:
     """Return each table's texts as tokens, and the size of the vocabulary."""
+    tokenizer, found = _tokenizer(column, options, name), []
+    for table in tables:
+        tokens = tokenizer(_texts(table, column, name), truncation=True, max_length=options.max_length)["input_ids"]
+        if not all(tokens):
+            raise ConfigError(f"{name}: column {column!r} has texts without a token; leave such rows out")
+        found.append(tokens)
+    return found, len(tokenizer)
+
+
+def _tokenizer(column: str, options: Options, name: str) -> Any:
+    """Return the tokenizer of a column of texts."""
     from transformers import AutoTokenizer
 
     if options.tokenizer is None:
@@ -484,19 +547,17 @@ def _tokens(tables: Sequence[Table], column: str, options: Options, name: str) -
         )
     folder = folder_of(options.tokenizer, f"{name}: tokenizer")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library's own, JSON: the advice is the same
         raise ConfigError(f"{name}: {folder} holds no tokenizer ({type(error).__name__}: {error})") from error
-    found = []
-    for table in tables:
-        texts = _column(table, column, name)
-        if not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"{name}: column {column!r} has cells that are no texts")
-        tokens = tokenizer(texts, truncation=True, max_length=options.max_length)["input_ids"]
-        if not all(tokens):
-            raise ConfigError(f"{name}: column {column!r} has texts without a token; leave such rows out")
-        found.append(tokens)
-    return found, len(tokenizer)
+
+
+def _texts(table: Table, column: str, name: str) -> list[str]:
+    """Return the cells of a column of texts."""
+    texts = _column(table, column, name)
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{name}: column {column!r} has cells that are no texts")
+    return texts
 
 
 def _word_columns(table: Table, columns: Sequence[str], options: Options) -> list[str]:

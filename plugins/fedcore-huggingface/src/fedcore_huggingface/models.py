@@ -1,9 +1,9 @@
-"""Classifiers of transformers, split into encoder and classifier: for images, and for sequences of tokens."""
+"""Networks of transformers, split into encoder and classifier: for images, for sequences, and for next tokens."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedcore import ConfigError, SplitModel
+from fedcore_huggingface.causal import causal_model
 from fedcore_huggingface.spec import folder_of
+from fedcore_huggingface.wrapped import OfTransformers
 from fedcore_zoo import SequenceBatch, SplitNetwork, load_torchvision
 
 WEIGHTS = "model.safetensors"
-
-
-class OfTransformers(nn.Module):
-    """A classifier of transformers with other inputs and outputs."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network: Any = network
-
-    def save_pretrained(self, folder: Path, class_names: Sequence[str] = ()) -> None:
-        """Write the classifier into a folder, as transformers reads it.
-
-        :param class_names: the names of the classes in order; empty where they have none.
-        """
-        if class_names:
-            self.network.config.id2label = dict(enumerate(class_names))
-            self.network.config.label2id = {name: number for number, name in enumerate(class_names)}
-        self.network.save_pretrained(str(folder))
+CAUSAL = "AutoModelForCausalLM"
 
 
 class ImageLogits(OfTransformers):
@@ -76,9 +61,11 @@ def padded(batch: SequenceBatch, pad: int) -> tuple[Tensor, Tensor]:
 
 
 def model(rest: str) -> Callable[[int, tuple[int, ...]], nn.Module]:
-    """A classifier of transformers by its folder (``save_pretrained``), with weights if model.safetensors is there.
+    """A network of transformers by its folder (``save_pretrained``), with weights if model.safetensors is there.
 
-    :raises ConfigError: there is no such folder, or no configuration of a classifier in it.
+    It is a classifier of images or sequences, or a causal language model where the data set has blocks of tokens.
+
+    :raises ConfigError: there is no such folder, or no configuration of such a network in it.
     """
     name = f"hf:{rest}"
     folder = folder_of(rest, name)
@@ -95,7 +82,11 @@ def model(rest: str) -> Callable[[int, tuple[int, ...]], nn.Module]:
                 setattr(config, attribute, given)
         return ImageLogits(_network(kind, config, folder, num_classes, name))
 
-    def sequences(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+    def texts(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+        if len(input_shape) == 2:
+            return causal_model(_language_network(config, folder, *input_shape, name), name)
+        if kind == CAUSAL:
+            raise ConfigError(f"model {name!r}: transformers has no classifier of type {config.model_type!r}")
         (vocabulary,) = input_shape
         if config.vocab_size < vocabulary:
             _refuse_with_weights(folder, name, "vocab_size", config.vocab_size, vocabulary)
@@ -107,8 +98,8 @@ def model(rest: str) -> Callable[[int, tuple[int, ...]], nn.Module]:
 
     if kind == "AutoModelForImageClassification":
         return images
-    sequences.takes = ("sequences",)  # type: ignore[attr-defined]
-    return sequences
+    texts.takes = ("sequences", "tokens")  # type: ignore[attr-defined]
+    return texts
 
 
 def _padding(config: Any) -> int:
@@ -133,20 +124,54 @@ def _configuration(folder: Path, name: str) -> tuple[str, Any]:
         raise ConfigError(
             f"model {name!r}: {folder} holds no config.json of transformers ({type(error).__name__}: {error})"
         ) from error
-    for kind in ("AutoModelForImageClassification", "AutoModelForSequenceClassification"):
+    for kind in ("AutoModelForImageClassification", "AutoModelForSequenceClassification", CAUSAL):
         if type(config) in getattr(transformers, kind)._model_mapping:
             return kind, config
     raise ConfigError(
-        f"model {name!r}: transformers has no classifier of images or sequences of type {config.model_type!r}"
+        f"model {name!r}: transformers has no classifier of images or sequences, and no causal language model, of type "
+        f"{config.model_type!r}"
     )
 
 
-def _network(kind: str, config: Any, folder: Path, num_classes: int, name: str) -> nn.Module:
-    """Return the network for C classes, with the folder's weights if there are some, else with fresh weights."""
+def _language_network(config: Any, folder: Path, vocabulary: int, length: int, name: str) -> nn.Module:
+    """Return the causal language model for tokens below ``vocabulary`` in blocks of a length.
+
+    Given weights of further tokens are left out: the tokenizer gives none of them.
+    """
+    import transformers
+
+    if type(config) not in getattr(transformers, CAUSAL)._model_mapping:
+        raise ConfigError(
+            f"model {name!r}: transformers has no causal language model of type {config.model_type!r}, which the task "
+            "next-token needs, such as gpt2 or llama"
+        )
+    context = getattr(config, "max_position_embeddings", None)
+    if context is not None and length > context:
+        raise ConfigError(
+            f"model {name!r} reads up to {context} tokens, but the data set's blocks have {length}; write "
+            f"?block_size={context} or less"
+        )
+    if config.vocab_size < vocabulary:
+        _refuse_with_weights(folder, name, "vocab_size", config.vocab_size, vocabulary)
+    if not (folder / WEIGHTS).is_file():
+        config.vocab_size = vocabulary
+    network: Any = _network(CAUSAL, config, folder, None, name)
+    if config.vocab_size > vocabulary:
+        network.resize_token_embeddings(vocabulary)
+    whole: nn.Module = network
+    return whole
+
+
+def _network(kind: str, config: Any, folder: Path, num_classes: int | None, name: str) -> nn.Module:
+    """Return the network, with the folder's weights if there are some, else with fresh weights.
+
+    :param num_classes: of a classifier; None for another network.
+    """
     import transformers
 
     made = getattr(transformers, kind)
-    config.num_labels = num_classes
+    if num_classes is not None:
+        config.num_labels = num_classes
     if not (folder / WEIGHTS).is_file():
         network: nn.Module = made.from_config(config, trust_remote_code=False)
         return network
@@ -154,8 +179,9 @@ def _network(kind: str, config: Any, folder: Path, num_classes: int, name: str) 
         network = made.from_pretrained(
             str(folder),
             config=config,
-            ignore_mismatched_sizes=True,  # the last layer, which build_model renews
+            ignore_mismatched_sizes=num_classes is not None,  # the last layer, which build_model renews
             use_safetensors=True,
+            dtype=torch.float32,  # else that of the file: updates of half precision would be rounded away
             local_files_only=True,
             trust_remote_code=False,
         )

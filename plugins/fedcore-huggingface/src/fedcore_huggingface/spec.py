@@ -42,6 +42,12 @@ class Options(BaseModel):
     )
     tokenizer: str | None = Field(default=None, description="Folder of the tokenizer of texts.")
     max_length: int = Field(default=128, ge=1, le=1 << 20, description="Tokens per text; the rest is cut off.")
+    block_size: int | None = Field(
+        default=None,
+        ge=2,
+        le=1 << 20,
+        description="Tokens per block of joined texts, whose next tokens are predicted.",
+    )
     size: int | None = Field(default=None, ge=1, le=1 << 12, description="Side to which images are resized.")
     subset: str | None = Field(default=None, description="Subset (configuration) of a data set of the Hub.")
     revision: str | None = Field(default=None, description="Commit, tag or branch of a data set of the Hub.")
