@@ -43,7 +43,7 @@ class Section(BaseModel):
     its section in the entry points of the group ``fedcore.options``, once for each option.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     panel: ClassVar[str]
 

@@ -102,10 +102,7 @@ def _draws_a_table(wanted: bool) -> bool:
 _REPEATED = {
     "plugins": ("NAME", "A method; can be repeated, hooks are called in this order. Default: FedAvg."),
     "trackers": ("NAME", "Show the run in tensorboard, mlflow, wandb, ... while it trains. Can be repeated."),
-    "metrics": (
-        "NAME",
-        "A metric of an evaluation next to accuracy and loss, such as macro-f1. Can be repeated.",
-    ),
+    "metrics": ("NAME", "A metric of an evaluation next to accuracy and loss, such as macro-f1. Can be repeated."),
     "protocols": (
         "NAME",
         f"{RunConfig.model_fields['protocols'].description} One of {', '.join(EVALUATED)}. Can be repeated.",
@@ -172,6 +169,7 @@ def config_flags(
     return decorate
 
 
+@functools.cache
 def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     """Return a field of RunConfig as a command's parameter. Without a value from the user it is None or empty."""
     field = RunConfig.model_fields[name]

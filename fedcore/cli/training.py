@@ -22,6 +22,7 @@ from fedcore.base.process import importing
 from fedcore.cli import options
 from fedcore.cli.guard import INTERRUPTED
 from fedcore.cli.settings import build_config
+from fedcore.runs.saved import RunFiles
 
 
 @options.config_flags()
@@ -99,12 +100,7 @@ def resume(
 
     with training(quiet) as display:
         result = api.resume(
-            run_dir,
-            notify=display,
-            allow_code=allow_code,
-            allow_outside=allow_outside,
-            changes=flags,
-            out=out,
+            run_dir, notify=display, allow_code=allow_code, allow_outside=allow_outside, changes=flags, out=out
         )
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
 
@@ -141,19 +137,15 @@ def evaluate(
             output.note(problem)
 
 
-def _how_to_resume(directory: Path) -> str:
-    from fedcore.runs.directory import RunDirectory
-
-    return RunDirectory(directory).how_to_resume
-
-
 def _is_run(directory: Path) -> bool:
     """Return whether the run directory still exists. A run that stops in its first round deletes it."""
     return (directory / "config.yaml").is_file()
 
 
 @contextmanager
-def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume) -> Iterator[Any]:
+def training(
+    quiet: bool, how_to_resume: Callable[[Path], str] = lambda directory: RunFiles(directory).how_to_resume
+) -> Iterator[Any]:
     """Display a run while it trains. If it stops early, print the command that resumes it.
 
     :param how_to_resume: returns the command that resumes the run in a directory.

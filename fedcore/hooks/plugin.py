@@ -18,7 +18,7 @@ BUILTIN = "fedavg"
 class PluginOptions(BaseModel):
     """Base of every plugin's options. Unknown names are refused; values are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
     elsewhere: ClassVar[Mapping[str, str]] = {}
     """Options that this class had before -> a sentence that says where they are now, for users who name them."""
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedcore.base.lazy import lazy
-from fedcore.models.mlp import mlp as mlp  # at once: later the file of this name would be found instead
+
+# At once: later the file of this name would be found instead.
+from fedcore.models.mlp import mlp as mlp
 
 if TYPE_CHECKING:
     from fedcore.models.build import HINT as HINT

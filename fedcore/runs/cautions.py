@@ -20,7 +20,7 @@ from fedcore.runs.saved import SOURCE, code_in
 
 
 def option_cautions(setup: Setup) -> list[str]:
-    """Return the cautions about options without effect, about a task that nobody named, and of plugins and packages."""
+    """Return the cautions about options without effect, the labels, and of plugins and packages."""
     config, sgd = setup.config, setup.config.optimizer == "sgd"
     with_optimizer, with_partition = f"with --optimizer {config.optimizer}", f"with --partition {config.partition}"
     rules: list[tuple[tuple[str, ...], bool, str]] = [  # options, whether they are idle, next to what
@@ -39,6 +39,11 @@ def option_cautions(setup: Setup) -> list[str]:
     ]
     if config.task == "auto" and not setup.task.kind.classes:
         found.append(f"the task is {setup.task.kind.name}, as the labels are; --task NAME chooses another")
+    if setup.task.kind.classes and setup.task.num_classes < 2:
+        found.append(
+            "the data set has a single class, so every model is right on all of its samples; check the labels: a "
+            "column of one-hot rows or of a table may have been lost"
+        )
     of_packages = [caution for section in RunConfig.sections() for caution in section.cautions(config, setup)]
     return [*found, *setup.notes, *of_packages]
 

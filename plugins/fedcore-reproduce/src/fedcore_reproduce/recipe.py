@@ -34,7 +34,7 @@ _BY_PATH = ("module:", "npz:")
 class Part(BaseModel):
     """A part of a recipe, or of a run's evidence."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Printed(Part):

@@ -25,7 +25,7 @@ class SimulatedSystem(BaseModel):
     ``latency``, ``deadline``, ``concurrency``).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     availability: float = Field(default=1.0, gt=0, le=1, description="Chance that a client can be selected in a round.")
     day: int | None = Field(

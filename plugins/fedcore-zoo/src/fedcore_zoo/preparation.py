@@ -29,12 +29,6 @@ MANY = 1000
 """Of more clients the means and deviations are not stored with the model."""
 
 
-SINGLE = (
-    "{!r} has a single class, so every model is right on all of its samples; check the labels: a column of one-hot "
-    "rows or of a table may have been lost"
-)
-
-
 def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) -> Dataset:
     """Return a data set as a run's models take it.
 
@@ -44,8 +38,6 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
     :param choice: ``as-loaded``, ``global``, ``client``, ``none`` or ``pretrained``.
     :raises ConfigError: the samples have no such normalisation.
     """
-    if dataset.task.classes and dataset.num_classes < 2:
-        dataset = replace(dataset, notes=(*dataset.notes, SINGLE.format(dataset.name)))
     train = dataset.train
     if "own" in partition.info:  # at a client of a federation: the samples are normalised as the server's are
         return _by_client(dataset, partition) if choice == "client" else dataset

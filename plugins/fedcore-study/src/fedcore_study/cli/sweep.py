@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.tools import INTERRUPTED, SOME_FAILED, options, output, read_yaml, typed_code
 from fedcore_study.cli import shared
-from fedcore_study.sweeps.directory import SweepDirectory, new_folder
-from fedcore_study.sweeps.run import check_named, plan_sweep, run_sweep
-from fedcore_study.sweeps.spec import SweepSpec, override, read_earlier, read_spec
+
+if TYPE_CHECKING:
+    from fedcore_study.sweeps.spec import SweepSpec
 
 _FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "name", "seed")]
 
@@ -110,6 +110,10 @@ def sweep(
     add a projection head, which --projection gives to all). Ctrl-C leaves checkpoints: fedcore sweep FOLDER goes on
     from there. Exit code 3: some runs failed; the others are finished.
     """
+    from fedcore_study.sweeps.directory import SweepDirectory, new_folder
+    from fedcore_study.sweeps.run import check_named, plan_sweep, run_sweep
+    from fedcore_study.sweeps.spec import SweepSpec, override
+
     if searched and trials is None:
         raise ConfigError("--search is for --optuna: add how many trials, --optuna 20")
     changed = partial(override, base=given, grid=grid or [], seeds=seeds, settings=settings or [], preset=preset)
@@ -217,6 +221,9 @@ def _asked_for(
 
     :param changed: adds what the command line says to a sweep; None if it says nothing.
     """
+    from fedcore_study.sweeps.directory import SweepDirectory, new_folder
+    from fedcore_study.sweeps.spec import SweepSpec, read_earlier, read_spec
+
     if source is None:
         if changed is None:
             raise ConfigError(

@@ -37,7 +37,7 @@ _ELSEWHERE = {"seed": "write --seeds (in a file: seeds)", "out": "the sweep's ow
 class SweepSpec(BaseModel):
     """A grid of runs: every case with every combination of the axes' values and every seed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False, defer_build=True)
 
     base: dict[str, Json] = Field(
         default_factory=dict, description="Options of every run, as in a config file of train."
