@@ -156,10 +156,13 @@ class Cohort:
         self._tasks, self._begin, self.one = tasks, begin, one
         runtime = begin.runtime
         self._samples, held = runtime.dataset.train, runtime.partition.train
-        parts = [held[task.client] for task in tasks]
-        self.sizes = [part.numel() for part in parts]
-        self._rows = torch.cat(parts).to(one.working.device)
+        clients = torch.tensor([task.client for task in tasks])
+        begins, ends = held.offsets[clients], held.offsets[clients + 1]
+        self.sizes = (ends - begins).tolist()
         self._starts = [0, *accumulate(self.sizes)]
+        moved = (begins - torch.tensor(self._starts[:-1])).repeat_interleave(ends - begins)
+        rows = held.positions.index_select(0, torch.arange(self._starts[-1]) + moved)
+        self._rows = rows.long().to(one.working.device)
         known: dict[tuple[int, ...], dict[Turn, int]] = {}
         self.turns: list[dict[Turn, int]] = []
         for task, size in zip(tasks, self.sizes, strict=True):
