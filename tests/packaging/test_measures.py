@@ -1,4 +1,4 @@
-"""tools/measures.py: the limit of the core's size, and an interpreter without fedcore."""
+"""tools/measures.py: the limit of the core's size, what hooks load, and an interpreter without fedcore."""
 
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ def test_lint_checks_the_limit_of_the_project(measures, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["measures.py", "--most"])
     measures.main()
     assert f"fewer than {int(limit):,}, the limit" in capsys.readouterr().out
+
+
+def test_hooks_load_base_alone(measures):
+    loaded = {name.split(".")[1] for name in measures.imported("import fedcore.hooks.hookspecs") if "." in name}
+    assert loaded == {"base", "hooks"}
 
 
 def test_an_interpreter_without_fedcore_is_told_which_one_to_use(tmp_path):
