@@ -81,11 +81,11 @@ class Metric(ABC):
 
 
 def sign(name: str, metrics: Metrics) -> int:
-    """Return 1 if more of a figure is better, -1 if less is.
+    """Return 1 if more of a figure is better, -1 if less is, 0 if neither is.
 
     :param name: as a protocol's row has it: ``accuracy``, ``macro-f1``, ``macro-f1_mean``.
     """
-    return SIGNS.get(name) or (-1 if metrics[name.removesuffix("_mean")].lower_is_better else 1)
+    return SIGNS.get(name) or {True: -1, None: 0}.get(metrics[name.removesuffix("_mean")].lower_is_better, 1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -173,7 +173,8 @@ def by_domain(
 ) -> dict[str, Any]:
     """Return the metrics of a model on samples of several domains: ``global`` with ``domains``, the mean and the worst.
 
-    The worst value of each figure is by its own sign, and ``domain_of`` names its domain.
+    The worst value of each figure is by its own sign, and ``domain_of`` names its domain. A figure of which neither
+    more nor less is better has no worst value.
 
     :param overall: the rates on all samples.
     :param rows: the rates by domain.
@@ -185,9 +186,9 @@ def by_domain(
         mean[name] = worst[name] = None
         if known := _known(name, rows):
             mean[name] = float(np.mean([*known.values()]))
-            lowest_or_highest = min if sign(name, metrics) > 0 else max
-            domain_of[name] = lowest_or_highest(known, key=known.__getitem__)
-            worst[name] = known[domain_of[name]]
+            if lowest_or_highest := {1: min, -1: max}.get(sign(name, metrics)):
+                domain_of[name] = lowest_or_highest(known, key=known.__getitem__)
+                worst[name] = known[domain_of[name]]
     domains = {f"{name}_domains": _known(name, rows) for name in metrics}
     return {
         "global": {**overall, "domains": _known(figure_of(overall), rows), **domains},

@@ -70,10 +70,10 @@ def run(
     :param plugins: a plugin's class or name, several in a list, or a mapping to their options.
     :param dataset: a :class:`~fedcore.data.Dataset` or its loader, arrays or tensors (x_train, y_train, x_test,
         y_test), or a pair (train, test) of torch's data sets.
-    :param partition: a name, a partitioner, a list with one array of positions in the training set per client, or a
-        :class:`Partition`. Lists and a :class:`Partition` give the number of clients, also next to another number in
-        ``config`` or ``preset``. In a :meth:`Partition.declared` partition the clients hold their own data; ``engine``
-        has to reach them.
+    :param partition: a name, a partitioner, one array of positions in the training set per client, in a list or a
+        mapping by the clients' names, or a :class:`Partition`. Arrays and a :class:`Partition` give the number of
+        clients, also next to another number in ``config`` or ``preset``. In a :meth:`Partition.declared` partition the
+        clients hold their own data; ``engine`` has to reach them.
     :param engine: a name, or a function that makes an engine.
     :param metrics: names or classes (:class:`fedcore.Metric`) of what an evaluation measures next to accuracy and loss.
     :param progress: show the progress: in a notebook below the cell, in a terminal as the command does, elsewhere as a

@@ -41,9 +41,6 @@ class Evaluator:
         self.further = federation.setup.metrics
         """The metrics next to accuracy and loss."""
         self._repeats: bool | None = None
-        judge = judged_by(federation.config, federation.dataset.task.metrics)
-        self.judge = judge, sign(judge, self.further)
-        """The figure that chooses the best round, and 1 if more of it is better, -1 if less is."""
         self.counted: dict[str, Counts] = {}
         """Protocol -> what the last evaluation counted of all its samples together.
 
@@ -53,8 +50,7 @@ class Evaluator:
 
     def evaluate(self, state: ServerState, *, with_confusion: bool = False) -> dict[str, Any]:
         """Return the figures of every protocol that applies to this run."""
-        federation = self.federation
-        dataset = federation.dataset
+        federation, dataset = self.federation, self.federation.dataset
         with_confusion = with_confusion and dataset.task.classes and dataset.num_classes <= MAX_CONFUSION
         self.counted = {}
         metrics: dict[str, Any] = {"global": None}
@@ -188,13 +184,14 @@ class Evaluator:
         protocol = next((name for name in protocols if name in self._on_clients), None)
         if protocol is None or protocol not in metrics:  # no client's own model could be evaluated
             return state.best
-        name, sign = self.judge
+        name = judged_by(self.federation.config, self.federation.dataset.task.metrics)
         clients, value, best = metrics[protocol]["clients"], metrics[protocol][name], state.best
         if value is None or "undefined" in metrics[protocol]:  # a loss that is not finite, a metric that is not defined
             return best
+        better = sign(name, self.further)
         # An older checkpoint does not say how many clients: it counts as the same number.
-        before = best and (best.get("clients", clients), sign * best[f"validation_{name}"])
-        if before and (clients, sign * value) <= before:
+        before = best and (best.get("clients", clients), better * best[f"validation_{name}"])
+        if before and (clients, better * value) <= before:
             return best
         found = {"round": state.round - 1, "validation": protocol, f"validation_{name}": value, "clients": clients}
         if name in (metrics["global"] or {}):

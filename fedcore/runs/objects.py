@@ -35,8 +35,8 @@ PluginObjects: TypeAlias = (
 DatasetObject: TypeAlias = "Dataset | Callable[[Path | None], Dataset] | Mapping[str, Any] | Sequence[Any] | str"
 """A data set, a loader, arrays, tensors, a pair of torch's data sets (:func:`fedcore.data.as_dataset`), or a name."""
 
-PartitionObject: TypeAlias = "Partition | Callable[..., Sequence[Any]] | Sequence[Any] | str"
-"""A partition, a partitioner, a list with one array of positions per client, or a name."""
+PartitionObject: TypeAlias = "Partition | Callable[..., Any] | Mapping[str, Any] | Sequence[Any] | str"
+"""A partition, a partitioner, one array of positions per client in a list or by the clients' names, or a name."""
 
 MetricObjects: TypeAlias = "Sequence[Callable[[int], Metric] | str] | Callable[[int], Metric] | str"
 """Metric classes (or names), or one of them."""
@@ -72,8 +72,9 @@ def name_objects(
         values["metrics"] = RunConfig(metrics=[_add(objects, "metric", metric) for metric in _listed(metrics)]).metrics
     if isinstance(partition, Partition):
         values["partition"] = f"{OBJECT}{partition.sha256[:12]}"
-    elif isinstance(partition, (list, tuple)):
-        lists = Partition(partition, IndexLists.empty(len(partition)))
+    elif isinstance(partition, (list, tuple, Mapping)):
+        parts = [*partition.values()] if isinstance(partition, Mapping) else partition
+        lists = Partition(parts, IndexLists.empty(len(parts)))
         values["partition"] = f"{OBJECT}{lists.sha256[:12]}"
         listed = registry.needed("feature", "listed_parts", "partition as a list")
         objects["partitioner", values["partition"]] = functools.partial(listed, partition)
@@ -82,7 +83,7 @@ def name_objects(
     elif partition is not None:
         raise ConfigError(
             f"partition is a {type(partition).__name__}; give a name, a fedcore.data.Partition, a function (labels, "
-            "num_clients, **options), or a list with one array of positions per client"
+            "num_clients, **options), a list with one array of positions per client, or a mapping by the clients' names"
         )
     return config.model_copy(update=values), objects
 
@@ -91,7 +92,7 @@ def count_of(partition: PartitionObject | None) -> dict[str, int]:
     """Return ``clients``, the option, as a partition or lists of a program say it; empty without them."""
     if isinstance(partition, Partition):
         return {"clients": partition.num_clients}
-    return {"clients": len(partition)} if isinstance(partition, (list, tuple)) else {}
+    return {"clients": len(partition)} if isinstance(partition, (list, tuple, Mapping)) else {}
 
 
 def objects_again(
@@ -119,7 +120,7 @@ def objects_again(
             raise ConfigError(f"the run has no plugin {name!r}; it has {', '.join(config.plugins) or 'none'}")
         _require_same(name, options, config.plugins[saved])
         pairs += [(("plugin", saved), plugin)]
-    return {key: _usable(key, value) for key, value in pairs if value is not None and not isinstance(value, str)}
+    return {key: _usable(key[0], value) for key, value in pairs if value is not None and not isinstance(value, str)}
 
 
 def _require_same(name: str, options: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
@@ -153,12 +154,10 @@ def _add(objects: dict[Key, Any], kind: str, value: Any) -> str:
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, Plugin):
+    if isinstance(value, (Plugin, Metric)):
         own = type(value).__name__
-        raise ConfigError(f"plugins has an object of {own}; give the class and its options: plugins={{{own}: {{...}}}}")
-    if isinstance(value, Metric):
-        own = type(value).__name__
-        raise ConfigError(f"metrics has an object of {own}; give the class: metrics=[{own}]")
+        how = f" and its options: plugins={{{own}: {{...}}}}" if kind == "plugin" else f": metrics=[{own}]"
+        raise ConfigError(f"{kind}s has an object of {own}; give the class{how}")
     path = import_name(value)
     if path is not None:
         entry = path.removeprefix(CODE)
@@ -169,7 +168,7 @@ def _add(objects: dict[Key, Any], kind: str, value: Any) -> str:
     if path is None or value.__module__ == "__main__":
         if kind == "model" and (kind, name) in objects:
             name = f"{name}-{len(objects)}"
-        objects[kind, name] = _usable((kind, name), value)
+        objects[kind, name] = _usable(kind, value)
     return name
 
 
@@ -181,9 +180,8 @@ def _name_of_value(value: Any) -> str:
     return object_name(value)
 
 
-def _usable(key: Key, value: Any) -> Any:
+def _usable(kind: str, value: Any) -> Any:
     """Return an object in the form that the registry returns: a factory of models, a loader of data."""
-    kind, _ = key
     if kind == "model" and isinstance(value, nn.Module):
         return functools.partial(copy.deepcopy, value)
     if kind == "dataset" and not callable(value):

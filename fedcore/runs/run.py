@@ -15,6 +15,7 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, RunDirectoryError
 from fedcore.base.identity import CHANGEABLE, judged_by, short_name
+from fedcore.base.metrics import sign
 from fedcore.base.process import one_thread
 from fedcore.base.protocols import HELD_OUT, PROTOCOLS
 from fedcore.base.registry import refuse_while_importing
@@ -106,7 +107,9 @@ class Run:
             if is_given:
                 _require_held_out(option, config, partition)
         setup, prepared = _set_up(config, dataset, partition)
-        _ = setup.metrics, judged_by(config, dataset.task.metrics)  # a wrong one is refused before anything is written
+        judge = judged_by(config, dataset.task.metrics)
+        if not sign(judge, setup.metrics):  # a wrong one is refused before anything is written
+            raise ConfigError(f"--best-by {judge}: neither more nor less of it is better; choose another figure")
         if config.keep == "best" and setup.layout.personal:
             raise ConfigError(
                 f"--keep best keeps a global model, but parameters such as {min(setup.layout.personal)!r} stay on the "

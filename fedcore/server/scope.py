@@ -215,8 +215,12 @@ class ServerScope:
     def fail(self, client: int, kind: str, message: str, **more: str) -> None:
         """Record a client without a usable outcome. The message is cut to MESSAGE_LENGTH characters.
 
+        A client with a name, such as a hospital's, has it before the message.
+
         :param more: the ``question`` that the client did not answer.
         """
+        if "names" in self.federation.partition.info:
+            message = f"{self.federation.partition.names[client]}: {message.removeprefix(f'client {client}: ')}"
         self.failures.append(_entry(client, kind, message) | more)
 
     def ignore(self, client: int, kind: str, message: str) -> None:

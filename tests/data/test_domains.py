@@ -12,7 +12,7 @@ from fedcore.client.evaluation import by_domain
 from fedcore.data import Domains, TensorSamples, load_dataset, make_partition
 from fedcore.data.dataset import data_digest
 from fedcore.runs.resolve import resolve_config
-from fedcore_metrics import AUROC, CalibrationError, MacroF1
+from fedcore_metrics import AUROC, CalibrationError, CalibrationSlope, MacroF1
 from fedcore_testing import records
 from tests.sentences import raises
 
@@ -106,6 +106,14 @@ def test_each_figure_is_worst_by_its_own_sign_and_left_out_where_it_is_not_defin
     found = by_domain({"accuracy": 0.6, "samples": 3}, rows, metrics)
     assert found["worst_domain"]["auroc"] is found["mean_domain"]["auroc"] is None
     assert "mean_over" not in found["mean_domain"]
+
+
+def test_a_figure_of_which_neither_more_nor_less_is_better_has_no_worst_domain():
+    rows = {name: {"accuracy": 0.5, "loss": 0.7, "slope": slope} for name, slope in (("a", 0.5), ("b", 2.0))}
+    found = by_domain({"accuracy": 0.5, "samples": 3}, rows, {"slope": CalibrationSlope(2)})
+    assert found["mean_domain"]["slope"] == pytest.approx(1.25)
+    assert found["worst_domain"]["slope"] is None
+    assert "slope" not in found["worst_domain"]["domain_of"]
 
 
 def test_domains_change_no_bit_of_the_other_figures(tmp_path):

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 import fedcore
-from fedcore import ConfigError, Plugin, RunConfig
+from fedcore import ConfigError, Plugin, RoundFailedError, RunConfig
 from fedcore.data import Dataset, Partition, TensorSamples, load_dataset, make_partition
 from fedcore.models import mlp
 from fedcore_functional import proximal_term
 from fedcore_moon import Moon
-from fedcore_testing import Quadratic, model_bytes, partition_of
+from fedcore_study.tools import read_run
+from fedcore_testing import Quadratic, model_bytes, partition_of, records
 from fedcore_zoo import SequenceSamples
 from tests.sentences import raises
 
@@ -370,7 +371,13 @@ def test_a_partition_of_the_program(tmp_path, as_what):
 @pytest.mark.parametrize(
     ("given", "options", "reason"),
     [
-        ({0: [1]}, {}, "partition is a dict; give a name"),
+        (3, {}, "partition is a int; give a name"),
+        (
+            {"North": [0, 1], "South": [2, 0]},
+            {},
+            "list per client, but sample 0 is used more than once, by client 0 and 1$",
+        ),
+        ({"North": [0, 1], "South": [2], "East": [4]}, {"samples": None}, "3 lists, but clients is 2; write clients=3"),
         (lambda labels, clients, seed: [], {}, "unexpected keyword argument 'alpha'"),
         (lambda labels, clients, **_: None, {}, "returned NoneType, expected a list with one array"),
         ([[0, 1], [2, 3], [4]], {"samples": None}, "3 lists, but clients is 2; write clients=3"),
@@ -389,6 +396,42 @@ def test_a_partition_of_the_program(tmp_path, as_what):
 def test_what_is_no_partition(given, options, reason):
     with pytest.raises(fedcore.FedcoreError, match=reason):
         fedcore.run(partition=given, **{**SMALL, **options})
+
+
+class FailsAtSouth(Plugin):
+    """Client 1 fails, in training and in evaluation."""
+
+    @fedcore.hookimpl
+    def begin_local(self, client):
+        if client.id == 1:
+            raise ValueError("the disk is full")
+
+
+def test_clients_of_a_partition_by_names_have_these_in_records_and_failures(tmp_path):
+    """A mapping has the bits of its values as a list."""
+    named = dict(zip(("North", "South", "East"), in_halves(range(1437), 3), strict=True))
+    options = {**SMALL, "samples": None, "workers": 0, "client_test_fraction": 0.2}
+    del options["clients"]
+    notes = []
+    result = fedcore.run(
+        partition=named,
+        plugins=FailsAtSouth,
+        **options,
+        out=tmp_path / "run",
+        notify=lambda event, details: notes.append(str(details.get("message"))),
+    )
+    assert partition_of(result).names == [*named]
+    assert json.loads((result.directory / "partition.json").read_text())["info"]["names"] == [*named]
+    assert read_run(result.directory, print).client("2") == "East"
+    (failure,) = records(result)[0]["failures"]
+    assert failure["client"] == 1
+    assert failure["message"].startswith("South: plugin 'failsatsouth'")
+    assert any("The first: South: plugin 'failsatsouth'" in note for note in notes)
+    plain = fedcore.run(partition=[*named.values()], plugins=FailsAtSouth, **options, out=tmp_path / "plain")
+    assert model_bytes(plain) == model_bytes(result)
+    assert records(plain)[0]["failures"][0]["message"].startswith("plugin 'failsatsouth'")
+    with raises(RoundFailedError, "client 1: raised, South: plugin"):
+        fedcore.run(partition=named, plugins=FailsAtSouth, **options, min_clients=3, out=tmp_path / "few")
 
 
 @pytest.mark.parametrize("options", [{"public": "0.3"}, {"samples": 700}])

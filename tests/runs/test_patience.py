@@ -283,6 +283,14 @@ def test_another_figure_chooses_the_best_round(tmp_path, figure, best, everywher
     assert result.evaluate(load_dataset("digits").test, model=result.best_model)["loss"] == chosen["loss"]
 
 
+@pytest.mark.parametrize("figure", ["calibration-slope", "calibration-slope_mean"])
+def test_a_figure_of_which_neither_more_nor_less_is_better_chooses_nothing(tmp_path, figure):
+    """A calibration slope is best at 1. It was taken for a figure of which more is better."""
+    with raises(ConfigError, f"--best-by {figure}"):
+        fedcore.run(**BEST_IS_EARLY, metrics="calibration-slope", best_by=figure, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 class Samples(fedcore.Metric):
     """The number of samples: no round is better than the first."""
 

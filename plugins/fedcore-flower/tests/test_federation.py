@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections import Counter
 from contextlib import nullcontext
@@ -589,6 +590,10 @@ def test_clients_with_other_class_folders_are_matched_by_name(tmp_path, monkeypa
     names = ["nought", "one", "two"]
     handlers, result = serve_sites(tmp_path, monkeypatch, ["nought", "two"], names, ["one", "two"], rounds=1)
     assert Members.read(result.directory).class_names == names
+    members = Members.read(result.directory).names
+    session = json.loads((result.directory / "sessions.jsonl").read_text().splitlines()[0])
+    assert session["clients"] == members, "tables and failures name the members"
+    assert json.loads((result.directory / "partition.json").read_text())["info"]["names"] == members
     for handler, own in zip(handlers, ([0, 2], [0, 1, 2], [1, 2]), strict=True):
         found = handler._run.runtime.dataset
         assert found.class_names == tuple(names)

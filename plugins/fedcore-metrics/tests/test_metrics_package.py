@@ -235,14 +235,16 @@ def torchmetrics():
 
 
 def test_metrics_of_torchmetrics(torchmetrics, tmp_path):
-    from fedcore_metrics.of_torchmetrics import by_name
+    from fedcore_metrics.of_torchmetrics import OfTorchmetrics, by_name
 
     logits, labels = drawn(10, 360)
     kappa = by_name("MulticlassCohenKappa")(10)
     parts = sum(kappa.count(logits[part], labels[part]) for part in torch.arange(360).split(50))
     assert kappa.value(parts) == pytest.approx(cohen_kappa_score(labels, logits.argmax(dim=1)), abs=1e-6)
-    assert not kappa.lower_is_better
     assert by_name("MulticlassHammingDistance")(10).lower_is_better
+    assert kappa.lower_is_better is False
+    neither = type("Neither", (torchmetrics.classification.MulticlassAccuracy,), {"higher_is_better": None})
+    assert OfTorchmetrics(neither(10), 10).lower_is_better is None
     name = "torchmetrics:MulticlassCohenKappa"
     one, two = (
         fedcore.run(small_config(tmp_path, rounds=1, metrics=name, workers=workers), progress=False)

@@ -295,6 +295,11 @@ def test_the_test_set_has_no_value():
     [
         ({"base": {}}, [Axis("lr", 0.1, 1.0)], "add --client-test-fraction"),
         ({"base": {**BASE, "best_by": "f1"}}, [Axis("lr", 0.1, 1.0)], "unknown figure 'f1'"),
+        (
+            {"base": {**BASE, "metrics": ["calibration-slope"], "best_by": "calibration-slope"}},
+            [Axis("lr", 0.1, 1.0)],
+            "--best-by calibration-slope: it is not known whether more of it is better",
+        ),
         ({"base": BASE}, [], "nothing to search"),
         (
             {"base": BASE},

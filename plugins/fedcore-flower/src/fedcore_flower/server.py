@@ -91,6 +91,7 @@ def start(config: RunConfig, options: ServerOptions, *, notify: Notify, tell: Te
         )
         train, test = [member.train for member in members.clients], [member.test for member in members.clients]
         partition = Partition.declared(train, test, config.dataset)
+        partition.info["names"] = [*names]
         if getattr(config, "normalize", None) in ("global", "client"):  # an option of fedcore-zoo
             partition.info["statistics"] = resolve("feature", "statistics_of_sites")(dataset, clients.ask_statistics)
         prepared = dataset

@@ -46,7 +46,8 @@ class OfTorchmetrics(Metric):
                 f"metric {type(metric).__name__} does not compute one number ({error}); choose another one, or give it "
                 f"options {OWN}"
             ) from error
-        self.lower_is_better = metric.higher_is_better is False  # type: ignore[misc]
+        higher = metric.higher_is_better
+        self.lower_is_better = None if higher is None else not higher  # type: ignore[misc]
 
     def count(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return all states in one vector."""

@@ -172,7 +172,7 @@ def _chooses(config: RunConfig) -> Measure:
     from fedcore.data import load_dataset
 
     own = load_dataset(config.dataset, config.data_dir, config.task).task.metrics
-    return judge(config, {name: -1 if metric.lower_is_better else 1 for name, metric in own.items()})
+    return judge(config, {name: {True: -1, None: 0}.get(metric.lower_is_better, 1) for name, metric in own.items()})
 
 
 def search(

@@ -1,8 +1,8 @@
-"""A partition that a program gives as lists: one array of positions in the training set for each client."""
+"""A partition that a program gives as lists, or by the clients' names: positions in the training set of each one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,22 @@ from fedcore.data import Dataset, IndexLists, IntArray, problem_with_lists
 
 
 def listed_parts(
-    lists: Sequence[Any], labels: IntArray, num_clients: int, *, dataset: Dataset, rows: IntArray, **_: Any
-) -> Sequence[Any]:
+    lists: Sequence[Any] | Mapping[str, Any],
+    labels: IntArray,
+    num_clients: int,
+    *,
+    dataset: Dataset,
+    rows: IntArray,
+    **_: Any,
+) -> Sequence[Any] | Mapping[str, Any]:
     """Return lists of positions in the training set as positions in ``rows``: the partitioner of a program's lists.
 
+    :param lists: one for each client; a mapping if the clients have names.
     :raises ConfigError: the lists are no partition of the run's samples among its clients.
     """
+    if isinstance(lists, Mapping):
+        how: dict[str, Any] = {"dataset": dataset, "rows": rows}
+        return dict(zip(lists, listed_parts([*lists.values()], labels, num_clients, **how), strict=True))
     count = len(lists)
     if count != num_clients:
         raise ConfigError(f"the partition has {count} lists, but clients is {num_clients}; write clients={count}")

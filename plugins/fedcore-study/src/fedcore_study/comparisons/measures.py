@@ -25,16 +25,17 @@ class Measure:
     """1 if more is better, -1 if less is."""
 
     @classmethod
-    def of(cls, name: str, signs: Mapping[str, int] = NO_SIGNS) -> Measure:
+    def of(cls, name: str, signs: Mapping[str, int] = NO_SIGNS, option: str = "--metric") -> Measure:
         """Return the measure of this name, or of a metric that a run was given: ``module:study.Mae``.
 
         :param signs: of the figures of the runs' tasks.
+        :param option: the option that names the figure.
         :raises ConfigError: no installed metric has the name, or of this one neither more nor less is better.
         """
         sign = SIGNS.get(name) or direction(name.removesuffix("_mean"), signs)
         if not sign:
             raise ConfigError(
-                f"--metric {name}: it is not known whether more of it is better; choose accuracy, loss, mean, std, "
+                f"{option} {name}: it is not known whether more of it is better; choose accuracy, loss, mean, std, "
                 "worst10, best10 (over clients), a metric of the runs, such as macro-f1 or macro-f1_mean, or "
                 "module:MODULE.CLASS for one of yours"
             )
@@ -101,7 +102,7 @@ def judge(config: RunConfig, signs: Mapping[str, int] = NO_SIGNS) -> Measure:
     """
     name = judged_by(config, signs)
     metric = next((metric for metric in config.metrics if short_name(metric) == name.removesuffix("_mean")), name)
-    return Measure(name, Measure.of(metric, signs).sign)
+    return Measure(name, Measure.of(metric, signs, "--best-by").sign)
 
 
 def direction(name: str, signs: Mapping[str, int] = NO_SIGNS) -> int:

@@ -135,9 +135,9 @@ class RunRecord:
 
     @cached_property
     def signs(self) -> Mapping[str, int]:
-        """The figures of the run's task, if it has no accuracy: 1 if more of a figure is better, -1 if less is."""
+        """The figures of the run's task, if it has no accuracy: 1 if more is better, -1 if less is, 0 if neither is."""
         task = mapping_in(self.sessions[-1], "task") if self.sessions else {}
-        return {str(name): -1 if value == -1 else 1 for name, value in mapping_in(task, "signs").items()}
+        return {str(name): value if value in (-1, 0) else 1 for name, value in mapping_in(task, "signs").items()}
 
     @property
     def figure(self) -> str:
