@@ -312,11 +312,15 @@ def test_patience_is_of_the_figure_that_chooses(tmp_path, best_by, rounds):
     assert losses[1] < losses[0] - 0.1
 
 
+def evaluator_of(config, **metrics):
+    """Return what :meth:`Evaluator.best` reads of a run that measures its clients."""
+    federation = SimpleNamespace(config=config, dataset=load_dataset("digits"))
+    return SimpleNamespace(federation=federation, _on_clients=["global_local"], further=metrics)
+
+
 def test_a_figure_that_is_not_defined_is_never_the_best():
     config = RunConfig(best_by="Misses", metrics=["module:study.Misses"])
-    evaluator = SimpleNamespace(
-        federation=SimpleNamespace(config=config), _on_clients=["global_local"], judge=("Misses", -1)
-    )
+    evaluator = evaluator_of(config, Misses=Misses(10))
     best = {}
     for round, misses in enumerate([None, 7.0, None, 9.0, 5.0, None], start=1):
         metrics = {"global": None, "global_local": {"clients": 3, "Misses": misses}}
@@ -349,9 +353,7 @@ def test_a_figure_that_the_run_does_not_measure_chooses_nothing(tmp_path, option
     ],
 )
 def test_a_round_over_fewer_clients_is_never_the_best(before, clients, accuracy, is_best):
-    evaluator = SimpleNamespace(
-        federation=SimpleNamespace(config=RunConfig()), _on_clients=["global_local"], judge=("accuracy", 1)
-    )
+    evaluator = evaluator_of(RunConfig())
     metrics = {"global": {"accuracy": 0.3}, "global_local": {"clients": clients, "accuracy": accuracy}}
     found = Evaluator.best(evaluator, ServerState(model={}, round=9, best=before), metrics)
     assert (found is not before) == is_best
