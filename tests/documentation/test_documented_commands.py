@@ -62,6 +62,8 @@ def files(tmp_path_factory):
         np.savez(folder / "data" / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     write_graphs(folder / "data" / "MUTAG" / "raw", 40)
     shutil.copy(folder / "data" / "cifar10.npz", folder / "my-data.npz")
+    rows = (f"{n % 40},{'FM'[n % 2]},{n % 3 % 2},{'ABCD'[n % 4]}" for n in range(120))
+    (folder / "patients.csv").write_text("\n".join(["age,sex,death,site", *rows, ""]))
     (folder / "grid.yaml").write_text("grid: {plugin: [fedavg, fedprox]}\nseeds: 1\n")
     images, labels = drawn("own", 3, (16, 16, 3))
     for part in ("train", "test"):
@@ -119,7 +121,7 @@ def spec(tmp_path_factory):
 @pytest.fixture
 def folder(files, spec, tmp_path, monkeypatch):
     """A working directory with the files, in which the first tutorial's package counts as installed."""
-    for path in ("my-data.npz", "my-images", "PACS", "grid.yaml", "data"):
+    for path in ("my-data.npz", "my-images", "patients.csv", "PACS", "grid.yaml", "data"):
         (tmp_path / path).symlink_to(files / path)
     monkeypatch.syspath_prepend(spec)
     monkeypatch.chdir(tmp_path)
