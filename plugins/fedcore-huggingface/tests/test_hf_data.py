@@ -268,6 +268,7 @@ def table_with(**columns: list) -> dict[str, list]:
 
 def test_further_columns_of_classes_are_no_inputs_unless_they_are_named(tmp_path: Path, load) -> None:
     numbers = {"Target": [k % 3 for k in range(30)], "code": [7.5, -1.0] * 15, "sick": [True, False] * 15}
+    numbers["age"] = [k % 20 for k in range(30)]
     folder = save(tmp_path / "set", only=table_with(**numbers, words=["yes", "no"] * 15))
     found = load(folder)
     assert found.train.columns == ("age",)

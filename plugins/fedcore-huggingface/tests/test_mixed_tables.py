@@ -18,6 +18,7 @@ from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import load_dataset, make_partition
 from fedcore_testing import federate, partition_of
 from fedcore_zoo import fixed_split
+from tests.sentences import raises
 
 pytest.importorskip("datasets")
 
@@ -124,6 +125,104 @@ def test_numbers_can_be_categories(table):
 def test_what_is_refused(table, options, error, words):
     with pytest.raises(error, match=words):
         load_dataset(f"hf:{table}{options}")
+
+
+def loaded(folder: Path, frame: pd.DataFrame, options: str = OPTIONS):
+    frame.to_csv(folder / "site.csv", index=False)
+    return load_dataset(f"hf:{folder / 'site.csv'}{options}")
+
+
+def test_blanks_around_words_make_no_other_category_class_or_patient(tmp_path):
+    plain = patients().assign(dead=lambda frame: frame["dead"].map({0: "no", 1: "yes"}))
+    plain["who"] = [f"p{k // 2}" for k in range(len(plain))]
+    blank = plain.copy()
+    blank.loc[::3, ["sex", "dead", "who"]] += " "
+    blank.loc[::5, "ward"] = blank.loc[::5, "ward"].where(blank["ward"].isna(), "  " + blank["ward"].fillna(""))
+    found = [loaded(tmp_path, frame, f"{OPTIONS}&groups=who&source=sex") for frame in (plain, blank)]
+    for name in ("class_names", "source_names", "input_shape"):
+        assert getattr(found[0], name) == getattr(found[1], name)
+    assert torch.equal(found[0].train.inputs, found[1].train.inputs)
+    assert torch.equal(found[0].groups, found[1].groups)
+
+
+def test_words_that_differ_in_capitals_are_named_once_for_categories_and_classes(tmp_path):
+    frame = patients().assign(dead=lambda frame: frame["dead"].map({0: "no", 1: "yes"}))
+    frame.loc[:30, "sex"] = frame.loc[:30, "sex"].str.lower()
+    frame.loc[:20, "dead"] = frame.loc[:20, "dead"].str.upper()
+    assert any("'dead'" in note and "'NO', 'no'" in note for note in loaded(tmp_path, frame).notes)
+    with pytest.warns(RuntimeWarning, match=r"column 'sex': .* alone, and are different ones: 'F', 'f'"):
+        trained(tmp_path / "site.csv", tmp_path)
+
+
+def test_cells_that_pandas_reads_as_empty_are_empty(tmp_path):
+    """A category 'None' of training would be an empty cell of the DataFrame that the model later gets."""
+    frame = patients()
+    expected = loaded(tmp_path, frame).train.inputs
+    frame["ward"] = [
+        ward if isinstance(ward, str) else ("NA", "None", "n/a", "")[k % 4] for k, ward in enumerate(frame["ward"])
+    ]
+    frame["creatinine"] = [
+        cell if cell == cell else ("NA", "NULL")[k % 2] for k, cell in enumerate(frame["creatinine"])
+    ]
+    assert torch.equal(loaded(tmp_path, frame).train.inputs, expected)
+    result = trained(tmp_path / "site.csv", tmp_path)
+    again = result.inputs.prepare(pd.read_csv(tmp_path / "site.csv"))
+    assert set(again[:, 4:].sum(dim=1).tolist()) <= {1.0, 2.0, 3.0}, "each row is of one ward"
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "words"),
+    [
+        ("age", lambda k: f"{40 + k % 30},5", ("'age'", "decimal=','", "?categories=age")),
+        ("age", lambda k: "unknown" if k == 7 else 40 + k % 30, ("'age'", "'unknown'", "?categories=age")),
+        ("age", lambda k: f"2020-01-{1 + k % 30:02}", ("'age'", "days since")),
+    ],
+)
+def test_numbers_that_are_written_as_words_are_no_categories(tmp_path, column, cells, words):
+    frame = patients()
+    frame[column] = [cells(k) for k in range(len(frame))]
+    with raises(ConfigError, *words):
+        loaded(tmp_path, frame)
+    assert loaded(tmp_path, frame, f"{OPTIONS}&categories={column}").train.columns
+
+
+def test_semicolons_and_decimal_commas_are_told_with_the_way_out(tmp_path):
+    patients().to_csv(tmp_path / "site.csv", index=False, sep=";", decimal=",")
+    with raises(ConfigError, "';'", "decimal=','"):
+        load_dataset(f"hf:{tmp_path / 'site.csv'}{OPTIONS}")
+
+
+def test_record_numbers_are_named(tmp_path):
+    frame = patients().sort_values("dead").assign(record=range(1000, 1120))
+    notes = loaded(tmp_path, frame, "?columns=age,record&label=dead").notes
+    assert any("in each row" in note and "'record'" in note and "'age'" not in note for note in notes)
+    assert not any("in each row" in note for note in loaded(tmp_path, frame).notes)
+
+
+def test_numbers_of_a_column_with_gaps_are_the_categories_of_training(tmp_path):
+    """pandas makes 3 to 3.0 where a cell is empty."""
+    frame = patients().assign(stage=[k % 4 for k in range(120)])
+    frame.to_csv(tmp_path / "site.csv", index=False)
+    name = f"hf:{tmp_path / 'site.csv'}?columns=age,stage&categories=stage&missing=median&label=dead"
+    result = federate(tmp_path, dataset=name, model="auto", clients=2, partition="iid", rounds=1)
+    new = frame.iloc[:6].astype({"stage": float})
+    assert torch.equal(result.inputs.prepare(new), result.inputs.prepare(frame.iloc[:6]))
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_clients_part_may_have_few_rows_of_one_class(tmp_path, rows):
+    frame = patients().iloc[:rows].assign(dead=1, creatinine=np.nan)
+    with raises(ConfigError, rows, "?part=yes"):
+        loaded(tmp_path, frame)
+    found = loaded(tmp_path, frame, "?missing=median&label=dead&part=yes&categories=sex")
+    assert (len(found.train), len(found.test), found.num_classes) == (rows, 0, 1)
+    assert found.train.cells.columns == ("age", "creatinine", "sex")
+
+
+def test_a_table_of_words_and_empty_cells_has_other_tasks(table, tmp_path):
+    pytest.importorskip("fedcore_tasks")
+    result = trained(table, tmp_path, task="regression")
+    assert np.isfinite(result.metrics["global"]["rmse"])
 
 
 def test_new_rows_with_other_columns_are_refused(table, tmp_path):

@@ -106,6 +106,8 @@ class RequestHandler:
             self._tell(f"{whose} columns have no names, so their order must be: {', '.join(own or setup.columns)}")
         site = self._own.site(config, setup, Path(self._options.state, "runs", setup.run))
         self._run = _Run(setup, ClientRuntime(site))
+        for note in site.dataset.notes:
+            self._tell(note)
         methods = ", ".join(config.plugins) or "fedavg"
         self._tell(f"joined run {setup.run[:8]} as {setup.name!r}, client {setup.client} of {setup.clients}: {methods}")
         return self._run

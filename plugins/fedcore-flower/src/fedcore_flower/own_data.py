@@ -50,8 +50,10 @@ class OwnData:
         :param seed: the seed of the draw.
         :raises FedcoreError: the data does not exist, is damaged, or has no training samples.
         """
-        some_classes = "?part=yes" if spec.startswith("npz:") else ""  # in contrast to a run's data set
-        dataset = load_dataset(spec + some_classes, data_dir)
+        part = ""  # in contrast to a run's data set a client's need not have all classes, or test samples
+        if spec.startswith("npz:") or (spec.startswith("hf:") and test_fraction is not None):
+            part = f"{'&' if '?' in spec else '?'}part=yes"
+        dataset = load_dataset(spec + part, data_dir)
         if not len(dataset.train):
             raise DataError(f"--data {spec}: the data set has no training samples")
         if test_fraction is None:
@@ -88,6 +90,7 @@ class OwnData:
             own = own.by_recipe(setup.recipe or {"columns": setup.columns, "mean": mean, "std": std})
         if isinstance(own, TensorSamples):
             own = own.with_columns(setup.columns, f"the client's table {self.dataset.name}")
+        found = replace(found, notes=(*found.notes, *getattr(own, "notes", ())))
         shape = tuple(own.inputs.shape[1:]) if isinstance(own, TensorSamples) else found.input_shape
         check_data(setup, replace(found, input_shape=shape))
         samples = _normalised(own, setup.normalisation)

@@ -29,7 +29,10 @@ from fedcore_zoo import (
     fixed_split,
     mean_and_deviation,
     numbered_groups,
+    numbers_as_words,
+    spelled_alike,
     whole_rows,
+    word_of,
 )
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -56,13 +59,18 @@ FEW = 1000
 CSV_BLOCK = 1 << 26
 """Bytes of a CSV file that are read at once. A row of a wide table has more than the default."""
 
-MOST_WORDS = 1000
-"""Categories that a column of a table may have."""
+EMPTY = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
+    *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+)
+"""Cells of a CSV file that are empty, as for ``pandas.read_csv``: what it reads later means the same to the model."""
 
 EXACT = 2.0**53
 """Up to here float64 tells whole numbers from their neighbours."""
 
 FEWEST = 10
+"""Training samples that a data set needs, unless it is one client's part."""
+
 TEST_SIZE = 0.2
 
 
@@ -154,7 +162,9 @@ def read(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> 
     label = _label_column(train, options, name)
     unlabelled = tuple(split for split, of in tests.items() if options.test is None and _is_unlabelled(of, label))
     test = next((of for split, of in tests.items() if split not in unlabelled), None)
-    if test is None:
+    if test is None and options.part:
+        test = train.select(np.empty(0, dtype=np.int64))
+    elif test is None:
         (whole,), known = _labels([train], label, name)
         groups = None if options.groups is None else _group_names(train, options.groups, name)
         train, test = (train.select(part) for part in _parts(whole, known, groups, name))
@@ -162,6 +172,7 @@ def read(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> 
     labels, class_names = _labels(tables, label, name)
     found: dict[str, Any] = {"name": name, "num_classes": len(class_names), "class_names": class_names}
     found["notes"] = tuple(f"{name}: split {split!r} has no labels and is not used" for split in unlabelled)
+    found["notes"] += spelled_alike(class_names, f"{name}: column {label!r}")
     if options.groups is not None:
         found["groups"] = numbered_groups(name, *(_group_names(table, options.groups, name) for table in tables))
     if options.source is not None:
@@ -192,7 +203,7 @@ def read(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> 
             used = {*columns, label, options.source, options.groups}
             left = [column for column in train.features if column not in used]
             found["notes"] += (f"{name}: columns used: {_listed(columns)}; not used: {_listed(left)}",)
-        found["notes"] += _little(train, cells[0], name)
+        found["notes"] += _little(train, cells, name)
         recipe = Recipe.of(cells[0], missing=options.missing, indicators=options.indicators)
         if not recipe.outputs:
             raise ConfigError(f"{name}: no column holds a value; name other ?columns=")
@@ -269,16 +280,29 @@ def _file(path: Path, name: str) -> Any:
 
     try:
         if path.suffix == ".csv":
-            table = csv.read_csv(str(path), read_options=csv.ReadOptions(block_size=CSV_BLOCK))
+            _check_separator(path, name)
+            reading = csv.ReadOptions(block_size=CSV_BLOCK)
+            empty = csv.ConvertOptions(null_values=EMPTY, strings_can_be_null=True)
+            table = csv.read_csv(str(path), read_options=reading, convert_options=empty)
         else:
             table = parquet.read_table(str(path))
         found = Dataset(InMemoryTable(table), fingerprint="file")
+    except ConfigError:
+        raise
     except Exception as error:  # pyarrow's own: the advice is the same
         raise ConfigError(f"{name}: {path} cannot be read ({type(error).__name__}: {error})") from error
-    only = table.column_names[0] if table.num_columns == 1 else ""
-    if separator := next((mark for mark in ";\t|" if mark in only), ""):
-        raise ConfigError(f"{name}: the columns of {path} are separated by {separator!r}; save it with commas")
     return found
+
+
+def _check_separator(path: Path, name: str) -> None:
+    """Refuse a file whose first line has no comma but another separator."""
+    with path.open("rb") as file:
+        first = file.readline(CSV_BLOCK)
+    if b"," not in first and (mark := next((mark for mark in ";\t|" if mark.encode() in first), "")):
+        raise ConfigError(
+            f"{name}: the columns of {path} are separated by {mark!r}; save it with commas between columns and points "
+            f"in numbers: pandas.read_csv(FILE, sep={mark!r}, decimal=',').to_csv(NEW, index=False)"
+        )
 
 
 def _of_the_hub(repository: str, options: Options, name: str) -> Any:
@@ -306,8 +330,11 @@ def _splits(found: Any, folders: tuple[Path, ...], options: Options, name: str) 
         raise ConfigError(
             f"{name}: has no split {options.test!r} for testing; next to train there are: {', '.join(splits) or 'none'}"
         )
-    if len(train) < FEWEST:
-        raise ConfigError(f"{name}: has {len(train)} training samples; at least {FEWEST} are needed")
+    if len(train) < FEWEST and not (options.part and len(train)):
+        raise ConfigError(
+            f"{name}: has {len(train)} training samples; at least {FEWEST} are needed. One client's part, ?part=yes, "
+            "may have fewer; a client of a federation takes all rows with --test-fraction"
+        )
     chosen = TESTS if options.test is None else (options.test,)
     return train, {split: Table.of(splits[split], folders) for split in chosen if split in splits}
 
@@ -341,7 +368,10 @@ def _labels(tables: Sequence[Table], column: str, name: str) -> tuple[list[Tenso
     """
     (first, names), *others = (_classes(table, column, name) for table in tables)
     where = f"{name}: column {column!r}"
-    tests = [numbered_as(labels, own, names, f"{where} of the test samples") for labels, own in others]
+    tests = [
+        numbered_as(labels, own, names, f"{where} of the test samples") if len(labels) else labels
+        for labels, own in others
+    ]
     return [numbered_as(first, names, names, where), *tests], names
 
 
@@ -351,7 +381,10 @@ def _classes(table: Table, column: str, name: str) -> tuple[Tensor, tuple[str, .
 
     values = [_whole(value) for value in _column(table, column, name)]
     if any(value is None or isinstance(value, float) for value in values):
-        raise ConfigError(f"{name}: column {column!r} holds no classes: fractions or empty cells are among its values")
+        raise ConfigError(
+            f"{name}: column {column!r} holds no classes: fractions or empty cells are among its values. Of words "
+            f"these are empty: {', '.join(EMPTY[-7:])}"
+        )
     feature = table.features[column]
     if isinstance(feature, ClassLabel):
         return torch.tensor(values, dtype=torch.int64), tuple(feature.names)
@@ -361,7 +394,12 @@ def _classes(table: Table, column: str, name: str) -> tuple[Tensor, tuple[str, .
 
 
 def _whole(value: Any) -> Any:
-    """Return a float such as 2.0 as an integer: pandas writes whole numbers as floats in a column with gaps."""
+    """Return a float such as 2.0 as an integer, and a word without blanks around it; None for nothing but blanks.
+
+    pandas writes whole numbers as floats in a column with gaps, and sites add blanks: both are the same class.
+    """
+    if isinstance(value, str):
+        return value.strip() or None
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -385,7 +423,7 @@ def _parts(labels: Tensor, class_names: Sequence[str], groups: Array | None, nam
 
 def _group_names(table: Table, column: str, name: str) -> Array:
     """Return the group of each row as a word, (n,)."""
-    cells = [_word(cell) for cell in _column(table, _plain(table, column, name), name)]
+    cells = [word_of(cell) for cell in _column(table, _plain(table, column, name), name)]
     if None in cells:
         raise ConfigError(f"{name}: column {column!r} has empty cells: samples without a group")
     return np.array(cells, dtype=str)
@@ -406,13 +444,14 @@ def _inputs(table: Table, labels: Tensor, options: Options, label: str, name: st
         and not ROW_INDEX.fullmatch(column)
         and column.lower() not in LABELS
     }
+    numbers = (*NUMBERS, "null") if options.part else NUMBERS  # a client's cells of a column may all be empty
     given = {"image": options.image, "text": options.text, "table": options.columns}
     if options.categories is not None and options.columns is None:
         words = options.categories.split(",")
         others = [
             column
             for column, feature in features.items()
-            if column not in words and isinstance(feature, Value) and feature.dtype.startswith(NUMBERS)
+            if column not in words and isinstance(feature, Value) and feature.dtype.startswith(numbers)
         ]
         given["table"] = ",".join([*others, *words])
     chosen = [(kind, value) for kind, value in given.items() if value is not None]
@@ -434,14 +473,14 @@ def _inputs(table: Table, labels: Tensor, options: Options, label: str, name: st
             for column, dtype in dtypes.items()
             if dtype.startswith(("string", "large_string")) and not _are_names(table.cells(column), labels)
         ],
-        "table": [column for column, dtype in dtypes.items() if dtype.startswith(NUMBERS)],
+        "table": [column for column, dtype in dtypes.items() if dtype.startswith(numbers)],
     }
     for kind in ("image", "text"):
         if len(of_kind[kind]) == 1:
             return kind, of_kind[kind]
         if of_kind[kind]:
-            numbers = ", or ?columns=... for a table of numbers" * bool(of_kind["table"])
-            raise ConfigError(f"{name}: which column? Write ?{kind}=COLUMN{numbers}; {_known(table)}")
+            table_of = ", or ?columns=... for a table of numbers" * bool(of_kind["table"])
+            raise ConfigError(f"{name}: which column? Write ?{kind}=COLUMN{table_of}; {_known(table)}")
     if not of_kind["table"]:
         raise ConfigError(f"{name}: no column holds images, texts or numbers; {_known(table)}")
     return "table", of_kind["table"]
@@ -588,17 +627,21 @@ def _cells(
                 try:
                     rows[:, place] = table.numbers(column)
                 except (TypeError, ValueError) as error:
+                    kind = str(getattr(table.features[column], "dtype", ""))
+                    hint = "; write a date as a number, such as days since a day" * kind.startswith(("date", "time"))
                     raise ConfigError(
-                        f"{name}: the cells of column {column!r} are not all numbers ({error})"
+                        f"{name}: the cells of column {column!r} are not all numbers ({error}){hint}"
                     ) from error
             continue
-        texts = [[_word(cell) for cell in _column(table, column, name)] for table in tables]
+        texts = [[word_of(cell) for cell in _column(table, column, name)] for table in tables]
         known[column] = tuple(sorted({text for part in texts for text in part if text is not None}))
-        if len(known[column]) > MOST_WORDS:
+        if len(known[column]) > Cells.most_words:
             raise ConfigError(
                 f"{name}: column {column!r} has {len(known[column]):,} different values, which are no categories; "
                 f"leave it out of ?columns, or name texts as ?text={column}"
             )
+        if column not in (options.categories or "").split(",") and (wrong := numbers_as_words(known[column])):
+            raise ConfigError(f"{name}: column {column!r} {wrong}. If they are names, write ?categories={column}")
         numbers = {word: number for number, word in enumerate(known[column])}
         for rows, part in zip(values, texts, strict=True):
             rows[:, place] = [np.nan if text is None else numbers[text] for text in part]
@@ -613,16 +656,17 @@ def _cells(
     return [Cells(tuple(columns), rows, known) for rows in values]
 
 
-def _word(cell: Any) -> str | None:
-    """Return a cell as a category; None if it is empty."""
-    return None if cell is None or cell == "" or cell != cell else str(_whole(cell))
-
-
-def _little(table: Table, cells: Cells, name: str) -> tuple[str, ...]:
-    """Return notes on columns of numbers that say little."""
+def _little(table: Table, parts: Sequence[Cells], name: str) -> tuple[str, ...]:
+    """Return notes on columns of a table's parts that say little, or too much."""
+    cells = parts[0]
+    numbers = [column for column in cells.columns if _are_different(np.concatenate([part[column] for part in parts]))]
+    notes = [
+        f"{name}: a different word or whole number in each row, as record numbers are, in: {_listed(numbers)}. "
+        "They may tell the class of these rows, and of no others. Name other ?columns=... to leave them out"
+    ] * bool(numbers)
     columns = [column for column in cells.columns if column not in cells.words]
     if not columns:
-        return ()
+        return tuple(notes)
     rows = np.column_stack([cells[column] for column in columns])
     constant = mean_and_deviation(rows)[2]
     with np.errstate(invalid="ignore"):
@@ -631,20 +675,29 @@ def _little(table: Table, cells: Cells, name: str) -> tuple[str, ...]:
         table.features[column].dtype in ("int64", "uint64") and most > EXACT
         for column, most in zip(columns, largest, strict=True)
     ]
-    return tuple(
-        f"{name}: {words}: {_listed(itertools.compress(columns, which))}. Name other ?columns=... to leave them out"
-        for which, words in (
-            (constant, "one value in all training rows, which tells nothing, in"),
-            (inexact, "whole numbers above 2^53, which lose their last digits, in"),
-        )
-        if np.any(which)
+    return (
+        *notes,
+        *(
+            f"{name}: {words}: {_listed(itertools.compress(columns, which))}. Name other ?columns=... to leave them out"
+            for which, words in (
+                (constant, "one value in all training rows, which tells nothing, in"),
+                (inexact, "whole numbers above 2^53, which lose their last digits, in"),
+            )
+            if np.any(which)
+        ),
     )
+
+
+def _are_different(cells: Array) -> bool:
+    """Return whether a column of at least 20 rows has another whole number, or another word, in each, (n,) float64."""
+    known = cells[~np.isnan(cells)]
+    return len(known) >= 2 * FEWEST and bool((known == np.floor(known)).all()) and len(np.unique(known)) == len(known)
 
 
 def _numbered(table: Table, column: str, name: str) -> tuple[Tensor, tuple[str, ...]]:
     """Return a column's values as numbers 0..G-1, in their sorted order, and each number's value as a name."""
-    values = _column(table, _plain(table, column, name), name)
-    if any(value in (None, "") or value != value for value in values):
+    values = [_whole(value) for value in _column(table, _plain(table, column, name), name)]
+    if any(value is None or value != value for value in values):
         raise ConfigError(f"{name}: column {column!r} has cells that are empty or no number: samples without a source")
     numbers = {value: number for number, value in enumerate(sorted(set(values)))}
     labels = getattr(table.features[column], "names", None)  # of a ClassLabel, whose cells are numbers

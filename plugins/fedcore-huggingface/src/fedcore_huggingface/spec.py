@@ -33,6 +33,9 @@ class Options(BaseModel):
     test: str | None = Field(
         default=None, description="Split that is the test set; default test, validation, valid or dev."
     )
+    part: bool = Field(
+        default=False, description="One client's part: all rows are training samples, however few they are."
+    )
     source: str | None = Field(
         default=None, description="Column of where a sample comes from, for --partition natural."
     )

@@ -48,7 +48,10 @@ if TYPE_CHECKING:
     from fedcore_zoo.tables import Recipe as Recipe
     from fedcore_zoo.tables import TableSamples as TableSamples
     from fedcore_zoo.tables import mean_and_deviation as mean_and_deviation
+    from fedcore_zoo.tables import numbers_as_words as numbers_as_words
+    from fedcore_zoo.tables import spelled_alike as spelled_alike
     from fedcore_zoo.tables import table_inputs as table_inputs
+    from fedcore_zoo.tables import word_of as word_of
     from fedcore_zoo.transforms import Transforms as Transforms
     from fedcore_zoo.vision import load_torchvision as load_torchvision
     from fedcore_zoo.weights import load_weights as load_weights

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcore import ConfigError, RunConfig, RunResult
-from fedcore.data import Dataset, Partition, PublicSamples, ResidentSamples, Samples, TensorSamples, first_ten
+from fedcore.data import Dataset, Partition, PublicSamples, ResidentSamples, Samples, TensorSamples
 from fedcore_zoo.tables import Recipe, TableSamples
 from fedcore_zoo.vision import load_torchvision
 
@@ -117,15 +117,7 @@ def _table_by(dataset: Dataset, recipe: Recipe) -> Dataset:
     made = dataset
     if recipe != train.made:
         made = replace(_with(dataset, train.by(recipe), test.by(recipe)), input_shape=(len(recipe.outputs),))
-    strange: dict[str, set[str]] = {}
-    for part in (train, test):
-        for name, words in recipe.unseen(part.cells).items():
-            strange.setdefault(name, set()).update(words)
-    notes = [
-        f"{dataset.name}: no training row has these categories of {name!r}, so they are none of its columns: "
-        f"{first_ten([repr(word) for word in sorted(words)])}"
-        for name, words in strange.items()
-    ]
+    notes = recipe.notes([train.cells, test.cells], dataset.name)
     return replace(made, notes=(*made.notes, *notes))
 
 

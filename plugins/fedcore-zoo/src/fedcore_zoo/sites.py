@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcore import ConfigError
 from fedcore.data import Dataset, ResidentSamples, Samples, TensorSamples
 from fedcore_zoo.preparation import pixels_of, raw_rows
-from fedcore_zoo.tables import MOST_WORDS, Array, Cells, Recipe, TableSamples
+from fedcore_zoo.tables import Array, Cells, Recipe, TableSamples
 
 Plain: TypeAlias = dict[str, Any]
 """A question or an answer, as JSON keeps it."""
@@ -241,8 +241,10 @@ def _read_cells(found: Mapping[str, Any], table: Plain) -> Plain:
     counts += [n for pairs in values.values() for _, n in pairs]
     if any(type(count) is not int or count < 0 for count in counts):
         raise ValueError("a count is no whole number")
-    if any(len(each) > MOST_WORDS for each in words.values()) or any(len(word) > MOST_WORDS for word in texts):
-        raise ValueError(f"a column has more than {MOST_WORDS:,} categories, or a longer name of one")
+    if any(len(each) > Cells.most_words for each in words.values()) or any(
+        len(word) > Cells.most_words for word in texts
+    ):
+        raise ValueError(f"a column has more than {Cells.most_words:,} categories, or a longer name of one")
     if not all(type(value) is float and np.isfinite(value) for pairs in values.values() for value, _ in pairs):
         raise ValueError("a value is no finite number")
     if {*found["known"]} != {*table["columns"]} or {*words} != {*table["words"]}:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +28,12 @@ ROUNDING = 1e-15
 FAR = 500
 """Powers of two beyond which squares leave the range of float64."""
 
-MOST_WORDS = 1000
-"""Categories that a column may have."""
+FEW_WORDS = 10
+"""So many different words may be numbers by chance, such as stages of a disease."""
 
 DECIMAL = re.compile(r"[+-]?\d+(\.\d{3})*,\d+")
 DECIMAL_COMMA = (
-    ", a decimal comma. Write them with a point: pandas.read_csv(FILE, decimal=',').to_csv(NEW, index=False)"
+    ", with a decimal comma. Write them with a point: pandas.read_csv(FILE, decimal=',').to_csv(NEW, index=False)"
 )
 
 FILLS = ("median", "most-frequent")
@@ -133,6 +133,21 @@ class Recipe:
             )
         return torch.cat([scaled, *(torch.from_numpy(each.astype(np.float32))[:, None] for each in others)], dim=1)
 
+    def notes(self, parts: Iterable[Cells], where: str) -> tuple[str, ...]:
+        """Return the notes on categories that cells have and no training row, and on those that are spelled alike."""
+        strange: dict[str, set[str]] = {}
+        for cells in parts:
+            for name, words in self.unseen(cells).items():
+                strange.setdefault(name, set()).update(words)
+        return (
+            *(
+                f"{where}: no training row has these categories of {name!r}, so they are none of its columns: "
+                f"{first_ten([repr(word) for word in sorted(words)])}"
+                for name, words in strange.items()
+            ),
+            *(note for name, words in self.words.items() for note in spelled_alike(words, f"{where}: column {name!r}")),
+        )
+
     def unseen(self, cells: Cells) -> dict[str, list[str]]:
         """Return the words of each column that no training row has. Their rows are 0 in all of its categories."""
         found = {}
@@ -146,6 +161,9 @@ class Recipe:
 @dataclass(frozen=True)
 class Cells:
     """The cells of a table: numbers, or positions in the words of a column; nan where they are empty."""
+
+    most_words: ClassVar[int] = 1000
+    """The most categories that a column may have."""
 
     columns: tuple[str, ...]
     values: Array
@@ -274,6 +292,11 @@ class TableSamples(TensorSamples):
         """Return the cells of a run's columns; see :meth:`Cells.fitted`."""
         return self.cells.fitted(columns, words, self.where)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a client's user should know of the rows by the run's recipe."""
+        return self.made.notes([self.cells], self.where)
+
     def followed_by(self, others: TableSamples) -> TableSamples:
         """Return these rows and others of the same table, such as its test part."""
         cells = Cells(self.cells.columns, np.concatenate([self.cells.values, others.cells.values]), self.cells.words)
@@ -334,6 +357,35 @@ def word_of(cell: Any) -> str | None:
         return None
     whole = isinstance(cell, float | np.floating) and float(cell).is_integer()
     return str(int(cell) if whole else cell).strip() or None
+
+
+def spelled_alike(words: Sequence[str], where: str) -> tuple[str, ...]:
+    """Return the note on words of a column that differ in capitals or blanks alone, as sites write them; or nothing."""
+    spelled: dict[str, list[str]] = {}
+    for word in words:
+        spelled.setdefault("".join(word.split()).casefold(), []).append(word)
+    if not (several := [", ".join(map(repr, each)) for each in spelled.values() if len(each) > 1]):
+        return ()
+    return (f"{where}: some words differ in capitals or blanks alone, and are different ones: {first_ten(several)}",)
+
+
+def numbers_as_words(words: Sequence[str]) -> str:
+    """Return what is wrong with the words of a column, most of which are numbers; nothing if they are words."""
+    strange = [word for word in words if not _is_number(word)]
+    commas = [word for word in strange if DECIMAL.fullmatch(word)]
+    if len(words) < FEW_WORDS or not strange or len(strange) - len(commas) > len(words) / 4:
+        return ""
+    if commas:
+        return f"holds numbers such as {commas[0]!r}{DECIMAL_COMMA}"
+    return f"holds numbers, and words among them: {first_ten([*map(repr, strange)])}. Leave such cells empty"
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _places_of(texts: Sequence[str | None], words: Sequence[str]) -> Array:
