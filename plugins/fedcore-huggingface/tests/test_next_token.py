@@ -363,6 +363,31 @@ def test_transformers_loads_what_export_writes(name, tmp_path, tie):
     assert {"config.json", "model.safetensors"} <= set(done.files)
 
 
+@pytest.mark.parametrize("mean", ["factors", "products", "frozen-a"])
+def test_adapters_on_gpt2_are_merged_by_the_export(name, tmp_path, mean):
+    """GPT-2's layers are Conv1D, whose weights are (in, out). All else than adapters stays as it was."""
+    from fedcore_export import export_run
+
+    torch.manual_seed(3)
+    before = transformers.GPT2LMHeadModel(gpt2_config(vocab_size=len(WORDS)))
+    before.save_pretrained(str(tmp_path / "before"))
+    lora = {"lora": {"rank": 2, "layers": ["*.c_attn", "*.c_fc"], "mean": mean}}
+    options = {"rounds": 2, "local_epochs": 1, "workers": 0, "clients": 3, "batch_size": 8, "lr": 0.5}
+    result = fedcore.run(dataset=name, model=f"hf:{tmp_path / 'before'}", plugins=lora, progress=False, **options)
+    each = 2 * 2 * (32 + 96) + 2 * 2 * (32 + 128)
+    sent = result.records[0]["bytes"]["by_plugin"]["model"]
+    assert sent["up"] == 3 * 4 * {"frozen-a": each - 4 * 2 * 32}.get(mean, each)
+    assert sent["down"] == sent["up"] + (3 * 4 * 2 * (32 * 96 + 32 * 128) if mean == "products" else 0)
+    export_run(result.directory, "transformers", tmp_path / "out")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / "out"), local_files_only=True).eval()
+    tokens = load_dataset(name).test.inputs
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens).logits.transpose(1, 2), result.model.eval()(tokens).logits)
+    old, new = before.state_dict(), loaded.state_dict()
+    changed = {key.rpartition("h.")[2] for key in old if not torch.equal(old[key], new[key])}
+    assert changed == {f"{k}.{part}.weight" for k in range(2) for part in ("attn.c_attn", "mlp.c_fc")}
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 

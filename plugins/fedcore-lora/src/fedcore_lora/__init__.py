@@ -1,18 +1,37 @@
-"""LoRA as a fedcore plugin: low-rank adapters on a frozen encoder."""
+"""LoRA as a fedcore plugin: low-rank adapters on a frozen encoder, and three ways to average them."""
 
 from __future__ import annotations
 
 import fnmatch
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from fedcore import ConfigError, ModelTask, Plugin, PluginOptions, SplitModel, hookimpl
+from fedcore import (
+    ClientContext,
+    ClientUpdate,
+    ConfigError,
+    ModelTask,
+    Plugin,
+    PluginConflictError,
+    PluginOptions,
+    RunSetup,
+    ServerContext,
+    SplitModel,
+    Tensors,
+    hookimpl,
+)
 
-__all__ = ["LoRA", "LoRAOptions", "LowRank"]
+__all__ = ["LoRA", "LoRAOptions", "LowRank", "ProductMean"]
+
+RESIDUAL = "*.parametrizations.weight.0.residual"
+"""The residuals of adapters, by their names in the model."""
 
 
 class LowRank(nn.Module):
@@ -20,20 +39,29 @@ class LowRank(nn.Module):
 
     A (r, in) starts as in nn.Linear, B (out, r) at 0, so that the adapted weight is W at first.
 
+    :param transposed: the weight is (in, out), as in the layer Conv1D of transformers' GPT-2.
+    :param residual: add R (out, in), too, which starts at 0: W + R + (alpha / r) B A.
     :source: Hu et al., arXiv 2106.09685, Eq. 3 and Section 4.1.
     """
 
-    def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
+    def __init__(
+        self, weight: Tensor, rank: int, alpha: float, *, transposed: bool = False, residual: bool = False
+    ) -> None:
         super().__init__()
-        out, width = weight.shape[0], weight[0].numel()
-        self.scale = alpha / rank
+        rows = (weight.T if transposed else weight).flatten(1)
+        out, width = rows.shape
+        self.scale, self.transposed = alpha / rank, transposed
         self.A = nn.Parameter(torch.empty(rank, width, dtype=weight.dtype))
         self.B = nn.Parameter(torch.zeros(out, rank, dtype=weight.dtype))
+        self.residual = nn.Parameter(torch.zeros(out, width, dtype=weight.dtype)) if residual else None
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the adapted weight, in the weight's shape."""
-        return weight + self.scale * (self.B @ self.A).view_as(weight)
+        added = self.scale * (self.B @ self.A)
+        if self.residual is not None:
+            added = added + self.residual
+        return weight + (added.T if self.transposed else added).view_as(weight)
 
 
 class LoRAOptions(PluginOptions):
@@ -46,6 +74,75 @@ class LoRAOptions(PluginOptions):
     layers: list[str] = Field(
         default=["*"], description="Patterns over the encoder's linear and convolutional layers that get an adapter."
     )
+    mean: Literal["factors", "products", "frozen-a"] = Field(
+        default="factors",
+        description="factors: A and B are averaged apart (FedIT). products: the mean of the products, exactly, by a "
+        "residual that the server sends (FedEx-LoRA). frozen-a: A is never trained (FFA-LoRA).",
+    )
+    classifier: bool = Field(default=True, description="Train the classifier. A language model's has its weights.")
+
+
+class ProductMean(Plugin):
+    """The mean of the clients' products B_k A_k instead of the product of their means.
+
+    The server adds mean(B_k A_k) - mean(B) mean(A) to the residual R, which it sends; clients do not send it.
+
+    :param scale: the factor alpha / r of a product.
+    :source: FedEx-LoRA (Singhal, Ponkshe, Vepakomma, 2024, arXiv 2410.09432): the residual of the aggregation.
+    """
+
+    encodes = (RESIDUAL,)
+    assumes = ("one-model",)
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    @hookimpl
+    def check_run(self, setup: RunSetup) -> None:
+        """Refuse clients that start from other adapters than the server's, and steps in the place of the mean."""
+        setup.require_received_start(self.name)
+        for other in setup.plugins:
+            if other.server_optimizer:
+                reason = f"{other.name!r} steps from the mean of A and B, and mean=products restores the mean of B A"
+                raise PluginConflictError.of(self.name, other.name, reason)
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Let no client train the residual."""
+        client.freeze([RESIDUAL])
+
+    @hookimpl
+    def pre_upload(self, client: ClientContext, update: ClientUpdate) -> ClientUpdate:
+        """Send no residual: the server knows it."""
+        return replace(update, model={n: w for n, w in update.model.items() if not fnmatch.fnmatchcase(n, RESIDUAL)})
+
+    @hookimpl
+    def pre_aggregate(self, server: ServerContext, update: ClientUpdate) -> ClientUpdate:
+        """Put R + (alpha / r) (B_k A_k - B A) in its place, of which any rule then takes its mean."""
+        model, start = dict(update.model), server.model
+        for name in self._residuals(server):
+            change = self._product(update.model, name) - self._product(start, name)
+            model[name] = (start[name].double() + change).to(start[name].dtype)
+        return replace(update, model=model)
+
+    @hookimpl(trylast=True)
+    def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> Tensors:
+        """Return R such that R + (alpha / r) B A is the mean of the clients' products, for the new B and A."""
+        residuals = {}
+        for name in self._residuals(server):
+            change = self._product(server.model, name) - self._product(mean, name)
+            residuals[name] = (mean[name].double() + change).to(mean[name].dtype)
+        return residuals
+
+    def _product(self, weights: Mapping[str, Tensor], residual: str) -> Tensor:
+        """Return (alpha / r) B A of the adapter with this residual, in float64."""
+        b, a = (weights[residual.removesuffix("residual") + factor].double() for factor in "BA")
+        return self.scale * (b @ a)
+
+    @staticmethod
+    def _residuals(server: ServerContext) -> list[str]:
+        return fnmatch.filter(server.trainable, RESIDUAL)
 
 
 class LoRA(Plugin[LoRAOptions]):
@@ -55,6 +152,11 @@ class LoRA(Plugin[LoRAOptions]):
     A and B (Eq. 3) and the classifier.
     """
 
+    def __init__(self, options: LoRAOptions | None = None) -> None:
+        super().__init__(options)
+        if self.options.mean == "products":
+            self.parts = (ProductMean(self.options.alpha / self.options.rank),)
+
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
         """Freeze the encoder's base and put an adapter on each of its layers that a pattern names.
@@ -63,12 +165,22 @@ class LoRA(Plugin[LoRAOptions]):
         """
         base = model.encoder.get_submodule("base").requires_grad_(False)
         named = base.named_modules(prefix="base")
-        layers = {name: module for name, module in named if isinstance(module, (nn.Linear, nn.Conv2d))}
+        layers = {name: m for name, m in named if isinstance(m, (nn.Linear, nn.Conv2d)) or _is_transposed(m)}
         for pattern in self.options.layers:
             if not fnmatch.filter(layers, pattern):
                 raise ConfigError(f"{self.name}.layers: {pattern!r} matches none of the layers {', '.join(layers)}")
+        options, residual = self.options, self.options.mean == "products"
         for name, layer in layers.items():
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.options.layers):
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.layers):
+                turned = {"transposed": _is_transposed(layer), "residual": residual}
                 with task.random(f"lora/{name}"):
-                    adapter = LowRank(layer.weight, self.options.rank, self.options.alpha)
+                    adapter = LowRank(layer.get_parameter("weight"), options.rank, options.alpha, **turned)
+                adapter.A.requires_grad_(options.mean != "frozen-a")
                 register_parametrization(layer, "weight", adapter)
+        if not options.classifier:
+            model.classifier.requires_grad_(False)
+
+
+def _is_transposed(layer: nn.Module) -> bool:
+    """Return whether a layer is transformers' Conv1D, a linear layer whose weight is (in, out)."""
+    return type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils"
