@@ -10,14 +10,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import export
-from exported import Job, Stopwatch
-
-from fedcore import run
+from fedcore.tools import importing, process
 
 
 def main() -> None:
     """Train."""
+    process.keep_freed_memory()  # as the command does
+    with importing():
+        import export
+        from exported import Job, Stopwatch
+
+        from fedcore import run
+
     job = Job.from_command_line()
     config, watch = export.config_of(job), Stopwatch(job)
     first: list[float] = []

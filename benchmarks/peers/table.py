@@ -28,6 +28,7 @@ class Run:
     :param total: seconds from the process's start to its end.
     :param peak_mib: most memory of all its processes together, sampled; ``peak_rss_mib`` of its main process alone.
     :param error: why there is no result; the figures are then empty.
+    :param timed_out: it was stopped. The side does not run again in this workload.
     """
 
     workload: str
@@ -40,6 +41,7 @@ class Run:
     peak_mib: float | None = None
     peak_rss_mib: float | None = None
     error: str | None = None
+    timed_out: bool = False
 
 
 @dataclass(frozen=True)

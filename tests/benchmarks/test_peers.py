@@ -221,6 +221,8 @@ def test_a_failing_peer_is_reported_and_does_not_stop_the_others(tmp_path, capsy
     ]  # fmt: skip
     assert [row.ratio.median for row in table.rows(runs) if row.ratio] == [1.0, 1.5]
     assert "W1 block 1 breaks: failed: exit 1" in capsys.readouterr().err
+    others = ["reference", "breaks", "silent", "uninstalled", "pfl"]
+    assert [side.name for side, _ in run.in_time(sides, runs)] == others  # a side that was stopped does not run again
 
 
 def test_what_a_command_leaves_running_is_ended(tmp_path):
@@ -273,8 +275,8 @@ def test_reference_and_fedcore_run_to_the_same_accuracy(tiny, tmp_path):
         shutil.copy(folder / file, tmp_path)
     sides = [(side, sys.executable) for side in run.OWN]
     runs = run.run_block("tiny", 1, sides, run.Setting(tmp_path, rounds=3, cores=1, timeout=120))
-    assert [each.error for each in runs] == [None, None]
-    reference, ours = table.rows(runs)
+    assert [each.error for each in runs] == [None, None, None]
+    reference, ours, _ = table.rows(runs)
     assert ours.rounds == reference.rounds == 3
     assert ours.accuracy == pytest.approx(reference.accuracy, abs=0.15)
     assert 0 < ours.start_up < ours.total
