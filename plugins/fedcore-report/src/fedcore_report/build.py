@@ -29,10 +29,10 @@ from fedcore_study.tools import (
     named,
     option,
     relabelled,
+    shown,
     tuned_runs,
     uses_alpha,
     with_global_model,
-    without_module,
 )
 
 
@@ -332,8 +332,8 @@ def _setting_of(config: RunConfig) -> tuple[str, ...]:
     work = f"{config.local_steps} local steps" if config.local_steps else f"{config.local_epochs} local epochs"
     work = work.removesuffix("s") if work.startswith("1 ") else work
     return (
-        f"{without_module(config.dataset)}{long_tail}",
-        f"model {without_module(config.model)}",
+        f"{shown(config.dataset)}{long_tail}",
+        f"model {shown(config.model)}",
         f"partition {partition}",
         f"{config.clients} clients{some}",
         f"{config.rounds} rounds of {work}",

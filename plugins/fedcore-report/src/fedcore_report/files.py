@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcore import ConfigError
+from fedcore import ConfigError, UnknownNameError
 from fedcore.tools import replacing, storing
 
 if TYPE_CHECKING:
@@ -18,6 +18,18 @@ FORMATS = ("png", "pdf", "svg")
 
 SCALE = 2.5
 """The pixels of a PNG for each of the SVG: 1,200 in width, for 4 inches in print."""
+
+
+def formats_of(texts: Iterable[str]) -> list[str]:
+    """Return the formats that words of ``--figure-format`` name: ``svg``, ``svg,pdf``.
+
+    :raises UnknownNameError: there is no such format.
+    """
+    forms = list(dict.fromkeys(form.strip() for text in texts for form in text.split(",")))
+    for form in forms:
+        if form not in FORMATS:
+            raise UnknownNameError("figure format", form, FORMATS)
+    return forms
 
 
 def require_converter(form: str) -> None:
@@ -31,35 +43,39 @@ def require_converter(form: str) -> None:
         )
 
 
-def save(chart: Chart, file: Path) -> None:
-    """Draw one chart into a file, whose name says its format."""
+def save(chart: Chart, *files: Path) -> None:
+    """Draw one chart into files, whose names say their formats."""
     from fedcore_report import svg  # here: it imports numpy
 
     text = svg.standalone(chart)
-    if file.suffix == ".svg":
-        content = text.encode()
-    else:
-        import vl_convert
+    for file in files:
+        if file.suffix == ".svg":
+            content = text.encode()
+        else:
+            import vl_convert
 
-        as_pdf = file.suffix == ".pdf"
-        content = vl_convert.svg_to_pdf(text) if as_pdf else vl_convert.svg_to_png(text, scale=SCALE)
-    with replacing(file, sync=False) as temporary:
-        temporary.write_bytes(content)
+            as_pdf = file.suffix == ".pdf"
+            content = vl_convert.svg_to_pdf(text) if as_pdf else vl_convert.svg_to_png(text, scale=SCALE)
+        with replacing(file, sync=False) as temporary:
+            temporary.write_bytes(content)
 
 
-def write(charts: Iterable[tuple[str, Chart]], folder: Path, form: str) -> list[Path]:
-    """Write charts as files of a format, named by group and chart; return the files.
+def write(charts: Iterable[tuple[str, Chart]], folder: Path, forms: Iterable[str]) -> list[Path]:
+    """Write charts as files of some formats, named by group and chart; return the files.
 
     :raises StorageError: the folder cannot be written.
     """
     written: list[Path] = []
+    stems: list[str] = []
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for group, chart in charts:
             stem = _file_name("-".join(part for part in (group, chart.name) if part))
-            taken = sum(path.stem == stem or path.stem.startswith(f"{stem}.") for path in written)
-            written.append(folder / f"{stem}{f'.{taken + 1}' if taken else ''}.{form}")
-            save(chart, written[-1])
+            taken = sum(other == stem or other.startswith(f"{stem}.") for other in stems)
+            stems.append(f"{stem}.{taken + 1}" if taken else stem)
+            files = [folder / f"{stems[-1]}.{form}" for form in forms]
+            save(chart, *files)
+            written += files
     return written
 
 

@@ -15,10 +15,12 @@ from fedcore_study.tools import (
     Ranks,
     RunRecord,
     as_latex,
+    best_rows,
     block_of,
     by_seed,
     client_columns,
     csv_of,
+    each_client,
     named,
     pairs,
     plain_rows,
@@ -66,8 +68,10 @@ class Opening:
     """Of the protocol that comes first."""
     every: Table | None = None
     """Of all protocols, if there are several."""
-    clients: Table | None = None
-    """How the figure is spread over the clients, for the protocols that they measure."""
+    clients: dict[str, Table] = field(default_factory=dict)
+    """How the figure is spread over the clients, by protocol; that which comes first is first."""
+    each: Table | None = None
+    """The figure of each client with a name, such as a hospital, under the first of these protocols."""
     findings: list[str] = field(default_factory=list)
     """The first ``FINDINGS`` sentences on the protocol that comes first."""
     more: list[str] = field(default_factory=list)
@@ -97,7 +101,8 @@ def opening(group: Group, asked: Comparison, main: str, colors: Mapping[str, int
         reported = [name for name in asked.reported if any(run.reported(name, None) is not None for run in runs)]
         question = replace(asked, protocol=protocol, common={**asked.common, **group.settings}, reported=reported)
         question = replace(question, measure=measure_of(group), signs=runs[0].signs)
-        block = block_of(Group({}, rows), question, baseline if baseline in rows else None)
+        by_client = replace(question, by_client=PROTOCOLS[protocol].on_clients)
+        block = block_of(Group({}, rows), by_client, baseline if baseline in rows else None)
         found[protocol] = replace(question, blocks=[block])
         made.intervals[protocol] = _intervals(found[protocol], rows, colors)
     if not found:
@@ -105,8 +110,9 @@ def opening(group: Group, asked: Comparison, main: str, colors: Mapping[str, int
     first = main if main in found else next(iter(found))
     made.table = _table({first: found[first]})
     made.every = _table(found) if len(found) > 1 else None
-    on_clients = {name: compared for name, compared in found.items() if PROTOCOLS[name].on_clients}
-    made.clients = _client_table(on_clients) if on_clients else None
+    on_clients = [name for name in dict.fromkeys([first, *found]) if PROTOCOLS[name].on_clients]
+    made.clients = {name: _client_table(found[name]) for name in on_clients}
+    made.each = _table_of_each(found[on_clients[0]]) if on_clients else None
     csv, tex = list[dict[str, Json]](), list[str]()
     shown = tuple(f"--protocol {protocol}" for protocol in found)  # a note on a protocol that is not shown ends so
     for protocol, comparison in found.items():
@@ -209,25 +215,30 @@ def _caption(found: Mapping[str, Comparison]) -> str:
     return " ".join([*said, *(f"{protocol}: {PROTOCOLS[protocol].measures}." for protocol in found)])
 
 
-def _client_table(found: Mapping[str, Comparison]) -> Table:
-    measure = next(iter(found.values())).measure
-    columns = client_columns(measure)
-    cells: dict[str, dict[str, list[str]]] = {}
-    for protocol, comparison in found.items():
-        for row in comparison.blocks[0].rows:
-            cells.setdefault(row.label, {})[protocol] = [column.cell(row) for column in columns]
-    absent = ["-"] * len(columns)
+def _client_table(comparison: Comparison) -> Table:
+    """Return how the figure is spread over the clients."""
+    columns = client_columns(comparison.measure)
     return Table(
-        heads=[_heading(found), *(column.heading for _ in found for column in columns)],
-        rows=[[label, *(cell for name in found for cell in own.get(name, absent))] for label, own in cells.items()],
-        caption=f"{named_figure(measure)} over the clients, all of the same weight: mean ± standard deviation over "
-        "seeds.",
-        groups=[("", 1), *((protocol, len(columns)) for protocol in found)],
+        heads=[comparison.heading, *(column.heading for column in columns)],
+        rows=[[row.label, *(column.cell(row) for column in columns)] for row in comparison.blocks[0].rows],
+        caption=f"{named_figure(comparison.measure)} over the clients, {comparison.protocol}, all of the same weight: "
+        "mean ± standard deviation over seeds.",
     )
 
 
-def _heading(found: Mapping[str, Comparison]) -> str:
-    return next(iter(found.values())).heading
+def _table_of_each(comparison: Comparison) -> Table | None:
+    """Return the figure of each client with a name, a column per method; None if they have no names."""
+    (block,) = comparison.blocks
+    columns = each_client(comparison, block)
+    if not columns:
+        return None
+    return Table(
+        heads=["client", *(row.label for row in block.rows)],
+        rows=[[column.heading, *map(column.cell, block.rows)] for column in columns],
+        caption=f"{named_figure(comparison.measure.of_client)} of each client, {comparison.protocol}: mean ± standard "
+        "deviation over seeds, the best of a client in bold.",
+        best={(n, 1 + place) for n, column in enumerate(columns) for place in best_rows(column, block.rows)},
+    )
 
 
 def _intervals(

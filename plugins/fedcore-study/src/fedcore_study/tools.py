@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from fedcore_study.comparisons.figures import Figure as Figure
     from fedcore_study.comparisons.figures import paired_difference as paired_difference
     from fedcore_study.comparisons.formats import as_latex as as_latex
+    from fedcore_study.comparisons.formats import best_rows as best_rows
     from fedcore_study.comparisons.formats import client_columns as client_columns
+    from fedcore_study.comparisons.formats import each_client as each_client
     from fedcore_study.comparisons.formats import plain_rows as plain_rows
     from fedcore_study.comparisons.formats import side_by_side as side_by_side
     from fedcore_study.comparisons.formats import spread as spread
@@ -78,6 +80,6 @@ if TYPE_CHECKING:
     from fedcore_study.words import counted as counted
     from fedcore_study.words import joined as joined
     from fedcore_study.words import named as named
-    from fedcore_study.words import without_module as without_module
+    from fedcore_study.words import shown as shown
 
 __getattr__, __dir__, __all__ = lazy(__name__, __file__)

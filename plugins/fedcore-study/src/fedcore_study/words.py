@@ -33,8 +33,14 @@ def named(settings: Mapping[str, object]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return an option's value for people: ``0.0935`` with three significant digits, a name without its module."""
-    return str(float(f"{value:.3g}")) if isinstance(value, float) else without_module(str(value))
+    """Return an option's value for people: ``0.0935`` with three significant digits, a name without its module.
+
+    A file has no folder, and a data set no options: ``a.csv`` of ``hf:/data/a.csv?label=death``.
+    """
+    if isinstance(value, float):
+        return str(float(f"{value:.3g}"))
+    text = without_module(str(value))
+    return text.partition("?")[0].rstrip("/").rpartition("/")[2] or text
 
 
 def by_value(values: Mapping[str, Value]) -> dict[Value, list[str]]:

@@ -21,8 +21,8 @@ def plot(
         Path | None, typer.Argument(metavar="[RUN_OR_FILE]", help="A run, or a partition file of split or of a run.")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE.png", help="Also write the picture: .png, .pdf or .svg."),
+        list[Path] | None,
+        typer.Option("--out", metavar="FILE.png", help="Also write the picture: .png, .pdf or .svg; can be repeated."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     allow_code: options.AllowCode = False,
@@ -33,9 +33,9 @@ def plot(
     Give a run or a partition file. A run's data set is found in its config.yaml. Or give the options of split to
     preview its result.
     """
-    if out is not None:
-        check_out(out, [f".{form}" for form in FORMATS], force=force)
-        require_converter(out.suffix[1:])
+    for picture in out or ():
+        check_out(picture, [f".{form}" for form in FORMATS], force=force)
+        require_converter(picture.suffix[1:])
     if file is not None and given.get("partition") is not None:
         raise ConfigError(f"name either {file} or --partition {given['partition']}")
     config = RunConfig.create(given)
@@ -62,13 +62,13 @@ def plot(
         console.print(line, soft_wrap=True)
     for message in cast(list[str], partition.info.get("notes", [])):
         output.note(message)
-    if out is not None:
+    for picture in out or ():
         from fedcore_report import samples
 
-        with storing(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            save(samples.picture(partition, dataset), out)
-        output.line(f"written: {out}")
+        with storing(picture):
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            save(samples.picture(partition, dataset), picture)
+        output.line(f"written: {picture}")
 
 
 def _with_data_of_run(partition: Path, config: RunConfig, given: dict[str, Any], *, allow_code: bool) -> RunConfig:

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedcore import UnknownNameError
 from fedcore.tools import options, output
-from fedcore_report.files import FORMATS, require_converter, write
+from fedcore_report.files import FORMATS, formats_of, require_converter, write
 from fedcore_study.tools import Baseline, By, Labels, Reported, Runs, Tuned
 
 
@@ -21,8 +20,11 @@ def report(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing page and figures.")] = False,
     form: Annotated[
-        str, typer.Option("--figure-format", metavar="|".join(FORMATS), help="Of the files of figures.")
-    ] = "png",
+        list[str] | None,
+        typer.Option(
+            "--figure-format", metavar="|".join(FORMATS), help="Of the files of figures: one or several, as svg,pdf."
+        ),
+    ] = None,
     by: By = None,
     tuned: Tuned = None,
     label: Labels = None,
@@ -62,10 +64,9 @@ def report(
     from fedcore_study.tools import find_runs, labels_of
 
     check_target(out, figures, force=force)
-    if form not in FORMATS:
-        raise UnknownNameError("figure format", form, FORMATS)
-    if figures is not None:
-        require_converter(form)
+    forms = formats_of(form or ["png"])
+    for each in forms if figures is not None else ():
+        require_converter(each)
     notes: list[str] = []
     records = find_runs(runs, notes.append)
     with output.stderr().status(output.text("reading"), spinner="line") as status:
@@ -94,5 +95,5 @@ def report(
     write_page(made, out)
     output.line(f"written: {out} ({len(made.runs)} runs, {len(made.charts)} figures)")
     if figures is not None:
-        written = write(made.charts, figures, form)
-        output.line(f"written: {len(written)} {form} files in {figures}")
+        written = write(made.charts, figures, forms)
+        output.line(f"written: {len(written)} {' and '.join(forms)} files in {figures}")

@@ -91,11 +91,7 @@ def _column(word: str, comparison: Comparison, block: Block) -> list[Column]:
             return []
         return [replace(_figures(cost.heading, lambda row: row.costs[word], 1, cost.digits, 0), once="last")]
     if word == CLIENTS:
-        own = comparison.measure.of_client
-        return [
-            _figures(f"{name}{own.unit}", lambda row, name=name: row.each.get(name), own.scale, own.digits, own.sign)  # type: ignore[misc]
-            for name in client_names([block])
-        ]
+        return each_client(comparison, block)
     if word in comparison.reported:
         return [_reported(word)]
     if word == comparison.measure.name:
@@ -208,6 +204,15 @@ def metric_names(blocks: Iterable[Block]) -> list[str]:
 def client_names(blocks: Iterable[Block]) -> list[str]:
     """Return the clients whose figure any row has."""
     return list(dict.fromkeys(name for block in blocks for row in block.rows for name in row.each))
+
+
+def each_client(comparison: Comparison, block: Block) -> list[Column]:
+    """Return a column with the figure of each client, if the comparison asks for them."""
+    own = comparison.measure.of_client
+    return [
+        _figures(f"{name}{own.unit}", lambda row, name=name: row.each.get(name), own.scale, own.digits, own.sign)  # type: ignore[misc]
+        for name in client_names([block])
+    ]
 
 
 def client_columns(measure: Measure) -> list[Column]:
@@ -413,8 +418,5 @@ def _parts(name: str, figure: Figure | None) -> dict[str, Json]:
 
 
 def _short(value: Json) -> str:
-    """Return a setting's value for a caption: plugins and data without their options, files without their folders."""
-    if isinstance(value, dict):
-        return method(value)
-    text = shown(value)
-    return text.partition("?")[0].rpartition("/")[2] if "?" in text or "/" in text else text
+    """Return a setting's value for a caption: plugins without their options."""
+    return method(value) if isinstance(value, dict) else shown(value)

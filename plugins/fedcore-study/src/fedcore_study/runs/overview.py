@@ -29,7 +29,7 @@ from fedcore.tools import (
 from fedcore.tools import rounds as recorded
 from fedcore_study.lenient import count, mapping_in, number
 from fedcore_study.runs.labels import Labels, read_labels
-from fedcore_study.words import without_module
+from fedcore_study.words import shown
 
 State = Literal["finished", "stopped", "running", "broken"]
 STATES: tuple[State, ...] = get_args(State)
@@ -196,7 +196,7 @@ def read_overview(path: Path, folder: str, *, held: bool = False) -> Overview:
         state,
         begun=_begun(path),
         method=method({short_name(name): None for name in plugins}),
-        dataset=without_module(dataset),
+        dataset=shown(dataset),
         seed=count(options.get("seed")),
         done=rounds.done,
         planned=options["rounds"],
