@@ -64,6 +64,8 @@ def files(tmp_path_factory):
     shutil.copy(folder / "data" / "cifar10.npz", folder / "my-data.npz")
     rows = (f"{n % 40},{'FM'[n % 2]},{n % 3 % 2},{'ABCD'[n % 4]}" for n in range(120))
     (folder / "patients.csv").write_text("\n".join(["age,sex,death,site", *rows, ""]))
+    sweeps = (documented.ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    (folder / "study.yaml").write_text(documented.blocks(sweeps, "yaml")[0].replace("[0.01, 0.1]", "[0.01]"))
     (folder / "grid.yaml").write_text("grid: {plugin: [fedavg, fedprox]}\nseeds: 1\n")
     images, labels = drawn("own", 3, (16, 16, 3))
     for part in ("train", "test"):
@@ -121,7 +123,7 @@ def spec(tmp_path_factory):
 @pytest.fixture
 def folder(files, spec, tmp_path, monkeypatch):
     """A working directory with the files, in which the first tutorial's package counts as installed."""
-    for path in ("my-data.npz", "my-images", "patients.csv", "PACS", "grid.yaml", "data"):
+    for path in ("my-data.npz", "my-images", "patients.csv", "PACS", "grid.yaml", "study.yaml", "data"):
         (tmp_path / path).symlink_to(files / path)
     monkeypatch.syspath_prepend(spec)
     monkeypatch.chdir(tmp_path)
