@@ -111,7 +111,10 @@ def test_the_table_says_these_numbers(section):
 
 
 def test_the_table_of_all_methods_fits_a_line_of_text(example):
-    """In Computer Modern at 8 pt (footnotesize), with 2.5 pt on both sides of each column."""
+    """In Computer Modern at 8 pt (footnotesize), with 2.5 pt on both sides of each column.
+
+    The font of 8 pt is 6.3 % wider than that of 10 pt, which is here, and that of 6 pt, for deviations, 22.2 %.
+    """
     import pandas as pd
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
@@ -127,7 +130,7 @@ def test_the_table_of_all_methods_fits_a_line_of_text(example):
 
     def width(cell: str) -> float:
         plain, _, small = cell.strip("$").replace("}", "").partition("_{")
-        parts = ((plain, 8.0), (small, 6.0))
+        parts = ((plain, 8.0 * 1.063), (small, 6.0 * 1.222))
         font = FontProperties(fname=_computer_modern())
         return sum(TextPath((0, 0), part, size=size, prop=font).get_extents().width for part, size in parts if part)
 
