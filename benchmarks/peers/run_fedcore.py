@@ -10,13 +10,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fedcore.tools import importing, process
+from fedcore.tools import process
 
 
 def main() -> None:
     """Train."""
     process.keep_freed_memory()  # as the command does
-    with importing():
+    with process.importing():
         import export
         from exported import Job, Stopwatch
 

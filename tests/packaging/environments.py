@@ -118,7 +118,7 @@ class Environment:
     def plugins(self):
         """Return the packages of the installed plugins, trackers and engines, by name."""
         code = (
-            "import json; from fedcore.tools import available; kinds = ('plugin', 'tracker', 'engine'); "
-            "print(json.dumps({n: p.dist.name for kind in kinds for n, p in available(kind).items()}))"
+            "import json; from fedcore.tools import registry; kinds = ('plugin', 'tracker', 'engine'); "
+            "print(json.dumps({n: p.dist.name for kind in kinds for n, p in registry.available(kind).items()}))"
         )
         return json.loads(self.run("python", "-c", code))

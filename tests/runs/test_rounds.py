@@ -6,7 +6,7 @@ import json
 
 from fedcore import Plugin, RunConfig, hookimpl
 from fedcore.runs.rounds import PARTS, Failures, RoundTimes, in_words, lost, per_round
-from fedcore.tools import RecordFile
+from fedcore.tools import files
 from fedcore_testing import federate
 
 
@@ -81,5 +81,5 @@ def test_bytes_per_round():
 def test_who_took_part_in_words(tmp_path):
     assert in_words(8, 8, 0, {}) == "8 of 8 clients"
     assert in_words(8, 5, 1, {"dropped": 2, "unavailable": 1}) == "5 of 8 clients (1 partial; 2 dropped, 1 unavailable)"
-    none = RunConfig(system={}).simulated(lambda client: 1).totals(RecordFile(tmp_path / "none"))
+    none = RunConfig(system={}).simulated(lambda client: 1).totals(files.RecordFile(tmp_path / "none"))
     assert json.loads(json.dumps(none)) == none

@@ -9,7 +9,7 @@ from on_cpu import CpuRecorder, captured_on_cpu
 from fedcore import Loss, Plugin, RunConfig, hookimpl
 from fedcore.client import OneByOne, drain, runner_of, take_step
 from fedcore.data import Dataset, load_dataset
-from fedcore.tools import available
+from fedcore.tools import registry
 from fedcore_accelerate import Stacks, offer_graphs, offer_lanes, offer_stack
 from fedcore_accelerate.graphs import captures
 from fedcore_testing import NotApplicable, federate, records, the_same_as_one_by_one
@@ -25,7 +25,7 @@ TOGETHER = {"clients": 8, "rounds": 2, "workers": 0, "partition": "iid", "model"
 
 
 def test_they_are_found_by_their_names() -> None:
-    assert {"graphs", "lanes", "stack"} <= {*available("runner")}
+    assert {"graphs", "lanes", "stack"} <= {*registry.available("runner")}
 
 
 @pytest.mark.parametrize("options", [{}, {"lanes": 4}, {"stack": 3, "client_models": ["mlp", "simple-cnn"]}])
@@ -44,7 +44,7 @@ def test_a_stack_takes_as_many_trainings_as_it_is_asked_for() -> None:
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize(("offer", "options"), [(offer_graphs, TAKEN), (offer_lanes, LANES)], ids=["graphs", "lanes"])
-@pytest.mark.parametrize("name", sorted({*available("plugin")} - {*UNSEEDED, "fedavg"}))
+@pytest.mark.parametrize("name", sorted({*registry.available("plugin")} - {*UNSEEDED, "fedavg"}))
 def test_every_method_trains_as_one_by_one(monkeypatch, name, offer, options) -> None:
     """The kit asks the same of stacks, with the other checks."""
     recorder = CpuRecorder()

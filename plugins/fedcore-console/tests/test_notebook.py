@@ -46,6 +46,6 @@ def test_the_page_of_a_result_has_the_table_and_the_curve(tmp_path, monkeypatch)
     assert rows[1][2] == f"{100 * result.metrics['global']['accuracy']:.2f}"
     lines = [mark.attrib["d"] for mark in page.iter() if "line" in mark.get("class", "").split()]
     assert [len(line.split("L")) for line in lines] == [2, 2]
-    monkeypatch.setattr(notebook, "available", lambda kind: {})  # fedcore-report is not installed
+    monkeypatch.setattr(notebook.registry, "available", lambda kind: {})  # fedcore-report is not installed
     page = notebook.result_page(result)
     assert ("<table>" in page, "<svg" in page) == (True, False)

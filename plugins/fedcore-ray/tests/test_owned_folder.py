@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.tools import environment
+from fedcore.tools import process
 from fedcore_ray.owned_folder import OwnedFolder, remove_abandoned
 
 PREFIX = "fedcore-here-"
@@ -37,7 +37,7 @@ def aged(folder: Path) -> Path:
 @pytest.mark.slow
 def test_a_killed_owners_folder_is_deleted(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OWNER, tmp_path, PREFIX]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as owner:
+    with subprocess.Popen(command, env=process.environment(), stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"ready\n"
         (folder,) = map(aged, tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fedcore import ConfigError, DataError, UnknownNameError
-from fedcore.tools import available, digest, packages
+from fedcore.tools import digest, registry
 from fedcore_reproduce import run as reproducing
 from fedcore_reproduce.find import find_recipe, find_recipes, recipe_files
 from fedcore_reproduce.recipe import SCALES, read_recipe
@@ -264,14 +264,14 @@ class TestRecipe:
         file = write(base={**SMALL["base"], "dataset": "domains:photos", "model": "torchvision:resnet18"})
         cell = next(read_recipe(file).cells("paper"))
         assert not cell.reason
-        usual = available
+        usual = registry.available
 
         def without_torchvision(kind):
             return {
                 name: point for name, point in usual(kind).items() if (kind, name) != ("model prefix", "torchvision")
             }
 
-        monkeypatch.setattr("fedcore_reproduce.recipe.available", without_torchvision)
+        monkeypatch.setattr("fedcore_reproduce.recipe.registry.available", without_torchvision)
         reason = "model torchvision:resnet18 is in the package fedcore-zoo, which is not installed here"
         assert next(read_recipe(file).cells("paper")).reason == reason
 
@@ -347,7 +347,7 @@ class TestFind:
         ],
     )
     def test_unknown_names(self, method, table, says, monkeypatch):
-        monkeypatch.setitem(packages()["plugin"], "absent", "fedcore-absent")
+        monkeypatch.setitem(registry.packages()["plugin"], "absent", "fedcore-absent")
         with pytest.raises(ConfigError) as error:
             find_recipe(print, method, table)
         assert says in str(error.value)

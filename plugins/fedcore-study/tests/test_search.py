@@ -9,7 +9,7 @@ import pytest
 
 import fedcore
 from fedcore import ConfigError
-from fedcore.tools import protocols, read_yaml
+from fedcore.tools import protocols, safe_yaml
 from fedcore_study import search as searching
 from fedcore_study.search import Axis, parse_search, search
 from fedcore_study.sweeps.child import measured
@@ -69,7 +69,7 @@ def test_a_search_is_valued_on_held_out_parts_and_goes_on(cli, tmp_path):
     more = json.loads(cli("sweep", "--optuna", 3, *flags, *asked).stdout)
     assert more["trials"][:2] == found["trials"]
     assert len({trial["options"]["lr"] for trial in more["trials"]}) == 3  # no draw again
-    config = fedcore.RunConfig.create(read_yaml((tmp_path / "s" / "best.yaml").read_text()))
+    config = fedcore.RunConfig.create(safe_yaml.read_yaml((tmp_path / "s" / "best.yaml").read_text()))
     assert config.lr == more["trials"][more["best"]]["options"]["lr"]
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedcore import SplitModel
 from fedcore.data import TensorSamples, load_dataset
-from fedcore.tools import resolve
+from fedcore.tools import registry
 from fedcore_testing import check_dataset, check_model, check_partitioner
 from fedcore_testing.problems import linear
 from tests.sentences import raises
@@ -73,7 +73,7 @@ def one_for_all(labels, num_clients, **_):
 @pytest.mark.filterwarnings("ignore::fedcore.data.PartitionWarning")
 @pytest.mark.parametrize("name", ["iid", "dirichlet", "dirichlet-clients", "shards", "classes", "quantity", "natural"])
 def test_the_bundled_partitioners_pass(name):
-    check_partitioner(resolve("partitioner", name))
+    check_partitioner(registry.resolve("partitioner", name))
 
 
 def test_a_partitioner_that_reads_the_data_passes():

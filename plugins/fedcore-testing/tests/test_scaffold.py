@@ -11,7 +11,7 @@ import tomllib
 import pytest
 
 from fedcore import __version__
-from fedcore.tools import environment
+from fedcore.tools import process
 from fedcore_testing.scaffold import KINDS
 from tests.support import run_code
 
@@ -118,7 +118,7 @@ def own_tests(package, spec, *options):
     """Run a package's own tests: no failure, no warning."""
     arguments = ["-q", "-p", "no:cacheprovider", "-W", "error", *options]
     code = f"import os, sys, pytest; os.chdir({str(package)!r}); sys.exit(pytest.main({arguments!r}))"
-    done = run_code(code, PYTHONPATH=os.pathsep.join([str(spec), environment()["PYTHONPATH"]]), NO_COLOR="1")
+    done = run_code(code, PYTHONPATH=os.pathsep.join([str(spec), process.environment()["PYTHONPATH"]]), NO_COLOR="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\d+ passed", done.stdout), done.stdout
 

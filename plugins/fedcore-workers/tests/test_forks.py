@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.tools import environment
+from fedcore.tools import process
 from fedcore_testing import client_state, federate, forked_workers
 from fedcore_workers import ForkedProcess, current, engine
 from tests.reliability.processes import wait_for
@@ -82,10 +82,10 @@ def tell(number, word):
 
 def test_a_function_is_called_with_open_files_by_their_numbers():
     read, write = os.pipe()
-    options = {"environment": environment(), "descriptors": {0: write, 50: write}}
-    process = current().fork(f"{__name__}:tell", [50, "hello"], **options)
+    options = {"environment": process.environment(), "descriptors": {0: write, 50: write}}
+    worker = current().fork(f"{__name__}:tell", [50, "hello"], **options)
     os.close(write)
-    assert process.wait(60) == 3
+    assert worker.wait(60) == 3
     with os.fdopen(read) as told:
         assert told.read() == "hello True"
 
@@ -94,8 +94,8 @@ def test_a_process_has_what_a_worker_has_and_nothing_for_tests(tmp_path):
     (tmp_path / "modules.py").write_text(
         "import sys\ndef missing(): return 2 * ('torch' not in sys.modules) + ('fedcore_testing' in sys.modules)\n"
     )
-    process = current().fork("modules:missing", [], environment={"PYTHONPATH": str(tmp_path)}, descriptors={})
-    assert process.wait(60) == 0
+    worker = current().fork("modules:missing", [], environment={"PYTHONPATH": str(tmp_path)}, descriptors={})
+    assert worker.wait(60) == 0
 
 
 class Dies(Plugin):
@@ -109,14 +109,14 @@ class Dies(Plugin):
 
 def test_how_a_worker_ends_is_told(tmp_path, processes):
     federate(tmp_path, Dies, workers=1, clients=3)
-    assert all(isinstance(process, ForkedProcess) for process in processes)
-    assert [process.returncode for process in processes] == [-signal.SIGKILL, 3, 0]
+    assert all(isinstance(worker, ForkedProcess) for worker in processes)
+    assert [worker.returncode for worker in processes] == [-signal.SIGKILL, 3, 0]
 
 
 def test_waiting_has_a_limit_and_killing_ends_it(processes):
     connection, theirs = socket.socketpair()
     with theirs:
-        process = engine.start_worker(theirs)
+        worker = engine.start_worker(theirs)
     other, end = socket.socketpair()
     with end:
         silent = engine.start_worker(end)
@@ -125,9 +125,9 @@ def test_waiting_has_a_limit_and_killing_ends_it(processes):
     assert silent.wait(60) == -signal.SIGKILL
     other.close()
     connection.close()  # it waits for its specification: there is none
-    assert process.wait(60) == 0
-    assert process.poll() == 0
-    process.kill()  # it is gone: nothing happens
+    assert worker.wait(60) == 0
+    assert worker.poll() == 0
+    worker.kill()  # it is gone: nothing happens
     status, write = os.pipe()
     os.write(write, b"1\n")
     waiting = ForkedProcess(status)

@@ -16,7 +16,7 @@ import torch
 from fedcore import ConfigError, FedcoreError
 from fedcore.data import load_dataset, make_partition
 from fedcore.engines import ClientSite, InProcessEngine, LocalEngine
-from fedcore.tools import StorageError, lent
+from fedcore.tools import StorageError, registry
 from fedcore_testing import federate, model_bytes, records, small_config
 from fedcore_workers import TEMPLATE, WorkerEngine, engine, forks, transport
 from tests.reliability.processes import alive, descendants, open_files
@@ -78,7 +78,7 @@ def test_this_process_maps_the_data_too_unless_the_program_holds_it(tmp_path, of
     site = spec(tmp_path, workers=1)
     images = site.dataset.train.images
     before, values = images.data_ptr(), images.clone()
-    with lent({("dataset", site.config.dataset): site.dataset} if of_program else {}):
+    with registry.lent({("dataset", site.config.dataset): site.dataset} if of_program else {}):
         started = LocalEngine(site)
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in maps if "memfd:fedcore" in line]

@@ -9,7 +9,7 @@ import typer
 
 from fedcore import ConfigError, FedcoreError, UnknownNameError
 from fedcore.cli import command
-from fedcore.tools import importing, options, output
+from fedcore.tools import options, output, process
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -68,7 +68,7 @@ def bench(
     if "all" in wanted:
         wanted = [name for name in WORKLOADS if name != "all"]
 
-    with importing():  # as train does: collections would visit torch's modules in the timed rounds
+    with process.importing():  # as train does: collections would visit torch's modules in the timed rounds
         from fedcore_bench import measure, scale, workloads
 
     if by_part:

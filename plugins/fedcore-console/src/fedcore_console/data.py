@@ -10,7 +10,7 @@ import typer
 
 from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.cli import group
-from fedcore.tools import PARTITION_OPTIONS, available, options, output, preset_options, resolve
+from fedcore.tools import PARTITION_OPTIONS, options, output, preset_options, registry
 
 app = group("Data sets, and their partitions among clients.")
 
@@ -21,10 +21,10 @@ SPLIT_FIELDS = (*PARTITION_OPTIONS, "data_dir", "seed")
 @app.command("list")
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     """List the data sets, the partitions, the models and the presets."""
-    names = {kind: {name: _first_line(kind, name) for name in available(kind)} for kind in KINDS}
-    names["preset"] = {name: _setting(name) for name in available("preset")}
+    names = {kind: {name: _first_line(kind, name) for name in registry.available(kind)} for kind in KINDS}
+    names["preset"] = {name: _setting(name) for name in registry.available("preset")}
     for kind in KINDS:
-        for prefix in available(f"{kind} prefix"):
+        for prefix in registry.available(f"{kind} prefix"):
             names[kind][f"{prefix}:NAME"] = _first_line(f"{kind} prefix", prefix)
     if as_json:
         output.print_json(names)
@@ -90,7 +90,7 @@ def check_out(out: Path, suffixes: Sequence[str], *, force: bool) -> None:
 
 def _first_line(kind: str, name: str) -> str:
     try:
-        return output.first_line(resolve(kind, name))
+        return output.first_line(registry.resolve(kind, name))
     except FedcoreError as error:  # a broken package does not hide the others
         return f"broken: {error}"
 

@@ -13,16 +13,7 @@ from pydantic.fields import FieldInfo
 
 from fedcore import ConfigError, RunConfig
 from fedcore.cli import command
-from fedcore.tools import (
-    importing,
-    option_names,
-    options,
-    output,
-    parse_options,
-    preset_options,
-    resolve,
-    write_yaml,
-)
+from fedcore.tools import option_names, options, output, parse_options, preset_options, process, registry, safe_yaml
 
 _WIDTH = 100
 _INDENT = "  "
@@ -44,7 +35,7 @@ def init(
     known = RunConfig.create({"plugins": chosen.get("plugins", {})}).plugins
     named = RunConfig.create({"plugins": given.get("plugins", list(known))}).plugins
     chosen["plugins"] = {name: known.get(name, {}) for name in named}
-    with importing():
+    with process.importing():
         text = commented(chosen, file, preset)
     try:
         with file.open("x", encoding="utf-8") as stream:
@@ -85,7 +76,7 @@ def commented(chosen: Mapping[str, Any], file: Path, preset: str | None = None) 
 
 def _plugin(name: str, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a plugin with all its options."""
-    cls = resolve("plugin", name)
+    cls = registry.resolve("plugin", name)
     parse_options(name, cls, values)
     yield f"{name}:"
     for option, field in option_names(cls).items():
@@ -99,7 +90,7 @@ def _entry(name: str, field: FieldInfo, chosen: Mapping[str, Any]) -> Iterator[s
     yield from _comment(f"{field.description or ''} [{limits}]" if limits else field.description or "")
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     plain = TypeAdapter(Any).dump_python(chosen.get(name, default), mode="json")
-    value = write_yaml({name: plain})
+    value = safe_yaml.write_yaml({name: plain})
     yield from (line if name in chosen else f"# {line}" for line in value.splitlines())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from fedcore import RunResult
-from fedcore.tools import PROTOCOLS, Progress, available, resolve, rounds, title
+from fedcore.tools import PROTOCOLS, Progress, registry, rounds, title
 from fedcore_console.words import completed, doing
 
 REDRAWN = 0.25
@@ -111,9 +111,9 @@ def _curve(records: Sequence[Mapping[str, Any]], most: int) -> str:
 
     :param most: the number of rounds of the whole run.
     """
-    if "learning-curve" not in available("figure"):
+    if "learning-curve" not in registry.available("figure"):
         return ""
-    svg: str = resolve("figure", "learning-curve")(records, most)
+    svg: str = registry.resolve("figure", "learning-curve")(records, most)
     return svg
 
 

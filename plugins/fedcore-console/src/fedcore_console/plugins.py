@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from fedcore.cli import command
-from fedcore.tools import available, conflict, options, output
+from fedcore.tools import options, output, registry
 
 HEADING = "fedcore:"
 """The prefix of a package's keyword that names the heading under which its methods are listed."""
@@ -28,10 +28,10 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
             "group": HEADINGS.get(kind) or _heading(point),
             "package": point.dist.name if point.dist else None,
             "version": point.dist.version if point.dist else None,
-            "summary": conflict(kind, name) or _summary(point),
+            "summary": registry.conflict(kind, name) or _summary(point),
         }
         for kind in ("plugin", "tracker", "engine")
-        for name, point in available(kind).items()
+        for name, point in registry.available(kind).items()
     ]
     if as_json:
         output.print_json(rows)

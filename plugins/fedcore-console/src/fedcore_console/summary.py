@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.tools import PROTOCOLS, SIGNS, output, protocols, rounds
+from fedcore.tools import PROTOCOLS, output, protocols, rounds
 
 TIMED = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation", "checkpoint")
 
@@ -176,7 +176,7 @@ def _table(title: str) -> Table:
 def _figure(name: str, value: float | None) -> str:
     if name == "accuracy":
         return f"{output.percent(value)} %"
-    is_share = name in SIGNS and name != "loss"
+    is_share = name in protocols.SIGNS and name != "loss"
     return f"{output.clean(name)} {f'{output.percent(value)} %' if is_share else output.number(value)}"
 
 

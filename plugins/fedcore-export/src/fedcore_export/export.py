@@ -22,7 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from fedcore import ConfigError, RunDirectoryError, SplitModel, UnknownNameError
 from fedcore.data import Dataset
 from fedcore.models import Placement
-from fedcore.tools import Run, one_thread, storing, write_text
+from fedcore.tools import Run, files, process
 from fedcore_export.card import ExportedFile, model_card, plain_model
 from fedcore_export.own_model import own_model
 
@@ -75,7 +75,7 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
         require_onnx()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists already; name a new folder")
-    with one_thread():
+    with process.one_thread():
         run = Run.open(path, allow_code=allow_code, reads=True)
         summary = run.directory.read_summary()
         if summary is None:
@@ -91,17 +91,17 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
             notes += [] if took_part else [f"client {client} took part in no round"]
         merge_adapters(run, model, client)
         session = (run.directory.sessions.read() or [{}])[-1]
-        with storing(out):
+        with files.storing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
                 folder = Path(temporary) / "model"
                 folder.mkdir()
                 notes += WRITERS[form](model, run.dataset, folder)
-                files = [_described(file) for file in sorted(folder.iterdir())]
-                card = model_card(run, summary, session, files, model=model, client=client, took_part=took_part)
-                write_text(folder / "README.md", card)
+                written = [_described(file) for file in sorted(folder.iterdir())]
+                card = model_card(run, summary, session, written, model=model, client=client, took_part=took_part)
+                files.write_text(folder / "README.md", card)
                 os.rename(folder, out)  # the folder appears complete or not at all
-    return Exported(out, [*(file.name for file in files), "README.md"], notes)
+    return Exported(out, [*(file.name for file in written), "README.md"], notes)
 
 
 def trained_model(run: Run) -> SplitModel:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcore import ConfigError, RunConfig
 from fedcore.data import DECLARED, Dataset, ResidentSamples, Task, TensorSamples, as_dataset
-from fedcore.tools import LABELS, RECORDED, available, code_in, installed_versions, resolve
+from fedcore.tools import LABELS, RECORDED, code_in, installed_versions, registry
 from fedcore_flower import wire
 from fedcore_flower.conditions import TrainerOptions
 
@@ -129,7 +129,7 @@ def versions_of(config: RunConfig) -> dict[str, str]:
     parts += [("model prefix", name.partition(":")[0]) for name in models]
     needed = {"fedcore", *RECORDED}
     for kind, name in parts:
-        point = available(kind).get(name)
+        point = registry.available(kind).get(name)
         if point is not None and point.dist is not None:
             required = [text for text in point.dist.requires or () if "extra ==" not in text]
             needed |= {point.dist.name, *(re.split(r"[^\w-]", text)[0] for text in required)}
@@ -175,12 +175,12 @@ def own_config(setup: Setup, options: TrainerOptions, dataset: str, tell: Callab
         if options.allowed is not None and name not in ("fedavg", *options.allowed):
             allowed = ", ".join(sorted(options.allowed)) or "none"
             raise ConfigError(f"method {name!r} is not allowed at the client (--allow-plugin: {allowed})")
-        resolve("plugin", name)
+        registry.resolve("plugin", name)
     for name in {config.model, *config.client_models}:
         prefix, colon, _ = name.partition(":")
         if colon and prefix not in SAFE_PREFIXES and name not in options.models:
             raise ConfigError(f"model {name!r} may read files of the client; it is permitted by --allow-model {name}")
-        resolve("model", name)
+        registry.resolve("model", name)
     _check_versions(setup.versions, versions_of(config), tell)
     return config
 
@@ -206,7 +206,7 @@ def of_task(setup: Setup, dataset: Dataset) -> Dataset:
     :raises ConfigError: the server's task is not valid.
     :raises DataError: the client's labels are of another task. The message names it.
     """
-    kind: type[Task] = resolve("task", setup.task)
+    kind: type[Task] = registry.resolve("task", setup.task)
     if kind is not type(dataset.task):
         dataset = as_dataset(dataset, dataset.name, setup.task)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedcore import FedcoreError, Tensors, __version__
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask, FailureKind, Outcome, SharedPayload
-from fedcore.tools import resolve
+from fedcore.tools import registry
 from fedcore_flower import wire
 from fedcore_flower.agreement import Setup, own_config, read_setup
 from fedcore_flower.conditions import TrainerOptions
@@ -79,7 +79,7 @@ class RequestHandler:
         """Return counts or sums over the training samples, which the user is told of."""
         asked: Any = header.get("question")
         try:
-            found = resolve("feature", "site_answer")(self._own.dataset.train, self._own.train, asked)
+            found = registry.resolve("feature", "site_answer")(self._own.dataset.train, self._own.train, asked)
         except Exception as error:  # the question may have any form
             return wire.pack("refused", {}, message=_describe(error))
         kind = ASKED.get(asked["ask"], "sums")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedcore.tools import parse_json, write_json
+from fedcore.tools import files
 
 
 class History:
@@ -22,7 +22,7 @@ class History:
     def __init__(self, states: Path, reach: int) -> None:
         self._states, self._reach = states, reach
         self._file = states.parent / "named.json"
-        content = parse_json(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
+        content = files.parse_json(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
         self._named: list[tuple[int, int | None]] = [(round, version) for round, version in content]
 
     def note(self, round: int, version: int | None) -> None:
@@ -37,7 +37,7 @@ class History:
         if named != self._named:
             self._named = named
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._file, named)
+            files.write_json(self._file, named)
 
     def prune(self, round: int) -> None:
         """Delete the versions that the server can no longer name after a round."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcore import ConfigError, RunDirectoryError
-from fedcore.tools import parse_json, write_json
+from fedcore.tools import files
 from fedcore_flower.agreement import RunId
 from fedcore_flower.keys import PublicKey
 
@@ -46,7 +46,7 @@ class Members(BaseModel):
 
     def write(self, directory: Path) -> None:
         """Write federation.json."""
-        write_json(directory / FILE, self.model_dump())
+        files.write_json(directory / FILE, self.model_dump())
 
     @classmethod
     def read(cls, directory: Path) -> Members:
@@ -56,7 +56,7 @@ class Members(BaseModel):
         """
         path = directory / FILE
         try:
-            return cls.model_validate(parse_json(path.read_text(encoding="utf-8")))
+            return cls.model_validate(files.parse_json(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise RunDirectoryError(
                 f"{directory} has no {FILE}: it is not the run of a federation. fedcore resume resumes other runs"

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from fedcore.tools import environment, python_command
+from fedcore.tools import process
 
 PRIVATE = 0o700
 """The mode of a folder for its owner only."""
@@ -55,7 +55,7 @@ class Child:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._log = log
-        line = python_command("fedcore_flower.child", str(os.getpid()), str(int(at_parent_end)), target)
+        line = process.python_command("fedcore_flower.child", str(os.getpid()), str(int(at_parent_end)), target)
         if log is not None:
             log.touch(mode=0o600)
         with contextlib.nullcontext() if log is None else log.open("ab") as stream:
@@ -66,7 +66,7 @@ class Child:
                 stderr=stream,
                 pass_fds=tuple(pass_fds),
                 start_new_session=True,  # Ctrl-C in the terminal goes to this process only
-                env=environment(**SILENT, **(env or {})),
+                env=process.environment(**SILENT, **(env or {})),
             )
 
     @property

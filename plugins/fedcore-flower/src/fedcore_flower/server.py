@@ -14,7 +14,7 @@ from typing import Any
 from fedcore import ConfigError, FedcoreError, RunConfig, RunResult
 from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines import ClientFailure, ClientRuntime, ClientSite
-from fedcore.tools import Run, RunDirectory, code_in, one_thread, public_share, resolve, resolve_config
+from fedcore.tools import Run, RunDirectory, code_in, process, public_share, registry, resolve_config
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
 from fedcore_flower.courier import Courier, Request
@@ -93,7 +93,9 @@ def start(config: RunConfig, options: ServerOptions, *, notify: Notify, tell: Te
         partition = Partition.declared(train, test, config.dataset)
         partition.info["names"] = [*names]
         if getattr(config, "normalize", None) in ("global", "client"):  # an option of fedcore-zoo
-            partition.info["statistics"] = resolve("feature", "statistics_of_sites")(dataset, clients.ask_statistics)
+            partition.info["statistics"] = registry.resolve("feature", "statistics_of_sites")(
+                dataset, clients.ask_statistics
+            )
         prepared = dataset
         for section in RunConfig.sections():
             prepared = section.prepared(config, prepared, partition)
@@ -105,7 +107,7 @@ def start(config: RunConfig, options: ServerOptions, *, notify: Notify, tell: Te
                 members.write(Path(details["directory"]))
             notify(event, details)
 
-        with one_thread(), Run.new(config, dataset=dataset, partition=partition) as run:
+        with process.one_thread(), Run.new(config, dataset=dataset, partition=partition) as run:
             return run.train(
                 notify=write_members, make=lambda site: FederationEngine(courier, names, setups, run=run_id)
             )
@@ -122,7 +124,7 @@ def resume(path: Path, options: ServerOptions, *, notify: Notify, tell: Tell, al
     require_flower()
     members = Members.read(RunDirectory.open(path).path)
     keys = members.select_keys(options.keys)
-    with one_thread():
+    with process.one_thread():
         run = Run.open(path, allow_code=False, allow_outside=allow_outside)
     names, setups = members.names, _setups(run.config, run.dataset, members)
     with _open_federation(options, run.config, keys, tell) as courier:

@@ -27,11 +27,11 @@ def main() -> None:
 
 def _serve(connection: Connection, options: TrainerOptions) -> None:
     from fedcore import FedcoreError
-    from fedcore.tools import one_thread, output
+    from fedcore.tools import output, process
     from fedcore_flower.handler import RequestHandler
     from fedcore_flower.own_data import OwnData
 
-    with one_thread():
+    with process.one_thread():
         try:
             data_dir = Path(options.data_dir) if options.data_dir else None
             own = OwnData.load(options.data, data_dir, options.test_fraction, options.seed)

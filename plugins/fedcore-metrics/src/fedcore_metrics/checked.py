@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcore import ConfigError, Metric, PluginContractError
-from fedcore.tools import call, protocols, resolve, short_name
+from fedcore.tools import protocols, registry, short_name
 
 SUMS = "return sums over the samples, in float64, and divide them in value"
 
@@ -28,7 +28,7 @@ class Checked(Metric):
 
         :raises PluginContractError: the metric raised, or it returned other than integers or float64 of its shape.
         """
-        found: Any = call("metric", self.name, self._metric.count, logits, labels)
+        found: Any = registry.call("metric", self.name, self._metric.count, logits, labels)
         if not isinstance(found, Tensor):
             raise self._broken(f"returned a {type(found).__name__}", expected="a tensor of counts", hint=SUMS)
         shape = (len(labels), *self._metric.shape[1:]) if self.by_row else tuple(self._metric.shape)
@@ -44,7 +44,7 @@ class Checked(Metric):
 
         :raises PluginContractError: the metric raised, or it returned something other than a number.
         """
-        found = call("metric", self.name, self._metric.value, counts)
+        found = registry.call("metric", self.name, self._metric.value, counts)
         try:
             return float(found)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -56,7 +56,7 @@ class Checked(Metric):
 
         :raises PluginContractError: the metric raised.
         """
-        points: Mapping[str, Sequence[float]] = call("metric", self.name, self._metric.curve, counts)
+        points: Mapping[str, Sequence[float]] = registry.call("metric", self.name, self._metric.curve, counts)
         return points
 
     def try_samples(self, others: dict[str, Tensor]) -> None:
@@ -90,7 +90,7 @@ def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:
     made: dict[str, Metric] = {}
     counts: dict[str, Tensor] = {}
     for name in names:
-        metric = call("metric", name, resolve("metric", name), num_classes)
+        metric = registry.call("metric", name, registry.resolve("metric", name), num_classes)
         if not isinstance(metric, Metric):
             expected = "a fedcore.Metric for a number of classes"
             raise PluginContractError.of(name, f"makes a {type(metric).__name__}", kind="metric", expected=expected)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedcore import ConfigError
-from fedcore.tools import available, installed_versions, storing
+from fedcore.tools import files, installed_versions, registry
 from fedcore_ray.cluster import Cluster
 
 SERVER_SIDE = ("tracker", "command")
@@ -29,7 +29,7 @@ def check_nodes(cluster: Cluster, state_dir: Path) -> None:
     """
     token = uuid.uuid4().hex
     ours = state_dir / f".seen-by-server-{token}"
-    with storing(ours):
+    with files.storing(ours):
         state_dir.mkdir(parents=True, exist_ok=True)
         ours.write_text(token, encoding="utf-8")
     try:
@@ -57,7 +57,7 @@ def look(state_dir: str, token: str) -> str:
 
 def describe() -> dict[str, Any]:
     """Return the versions that bits depend on, and the instructions that torch uses."""
-    away = {point.dist.name for kind in SERVER_SIDE for point in available(kind).values() if point.dist}
+    away = {point.dist.name for kind in SERVER_SIDE for point in registry.available(kind).values() if point.dist}
     versions = {name: version for name, version in installed_versions().items() if name not in away}
     return {
         "versions": {"python": platform.python_version(), **versions},

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcore.engines import dumps
-from fedcore.tools import parse_json
+from fedcore.tools import files
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -56,10 +56,10 @@ def view(packed: Bytes) -> tuple[dict[str, Tensor], Any]:
     """
     try:
         start = 8 + int.from_bytes(packed[:8].tobytes(), "little")
-        header: dict[str, Any] = parse_json(packed[8:start].tobytes())
+        header: dict[str, Any] = files.parse_json(packed[8:start].tobytes())
         texts = header.pop("__metadata__")
         tensors = {name: _tensor(packed[start:], **entry) for name, entry in header.items()}
-        return tensors, parse_json(texts["fedcore"])
+        return tensors, files.parse_json(texts["fedcore"])
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"these bytes are no whole safetensors with a JSON value: {error!r}") from error
 

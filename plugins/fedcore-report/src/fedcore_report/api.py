@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
-from fedcore.tools import lent
+from fedcore.tools import registry
 from fedcore_study.tools import StudiedRuns, find_runs, listed_runs, run_folders
 
 
@@ -52,7 +52,7 @@ def report(
     check_target(page, None, force=force)
     runs = listed_runs(runs)
     folders, notes = run_folders(runs), list[str]()
-    with lent({key: value for run in runs for key, value in getattr(run, "objects", {}).items()}):
+    with registry.lent({key: value for run in runs for key, value in getattr(run, "objects", {}).items()}):
         made = build(
             find_runs(folders, notes.append),
             notes,

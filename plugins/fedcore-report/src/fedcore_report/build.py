@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
-from fedcore.tools import EVALUATED, available, check_code, code_in, is_lent, key, method, read_yaml, rounds
+from fedcore.tools import code_in, key, method, protocols, registry, rounds, safe_yaml, saved
 from fedcore_report import breakdowns, lines
 from fedcore_report.charts import Chart, Curves, Omitted
 from fedcore_report.opening import Opening, Ranking, Table, main_protocol, opening, rankings
@@ -125,8 +125,10 @@ def build(
     if not runs:
         raise ConfigError("there is no run to report yet")
     for run in runs:
-        check_code(
-            (name for name in code_in(run.config) if not is_lent(name)), run.path / "config.yaml", allow=allow_code
+        saved.check_code(
+            (name for name in code_in(run.config) if not registry.is_lent(name)),
+            run.path / "config.yaml",
+            allow=allow_code,
         )
     if metric is not None:
         runs = _compared_by(runs, metric, said)
@@ -218,7 +220,7 @@ def _section(
     matrices, further = breakdowns.confusions(group, names, main)
     others = {
         protocol: [*_results(group, opened, colors, protocol), *further.get(protocol, ())]
-        for protocol in dict.fromkeys((*EVALUATED, *opened.intervals, *further))
+        for protocol in dict.fromkeys((*protocols.EVALUATED, *opened.intervals, *further))
         if protocol != main
     }
     parts: dict[str, Iterable[Chart | Omitted]] = {
@@ -349,7 +351,7 @@ def _state(run: RunRecord) -> str:
 
 def _final(run: RunRecord) -> str:
     """Return the last figure of a run, finished or not, with its protocol: the first of ``EVALUATED`` it has."""
-    for protocol in EVALUATED:
+    for protocol in protocols.EVALUATED:
         end = run.final(protocol) or next(iter(reversed(run.curve(protocol))), None)
         if end is not None:
             return f"{Measure(run.figure).printed(end.value)} ({protocol})"
@@ -380,11 +382,11 @@ def _machines(runs: Sequence[RunRecord]) -> Table:
 def _versions(runs: Sequence[RunRecord]) -> Table:
     """Return the versions of installed packages, without packages of plugins that no run has."""
     used = {BASELINE, *(name for run in runs for name in run.config.plugins)}
-    of_plugins = {name: point.dist.name for name, point in available("plugin").items() if point.dist}
+    of_plugins = {name: point.dist.name for name, point in registry.available("plugin").items() if point.dist}
     idle = set(of_plugins.values()) - {package for name, package in of_plugins.items() if name in used}
     found: dict[str, dict[str, list[str]]] = {}
     for run in runs:
-        config = read_yaml(_config_text(run))
+        config = safe_yaml.read_yaml(_config_text(run))
         versions = mapping_in(config, "versions") if isinstance(config, dict) else {}
         for name, version in versions.items():
             if name not in idle:

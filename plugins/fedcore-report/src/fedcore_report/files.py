@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore.tools import replacing, storing
+from fedcore.tools import files
 
 if TYPE_CHECKING:
     from fedcore_report.charts import Chart
@@ -43,12 +43,12 @@ def require_converter(form: str) -> None:
         )
 
 
-def save(chart: Chart, *files: Path) -> None:
+def save(chart: Chart, *targets: Path) -> None:
     """Draw one chart into files, whose names say their formats."""
     from fedcore_report import svg  # here: it imports numpy
 
     text = svg.standalone(chart)
-    for file in files:
+    for file in targets:
         if file.suffix == ".svg":
             content = text.encode()
         else:
@@ -56,7 +56,7 @@ def save(chart: Chart, *files: Path) -> None:
 
             as_pdf = file.suffix == ".pdf"
             content = vl_convert.svg_to_pdf(text) if as_pdf else vl_convert.svg_to_png(text, scale=SCALE)
-        with replacing(file, sync=False) as temporary:
+        with files.replacing(file, sync=False) as temporary:
             temporary.write_bytes(content)
 
 
@@ -67,15 +67,15 @@ def write(charts: Iterable[tuple[str, Chart]], folder: Path, forms: Iterable[str
     """
     written: list[Path] = []
     stems: list[str] = []
-    with storing(folder):
+    with files.storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for group, chart in charts:
             stem = _file_name("-".join(part for part in (group, chart.name) if part))
             taken = sum(other == stem or other.startswith(f"{stem}.") for other in stems)
             stems.append(f"{stem}.{taken + 1}" if taken else stem)
-            files = [folder / f"{stems[-1]}.{form}" for form in forms]
-            save(chart, *files)
-            written += files
+            targets = [folder / f"{stems[-1]}.{form}" for form in forms]
+            save(chart, *targets)
+            written += targets
     return written
 
 

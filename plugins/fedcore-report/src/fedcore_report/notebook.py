@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcore.tools import EVALUATED, protocols
+from fedcore.tools import protocols
 from fedcore_report import axes, svg
 from fedcore_report.charts import Curves, Line
 from fedcore_report.lines import named
@@ -26,7 +26,7 @@ def learning_curve(records: Sequence[Mapping[str, Any]], rounds: int) -> str:
     lines: dict[str, Line] = {}
     figure = Measure("accuracy")
     for record in records:
-        for name in EVALUATED:
+        for name in protocols.EVALUATED:
             row = (record["metrics"] or {}).get(name) or {}
             figure = Measure(protocols.figure_of(row)) if row else figure
             if row and (value := row[figure.name]) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fedcore.tools import EVALUATED, PROTOCOLS, Json
+from fedcore.tools import PROTOCOLS, Json, protocols
 from fedcore_report.charts import Interval, Intervals, Omitted
 from fedcore_report.lines import measure_of
 from fedcore_report.lines import named as named_figure
@@ -143,7 +143,7 @@ def rankings(groups: Sequence[Group], asked: Comparison, colors: Mapping[str, in
     :param colors: the number of each row's colour.
     """
     found = []
-    for protocol in EVALUATED:
+    for protocol in protocols.EVALUATED:
         measured = [group for each in groups if (group := _measured(each, protocol)).rows]
         measure = measure_of(measured[0]) if measured else asked.measure
         measured = [group for group in measured if measure_of(group) == measure]

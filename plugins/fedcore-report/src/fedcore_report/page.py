@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedcore import ConfigError, __version__
-from fedcore.tools import storing, write_text
+from fedcore.tools import files
 from fedcore_report import axes, svg
 from fedcore_report.build import Report
 from fedcore_report.charts import plain
@@ -40,14 +40,14 @@ def write_page(report: Report, out: Path) -> None:
 
     :raises StorageError: it cannot be written.
     """
-    with storing(out):
+    with files.storing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, page(report))
+    files.write_text(out, page(report))
 
 
 def page(report: Report) -> str:
     """Return the report as HTML."""
-    sources = files("fedcore_report") / "templates"
+    sources = resources.files("fedcore_report") / "templates"
     style, script = ((sources / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     light, dark = ("".join(f"--{name}: {value}; " for name, value in of.items()) for of in (axes.LIGHT, axes.DARK))
     colors = f":root {{ {light}}}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"

@@ -14,7 +14,7 @@ from fedcore import DataError, FedcoreError, numpy_generator
 from fedcore.client import Setup
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.models import Placement, forward_chunk
-from fedcore.tools import RunDirectory, one_thread
+from fedcore.tools import RunDirectory, process
 from fedcore_report.charts import Chart, Heatmap, Omitted, Points, Scatter, spaced
 from fedcore_study.tools import Group, RunRecord
 
@@ -128,7 +128,7 @@ def _embedding(run: RunRecord, dataset: Dataset, most: int, label: str) -> Chart
         return Omitted(title, "features of width 1 cannot be laid out in a plane")
     if not np.isfinite(features).all():
         return Omitted(title, "the model's features are not finite")
-    with one_thread():
+    with process.one_thread():
         flat = TSNE(init="pca", perplexity=min(30.0, (count - 1) / 3), random_state=0).fit_transform(features)
     labels = dataset.task.strata(dataset.test.labels.cpu()).numpy()[chosen]
     silhouette_text = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcore.tools import write_text
+from fedcore.tools import files
 from fedcore_report import Curves, Line, mean_line, standalone
 from fedcore_reproduce.evidence import Evidence
 from fedcore_reproduce.recipe import Recipe
@@ -70,7 +70,7 @@ def final(recipe: Recipe, run: Evidence) -> float | None:
 def draw(drawn: Curves, file: Path) -> None:
     """Draw curves into an SVG file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, standalone(drawn))
+    files.write_text(file, standalone(drawn))
 
 
 def is_current(drawn: Curves, file: Path) -> bool:

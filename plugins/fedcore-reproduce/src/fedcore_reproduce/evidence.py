@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
 from fedcore import ConfigError
-from fedcore.tools import Json, available, describe, digest, method, parse_json, rounds, settings, write_text
+from fedcore.tools import Json, describe, digest, files, method, registry, rounds, settings
 from fedcore_reproduce.recipe import Kind, Part, Scale, folder_name
 from fedcore_study.tools import RunRecord, Warn, mapping_in, number
 
@@ -198,7 +198,7 @@ def read_evidence(file: Path) -> Evidence:
     :raises ConfigError: the file's name, and what is wrong in it.
     """
     try:
-        evidence = Evidence.model_validate(parse_json(file.read_text(encoding="utf-8")))
+        evidence = Evidence.model_validate(files.parse_json(file.read_text(encoding="utf-8")))
     except ValidationError as error:
         raise ConfigError(describe(error, f"{file}: ", flags=False)) from None
     except (OSError, ValueError) as error:
@@ -223,7 +223,7 @@ def write_evidence(evidence: Evidence, root: Path) -> Path:
     """Write the file of a run into its table's folder and return its path. An earlier file is replaced."""
     file = root / evidence.folder / evidence.file_name
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, evidence.as_json())
+    files.write_text(file, evidence.as_json())
     return file
 
 
@@ -267,7 +267,7 @@ def _session(record: Mapping[str, Any], packages: Collection[str]) -> dict[str, 
 
 
 def _packages(plugins: Mapping[str, Any]) -> list[str]:
-    points = available("plugin")
+    points = registry.available("plugin")
     return [points[name].dist.name for name in plugins if name in points and points[name].dist]  # type: ignore[union-attr]
 
 

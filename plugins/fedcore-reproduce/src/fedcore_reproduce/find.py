@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore.tools import available, how_to_install, package_of
+from fedcore.tools import registry
 from fedcore_reproduce.recipe import Kind, Recipe, read_recipe
 
 FOLDER = "recipes"
@@ -16,7 +16,7 @@ FOLDER = "recipes"
 
 def recipe_files() -> list[Path]:
     """Return the recipe files of all packages that plugins are installed from; imports none of the packages."""
-    folders = {folder: None for point in available("plugin").values() for folder in _folders(point)}
+    folders = {folder: None for point in registry.available("plugin").values() for folder in _folders(point)}
     return [file for folder in folders for file in sorted(folder.glob("*.yaml"))]
 
 
@@ -41,10 +41,10 @@ def find_recipes(warn: Callable[[str], object], method: str | None = None) -> li
     if matches or method is None:
         return matches
     methods = sorted({recipe.method for recipe in recipes})
-    if method in available("plugin"):
+    if method in registry.available("plugin"):
         raise ConfigError(f"there are no recipes for {method!r}; there are some for: {', '.join(methods) or 'none'}")
-    package = package_of("plugin", method)
-    hint = f"{method!r} is in the package {package}: {how_to_install(package)}" if package else ""
+    package = registry.package_of("plugin", method)
+    hint = f"{method!r} is in the package {package}: {registry.how_to_install(package)}" if package else ""
     raise UnknownNameError("method with recipes", method, methods, hint)
 
 

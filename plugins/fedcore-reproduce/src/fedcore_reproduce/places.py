@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fedcore import FedcoreError, RunConfig
-from fedcore.tools import Json, is_code, key, settings
+from fedcore.tools import Json, key, registry, settings
 from fedcore_reproduce.evidence import Place
 from fedcore_reproduce.recipe import SCALES, Recipe
 from fedcore_study.tools import resolved
@@ -59,7 +59,7 @@ def comparable(config: RunConfig) -> dict[str, Json]:
 
     :raises ConfigError: or a subclass; a plugin is unknown or does not have an option.
     """
-    code = any(map(is_code, config.plugins))
+    code = any(map(registry.is_code, config.plugins))
     values = settings(config if code else resolved(config.model_copy(update={"trackers": {}})))
     plugins = values.pop("plugins")
     system = values.pop("system", None)  # an option of fedcore-simulation

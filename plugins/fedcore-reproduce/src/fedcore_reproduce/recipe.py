@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
-from fedcore.tools import PREFIXED, PROTOCOLS, Json, available, describe, package_of, read_config_file
+from fedcore.tools import PROTOCOLS, Json, describe, registry, safe_yaml
 from fedcore_study.tools import SweepSpec, axis_name
 
 Kind = Literal["table", "figure"]
@@ -301,13 +301,13 @@ class Recipe(Part):
             if name.startswith(_BY_PATH) or name.endswith(".json"):
                 continue
             prefix, colon, _ = name.partition(":")
-            by_prefix = colon and kind in PREFIXED
+            by_prefix = colon and kind in registry.PREFIXED
             provided = (f"{kind} prefix", prefix) if by_prefix else (kind, name)
-            if provided[1] in available(provided[0]):
+            if provided[1] in registry.available(provided[0]):
                 continue
-            package = self.packages.get(name) or package_of(*provided)
+            package = self.packages.get(name) or registry.package_of(*provided)
             if package is None:
-                raise UnknownNameError(kind, name, available(kind))
+                raise UnknownNameError(kind, name, registry.available(kind))
             return f"{kind} {name} is in the package {package}, which is not installed here"
         return ""
 
@@ -322,7 +322,7 @@ def read_recipe(file: Path) -> Recipe:
 
     :raises ConfigError: names the file and what is wrong in it: keys, options, names, missing figures.
     """
-    values = read_config_file(file)
+    values = safe_yaml.read_config_file(file)
     unknown = [name for name in values if name not in Recipe.model_fields or name == "file"]
     if unknown:
         known = [name for name in Recipe.model_fields if name != "file"]

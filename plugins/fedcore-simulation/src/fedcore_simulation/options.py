@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedcore import ConfigError, Repeated, Section, UnknownNameError
-from fedcore.tools import read_yaml
+from fedcore.tools import safe_yaml
 
 if TYPE_CHECKING:
     from fedcore import RunConfig, RunSetup, System
@@ -167,7 +167,7 @@ def _read_system(value: Any) -> Any:
         if name in system:
             raise ConfigError(f"--system {text}: {name} is given twice; give it once")
         try:
-            system[name] = read_yaml(setting)
+            system[name] = safe_yaml.read_yaml(setting)
         except ValueError as error:
             raise ConfigError(f"--system {text}: the value is not valid YAML ({error})") from None
     return {**before, **system} if isinstance(before, dict) else system

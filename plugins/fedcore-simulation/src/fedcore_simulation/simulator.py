@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedcore import RunConfig, SimulatedOutcome, derive_seed, numpy_generator
 from fedcore.server import UNREACHED
-from fedcore.tools import RecordFile, rounds
+from fedcore.tools import files, rounds
 from fedcore_simulation.arrivals import Arrivals
 from fedcore_simulation.options import SimulatedSystem
 
@@ -135,7 +135,7 @@ class Simulator:
             **({"staleness": {str(client): tau for client, tau in staleness.items()}} if staleness else {}),
         }
 
-    def totals(self, file: RecordFile) -> dict[str, Any]:
+    def totals(self, file: files.RecordFile) -> dict[str, Any]:
         """Return the sums over a run's rounds: selected clients, used updates, partial updates among these, losses."""
         selected = accepted = partial = 0
         kinds: Counter[str] = Counter()

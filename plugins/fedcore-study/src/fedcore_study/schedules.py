@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedcore import FedcoreError, RunConfig
-from fedcore.tools import is_code
+from fedcore.tools import registry
 
 
 def follows_rounds(config: RunConfig) -> bool:
@@ -20,7 +20,9 @@ def follows_rounds(config: RunConfig) -> bool:
     from fedcore.tools import PluginSet
 
     try:
-        plugins = PluginSet.create({name: options for name, options in config.plugins.items() if not is_code(name)})
+        plugins = PluginSet.create(
+            {name: options for name, options in config.plugins.items() if not registry.is_code(name)}
+        )
     except FedcoreError:
         return False
     return any("rounds" in plugin.assumes for plugin in plugins)

@@ -17,18 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig, UnknownNameError
-from fedcore.tools import (
-    available,
-    flag_of,
-    full_name,
-    package_of,
-    parse_json,
-    process,
-    protocols,
-    settings,
-    write_text,
-    write_yaml,
-)
+from fedcore.tools import files, flag_of, full_name, process, protocols, registry, safe_yaml, settings
 from fedcore_study.comparisons.measures import Measure, judge
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.directory import ASKED, SEARCH, STUDY
@@ -153,8 +142,8 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
     unused = [axis.name for axis in axes if "." in axis.name and axis.name.rpartition(".")[0] not in base.plugins]
     if unused and "plugins" not in {axis.name for axis in axes}:
         plugin = unused[0].rpartition(".")[0]
-        if not (plugin in available("plugin") or package_of("plugin", plugin)):
-            raise UnknownNameError("plugin", plugin, available("plugin"), f"It stands in --search {unused[0]}")
+        if not (plugin in registry.available("plugin") or registry.package_of("plugin", plugin)):
+            raise UnknownNameError("plugin", plugin, registry.available("plugin"), f"It stands in --search {unused[0]}")
         raise ConfigError(f"--search {unused[0]}: no trial has this plugin; add --plugin {plugin}")
     # A wrong value would spend the trials that draw it. Each is tried alone: two that do not fit cost one trial.
     combinations = next((axis.choices for axis in axes if axis.name == "plugins"), ())
@@ -245,7 +234,7 @@ def _check_study(file: Path) -> None:
             try:
                 if not line.endswith(b"\n"):
                     raise ValueError("it is cut off")
-                parse_json(line)["op_code"]
+                files.parse_json(line)["op_code"]
             except (ValueError, LookupError, TypeError) as error:
                 raise ConfigError(
                     f"{file}: line {number} is damaged ({error}). Delete it and the lines after it, to go on without "
@@ -410,5 +399,5 @@ def _result(study: Any, axes: Sequence[Axis], measure: Measure, out: Path, spec:
     best = max(done, key=lambda trial: measure.sign * (trial.value or 0.0), default=None)
     if best is not None:
         config = spec.run(best.options, spec.seeds[0])
-        write_text(out / BEST, write_yaml(config.model_dump(mode="json", exclude_defaults=True)))
+        files.write_text(out / BEST, safe_yaml.write_yaml(config.model_dump(mode="json", exclude_defaults=True)))
     return SearchResult(out, measure, trials, best)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from fedcore.tools import is_code, is_lent, short_name
+from fedcore.tools import registry, short_name
 
 Value = TypeVar("Value")
 
@@ -22,7 +22,7 @@ def counted(number: int, noun: str) -> str:
 
 def without_module(name: str) -> str:
     """Return ``Near`` for ``module:study.Near``, the user's own code or object. Other names are returned unchanged."""
-    return short_name(name) if is_code(name) or is_lent(name) else name
+    return short_name(name) if registry.is_code(name) or registry.is_lent(name) else name
 
 
 def named(settings: Mapping[str, object]) -> str:

@@ -26,7 +26,7 @@ from fedcore.hooks import (
     create_plugin,
     patterns_of,
 )
-from fedcore.tools import available, option_names, options, output, resolve, short_name
+from fedcore.tools import option_names, options, output, registry, short_name
 from fedcore_testing.traffic import watch
 
 _SIDES = {"server": "server", "client": "client", "step": "client", "update": "server"}
@@ -38,7 +38,7 @@ def describe(name: str) -> dict[str, Any]:
     :raises UnknownNameError: no installed package provides the name.
     :raises PluginContractError: it breaks the contract.
     """
-    cls = resolve("plugin", name)
+    cls = registry.resolve("plugin", name)
     check_class(name, cls)
     source: Plugin | type[Plugin] = cls
     with suppress(ConfigError):  # an option without a default: the class's declarations are used
@@ -78,11 +78,11 @@ def describe_part(kind: str, name: str) -> dict[str, Any]:
     :param kind: ``tracker`` or ``engine``.
     :raises PluginContractError: it cannot be imported.
     """
-    return _origin_and_options(kind, name, resolve(kind, name))
+    return _origin_and_options(kind, name, registry.resolve(kind, name))
 
 
 def _origin_and_options(kind: str, name: str, cls: Any) -> dict[str, Any]:
-    point = available(kind).get(name)
+    point = registry.available(kind).get(name)
     dist = point.dist if point else None
     fields = option_names(cls) if hasattr(cls, "Options") else {}
     return {

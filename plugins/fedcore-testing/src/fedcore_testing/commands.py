@@ -11,7 +11,7 @@ import typer
 
 from fedcore import ConfigError, RunConfig
 from fedcore.cli import command
-from fedcore.tools import available, build_config, importing, options, output, short_name
+from fedcore.tools import build_config, options, output, process, registry, short_name
 from fedcore_testing.scaffold import KINDS, new_package, train_command
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def check(
     They run with the plugin's defaults, small models and 120 of the bundled digits. The options change that, such as
     --momentum 0 for a method that refuses momentum.
     """
-    with importing():
+    with process.importing():
         from fedcore_testing import run_checks
 
     own = _own_options(name, settings or [])
@@ -119,11 +119,11 @@ def show(
     debug: options.Debug = False,
 ) -> None:
     """Show what a plugin does, its options, its hooks and what it cannot be combined with."""
-    with importing():
+    with process.importing():
         from fedcore_testing.card import describe, describe_part, draw
 
-    others = [kind for kind in ("tracker", "engine") if name in available(kind)]
-    card = describe_part(others[0], name) if others and name not in available("plugin") else describe(name)
+    others = [kind for kind in ("tracker", "engine") if name in registry.available(kind)]
+    card = describe_part(others[0], name) if others and name not in registry.available("plugin") else describe(name)
     if as_json:
         output.print_json(card)
     else:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedcore import FedcoreError, RunResult
 from fedcore.engines import ClientFailure, ClientSite, ClientTask, Engine, FailureKind, Outcome, Reply
 from fedcore.server import Federation, ServerScope
-from fedcore.tools import Run, one_thread, resolve
+from fedcore.tools import Run, process, registry
 from fedcore_testing.compare import require_same_states
 from fedcore_testing.federation import federate, model_bytes, records, small_config
 from fedcore_testing.probe import Probe, ProbeOfEach
@@ -49,7 +49,7 @@ def check_engine(engine: str | MakeEngine, folder: Path, *, workers: Sequence[in
     :raises AssertionError: names the defect.
     """
     try:
-        make: MakeEngine = resolve("engine", engine) if isinstance(engine, str) else engine
+        make: MakeEngine = registry.resolve("engine", engine) if isinstance(engine, str) else engine
     except FedcoreError as error:
         raise AssertionError(str(error)) from error
     with importable_in_workers():
@@ -105,7 +105,7 @@ def _records(result: RunResult) -> list[dict[str, Any]]:
 def _check_conversation(make: MakeEngine, folder: Path, options: Mapping[str, Any]) -> None:
     """Send an engine a server's tasks and check each outcome."""
     config = small_config(folder, (Probe, {"raising": [RAISING]}), out=folder, **{**RUN, "clients": CLIENTS, **options})
-    with one_thread(), Run.new(config) as run:
+    with process.one_thread(), Run.new(config) as run:
         engine = make(ClientSite(run.config, run.dataset, run.partition, folder / "clients"))
         try:
             federation = Federation(run.setup, run.dataset, run.partition, engine, run.directory.clients)

@@ -22,7 +22,7 @@ from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.engines import ClientSite, Engine
 from fedcore.hooks import create_plugin
 from fedcore.server import Notify, ServerState
-from fedcore.tools import Run, RunDirectory, available, environment
+from fedcore.tools import Run, RunDirectory, process, registry
 from fedcore_testing import importable as offered
 from fedcore_workers import current
 
@@ -160,10 +160,10 @@ def killed(folder: Path, *plugins: Choice, after: int, **options: Any) -> RunRes
     arguments, server = [config.model_dump_json(), str(after)], current()
     if server is not None:
         call = f"{__name__}:{run_and_die.__name__}"
-        code = server.fork(call, arguments, environment=environment(), descriptors={}).wait(120)
+        code = server.fork(call, arguments, environment=process.environment(), descriptors={}).wait(120)
     else:
         command = [sys.executable, "-P", "-c", _KILLED, *arguments]
-        code = subprocess.run(command, env=environment(), timeout=120, check=False).returncode  # noqa: S603 - our own
+        code = subprocess.run(command, env=process.environment(), timeout=120, check=False).returncode  # noqa: S603 - our own
     assert code == -signal.SIGKILL, f"the run in {config.out} ended before round {after} did"
     assert config.out is not None
     return resume(config.out, allow_code=True)
@@ -199,7 +199,7 @@ def entry_point_of(plugin: object, kind: str = "plugin") -> EntryPoint | None:
 
     Another class of the same name and module, such as a watched one, has none.
     """
-    for point in available(kind).values():
+    for point in registry.available(kind).values():
         package, _, attribute = point.value.partition(":")
         if getattr(sys.modules.get(package), attribute, None) is plugin:
             return point
@@ -217,7 +217,7 @@ def installed(name: str) -> str:
     """Return a plugin's name; skips the test where that plugin is not installed."""
     import pytest
 
-    if name not in available("plugin"):
+    if name not in registry.available("plugin"):
         pytest.skip(f"{name} is not installed")
     return name
 

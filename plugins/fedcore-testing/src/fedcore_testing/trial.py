@@ -16,7 +16,7 @@ from fedcore import FedcoreError, Plugin, RunConfig, RunResult
 from fedcore.data import Task
 from fedcore.engines import ClientSite, Engine
 from fedcore.hooks import BUILTIN, create_plugin
-from fedcore.tools import PROTOCOLS, environment, resolve
+from fedcore.tools import PROTOCOLS, process, registry
 from fedcore_testing import problems
 from fedcore_testing.federation import Choice, federate, name_of, records
 from fedcore_testing.findings import Finding
@@ -63,7 +63,7 @@ class Trial:
         self, target: Any, options: Mapping[str, Any] | None = None, given: Mapping[str, Any] | None = None
     ) -> None:
         self.options, self.given = dict(options or {}), _of_task(given or {})
-        self.target = resolve("plugin", target) if isinstance(target, str) else target
+        self.target = registry.resolve("plugin", target) if isinstance(target, str) else target
         self.name = target if isinstance(target, str) else name_of(target)
         self.label = self.name
         if self.name.startswith("module:"):
@@ -143,7 +143,7 @@ def _of_task(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of a run, with a small data set of their task and a model for it."""
     if "task" not in given or "dataset" in given:
         return dict(given)
-    task: type[Task] = resolve("task", given["task"])
+    task: type[Task] = registry.resolve("task", given["task"])
     model = {"model": task.model} if task.model else {}
     return {"dataset": task.example or RUN["dataset"], "samples": problems.FEW, **model, **given}
 
@@ -189,4 +189,4 @@ def importable_in_workers() -> Any:
 
     The workers of the local engine always can.
     """
-    return mock.patch.dict(os.environ, PYTHONPATH=environment()["PYTHONPATH"])
+    return mock.patch.dict(os.environ, PYTHONPATH=process.environment()["PYTHONPATH"])

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from fedcore import FedcoreError, PluginContractError, PluginOptions, RunConfig
-from fedcore.tools import parse_options, resolve
+from fedcore.tools import parse_options, registry
 
 Status = Literal["finished", "stopped", "failed"]
 
@@ -98,7 +98,7 @@ def tracker_class(name: str) -> type[Tracker]:
     :raises UnknownNameError: no installed package provides the name.
     :raises PluginContractError: it cannot be imported, or is no tracker.
     """
-    cls = resolve("tracker", name)
+    cls = registry.resolve("tracker", name)
     if not (inspect.isclass(cls) and issubclass(cls, Tracker)):
         expected = "a subclass of fedcore_trackers.Tracker"
         raise PluginContractError.of(name, f"is {cls!r}", kind="tracker", expected=expected)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import RunConfig
-from fedcore.tools import environment, python_command
+from fedcore.tools import process
 from fedcore_trackers.base import Status, TrackerOptions, resolve_trackers
 from fedcore_trackers.process import SWITCHED_OFF, Memory, memory_file
 
@@ -36,8 +36,8 @@ def tracked(config: RunConfig, directory: Path, notify: Notify) -> Iterator[Noti
     def told(event: str, details: Mapping[str, Any]) -> None:
         nonlocal status
         if event == "round":
-            for process in processes:
-                process.say("")
+            for each in processes:
+                each.say("")
         elif event in ("done", "stopped"):
             status = "finished" if event == "done" else "stopped"
         notify(event, details)
@@ -65,12 +65,12 @@ class TrackerProcess:
             self.log.parent.mkdir(exist_ok=True)
             with self.log.open("ab") as log:
                 self.process = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
-                    python_command("fedcore_trackers.process", name, str(directory)),
+                    process.python_command("fedcore_trackers.process", name, str(directory)),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,  # Ctrl-C is the run's business
-                    env=environment(),
+                    env=process.environment(),
                 )
             assert self.process.stdin is not None
             os.set_blocking(self.process.stdin.fileno(), False)  # one that hangs must not hold up the run
@@ -136,11 +136,11 @@ class TrackerProcess:
 
 def _close(processes: list[TrackerProcess], status: Status) -> None:
     began = time.monotonic()
-    for process in processes:  # before the wait for the first one
-        process.say(status)
+    for each in processes:  # before the wait for the first one
+        each.say(status)
     try:
-        for process in processes:
-            process.wait(began + process.patience)
+        for each in processes:
+            each.wait(began + each.patience)
     except KeyboardInterrupt:
-        for process in processes:
-            process.kill("Ctrl-C came before it had finished")
+        for each in processes:
+            each.kill("Ctrl-C came before it had finished")

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from fedcore.tools import RunFiles, parse_json, write_text
+from fedcore.tools import RunFiles, files
 from fedcore_trackers.base import Status, TrackedRun, Tracker, create_tracker
 
 SWITCHED_OFF = 3
@@ -44,7 +44,7 @@ class Memory:
     @classmethod
     def read(cls, file: Path) -> Memory:
         """Read a tracker's file. Without a file, nothing has happened yet."""
-        return cls(**parse_json(file.read_bytes())) if file.exists() else cls()
+        return cls(**files.parse_json(file.read_bytes())) if file.exists() else cls()
 
     def write(self, file: Path) -> None:
         """Write the file: a reader sees the old one or the new one.
@@ -56,7 +56,7 @@ class Memory:
         except (TypeError, ValueError) as error:
             raise RuntimeError(f"run.state can hold JSON only: {error}") from error
         file.parent.mkdir(exist_ok=True)
-        write_text(file, text, sync=False)
+        files.write_text(file, text, sync=False)
 
 
 def memory_file(directory: Path, name: str) -> Path:
@@ -130,7 +130,7 @@ class Follower:
                     return
                 self._offset += len(line)
                 try:
-                    record = parse_json(line)
+                    record = files.parse_json(line)
                     is_due = record.get("round", -1) >= self.memory.round
                 except (ValueError, AttributeError):
                     continue  # damaged while the run was stopped; the run has warned about it

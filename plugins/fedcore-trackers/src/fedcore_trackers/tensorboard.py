@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from pydantic import Field
 
-from fedcore.tools import write_yaml
+from fedcore.tools import safe_yaml
 from fedcore_trackers.base import Status, TrackedRun, Tracker, TrackerOptions, requires
 from fedcore_trackers.scalars import parameters, round_scalars, scalars
 
@@ -42,7 +42,7 @@ class TensorBoard(Tracker):
             began = Event(session_log=SessionLog(status=SessionLog.START), step=run.round + 1, wall_time=time.time())
             self._write(began)
         else:
-            values = write_yaml(run.config.model_dump(mode="json"))
+            values = safe_yaml.write_yaml(run.config.model_dump(mode="json"))
             self._add(_text("config", f"```yaml\n{values}```"), 0)
             plain = {name: value for name, value in parameters(run.config).items() if isinstance(value, _PLAIN)}
             self._add(hparams_pb(plain, trial_id=run.name, start_time_secs=time.time()), 0)

@@ -29,7 +29,7 @@ from fedcore.engines import (
     cores,
     groups_of,
 )
-from fedcore.tools import environment, is_lent, process, python_command
+from fedcore.tools import process, registry
 from fedcore_workers.dispatch import Bundle, Dispatcher
 from fedcore_workers.forks import TEMPLATE, ForkedProcess, current, template
 from fedcore_workers.messages import pack_shared, pack_site, pack_task, unpack_outcomes
@@ -55,7 +55,7 @@ def start_worker(connection: socket.socket) -> subprocess.Popen[bytes] | ForkedP
         variables = worker_environment()
         return template.fork("fedcore_workers.worker:main", [fd], environment=variables, descriptors={fd: fd})
     return subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
-        python_command("fedcore_workers.worker", str(fd), str(os.getpid())),
+        process.python_command("fedcore_workers.worker", str(fd), str(os.getpid())),
         pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is the engine's own business
@@ -65,7 +65,7 @@ def start_worker(connection: socket.socket) -> subprocess.Popen[bytes] | ForkedP
 
 def worker_environment() -> dict[str, str]:
     """Return the environment of a worker process."""
-    return environment(**TEMPLATE, **{process.CORES: "1"})
+    return process.environment(**TEMPLATE, **{process.CORES: "1"})
 
 
 class _Worker:
@@ -123,7 +123,7 @@ class WorkerEngine:
             self.close()
             raise
         # The data set is in memory once for all processes. One of the program may be its memory in other ways, too.
-        if not is_lent(site.config.dataset):
+        if not registry.is_lent(site.config.dataset):
             for name, mapped in get_frame(os.dup(self._shared[SITE]))[0].items():
                 packed[name].data = mapped
 

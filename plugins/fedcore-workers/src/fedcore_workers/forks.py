@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from fedcore.tools import environment, importing, process, python_command
+from fedcore.tools import process
 
 if TYPE_CHECKING:
     from fedcore import RunConfig  # takes half a second, which a process that only dies with its parent need not spend
@@ -155,11 +155,11 @@ class Template:
                 self._process = _Child(theirs.fileno(), *self._arguments)
                 return
             self._process = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
-                python_command("fedcore_workers.forks", f"{theirs.fileno()}", *self._arguments),
+                process.python_command("fedcore_workers.forks", f"{theirs.fileno()}", *self._arguments),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in the terminal is the caller's business
-                env=environment(**TEMPLATE),
+                env=process.environment(**TEMPLATE),
             )
 
 
@@ -257,7 +257,7 @@ def main(fd: int, parent: int, *modules: str) -> None:
         die_with_parent(parent)
     for number in _STOPPING:  # SLURM sends them to every process of a job
         signal.signal(number, signal.SIG_IGN)
-    with importing():  # a collection in a forked process would copy all pages
+    with process.importing():  # a collection in a forked process would copy all pages
         for module in ("fedcore_workers.worker", *modules):
             importlib.import_module(module)
     ended, wakeup = os.pipe()

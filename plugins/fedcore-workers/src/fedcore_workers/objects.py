@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedcore import ConfigError
-from fedcore.tools import LENT
+from fedcore.tools import registry
 
 
 def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) -> bytes:
@@ -29,7 +29,7 @@ def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) 
         def persistent_id(self, part: Any) -> str | None:
             return apart(part)
 
-    file, sent = io.BytesIO(), {key: lent for key, lent in LENT.items() if key[0] != "dataset"}
+    file, sent = io.BytesIO(), {key: lent for key, lent in registry.LENT.items() if key[0] != "dataset"}
     try:
         Pickler(file).dump((value, sent))
     except Exception as error:  # a program's objects can raise anything
@@ -60,5 +60,5 @@ def unpickled(sent: bytes, find_part: Callable[[str], Any]) -> Any:
             f"a worker process cannot load the objects that were given to the run ({type(error).__name__}: {error}). "
             "Put them into a module, or use workers=0"
         ) from error
-    LENT.update(objects)
+    registry.LENT.update(objects)
     return value

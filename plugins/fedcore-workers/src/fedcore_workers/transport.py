@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedcore import Tensors
-from fedcore.tools import parse_json, storing
+from fedcore.tools import files
 
 ALIGNMENT = 64
 LENGTHS = struct.Struct("<QQ")
@@ -52,7 +52,7 @@ def unpack_frame(frame: Tensor) -> tuple[Tensors, Any]:
     """Return the tensors and the value of a frame, (n,) uint8. The tensors are views of the frame."""
     content = memoryview(frame.numpy())  # type: ignore[arg-type]
     begin = LENGTHS.size + LENGTHS.unpack_from(content)[0]
-    value, described = parse_json(bytes(content[LENGTHS.size : begin]).rstrip(b"\0"))
+    value, described = files.parse_json(bytes(content[LENGTHS.size : begin]).rstrip(b"\0"))
     tensors = {}
     for name, dtype_name, shape, position in described:
         dtype = getattr(torch, dtype_name)
@@ -72,7 +72,7 @@ def put_frame(tensors: Mapping[str, Tensor], value: Any) -> int:
 
     :raises StorageError: there is no room.
     """
-    with storing(Path(tempfile.gettempdir())):
+    with files.storing(Path(tempfile.gettempdir())):
         if hasattr(os, "memfd_create"):
             number = os.memfd_create("fedcore")
         else:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from fedcore import ConfigError, RunConfig
-from fedcore.tools import check_code, code_in, options, output, read_mapping, storing, typed_code
+from fedcore.tools import code_in, files, options, output, safe_yaml, saved, typed_code
 from fedcore_console import SPLIT_FIELDS, check_out
 from fedcore_report.files import FORMATS, require_converter, save
 
@@ -65,7 +65,7 @@ def plot(
     for picture in out or ():
         from fedcore_report import samples
 
-        with storing(picture):
+        with files.storing(picture):
             picture.parent.mkdir(parents=True, exist_ok=True)
             save(samples.picture(partition, dataset), picture)
         output.line(f"written: {picture}")
@@ -76,9 +76,9 @@ def _with_data_of_run(partition: Path, config: RunConfig, given: dict[str, Any],
     beside = partition.with_name("config.yaml")
     if "dataset" in given or partition.name != "partition.json" or not beside.is_file():
         return config
-    written = read_mapping(beside, plain=True)
+    written = safe_yaml.read_mapping(beside, plain=True)
     if "digests" not in written:  # some other file, not of a run
         return config
     config = RunConfig.create({"dataset": written.get("dataset"), "data_dir": written.get("data_dir"), **given})
-    check_code(code_in(config), beside, allow=allow_code, own=typed_code(given.values()))
+    saved.check_code(code_in(config), beside, allow=allow_code, own=typed_code(given.values()))
     return config

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedcore import ConfigError
-from fedcore.tools import options, output, write_text
+from fedcore.tools import files, options, output
 from fedcore_study.tools import Runs
 
 app = typer.Typer(
@@ -83,7 +83,7 @@ def page(
         if outdated:
             raise typer.Exit(1)
         return
-    write_text(file, new)
+    files.write_text(file, new)
     for picture, chart in drawn.items():
         if picture in outdated:
             curves.draw(chart, picture)

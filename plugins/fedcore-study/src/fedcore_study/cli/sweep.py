@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcore import ConfigError, FedcoreError, RunConfig
-from fedcore.tools import INTERRUPTED, SOME_FAILED, options, output, read_yaml, typed_code
+from fedcore.tools import INTERRUPTED, SOME_FAILED, options, output, safe_yaml, typed_code
 from fedcore_study.cli import shared
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _parameters(submit: str | None, texts: list[str]) -> dict[str, Any]:
         if not (equals and name.isidentifier()):
             raise ConfigError(f"--submit-set {text!r}: write NAME=VALUE, for example slurm_partition=gpu")
         try:
-            parameters[name] = read_yaml(value)
+            parameters[name] = safe_yaml.read_yaml(value)
         except ValueError as error:
             raise ConfigError(f"--submit-set {text!r}: the value is not valid YAML ({error})") from None
     return parameters

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from fedcore.tools import SIGNS, Json, key, method
+from fedcore.tools import Json, key, method, protocols
 from fedcore_study.comparisons.comparison import CLIENTS, DIFFERENCE, SEEDS, Block, Comparison, P, Row, same_seeds
 from fedcore_study.comparisons.costs import COSTS, EACH
 from fedcore_study.comparisons.fairness import FIGURES, headings
@@ -98,7 +98,7 @@ def _column(word: str, comparison: Comparison, block: Block) -> list[Column]:
         return [_measured(comparison)]
     if not any(row.asked[word] for row in block.rows):
         return []
-    measure = Measure(word, SIGNS.get(word) or direction(word.removesuffix("_mean"), comparison.signs))
+    measure = Measure(word, protocols.SIGNS.get(word) or direction(word.removesuffix("_mean"), comparison.signs))
     heading = f"{word}{measure.unit}"
     return [_figures(heading, lambda row: row.asked[word], measure.scale, measure.digits, measure.sign)]
 
@@ -274,8 +274,8 @@ def caption(comparisons: Sequence[Comparison]) -> str:
     comparison = comparisons[0]
     parts = [f"{name} {_short(comparison.common[name])}" for name in names if name in comparison.common]
     after = "at the end" if comparison.round is None else f"after {comparison.round} rounds"
-    protocols = joined([comparison.protocol for comparison in comparisons])
-    return f"protocol{'s' * (len(comparisons) > 1)} {protocols}, {after}; {', '.join(parts)}"
+    shown = joined([comparison.protocol for comparison in comparisons])
+    return f"protocol{'s' * (len(comparisons) > 1)} {shown}, {after}; {', '.join(parts)}"
 
 
 def notes_of(comparisons: Iterable[Comparison]) -> list[str]:

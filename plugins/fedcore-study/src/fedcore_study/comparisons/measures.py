@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig
-from fedcore.tools import SIGNS, available, call, judged_by, protocols, resolve, short_name
+from fedcore.tools import judged_by, protocols, registry, short_name
 from fedcore_study.comparisons.records import NO_SIGNS, OVER_CLIENTS
 from fedcore_study.lenient import mapping_in
 
@@ -32,7 +32,7 @@ class Measure:
         :param option: the option that names the figure.
         :raises ConfigError: no installed metric has the name, or of this one neither more nor less is better.
         """
-        sign = SIGNS.get(name) or direction(name.removesuffix("_mean"), signs)
+        sign = protocols.SIGNS.get(name) or direction(name.removesuffix("_mean"), signs)
         if not sign:
             raise ConfigError(
                 f"{option} {name}: it is not known whether more of it is better; choose accuracy, loss, mean, std, "
@@ -116,11 +116,11 @@ def direction(name: str, signs: Mapping[str, int] = NO_SIGNS) -> int:
     if name in signs:
         return signs[name]
     prefixed = ":" in name
-    if name not in available("metric") and not prefixed:
+    if name not in registry.available("metric") and not prefixed:
         return 0
     try:
-        made = resolve("metric", name)
-        metric = made if isinstance(made, type) else call("metric", name, made, 2)
+        made = registry.resolve("metric", name)
+        metric = made if isinstance(made, type) else registry.call("metric", name, made, 2)
     except FedcoreError:
         if prefixed:
             raise

@@ -12,22 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fedcore import RunConfig, RunDirectoryError
-from fedcore.tools import (
-    PROTOCOLS,
-    SOURCE,
-    RecordFile,
-    SavedConfig,
-    digest,
-    is_code,
-    method,
-    parse_json,
-    parse_record,
-    partition_digest,
-    protocols,
-    refuse_links,
-    settings,
-    short_name,
-)
+from fedcore.tools import PROTOCOLS, digest, files, method, protocols, registry, saved, settings, short_name
 from fedcore.tools import rounds as recorded
 from fedcore_study.lenient import list_in, mapping_in, number
 from fedcore_study.runs.labels import read_labels
@@ -130,7 +115,7 @@ class RunRecord:
         """The hashes of the code of the run's methods and of the user's own code by name, in each session."""
         for session in self.sessions:
             for name, value in mapping_in(session, "versions").items():
-                if name.startswith(SOURCE) or is_code(name):
+                if name.startswith(saved.SOURCE) or registry.is_code(name):
                     yield name, str(value)
 
     @cached_property
@@ -289,7 +274,7 @@ def _searched(study: Path) -> list[str]:
     """Return the options that a search tries, as its study has them; empty if it is damaged there."""
     for line in study.read_bytes().splitlines():
         with contextlib.suppress(ValueError, AttributeError):
-            if asked := mapping_in(mapping_in(parse_json(line), "user_attr"), ASKED):
+            if asked := mapping_in(mapping_in(files.parse_json(line), "user_attr"), ASKED):
                 return [name.removeprefix(SEARCH) for name in asked if name.startswith(SEARCH)]
     return []
 
@@ -305,19 +290,19 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
         what = "does not exist" if not path.exists() else "is neither a run nor a sweep: it has no config.yaml"
         hint = f"For all runs in it, name {os.path.relpath(path)}/*" if any(path.glob("*/config.yaml")) else ""
         raise RunDirectoryError(f"{path} {what}. {hint or 'Name folders that train or sweep printed.'}")
-    refuse_links(path, deep=False)
-    saved = SavedConfig.read(file)
-    partition, labels = _hashes(path / "partition.json", saved)
+    files.refuse_links(path, deep=False)
+    own = saved.SavedConfig.read(file)
+    partition, labels = _hashes(path / "partition.json", own)
     rounds = list(_rounds(path / "metrics.jsonl", warn))
-    summary, sessions = _summary(path, warn), RecordFile(path / "sessions.jsonl").read(warn)
-    return RunRecord(path, saved.config(path), partition, labels, rounds, summary, sessions, saved.history)
+    summary, sessions = _summary(path, warn), files.RecordFile(path / "sessions.jsonl").read(warn)
+    return RunRecord(path, own.config(path), partition, labels, rounds, summary, sessions, own.history)
 
 
-def _hashes(file: Path, saved: SavedConfig) -> tuple[str, str]:
+def _hashes(file: Path, own: saved.SavedConfig) -> tuple[str, str]:
     try:
-        content = parse_json(file.read_bytes())
-        partition = partition_digest(str(content["sha256"]), content["info"])
-        if partition != saved.partition:
+        content = files.parse_json(file.read_bytes())
+        partition = saved.partition_digest(str(content["sha256"]), content["info"])
+        if partition != own.partition:
             raise ValueError("it is not the one that config.yaml was written with")
         return str(content["sha256"]), str(content["info"].get("labels_sha256", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -326,12 +311,12 @@ def _hashes(file: Path, saved: SavedConfig) -> tuple[str, str]:
 
 def _rounds(file: Path, warn: Warn) -> Iterator[dict[str, Any]]:
     """Yield the lines of rounds up to the first damaged one."""
-    lines = RecordFile(file).content().split(b"\n")
+    lines = files.RecordFile(file).content().split(b"\n")
     for count, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
-            line = parse_record(text)
+            line = files.parse_record(text)
             if "round" in line:  # other lines are from after the training
                 _check(line)
                 yield line
@@ -373,7 +358,7 @@ def _check_numbers(*values: Any) -> None:
 def _summary(path: Path, warn: Warn) -> dict[str, Any] | None:
     file = path / "summary.json"
     try:
-        summary = parse_record(file.read_bytes())
+        summary = files.parse_record(file.read_bytes())
         _check_metrics(summary["metrics"])
         _check_counts(summary["bytes"]["down"], summary["bytes"]["up"], summary["rounds"])
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedcore import RunDirectoryError
-from fedcore.tools import TEMPORARY, refuse_links, storing
+from fedcore.tools import files
 from fedcore_study.runs.overview import Overview, Warn, checkpoints, read_overview, read_rounds
 
 STATES = ("checkpoint", "clients")
@@ -91,7 +91,7 @@ def delete(removal: Removal) -> None:
         if read_overview(path, removal.run.folder, held=True) != removal.run:
             raise RunDirectoryError("it is not as it was shown: another process has gone on with it or changed it")
         entries = _removal(removal.run, removal.names, certain=removal.certain).entries
-        with storing(path):
+        with files.storing(path):
             for entry in entries:
                 (os.rmdir if entry.is_dir(follow_symlinks=False) else os.unlink)(entry)
             for name in removal.names or ("",):
@@ -104,10 +104,10 @@ def delete_beginning(path: Path) -> None:
     :raises RunDirectoryError: something else is in it.
     :raises StorageError: a file cannot be deleted.
     """
-    refuse_links(path)
+    files.refuse_links(path)
     entries = _entries(path)
     _refuse_others(path, entries, _BEGINNING, "")
-    with storing(path):
+    with files.storing(path):
         for entry in entries:
             os.unlink(entry)
         os.rmdir(path)
@@ -126,7 +126,7 @@ def _removal(run: Overview, names: Sequence[str] = (), *, certain: bool = False)
     :param certain: see :attr:`Removal.certain`.
     """
     path = run.path
-    refuse_links(path)
+    files.refuse_links(path)
     entries = [entry for name in names or ("",) for entry in _entries(path / name)]
     if names:
         _require_results(run)
@@ -161,10 +161,10 @@ def _require_results(run: Overview) -> None:
         raise RunDirectoryError(f"{model.name} is missing or damaged ({error}); a resume writes it again") from None
 
 
-def _refuse_others(path: Path, entries: Iterable[os.DirEntry[str]], files: str, folders: str) -> None:
+def _refuse_others(path: Path, entries: Iterable[os.DirEntry[str]], pattern: str, folders: str) -> None:
     """Refuse a folder with something that fedcore did not write.
 
-    :param files: a pattern of the files that fedcore wrote, as paths below ``path``. They may be incomplete.
+    :param pattern: of the files that fedcore wrote, as paths below ``path``. They may be incomplete.
     :param folders: the same of folders.
     """
     others = set()
@@ -173,8 +173,8 @@ def _refuse_others(path: Path, entries: Iterable[os.DirEntry[str]], files: str, 
         if entry.is_dir(follow_symlinks=False):
             known = re.fullmatch(folders, name, re.VERBOSE)
         else:
-            written = re.sub(rf"(^|/)\.([^/]+)\.[0-9]+{re.escape(TEMPORARY)}$", r"\1\2", name)
-            known = re.fullmatch(files, written, re.VERBOSE)
+            written = re.sub(rf"(^|/)\.([^/]+)\.[0-9]+{re.escape(files.TEMPORARY)}$", r"\1\2", name)
+            known = re.fullmatch(pattern, written, re.VERBOSE)
         if not known:
             others.add(name)
     if others:
@@ -191,7 +191,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     entries: list[os.DirEntry[str]] = []
     waiting = [os.fspath(folder)]
     while waiting:
-        with storing(folder), os.scandir(waiting.pop()) as inside:
+        with files.storing(folder), os.scandir(waiting.pop()) as inside:
             for entry in inside:
                 entries.append(entry)
                 if entry.is_dir(follow_symlinks=False):
@@ -214,7 +214,7 @@ def _held(path: Path, *, certain: bool = False) -> Iterator[None]:
     :param certain: refuse a run on a file system that cannot lock folders.
     :raises RunDirectoryError: a process trains the run.
     """
-    with storing(path):
+    with files.storing(path):
         descriptor = os.open(path, os.O_RDONLY)
     try:
         try:

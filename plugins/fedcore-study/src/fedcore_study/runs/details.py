@@ -7,20 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig, RunDirectoryError
-from fedcore.tools import (
-    BESIDE_OPTIONS,
-    LABELS,
-    PROTOCOLS,
-    WITHOUT_EFFECT,
-    RecordFile,
-    SavedConfig,
-    flat,
-    how_to_resume,
-    parse_record,
-    protocols,
-    read_mapping,
-    rounds,
-)
+from fedcore.tools import LABELS, PROTOCOLS, WITHOUT_EFFECT, files, flat, protocols, rounds, safe_yaml, saved
 from fedcore_study.lenient import count, mapping_in, number
 from fedcore_study.runs.deletion import size
 from fedcore_study.runs.overview import Overview, Warn, read_rounds
@@ -41,18 +28,18 @@ def details(run: Overview, warn: Warn) -> dict[str, Any]:
     if run.state == "broken":
         raise RunDirectoryError(run.problem)
     path = run.path
-    content = read_mapping(path / "config.yaml", plain=True)
-    options = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
+    content = safe_yaml.read_mapping(path / "config.yaml", plain=True)
+    options = {name: value for name, value in content.items() if name not in safe_yaml.BESIDE_OPTIONS}
     config = None
     try:
-        config = SavedConfig.read(path / "config.yaml").config(path.absolute())
+        config = saved.SavedConfig.read(path / "config.yaml").config(path.absolute())
     except FedcoreError as error:
         warn(str(error))
     summary: Mapping[str, Any] = {}
     if run.state == "finished":
-        summary = parse_record((path / "summary.json").read_bytes())
+        summary = files.parse_record((path / "summary.json").read_bytes())
     metrics = read_rounds(path).metrics if not summary else summary["metrics"]
-    files = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     return {
         **run.to_json(),
         "options": options,
@@ -61,10 +48,10 @@ def details(run: Overview, warn: Warn) -> dict[str, Any]:
         "best_by_validation": metrics.get("best_by_validation"),
         "bytes": {way: count(mapping_in(summary, "bytes").get(way)) for way in ("down", "up")} if summary else None,
         "seconds": _seconds(path) if summary else None,
-        "sessions": RecordFile(path / "sessions.jsonl").read(warn),
+        "sessions": files.RecordFile(path / "sessions.jsonl").read(warn),
         "changes": content.get("changes") or [],
         **{name: mapping_in(content, name) for name in ("digests", "versions")},
-        "files": {entry.name + "/" * entry.is_dir(): size(entry) for entry in files},
+        "files": {entry.name + "/" * entry.is_dir(): size(entry) for entry in entries},
         "resume": _resume(run, config),
     }
 
@@ -74,7 +61,7 @@ def _seconds(path: Path) -> float | None:
 
     What is no number counts as 0. None if the sum is no number.
     """
-    times = [mapping_in(line, "time") for line in RecordFile(path / "metrics.jsonl").read()]
+    times = [mapping_in(line, "time") for line in files.RecordFile(path / "metrics.jsonl").read()]
     numbers = [{part: number(value) or 0.0 for part, value in time.items()} for time in times if "round" in time]
     return number(sum(rounds.seconds({"time": time}) for time in numbers))
 
@@ -164,9 +151,12 @@ def _resume(run: Overview, config: RunConfig | None) -> str | None:
     """Return the command that goes on with a run, a finished one for more rounds; None if it cannot go on."""
     if run.state == "running" or config is None:
         return None
-    command, saved = how_to_resume(run.path, config), any((run.path / "checkpoint").glob("*.safetensors"))
+    command, has_checkpoint = (
+        saved.how_to_resume(run.path, config),
+        any((run.path / "checkpoint").glob("*.safetensors")),
+    )
     if run.state == "stopped":
-        return command if saved or rounds.may_be_unsaved(run.done, config.checkpoint_every) else None
-    if not saved:
+        return command if has_checkpoint or rounds.may_be_unsaved(run.done, config.checkpoint_every) else None
+    if not has_checkpoint:
         return None
     return command if command.startswith("in Python") else f"{command} --rounds {2 * config.rounds}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, RunConfig, RunDirectoryError
-from fedcore.tools import LABELS, nearest, parse_record, storing, write_json
+from fedcore.tools import LABELS, files, nearest
 
 FILE = "labels.json"
 
@@ -61,7 +61,7 @@ def read_labels(directory: Path, options: Mapping[str, Any]) -> Labels:
     """
     file = directory / FILE
     try:
-        return Labels.checked(parse_record(file.read_bytes()))
+        return Labels.checked(files.parse_record(file.read_bytes()))
     except FileNotFoundError:
         pass
     except (OSError, ValueError, ConfigError) as error:
@@ -81,7 +81,7 @@ def alone(directories: Iterable[Path]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for directory in sorted(directories):  # two processes that take the same locks do not wait for each other
             config = directory / "config.yaml"  # the directory's own lock is the training's
-            with storing(config):
+            with files.storing(config):
                 file = stack.enter_context(config.open("rb"))
             with contextlib.suppress(OSError):  # a network file system that cannot lock files
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -93,7 +93,7 @@ def write_labels(directory: Path, labels: Labels) -> None:
 
     :raises StorageError: the file cannot be written.
     """
-    write_json(directory / FILE, asdict(labels))
+    files.write_json(directory / FILE, asdict(labels))
 
 
 def require_tags(tags: Iterable[str], existing: Sequence[Labels]) -> None:

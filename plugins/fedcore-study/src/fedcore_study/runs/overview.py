@@ -13,19 +13,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from fedcore import FedcoreError, RunDirectoryError
-from fedcore.tools import (
-    PROTOCOLS,
-    TEMPORARY,
-    RecordFile,
-    StorageError,
-    method,
-    nearest,
-    parse_record,
-    protocols,
-    read_yaml,
-    refuse_links,
-    short_name,
-)
+from fedcore.tools import PROTOCOLS, StorageError, files, method, nearest, protocols, safe_yaml, short_name
 from fedcore.tools import rounds as recorded
 from fedcore_study.lenient import count, mapping_in, number
 from fedcore_study.runs.labels import Labels, read_labels
@@ -176,7 +164,7 @@ def read_overview(path: Path, folder: str, *, held: bool = False) -> Overview:
     :param held: this process holds the run's lock, so no process trains it.
     """
     try:
-        refuse_links(path, deep=False)
+        files.refuse_links(path, deep=False)
         options = _read_options(path / "config.yaml")
         summary = _read_summary(path / "summary.json")
         labels = read_labels(path, options)
@@ -243,13 +231,13 @@ def read_rounds(path: Path) -> Rounds:
     """Return the rounds of the run in a directory."""
     file = path / "metrics.jsonl"
     try:
-        trained, content = checkpoints(path), RecordFile(file).content()
+        trained, content = checkpoints(path), files.RecordFile(file).content()
     except RunDirectoryError as error:
         return Rounds(problem=str(error))
     done, figures = 0, Rounds().metrics
     for line in reversed(content.split(b"\n")[:-1]):  # the rest is being written
         try:
-            record = parse_record(line)
+            record = files.parse_record(line)
         except ValueError:
             continue
         round = count(record.get("round"))
@@ -270,7 +258,9 @@ def checkpoints(path: Path) -> list[str]:
     """
     folder = path / "checkpoint"
     try:
-        return [name for name in os.listdir(folder) if not name.startswith("000000-") and not name.endswith(TEMPORARY)]
+        return [
+            name for name in os.listdir(folder) if not name.startswith("000000-") and not name.endswith(files.TEMPORARY)
+        ]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -312,12 +302,12 @@ def _parsed(content: bytes) -> Any:
     """
     if len(content) < 1 << 14 and not any(mark in content for mark in (b"*", b"<<")):
         return yaml.load(content, Loader=_LOADER)  # noqa: S506 - a safe loader
-    return read_yaml(content.decode(), plain=True)
+    return safe_yaml.read_yaml(content.decode(), plain=True)
 
 
 def _read_summary(file: Path) -> dict[str, Any] | None:
     try:
-        summary = parse_record(file.read_bytes())
+        summary = files.parse_record(file.read_bytes())
         if count(summary["rounds"]) is None or not isinstance(summary["metrics"], dict):
             raise ValueError("a figure has a value of another type")
     except FileNotFoundError:
@@ -333,7 +323,7 @@ def _begun(path: Path) -> datetime.datetime | None:
     """Return when the first process began to train the run, or else when its configuration was written."""
     try:
         with (path / "sessions.jsonl").open("rb") as opened:
-            started = parse_record(opened.readline())["started"]
+            started = files.parse_record(opened.readline())["started"]
         return datetime.datetime.fromisoformat(started).astimezone(datetime.UTC)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         pass

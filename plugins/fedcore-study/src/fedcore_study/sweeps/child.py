@@ -19,17 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig
-from fedcore.tools import (
-    CHANGEABLE,
-    EVALUATED,
-    WITHOUT_EFFECT,
-    Key,
-    importing,
-    judged_by,
-    lent,
-    process,
-    protocols,
-)
+from fedcore.tools import CHANGEABLE, WITHOUT_EFFECT, judged_by, process, protocols, registry
 from fedcore_study.runs.deletion import delete_beginning
 from fedcore_study.sweeps.processes import STOP
 from fedcore_workers import early_template, unpickled
@@ -75,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         task = Task(**json.loads(arguments[0]))
         objects = _objects(task.objects)
         verdicts: queue.Queue[bytes] = queue.Queue()
-        with lent(objects):
+        with registry.lent(objects):
             planned = RunConfig.create(task.config)
             if planned.workers is None:
                 planned = planned.model_copy(update={"workers": task.workers})
@@ -110,27 +100,27 @@ def _judged(config: RunConfig, row: Mapping[str, Any]) -> float | None:
     return value
 
 
-def _objects(size: int) -> dict[Key, Any]:
+def _objects(size: int) -> dict[registry.Key, Any]:
     """Read the objects that the sweep's program gave instead of names."""
     if not size:
         return {}
-    with importing():
+    with process.importing():
         import torch  # noqa: F401 - the objects import it
-    objects: dict[Key, Any] = unpickled(sys.stdin.buffer.read(size), str)  # nothing travels apart
+    objects: dict[registry.Key, Any] = unpickled(sys.stdin.buffer.read(size), str)  # nothing travels apart
     return objects
 
 
 def _run(task: Task, planned: RunConfig, tell: Any, verdicts: queue.Queue[bytes]) -> None:
-    with importing():
+    with process.importing():
         from fedcore import resume, run
-        from fedcore.tools import RunDirectory, code_in, places_in, rounds
+        from fedcore.tools import RunDirectory, code_in, rounds, saved
 
     def notify(event: str, details: Mapping[str, Any]) -> None:
         if event == "start":
             tell("begun", round=details["round"])
         elif event == "round":
             metrics = details["metrics"] or {}
-            shown = measured(metrics, EVALUATED)
+            shown = measured(metrics, protocols.EVALUATED)
             held_out = measured(metrics, protocols.VALIDATION) if task.judged else None
             tell(
                 "round",
@@ -153,7 +143,9 @@ def _run(task: Task, planned: RunConfig, tell: Any, verdicts: queue.Queue[bytes]
         # The sweep has looked at the plan; the run's own file must ask for no more than that.
         begun = RunDirectory.open(out).read_config()
         code = task.allow_code or set(code_in(begun)) <= set(code_in(planned))
-        outside = task.allow_outside or (code and set(places_in(begun, out)) <= set(places_in(planned, out)))
+        outside = task.allow_outside or (
+            code and set(saved.places_in(begun, out)) <= set(saved.places_in(planned, out))
+        )
         changes = {name: task.config[name] for name in CHANGEABLE.intersection(WITHOUT_EFFECT)}
         if task.config.get("workers") is None:
             del changes["workers"]  # the run keeps those that it was begun with

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError
-from fedcore.tools import parse_record, process
+from fedcore.tools import files, process
 from fedcore_study.sweeps.child import ALONE, STOPPED
 from fedcore_study.sweeps.processes import Job, Listener, Outcome
 from fedcore_study.sweeps.warm import CHILD
@@ -123,7 +123,7 @@ def _told(output: Path, place: int) -> tuple[list[dict[str, Any]], int]:
         whole = content[: content.rfind(b"\n") + 1]
     for line in whole.splitlines():
         with contextlib.suppress(ValueError):
-            events.append(parse_record(line))
+            events.append(files.parse_record(line))
     return events, place + len(whole)
 
 

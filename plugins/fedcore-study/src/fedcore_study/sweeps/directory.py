@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedcore import FedcoreError, RunConfig, RunDirectoryError
-from fedcore.tools import SavedConfig, digest, parse_json, refuse_links, storing, write_json, write_text
+from fedcore.tools import digest, files, saved
 from fedcore_study.schedules import follows_rounds
 
 Standing = Literal["finished", "stopped", "waiting"]
@@ -71,7 +71,7 @@ class SweepDirectory:
     def keep_failure(self, name: str, why: str) -> None:
         """Keep why a run failed: one that fails in its first round leaves no run directory. Empty forgets it."""
         if why:
-            write_text(self._failure_file(name), why)
+            files.write_text(self._failure_file(name), why)
         else:
             self._failure_file(name).unlink(missing_ok=True)
 
@@ -95,7 +95,7 @@ class SweepDirectory:
         """
         file = self.path / "sweep.json"
         try:
-            content = parse_json(file.read_text(encoding="utf-8"))
+            content = files.parse_json(file.read_text(encoding="utf-8"))
             if content["format"] != FORMAT:
                 raise RunDirectoryError(f"{file} has format {content['format']!r}; this fedcore reads {FORMAT!r}")
             runs = dict(content["runs"])
@@ -137,12 +137,12 @@ class SweepDirectory:
         :raises StorageError: the folder cannot be written.
         """
         plan, names = self.extended(runs, rounds)
-        with storing(self.path):
+        with files.storing(self.path):
             for folder in ("runs", "logs"):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
         values = {name: config.model_dump(mode="json") for name, config in plan.items()}
-        write_text(self.spec_file, spec)
-        write_json(self.path / "sweep.json", {"format": FORMAT, "runs": values})
+        files.write_text(self.spec_file, spec)
+        files.write_json(self.path / "sweep.json", {"format": FORMAT, "runs": values})
         return names
 
     @contextlib.contextmanager
@@ -154,8 +154,8 @@ class SweepDirectory:
         """
         for folder in (self.path, self.path / "runs", self.path / "logs"):
             if folder.is_dir():
-                refuse_links(folder, deep=False)
-        with storing(self.path):
+                files.refuse_links(folder, deep=False)
+        with files.storing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             opened = (self.path / ".lock").open("a")
         with opened as file:
@@ -207,9 +207,9 @@ def _all_but_rounds(config: RunConfig) -> str:
 def _has_rounds(folder: Path, rounds: int) -> bool:
     """Return whether a finished run was to have so many rounds; with --patience it may have had fewer."""
     try:
-        if int(parse_json((folder / "summary.json").read_text(encoding="utf-8"))["rounds"]) >= rounds:
+        if int(files.parse_json((folder / "summary.json").read_text(encoding="utf-8"))["rounds"]) >= rounds:
             return True
-        return int(SavedConfig.read(folder / "config.yaml").values["rounds"]) >= rounds
+        return int(saved.SavedConfig.read(folder / "config.yaml").values["rounds"]) >= rounds
     except (OSError, FedcoreError, KeyError, TypeError, ValueError):
         return False  # damaged, as resuming it says
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, RunConfig, RunDirectoryError
-from fedcore.tools import OBJECT, Key, SavedConfig, import_name, objects_in
+from fedcore.tools import registry, saved
 from fedcore_workers import pickled
 
 KINDS = {"plugin": "plugins", "plugins": "plugins", "model": "model", "dataset": "dataset"}
@@ -25,8 +25,8 @@ class Given:
     :param objects: of the sweep that goes on.
     """
 
-    def __init__(self, objects: Mapping[Key, Any] | None = None) -> None:
-        self.objects: dict[Key, Any] = dict(objects or {})
+    def __init__(self, objects: Mapping[registry.Key, Any] | None = None) -> None:
+        self.objects: dict[registry.Key, Any] = dict(objects or {})
         """The objects by kind and name, as the registry returns them."""
         self._values: dict[str, Any] = {}
 
@@ -60,7 +60,7 @@ class Given:
         name = next(iter(config.plugins)) if kind == "plugins" else str(getattr(config, kind))
         if named_objects and self._values.setdefault(name, value) is not value:
             raise ConfigError(
-                f"two objects of this sweep are called {objects_in(config)[0]}; give them different names "
+                f"two objects of this sweep are called {saved.objects_in(config)[0]}; give them different names "
                 "(data: fedcore.data.as_dataset(data, name))"
             )
         self.objects.update(named_objects)
@@ -74,7 +74,7 @@ class Given:
         try:
             return pickled(self.objects) if self.objects else b""
         except ConfigError as error:
-            names = ", ".join(name.removeprefix(OBJECT) for _, name in self.objects)
+            names = ", ".join(name.removeprefix(registry.OBJECT) for _, name in self.objects)
             raise ConfigError(
                 f"the runs' processes cannot get what was given to the sweep ({names}: {error.__cause__}); "
                 "write it into a file, such as methods.py, and import it from there"
@@ -82,7 +82,7 @@ class Given:
 
 
 def _importable(option: str, value: Any) -> str:
-    name = import_name(value)
+    name = registry.import_name(value)
     if name is None or value.__module__ == "__main__":
         raise ConfigError(
             f"{option}: each run of a sweep has a process of its own, which cannot get {value!r:.80}; write it into a "
@@ -91,7 +91,7 @@ def _importable(option: str, value: Any) -> str:
     return name
 
 
-def check_given(objects: Mapping[Key, Any], configs: Mapping[Path, RunConfig]) -> None:
+def check_given(objects: Mapping[registry.Key, Any], configs: Mapping[Path, RunConfig]) -> None:
     """Refuse runs of a sweep's folder whose objects were not given again, or that were begun with other data.
 
     :param configs: run directory -> configuration.
@@ -101,11 +101,11 @@ def check_given(objects: Mapping[Key, Any], configs: Mapping[Path, RunConfig]) -
     digests: dict[Any, str] = {}
     for folder, config in configs.items():
         named = [("dataset", config.dataset), ("model", config.model), *(("plugin", name) for name in config.plugins)]
-        missing = [name for kind, name in named if name.startswith(OBJECT) and (kind, name) not in objects]
+        missing = [name for kind, name in named if name.startswith(registry.OBJECT) and (kind, name) not in objects]
         if missing:
             raise ConfigError(
-                f"run {folder.name} has {', '.join(objects_in(config))} of a Python program, which has to give it "
-                "again: fedcore_study.sweep(grid, ..., out=...) with the same objects"
+                f"run {folder.name} has {', '.join(saved.objects_in(config))} of a Python program, which has to give "
+                "it again: fedcore_study.sweep(grid, ..., out=...) with the same objects"
             )
         if ("dataset", config.dataset) in objects and (folder / "config.yaml").is_file():
             from fedcore.data import data_digest  # here: it imports torch
@@ -114,5 +114,5 @@ def check_given(objects: Mapping[Key, Any], configs: Mapping[Path, RunConfig]) -
             data = config.dataset, config.public, config.seed if config.public else None
             if data not in digests:
                 digests[data] = data_digest(resolve_config(config)[1])
-            if SavedConfig.read(folder / "config.yaml").data != digests[data]:
+            if saved.SavedConfig.read(folder / "config.yaml").data != digests[data]:
                 raise RunDirectoryError(f"{folder} was begun with other data; sweep these with another out=")

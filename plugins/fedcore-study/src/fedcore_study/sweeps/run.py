@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig, RunDirectoryError
-from fedcore.tools import Key, check_code, check_places, code_in, key, lent, places_in, process, settings
+from fedcore.tools import code_in, key, process, registry, saved, settings
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.cluster import submit_jobs
 from fedcore_study.sweeps.directory import SweepDirectory
@@ -48,7 +48,7 @@ class SweepResult:
     directory: Path
     outcomes: list[Outcome]
     interrupted: bool
-    objects: Mapping[Key, Any] = field(default_factory=dict)
+    objects: Mapping[registry.Key, Any] = field(default_factory=dict)
     """What the program gave instead of names, for :func:`fedcore_study.report`."""
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class SweepResult:
         names = [outcome.name for outcome in self.outcomes if outcome.status != "finished"]
         left = [(directory.run_directory(name), plan[name]) for name in names]  # their code was permitted
         flags = " --allow-code" * any(code_in(config) for _, config in left)
-        flags += " --allow-outside" * any(places_in(config, folder) for folder, config in left)
+        flags += " --allow-outside" * any(saved.places_in(config, folder) for folder, config in left)
         return f"fedcore sweep {shlex.quote(str(self.directory))}{flags}"
 
 
@@ -89,10 +89,10 @@ def check_named(
     :raises ConfigError: with the first name or place, and the flag that allows it.
     """
     configs = [config for _, config in spec.cells()]
-    check_code((name for config in configs for name in code_in(config)), source, allow=allow_code, own=own)
+    saved.check_code((name for config in configs for name in code_in(config)), source, allow=allow_code, own=own)
     if folder is not None:
-        places = (place for config in configs for place in places_in(config, folder))
-        check_places(places, source, allow=allow_outside, own=own)
+        places = (place for config in configs for place in saved.places_in(config, folder))
+        saved.check_places(places, source, allow=allow_outside, own=own)
 
 
 def resolved(config: RunConfig, plugins: PluginSet | None = None) -> RunConfig:
@@ -169,7 +169,7 @@ def run_sweep(
     """
     objects = {} if given is None else given.objects
     # The process that forks the runs imports torch while this one does, to plan.
-    with lent(objects), starting() if submit is None else contextlib.nullcontext() as start:
+    with registry.lent(objects), starting() if submit is None else contextlib.nullcontext() as start:
         sent = b"" if given is None else given.as_bytes()
         planned = plan_sweep(spec) if spec else []
         directory = SweepDirectory(out)
@@ -250,10 +250,10 @@ def _check_permissions(
     named = {name for config in own for name in code_in(config)}
     for name, config in left.items():
         folder, source = directory.run_directory(name), f"{directory.path / 'sweep.json'}: run {name}"
-        check_code(code_in(config), source, allow=code, own=named)
+        saved.check_code(code_in(config), source, allow=code, own=named)
         if config.trackers:
-            places = {place for one in own for place in places_in(one, folder)}
-            check_places(places_in(config, folder), source, allow=outside, own=places)
+            places = {place for one in own for place in saved.places_in(one, folder)}
+            saved.check_places(saved.places_in(config, folder), source, allow=outside, own=places)
 
 
 def default_parallel(configs: Iterable[RunConfig]) -> int:

@@ -18,14 +18,10 @@ from fedcore.tools import (
     digest,
     full_name,
     method,
-    parse_setting,
     preset_options,
-    read_config_file,
-    read_mapping,
-    read_yaml,
+    safe_yaml,
     short_name,
     unknown_option,
-    write_yaml,
 )
 from fedcore_study.words import without_module
 
@@ -104,7 +100,7 @@ class SweepSpec(BaseModel):
         if runs > MOST_RUNS:
             raise ConfigError(f"the grid has {runs:,} runs; at most {MOST_RUNS:,} make a sweep. Give it fewer values")
         for name in self.settings:
-            parse_setting(f"{name}=0")
+            safe_yaml.parse_setting(f"{name}=0")
         object.__setattr__(self, "cases", cases)
         object.__setattr__(self, "grid", grid)
         object.__setattr__(self, "base", base)
@@ -135,7 +131,7 @@ class SweepSpec(BaseModel):
 
     def as_yaml(self) -> str:
         """Return the sweep as a file that ``fedcore sweep`` reads."""
-        return write_yaml(self.model_dump(mode="json", by_alias=True))
+        return safe_yaml.write_yaml(self.model_dump(mode="json", by_alias=True))
 
     def cells(self) -> Iterator[tuple[str, RunConfig]]:
         """Yield each run of the grid with a readable name, seed by seed; combinations that are equal once.
@@ -242,10 +238,10 @@ def read_values(text: str) -> list[Json]:
     :raises ValueError: a value is not YAML.
     """
     try:
-        values: list[Json] = read_yaml(f"[{text}]")
+        values: list[Json] = safe_yaml.read_yaml(f"[{text}]")
         return values
     except ValueError:
-        return [read_yaml(part) for part in text.split(",") if part.strip()]
+        return [safe_yaml.read_yaml(part) for part in text.split(",") if part.strip()]
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -265,12 +261,12 @@ def read_spec(file: Path) -> SweepSpec:
 
     :raises ConfigError: missing, unreadable, or a key that a sweep does not have.
     """
-    return SweepSpec.create(read_config_file(file), source=str(file))
+    return SweepSpec.create(safe_yaml.read_config_file(file), source=str(file))
 
 
 def read_earlier(file: Path) -> SweepSpec:
     """Read the file of a folder whose sweep goes on, as :func:`read_spec` does."""
-    spec = SweepSpec.create(read_mapping(file, plain=True), source=str(file))
+    spec = SweepSpec.create(safe_yaml.read_mapping(file, plain=True), source=str(file))
     spec._earlier = frozenset(spec._targets())
     return spec
 
@@ -285,7 +281,7 @@ def override(
     preset: str | None = None,
 ) -> SweepSpec:
     """Return a sweep with what the command line adds or replaces, as :func:`changed` does."""
-    options = {f"{p}.{o}": value for p, o, value in map(parse_setting, settings)}
+    options = {f"{p}.{o}": value for p, o, value in map(safe_yaml.parse_setting, settings)}
     which = None if seeds is None else parse_seeds(seeds)
     return changed(spec, base, dict(map(parse_axis, grid)), which, options, preset=preset)
 

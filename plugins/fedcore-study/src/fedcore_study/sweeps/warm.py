@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from fedcore.tools import environment, python_command
+from fedcore.tools import process
 from fedcore_workers import TEMPLATE, ForkedProcess, Template, template
 
 CHILD = "fedcore_study.sweeps.child"
@@ -22,7 +22,7 @@ class Starter:
     """Starts the processes of runs. :func:`starting` makes one."""
 
     def __init__(self, forks: Template | None) -> None:
-        self._forks, self._environment = forks, environment(**TEMPLATE)
+        self._forks, self._environment = forks, process.environment(**TEMPLATE)
 
     def __call__(self, arguments: Sequence[str], log: int) -> subprocess.Popen[bytes] | ForkedProcess:
         """Start a run's process.
@@ -32,7 +32,7 @@ class Starter:
         """
         if self._forks is None:
             return subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
-                python_command(CHILD, *arguments),
+                process.python_command(CHILD, *arguments),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -42,13 +42,11 @@ class Starter:
         stdin, ours = os.pipe()
         theirs, stdout = os.pipe()
         opened = {0: stdin, 1: stdout, 2: log}
-        process = self._forks.fork(
-            f"{CHILD}:main", [list(arguments)], environment=self._environment, descriptors=opened
-        )
+        forked = self._forks.fork(f"{CHILD}:main", [list(arguments)], environment=self._environment, descriptors=opened)
         os.close(stdin)
         os.close(stdout)
-        process.stdin, process.stdout = os.fdopen(ours, "wb"), os.fdopen(theirs, "rb")
-        return process
+        forked.stdin, forked.stdout = os.fdopen(ours, "wb"), os.fdopen(theirs, "rb")
+        return forked
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from fedcore import FedcoreError, Plugin, PluginOptions
 from fedcore.hooks import check_class, create_plugin, require_hooks
-from fedcore.tools import conflict, option_names
+from fedcore.tools import option_names, registry
 from fedcore_testing.checks.base import NotApplicable, check
 from fedcore_testing.federation import entry_point_of, initial_weights
 from fedcore_testing.fingerprint import fingerprint, global_settings, random_states
@@ -124,7 +124,7 @@ def check_package_is_complete(trial: Trial) -> None:
     assert any(need.startswith(CORE) and "<" in need and ">" in need for need in needs), (
         f"package {point.dist.name} does not say which versions of {CORE} it works with (it requires {needs})"
     )
-    twice = conflict("plugin", trial.name)
+    twice = registry.conflict("plugin", trial.name)
     assert not twice, twice
 
 

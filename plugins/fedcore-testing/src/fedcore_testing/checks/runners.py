@@ -13,7 +13,7 @@ from fedcore import RunConfig, RunResult
 from fedcore.client import OneByOne, Runner
 from fedcore.data import Dataset
 from fedcore.hooks import match
-from fedcore.tools import available, lent, resolve
+from fedcore.tools import registry
 from fedcore_testing.checks.base import NotApplicable, check, trial_of
 from fedcore_testing.compare import close, require_close_states, require_same
 from fedcore_testing.federation import weights
@@ -74,7 +74,7 @@ def _package(kind: type) -> str:
 
 def steps_taken_by(offer: Callable[[RunConfig, Dataset], Runner]) -> AbstractContextManager[None]:
     """Let every run of this process take its steps by the runner that a function returns, in a block."""
-    return lent({("runner", name): offer for name in available("runner")})
+    return registry.lent({("runner", name): offer for name in registry.available("runner")})
 
 
 def require_close_models(trial: Trial, result: Mapping[str, Tensor], expected: Mapping[str, Tensor], how: str) -> None:
@@ -97,5 +97,5 @@ def check_the_same_as_one_by_one(trial: Trial) -> None:
 
 def _installed() -> Offer:
     """Return what the installed packages offer: their first runner. It may be lent in the place of each of them."""
-    offers: list[Offer] = [resolve("runner", name) for name in available("runner")]
+    offers: list[Offer] = [registry.resolve("runner", name) for name in registry.available("runner")]
     return lambda config, dataset: next(filter(None, (offer(config, dataset) for offer in offers)), None)

@@ -13,7 +13,7 @@ import torch
 from fedcore import PluginContractError
 from fedcore.engines import ClientSite
 from fedcore.hooks import BUILTIN, create_plugin
-from fedcore.tools import available, resolve
+from fedcore.tools import registry
 from fedcore_testing.checks.base import NotApplicable, check, trial_of
 from fedcore_testing.checks.runners import require_close_models
 from fedcore_testing.companions import Bystander
@@ -218,9 +218,9 @@ def _engines_that_simulate() -> tuple[list[str], list[str]]:
     :raises NotApplicable: none is installed.
     """
     simulators, silent = [], []
-    for name in available("engine"):
+    for name in registry.available("engine"):
         try:
-            if name != "local" and getattr(resolve("engine", name), "simulates", True):
+            if name != "local" and getattr(registry.resolve("engine", name), "simulates", True):
                 simulators.append(name)
         except PluginContractError as error:
             silent.append(str(error))

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 
 from fedcore import ConfigError, UnknownNameError, __version__
-from fedcore.tools import available, group_of, package_of, packages
+from fedcore.tools import registry
 
 KINDS = ("method", "dataset", "model", "partitioner", "tracker", "engine")
 _REGISTRY_KIND = {"method": "plugin"}
@@ -63,7 +63,7 @@ def _values(name: str, kind: str) -> dict[str, str]:
         "module": f"fedcore_{name.replace('-', '_')}",
         "function": name.replace("-", "_"),
         "cls": cls,
-        "group": group_of(_REGISTRY_KIND.get(kind, kind)),
+        "group": registry.group_of(_REGISTRY_KIND.get(kind, kind)),
         "attribute": cls if kind in ("method", "tracker", "engine") else name.replace("-", "_"),
         "requires": '", "'.join(f"{package}{version}" for package in packages),
         "tests_require": f"fedcore-testing{version}",
@@ -91,9 +91,9 @@ def _check_name(name: str, kind: str) -> None:
     if name.startswith("fedcore-"):
         raise ConfigError(f"{name!r}: the package's name begins with fedcore- by itself; write {name[8:]!r}")
     registered = _REGISTRY_KIND.get(kind, kind)
-    if name in available(registered) or package_of(registered, name):
+    if name in registry.available(registered) or registry.package_of(registered, name):
         raise ConfigError(f"{kind} {name!r} exists already; choose another name, or two packages would provide it")
-    others = {package for names in packages().values() for package in names.values()}
+    others = {package for names in registry.packages().values() for package in names.values()}
     if f"fedcore-{name}" in {CORE, *others}:
         raise ConfigError(f"package 'fedcore-{name}' exists already; choose another name")
     values = _values(name, kind)
