@@ -254,8 +254,15 @@ class TestOtherFigures:
 
     def test_bars_add_up(self, tmp_path):
         chart = Bars(
-            name="b", title="b", x_title="s", bars=["a", "b"], parts=[Part("p", [1.0, 1.0]), Part("q", [1.0, 0.001])]
+            name="b",
+            title="b",
+            x_title="s",
+            bars=["a", "b"],
+            parts=[Part("p", [1.0, 1.0]), Part("q", [1.0, 0.001])],
+            totals=[2.009, 1.001],
         )
+        said = [text.text() for text in drawn(chart, tmp_path).all("text", "value")]
+        assert said == ["2.01", "1"], "the number beside a bar is its whole, as in the table"
         *boxes, p, q = drawn(chart, tmp_path).all("rect", "bar")  # none where a part is too narrow
         assert [(box.number("x"), box.number("width")) for box in boxes] == [(8, 190), (198, 190), (8, 190)]
         assert [swatch.number("width") for swatch in (p, q)] == [10, 10]

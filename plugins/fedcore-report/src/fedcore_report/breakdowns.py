@@ -282,7 +282,8 @@ def _bars(
     parts = _parts(list(columns.values()))
     if not parts:
         return None
-    return Bars(name=name, title=title, about=about, x_title=x_title, bars=list(columns), parts=parts)
+    totals = [sum(column.values()) for column in columns.values()]
+    return Bars(name=name, title=title, about=about, x_title=x_title, bars=list(columns), parts=parts, totals=totals)
 
 
 def _parts(columns: Sequence[Mapping[str, float]]) -> list[Part]:

@@ -297,6 +297,8 @@ class Bars(Chart):
     x_title: str
     bars: list[str]
     parts: list[Part]
+    totals: list[float]
+    """The whole of each bar, with what is too narrow to be drawn."""
 
 
 @dataclass(frozen=True)

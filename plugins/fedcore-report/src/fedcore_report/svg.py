@@ -198,7 +198,7 @@ def _(chart: Bars) -> tuple[float, list[str], Entries]:
         for bar in range(len(chart.bars))
     ]
     x = Scale(0.0, max(places[-1] for places in ends), 8, WIDTH - 12)
-    drawn, places, bottom = axes.rows(chart.bars, [f"{end[-1]:.3g}" for end in ends])
+    drawn, places, bottom = axes.rows(chart.bars, [f"{total:.3g}" for total in chart.totals])
     for bar, end, at in zip(chart.bars, ends, places, strict=True):
         for number, (part, (start, stop)) in enumerate(zip(chart.parts, itertools.pairwise(end), strict=True)):
             if x(stop) - x(start) >= 0.5:
