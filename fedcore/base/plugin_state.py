@@ -42,14 +42,14 @@ class State(MutableMapping[str, Any]):
         self._before: tuple[dict[str, Any], dict[str, Any]] | None = None  # own and base values to go back to
 
     def __getitem__(self, key: str) -> Any:
-        if key in self._own:
-            if self._is_from_before(key):  # the caller may edit it in place
-                self._own[key] = copy.deepcopy(self._own[key])
-            return self._own[key]
-        value = self._base[key]
-        own = value.to(self._device, copy=True) if isinstance(value, Tensor) else json.loads(json.dumps(value))
-        self._own[key] = own
-        return own
+        if key not in self._own:
+            base = self._base[key]
+            copied = base.to(self._device, copy=True) if isinstance(base, Tensor) else json.loads(json.dumps(base))
+            self._own[key] = copied
+        elif self._is_from_before(key):  # the caller may edit it in place
+            own = self._own[key]
+            self._own[key] = own.clone() if isinstance(own, Tensor) else copy.deepcopy(own)
+        return self._own[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._check_writable(key)

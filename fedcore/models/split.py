@@ -297,7 +297,8 @@ def tried(model: nn.Module) -> Iterator[None]:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into eval mode for a block; afterwards every module has the mode it had, frozen parts too."""
     before = [(module, module.training) for module in model.modules()]
-    model.eval()
+    if any(training for _, training in before):  # a switch takes as long as a step of a small model
+        model.eval()
     try:
         yield
     finally:
