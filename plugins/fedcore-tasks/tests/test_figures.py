@@ -187,6 +187,22 @@ def test_segmentation():
     assert (found["dice"], found["iou"]) == (pytest.approx(dice.mean()), pytest.approx(iou.mean()))
 
 
+def test_ignored_pixels_have_no_part_in_loss_and_figures():
+    """Whatever the model says of pixels of 255 or -1; a mask of no others has a finite loss."""
+    masks, logits = rng.integers(0, 3, size=(4, 5, 5)), torch.from_numpy(rng.normal(size=(4, 3, 5, 5)))
+    hidden = rng.random(masks.shape) < 0.3
+    masks[hidden] = 255
+    labels = Segmentation.read(masks, 4, "y")
+    assert torch.equal(labels, Segmentation.read(np.where(hidden, -1.0, masks), 4, "y"))
+    task, other = Segmentation(labels), torch.where(torch.from_numpy(hidden)[:, None], 9 * logits.flip(1), logits)
+    assert len(task.metrics) == 2 + 2 * 3
+    assert task.loss(other, labels) == pytest.approx(float(task.loss(logits, labels)))
+    assert figures(task, other, labels) == figures(task, logits, labels)
+    true, predicted = masks[~hidden], logits.argmax(dim=1).numpy()[~hidden]
+    assert figures(task, logits, labels)["dice"] == pytest.approx(sk.f1_score(true, predicted, average="macro"))
+    assert torch.isfinite(task.loss(logits, torch.full_like(labels, -1)))
+
+
 def test_all_figures_of_masks_are_of_one_count(monkeypatch, tmp_path):
     """A network that is evaluated on one batch counts its overlaps once."""
     monkeypatch.chdir(tmp_path)
@@ -211,7 +227,13 @@ def test_all_figures_of_masks_are_of_one_count(monkeypatch, tmp_path):
         (Survival, np.array([[-1.0, 1.0], [1.0, 0.0]]), r"rows \(time, event\)"),
         (Survival, np.array([1.0, 2.0]), r"rows \(time, event\)"),
         (Segmentation, np.zeros((2, 3)), "masks"),
-        (Segmentation, -np.ones((2, 3, 3), dtype=int), "masks"),
+        (
+            Segmentation,
+            -2 * np.ones((2, 3, 3), dtype=int),
+            r"-1 .* not int64 of \(2, 3, 3\) from -2",
+        ),
+        (Segmentation, np.full((2, 3, 3), 0.5), "masks"),
+        (Segmentation, 255 * np.eye(3, dtype=np.uint8)[None].repeat(2, 0), "hold 0 and 255 alone; write 1"),
     ],
 )
 def test_labels_of_another_kind_are_refused(task, y, message):

@@ -16,9 +16,11 @@ LABELS = {
     "survival": np.column_stack([rng.exponential(size=40), rng.random(40) < 0.5]),
     "segmentation": rng.integers(0, 3, (40, 6, 6)),
 }
+MASKS = LABELS["segmentation"]
 STRUCTURED = np.array([(True, 1.5), (False, 2.0)] * 20, dtype=[("event", bool), ("time", float)])
 IMAGES = rng.normal(size=(40, 1, 6, 6)).astype(np.float32)
 FORMS = [*LABELS.items(), ("survival", STRUCTURED), ("regression", rng.normal(size=(40, 3)))]
+FORMS += [("segmentation", MASKS.astype(np.float32)), ("segmentation", MASKS > 0)]
 REFUSED = [
     (task, fits, y)
     for task in LABELS

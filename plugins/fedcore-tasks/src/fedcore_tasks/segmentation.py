@@ -14,10 +14,14 @@ from torch.nn import functional as F
 from fedcore import DataError
 from fedcore_tasks.targets import MANY, Array, Targets, TaskFigure, numbers
 
+IGNORED = 255
+"""The number of pixels of no class, as in PASCAL VOC and Cityscapes; -1 says the same."""
+
 
 class Segmentation(Targets):
     """Masks (n, H, W) of classes 0..C-1; cross-entropy plus the Dice loss. Class 0 is the background.
 
+    Pixels of 255 or -1 are of no class. They have no part in losses and figures.
     A model gives features (B, d, H, W) and logits (B, C, H, W).
     """
 
@@ -45,23 +49,31 @@ class Segmentation(Targets):
     @classmethod
     def suits(cls, y: Array) -> bool:
         """Return whether labels are masks of whole numbers."""
-        return y.ndim == 3 and y.dtype.kind in "iu"
+        return y.ndim == 3 and y.dtype.kind in "fiub" and bool((y == np.floor(y)).all())
 
     @classmethod
     def read(cls, y: Array, count: int, where: str) -> Tensor:
-        """Return masks (n, H, W) as int64."""
+        """Return masks (n, H, W) as int64; ignored pixels are -1."""
         y = numbers(y, count, where, cls.name)
-        if y.ndim != 3 or y.dtype.kind == "f" or not y.size or y.min() < 0:
-            raise DataError(f"{where}: task {cls.name!r} takes masks (n, H, W) of whole numbers from 0, not {y.shape}")
-        return torch.from_numpy(y.astype(np.int64))
+        if y.ndim != 3 or not y.size or y.min() < -1 or not cls.suits(y):
+            raise DataError(
+                f"{where}: task {cls.name!r} takes masks (n, H, W) of whole numbers from 0, {IGNORED} or -1 for pixels "
+                f"of no class, not {y.dtype} of {y.shape}" + (f" from {y.min()}" if y.size else "")
+            )
+        masks = y.astype(np.int64)
+        if masks.max() == IGNORED and not ((masks > 0) & (masks < IGNORED)).any():
+            raise DataError(f"{where}: its masks hold 0 and {IGNORED} alone; write 1 for the pixels of the class")
+        return torch.from_numpy(np.where(masks == IGNORED, -1, masks))
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy of the pixels, plus 1 - the mean over the classes of the batch's soft Dice."""
-        shares = logits.softmax(dim=1)
+        known = labels.unsqueeze(1) >= 0
+        shares = logits.softmax(dim=1) * known
         true = (labels.unsqueeze(1) == torch.arange(logits.shape[1], device=labels.device).view(1, -1, 1, 1)).to(shares)
         pixels = (0, 2, 3)
         dice = (2 * (shares * true).sum(pixels) + 1) / (shares.sum(pixels) + true.sum(pixels) + 1)
-        return F.cross_entropy(logits, labels) + 1 - dice.mean()
+        errors = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
+        return errors / known.sum().clamp(min=1) + 1 - dice.mean()
 
     def predict(self, logits: Tensor) -> Tensor:
         """Return the class of each pixel, (B, H, W) int64."""
@@ -80,8 +92,9 @@ class Segmentation(Targets):
 
 def _overlaps(logits: Tensor, labels: Tensor) -> Tensor:
     """Return pixels that are right, predicted and true by class, (3, C) float64."""
-    classes, predicted = logits.shape[1], logits.argmax(dim=1)
-    parts = (labels[predicted == labels], predicted.flatten(), labels.flatten())
+    classes, known = logits.shape[1], labels >= 0
+    predicted, labels = logits.argmax(dim=1)[known], labels[known]
+    parts = (labels[predicted == labels], predicted, labels)
     return torch.stack([part.bincount(minlength=classes) for part in parts]).double()
 
 
