@@ -23,9 +23,9 @@ FORMS = [*LABELS.items(), ("survival", STRUCTURED), ("regression", rng.normal(si
 FORMS += [("segmentation", MASKS.astype(np.float32)), ("segmentation", MASKS > 0)]
 REFUSED = [
     (task, fits, y)
-    for task in LABELS
+    for task in (*LABELS, "survival-discrete", "regression-huber")
     for fits, y in FORMS
-    if task != fits and not (task == "regression" and y.dtype.names is None and y.ndim < 3)
+    if not task.startswith(fits) and not (task.startswith("regression") and y.dtype.kind in "fiu" and y.ndim < 3)
 ]
 
 
