@@ -92,6 +92,13 @@ def test_report(runs, tmp_path):
     assert "accuracy %" not in page
 
 
+def test_evidence_has_the_final_figures(runs, tmp_path):
+    call("results", "add", runs[0.1, 0].directory, "--to", tmp_path)
+    (written,) = tmp_path.glob("**/*.json")
+    row = json.loads(written.read_text())["figures"]["global"]
+    assert row["rmse"] == pytest.approx(runs[0.1, 0].metrics["global"]["rmse"], abs=1e-6)
+
+
 def test_runs_list_and_show(runs):
     folder = folders(runs)[0].parent
     value = runs[0.1, 0].metrics["global"]["rmse"]

@@ -250,7 +250,7 @@ def _figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return {
         protocol: {name: rounded for name, value in row.items() if (rounded := _rounded(value)) is not None}
         for protocol, row in metrics.items()
-        if isinstance(row, dict) and "accuracy" in row
+        if isinstance(row, dict) and {"accuracy", "loss"} & row.keys()
     }
 
 
