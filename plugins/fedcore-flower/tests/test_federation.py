@@ -113,6 +113,9 @@ def test_labels_of_another_task_are_refused_with_the_one_that_they_fit(tmp_path)
     for form in ({}, {**setup.form, "mean": "high"}, {**setup.form, "std": None}):
         with pytest.raises(ConfigError, match="description of the run is not valid: form"):
             data.site(config, setup.model_copy(update={"form": form}), tmp_path)
+    wider = {"form": {"width": 3, "flat": False, "mean": [0.0] * 3, "std": [1.0] * 3}, "num_classes": 3}
+    with pytest.raises(DataError, match=r"shape \(\), which does not fit the run's 3 outputs of the task 'regression'"):
+        data.site(config, setup.model_copy(update=wider), tmp_path)
 
 
 def test_what_is_for_one_client_goes_to_that_client_alone(tmp_path):

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedcore import ConfigError, RunConfig
+from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import DECLARED, Dataset, ResidentSamples, Task, TensorSamples, as_dataset
 from fedcore.tools import LABELS, RECORDED, code_in, installed_versions, registry
 from fedcore_flower import wire
@@ -204,15 +204,25 @@ def of_task(setup: Setup, dataset: Dataset) -> Dataset:
     """Return a client's data set with labels of the run's task.
 
     :raises ConfigError: the server's task is not valid.
-    :raises DataError: the client's labels are of another task. The message names it.
+    :raises DataError: the client's labels are of another task, which the message names, or of another shape.
     """
     kind: type[Task] = registry.resolve("task", setup.task)
     if kind is not type(dataset.task):
         dataset = as_dataset(dataset, dataset.name, setup.task)
     try:
-        return replace(dataset, task=kind.of(setup.form))
+        task = kind.of(setup.form)
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"the server's description of the run is not valid: form: {error!r}") from None
+    if not task.classes:
+        labels = dataset.train.labels[:1]
+        try:
+            task.loss(torch.zeros(len(labels), setup.num_classes, *task.grid), labels)
+        except (ValueError, RuntimeError):
+            raise DataError(
+                f"each label of {dataset.name} has the shape {tuple(labels.shape[1:])}, which does not fit the run's "
+                f"{setup.num_classes} outputs of the task {setup.task!r}: give the columns that the server's data have"
+            ) from None
+    return replace(dataset, task=task)
 
 
 def _check_versions(theirs: Mapping[str, str], ours: Mapping[str, str], tell: Callable[[str], None]) -> None:
