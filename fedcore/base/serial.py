@@ -59,8 +59,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         tensors, header = _parse(path.read_bytes())
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
-    found, _, value = header.get(_META, "").partition(" ")
-    if found != f"{_CHECKSUM}{digest_of(tensors, value)}":
+    checksum, _, value = header.get(_META, "").partition(" ")
+    if checksum != f"{_CHECKSUM}{digest_of(tensors, value)}":
         raise ValueError(f"{path} is damaged: its contents do not match its checksum")
     return tensors, parse_json(value)
 
@@ -76,11 +76,11 @@ def _parse(blob: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return contiguous CPU tensors that share no memory with one another: safetensors requires this."""
     plain: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    memory: set[int] = set()
     for name, tensor in tensors.items():
         value = tensor.detach().to("cpu").contiguous()
-        if value.numel() and value.untyped_storage().data_ptr() in seen:
+        if value.numel() and value.untyped_storage().data_ptr() in memory:
             value = value.clone()
-        seen.add(value.untyped_storage().data_ptr())
+        memory.add(value.untyped_storage().data_ptr())
         plain[name] = value
     return plain

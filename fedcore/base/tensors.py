@@ -32,8 +32,8 @@ def largest_values(tensors: Mapping[str, Tensor]) -> dict[str, float]:
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
     }
     away = {name: torch.linalg.vector_norm(part, math.inf) for name, part in parts.items() if not part.is_cpu}
-    found = numbers(away)
-    return {name: found[name] if name in found else _largest(tensor) for name, tensor in parts.items()}
+    on_device = numbers(away)
+    return {name: on_device[name] if name in on_device else _largest(tensor) for name, tensor in parts.items()}
 
 
 def _largest(tensor: Tensor) -> float:
@@ -46,8 +46,8 @@ def numbers(scalars: Mapping[str, Tensor]) -> dict[str, float]:
     away = {name: scalar.double() for name, scalar in scalars.items() if not scalar.is_cpu}
     if not away:
         return {name: scalar.item() for name, scalar in scalars.items()}
-    found = dict(zip(away, torch.stack([*away.values()]).tolist(), strict=True))
-    return {name: found[name] if name in found else scalar.item() for name, scalar in scalars.items()}
+    on_device = dict(zip(away, torch.stack([*away.values()]).tolist(), strict=True))
+    return {name: on_device[name] if name in on_device else scalar.item() for name, scalar in scalars.items()}
 
 
 def out_of_range(tensors: Mapping[str, Tensor], most: float = LARGEST) -> tuple[str, str] | None:

@@ -53,8 +53,8 @@ def mean_gradients(
         for part in order.split(max(100, forward_chunk(order.device) // 8)):
             outputs = Outputs(*functional_call(model, own, (data.inputs(part),)))
             value = loss(outputs, data.labels[part]) * (len(part) / len(order))
-            found = torch.autograd.grad(value, list(own.values()), allow_unused=True)
-            for name, gradient in zip(own, found):
+            gradients = torch.autograd.grad(value, list(own.values()), allow_unused=True)
+            for name, gradient in zip(own, gradients):
                 if gradient is not None:
                     total[name].add_(gradient)
     return total
@@ -202,8 +202,8 @@ class WorkingModel:
 
     def assigned_buffer(self) -> str:
         """Return a buffer of ``state`` that the model replaced by another tensor; empty if there is none."""
-        found = (f"{type(part).__name__}.{name}" for part, name, own in self._saved if getattr(part, name) is not own)
-        return next(found, "")
+        others = ((part, name) for part, name, own in self._saved if getattr(part, name) is not own)
+        return next((f"{type(part).__name__}.{name}" for part, name in others), "")
 
     def changed_parameter(self) -> str:
         """Return a fixed parameter that a forward pass has changed, as a momentum encoder does; empty without one."""

@@ -109,21 +109,21 @@ class IndexLists:
 def _positions(part: Any, client: int) -> npt.NDArray[np.int64]:
     """Return a client's positions as an array."""
     try:
-        found = np.asarray(part)
-        if found.dtype == object:  # a row of an array of lists
-            found = np.asarray(found.tolist())
+        array = np.asarray(part)
+        if array.dtype == object:  # a row of an array of lists
+            array = np.asarray(array.tolist())
     except ValueError as error:
         raise DataError(f"client {client} has arrays of different lengths instead of positions{_PAIRS}") from error
-    whole = found.dtype.kind in "iu" or (found.dtype.kind == "f" and np.array_equal(found, np.trunc(found)))
-    if found.ndim != 1 or (found.size and not whole):
-        hint = _PAIRS if found.ndim > 1 else ""
-        if found.dtype.kind == "b":
+    whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and np.array_equal(array, np.trunc(array)))
+    if array.ndim != 1 or (array.size and not whole):
+        hint = _PAIRS if array.ndim > 1 else ""
+        if array.dtype.kind == "b":
             hint = ". A mask becomes positions by numpy.flatnonzero(mask)"
         raise DataError(
-            f"client {client} has {found.dtype} of shape {found.shape} instead of positions of samples, whole numbers "
+            f"client {client} has {array.dtype} of shape {array.shape} instead of positions of samples, whole numbers "
             f"of shape (n,){hint}"
         )
-    return found.astype(np.int64, copy=False)
+    return array.astype(np.int64, copy=False)
 
 
 class Partition:
@@ -166,8 +166,8 @@ class Partition:
     @property
     def names(self) -> list[str]:
         """The clients' names; without names, their numbers."""
-        found: Any = self.info.get("names")
-        return list(found or map(str, range(self.num_clients)))
+        names: Any = self.info.get("names")
+        return list(names or map(str, range(self.num_clients)))
 
     @property
     def num_clients(self) -> int:

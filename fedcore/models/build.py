@@ -85,9 +85,9 @@ def build_model(
         except PluginContractError as error:
             if not positional:
                 raise
-            given = f"the number of classes and the shape of a sample, {positional[0]} and {positional[1]}"
+            arguments = f"the number of classes and the shape of a sample, {positional[0]} and {positional[1]}"
             hint = "name its parameters num_classes and input_shape, or one of these"
-            raise PluginContractError(f"{error}. It was called with {given}. Hint: {hint}", plugin=name) from error
+            raise PluginContractError(f"{error}. It was called with {arguments}. Hint: {hint}", plugin=name) from error
     if isinstance(model, nn.Module) and not isinstance(model, SplitModel):
         with task.random("lazy"):
             sample = torch.zeros(1, *input_shape) if sample is None else sample
@@ -124,12 +124,12 @@ def _arguments(
 
     :raises PluginContractError: the factory cannot be called in this way.
     """
-    given = {"num_classes": num_classes, "input_shape": input_shape}
+    arguments = {"num_classes": num_classes, "input_shape": input_shape}
     signature = inspect.signature(factory)
-    named = {name: value for name, value in given.items() if name in signature.parameters}
+    named = {name: value for name, value in arguments.items() if name in signature.parameters}
     tried: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), named)]
     if not named:
-        tried.append((tuple(given.values()), {}))
+        tried.append((tuple(arguments.values()), {}))
     problem = ""
     for positional, keywords in tried:
         try:

@@ -113,15 +113,15 @@ class FlatLayout(Layout):
     @classmethod
     def flat(cls, layout: Layout) -> Layout:
         """Return a layout whose shared parameters of the most common dtype are joined; unchanged without parameters."""
-        found = {name: layout.shapes[name] for name in layout.shared if name not in layout.buffers}
+        parameters = {name: layout.shapes[name] for name in layout.shared if name not in layout.buffers}
         numbers = Counter[torch.dtype]()
-        for shape, own in found.values():
+        for shape, own in parameters.values():
             if own.is_floating_point:
                 numbers[own] += shape.numel()
         if not numbers:
             return layout
         dtype = max(numbers, key=numbers.__getitem__)
-        joined = {name: shape for name, (shape, own) in found.items() if own == dtype}
+        joined = {name: shape for name, (shape, own) in parameters.items() if own == dtype}
         size = torch.Size([numbers[dtype]])
         others = {name: layout.shapes[name] for name in layout.shared if name not in joined}
         shapes = {JOINED: (size, dtype), **others}

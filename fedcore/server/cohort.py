@@ -29,8 +29,8 @@ class Broadcasts:
         plugins = scope.federation.setup.plugins
         self._scope, self._plugins, self._seen = scope, plugins, scope.as_of_now()
         self._own = [plugin.name for plugin in plugins.implementers("broadcast_to")]
-        found = plugins.each("broadcast", server=self._server("broadcast"))
-        self._to_all = {plugin.name: dict(tensors) for plugin, tensors in found if tensors}
+        broadcasts = plugins.each("broadcast", server=self._server("broadcast"))
+        self._to_all = {plugin.name: dict(tensors) for plugin, tensors in broadcasts if tensors}
         self._shared = scope.share(key, self._to_all)
         self._sizes: dict[int, dict[str, int]] = {}
 
@@ -56,8 +56,8 @@ class Broadcasts:
         return ScopeContext(seen)
 
     def _message(self, client: int) -> Tensors:
-        found = self._plugins.each("broadcast_to", server=self._server("broadcast_to"), client=client)
-        sent = {plugin.name: tensors or {} for plugin, tensors in found}
+        broadcasts = self._plugins.each("broadcast_to", server=self._server("broadcast_to"), client=client)
+        sent = {plugin.name: tensors or {} for plugin, tensors in broadcasts}
         for plugin, tensors in sent.items():
             if twice := sorted(set(tensors).intersection(self._to_all.get(plugin, {}))):
                 clash = f"sends {twice[0]!r}, which broadcast sends to all clients"
@@ -162,11 +162,11 @@ def _exchange(current: Round, epoch: int, names: list[str], snapshots: Mapping[i
     patches: dict[int, Tensors] = {client: {} for client in snapshots}
     for plugin in (setup.plugins[name] for name in names):
         own = setup.claimed(plugin, "exchanges")
-        seen = {client: {name: tensors[name] for name in own} for client, tensors in snapshots.items()}
+        own_snapshots = {client: {name: tensors[name] for name in own} for client, tensors in snapshots.items()}
         result = setup.plugins.call(
-            plugin.name, "mid_local_epoch", server=ScopeContext(current), epoch=epoch, snapshots=seen
+            plugin.name, "mid_local_epoch", server=ScopeContext(current), epoch=epoch, snapshots=own_snapshots
         )
-        for tensors in seen.values():
+        for tensors in own_snapshots.values():
             current.ledger[plugin.name, "up"] += bytes_of(tensors)
         for client, tensors in (result or {}).items():
             if client not in snapshots:

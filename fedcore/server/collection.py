@@ -112,9 +112,9 @@ class Collector:
             decoders = [plugin.name for plugin in implementers if plugin.encodes]
             self._check_changed(task, update, *decoders)  # whole models from here on
         for plugin in (plugin for plugin in implementers if not plugin.encodes):
-            seen = plugins.call(plugin.name, "pre_aggregate", server=self.server, update=update)
-            if seen is not None:
-                update = seen
+            replaced = plugins.call(plugin.name, "pre_aggregate", server=self.server, update=update)
+            if replaced is not None:
+                update = replaced
                 self._check_changed(task, update, plugin.name)
         return update
 

@@ -103,8 +103,8 @@ def _seen_together(
         with suppress(RejectUpdate):  # the collector validates again, and records it
             valid[task.client], _ = validator.update(task, outcome, current.lr)
     for plugin in plugins.implementers("all_updates") if valid else ():
-        seen = plugins.call(plugin.name, "all_updates", server=collector.server, updates=[*valid.values()])
-        changed = {update.client: update for update in seen or ()}
+        replaced = plugins.call(plugin.name, "all_updates", server=collector.server, updates=[*valid.values()])
+        changed = {update.client: update for update in replaced or ()}
         if unknown := sorted(set(changed).difference(valid)):
             found = f"returned an update of client {unknown[0]}, which sent none"
             raise PluginContractError.of(plugin.name, found, hook="all_updates", round=current.number)
