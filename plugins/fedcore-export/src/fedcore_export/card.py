@@ -30,6 +30,10 @@ class ExportedFile:
     sha256: str
 
 
+PIPELINE = "pipeline.skops"
+"""The file of a transformer of scikit-learn that makes the model's inputs."""
+
+
 def model_card(
     run: Run,
     summary: Mapping[str, Any],
@@ -169,7 +173,12 @@ def _input(dataset: Dataset) -> Iterator[str]:
     if isinstance(train, ResidentSamples):
         yield f"- {_normalisation(train)}."
     elif isinstance(train, TensorSamples):
-        if recipe := Inputs.of(dataset).recipe:
+        recipe = dict(Inputs.of(dataset).recipe)
+        if recipe.pop("skops", None) is not None:
+            load = f"skops.io.load({PIPELINE!r}, trusted=['numpy.dtype'])"
+            yield f"- A DataFrame of raw columns becomes `x` by `{load}.transform`, the transformer of scikit-learn"
+            yield f"  that the run was given. The columns: {_span(json.dumps(recipe['columns']))}"
+        elif recipe:
             yield "- Raw columns become `x` by this recipe, as `fedcore_zoo.Recipe` reads it: numbers, words of each"
             yield f"  column, indicators of empty cells. {_span(json.dumps(recipe, ensure_ascii=False))}"
         if train.columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import importlib.util
 import io
@@ -20,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from fedcore import ConfigError, RunDirectoryError, SplitModel, UnknownNameError
-from fedcore.data import Dataset
+from fedcore.data import Dataset, Inputs
 from fedcore.models import Placement
 from fedcore.tools import Run, files, process
-from fedcore_export.card import ExportedFile, model_card, plain_model
+from fedcore_export.card import PIPELINE, ExportedFile, model_card, plain_model
 from fedcore_export.own_model import own_model
 
 FORMATS = ("safetensors", "torch", "onnx", "transformers")
@@ -97,6 +98,8 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
                 folder = Path(temporary) / "model"
                 folder.mkdir()
                 notes += WRITERS[form](model, run.dataset, folder)
+                if fitted := Inputs.of(run.dataset).recipe.get("skops"):
+                    (folder / PIPELINE).write_bytes(base64.b64decode(fitted))
                 written = [_described(file) for file in sorted(folder.iterdir())]
                 card = model_card(run, summary, session, written, model=model, client=client, took_part=took_part)
                 files.write_text(folder / "README.md", card)

@@ -85,9 +85,11 @@ class OwnData:
         """
         found = of_task(setup, self.dataset)
         own = found.train
-        if hasattr(own, "by_recipe") and setup.columns and setup.normalisation:
+        if hasattr(own, "by_recipe") and setup.recipe:
+            own = own.by_recipe(setup.recipe)
+        elif hasattr(own, "by_recipe") and setup.columns and setup.normalisation:
             mean, std = setup.normalisation
-            own = own.by_recipe(setup.recipe or {"columns": setup.columns, "mean": mean, "std": std})
+            own = own.by_recipe({"columns": setup.columns, "mean": mean, "std": std})
         if isinstance(own, TensorSamples):
             own = own.with_columns(setup.columns, f"the client's table {self.dataset.name}")
         found = replace(found, notes=(*found.notes, *getattr(own, "notes", ())))

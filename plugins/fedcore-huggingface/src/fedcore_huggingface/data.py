@@ -23,6 +23,7 @@ from fedcore_huggingface.language import TokenBlocks, language_dataset
 from fedcore_huggingface.spec import Options, folder_of, split
 from fedcore_zoo import (
     Cells,
+    FittedRecipe,
     Recipe,
     SequenceSamples,
     TableSamples,
@@ -125,7 +126,13 @@ def dataset(rest: str) -> Callable[[Path | None], Dataset]:
     path, options = split(rest, name)
 
     def load(data_dir: Path | None = None) -> Dataset:
-        return read(*_table(path, options, name, data_dir), options, name)
+        found, chosen, fitted = _table(path, options, name, data_dir), options, None
+        if options.pipeline is not None:
+            if options.columns is not None or options.missing is not None or options.indicators:
+                raise ConfigError(f"{name}: the pipeline says the columns and fills empty cells; leave out the others")
+            fitted = FittedRecipe.load(find_data(options.pipeline, data_dir))
+            chosen = options.model_copy(update={"columns": ",".join(fitted.columns)})
+        return read(*found, chosen, name, fitted)
 
     return load
 
@@ -149,11 +156,14 @@ def _table(path: str, options: Options, name: str, data_dir: Path | None) -> tup
     )
 
 
-def read(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> Dataset:
+def read(
+    table: Any, folders: tuple[Path, ...], options: Options, name: str, fitted: FittedRecipe | None = None
+) -> Dataset:
     """Make a data set of a ``datasets.Dataset`` or a ``DatasetDict``.
 
     Without a split for testing, a stratified fifth is the test set, always the same one.
 
+    :param fitted: makes the numbers of a table's columns, instead of what its training rows say.
     :raises ConfigError: its columns do not say what they are, or there are too few samples.
     """
     train, tests = _splits(table, folders, options, name)
@@ -204,7 +214,11 @@ def read(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> 
             left = [column for column in train.features if column not in used]
             found["notes"] += (f"{name}: columns used: {_listed(columns)}; not used: {_listed(left)}",)
         found["notes"] += _little(train, cells, name)
-        recipe = Recipe.of(cells[0], missing=options.missing, indicators=options.indicators)
+        recipe = (
+            fitted.of(cells[0])
+            if fitted
+            else Recipe.of(cells[0], missing=options.missing, indicators=options.indicators)
+        )
         if not recipe.outputs:
             raise ConfigError(f"{name}: no column holds a value; name other ?columns=")
         rows = [
@@ -645,8 +659,9 @@ def _cells(
         numbers = {word: number for number, word in enumerate(known[column])}
         for rows, part in zip(values, texts, strict=True):
             rows[:, place] = [np.nan if text is None else numbers[text] for text in part]
+    filled = options.missing is not None or options.pipeline is not None
     for table_rows in values:
-        usable = np.isfinite(table_rows) | (np.isnan(table_rows) & (options.missing is not None))
+        usable = np.isfinite(table_rows) | (np.isnan(table_rows) & filled)
         if not usable.all():
             holes = [columns[place] for place in np.flatnonzero(~usable.all(axis=0)).tolist()]
             raise ConfigError(

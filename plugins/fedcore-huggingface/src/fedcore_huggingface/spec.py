@@ -30,6 +30,9 @@ class Options(BaseModel):
         default=None, description="What empty cells of a table become, by the training rows."
     )
     indicators: bool = Field(default=False, description="A further column for each with empty cells, 1 where they are.")
+    pipeline: str | None = Field(
+        default=None, description="File of skops with a fitted transformer of scikit-learn for the columns of a table."
+    )
     test: str | None = Field(
         default=None, description="Split that is the test set; default test, validation, valid or dev."
     )

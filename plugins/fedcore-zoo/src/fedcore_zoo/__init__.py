@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedcore_zoo.datasets import mnist as mnist
     from fedcore_zoo.fedlab import fedlab_alexnet as fedlab_alexnet
     from fedcore_zoo.fedlab import fedlab_cnn as fedlab_cnn
+    from fedcore_zoo.fitted import FittedRecipe as FittedRecipe
     from fedcore_zoo.groups import numbered_groups as numbered_groups
     from fedcore_zoo.groups import whole_groups as whole_groups
     from fedcore_zoo.groups import whole_rows as whole_rows

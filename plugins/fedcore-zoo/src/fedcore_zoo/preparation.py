@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedcore import ConfigError, RunConfig, RunResult
 from fedcore.data import Dataset, Partition, PublicSamples, ResidentSamples, Samples, TensorSamples
+from fedcore_zoo.fitted import FittedRecipe
 from fedcore_zoo.tables import Recipe, TableSamples
 from fedcore_zoo.vision import load_torchvision
 
@@ -104,12 +105,22 @@ def _table(dataset: Dataset, choice: str, rows: Tensor) -> Dataset:
     if choice == "pretrained":
         raise _no_pretrained(dataset)
     recipe = train.made if len(rows) == len(train) else train.recipe_of(rows)
-    if choice == "none":
+    refuse_fitted(train, choice)
+    if choice == "none" and isinstance(recipe, Recipe):
         recipe = replace(recipe, mean=(0.0,) * len(recipe.mean), std=(1.0,) * len(recipe.std))
     return _table_by(dataset, recipe)
 
 
-def _table_by(dataset: Dataset, recipe: Recipe) -> Dataset:
+def refuse_fitted(train: TableSamples, choice: str) -> None:
+    """Refuse another normalisation of rows that a transformer of the user makes.
+
+    :raises ConfigError: this is one.
+    """
+    if train.made.is_fixed and choice != "as-loaded":
+        raise ConfigError(f"--normalize {choice}: the rows of {train.where} are as its ?pipeline= makes them")
+
+
+def _table_by(dataset: Dataset, recipe: Recipe | FittedRecipe) -> Dataset:
     """Return a table by a recipe; notes name categories that it does not have."""
     train, test = dataset.train, dataset.test
     assert isinstance(train, TableSamples)
@@ -199,7 +210,8 @@ def _by_client(dataset: Dataset, partition: Partition) -> Dataset:
     assert isinstance(train, (ResidentSamples, TensorSamples))
     values = train.gather(torch.arange(len(train))).clone()
     known: dict[str, list[list[float]]] = {}
-    numbers = len(train.made.mean) if isinstance(train, TableSamples) else values.shape[1]
+    table = isinstance(train, TableSamples) and isinstance(train.made, Recipe)
+    numbers = len(train.made.mean) if table else values.shape[1]  # type: ignore[union-attr]
     for client, own in enumerate(partition.train):
         if not len(own):
             continue

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedcore import ConfigError
 from fedcore.data import Dataset, ResidentSamples, Samples, TensorSamples
-from fedcore_zoo.preparation import pixels_of, raw_rows
+from fedcore_zoo.preparation import pixels_of, raw_rows, refuse_fitted
 from fedcore_zoo.tables import Array, Cells, Recipe, TableSamples
 
 Plain: TypeAlias = dict[str, Any]
@@ -130,6 +130,7 @@ def statistics_of_sites(dataset: Dataset, ask: Callable[[Plain], Mapping[str, Ma
     """
     train = dataset.train
     if isinstance(train, TableSamples):
+        refuse_fitted(train, "global or client")
         return {"recipe": _recipe(train, ask).to_json()}
     width = len(getattr(train, "mean", ())) or dataset.input_shape[0]
     mean, std = _moments(ask, {"columns": list(getattr(train, "columns", ()))}, width, table=False)

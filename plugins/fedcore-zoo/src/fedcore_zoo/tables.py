@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedcore import DataError
 from fedcore.data import Inputs, TensorSamples, first_ten
+from fedcore_zoo.fitted import FittedRecipe
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -92,6 +93,9 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values."""
         return asdict(self)
+
+    is_fixed: ClassVar[bool] = False
+    """Whether other training rows would give the same recipe."""
 
     @property
     def is_plain(self) -> bool:
@@ -273,7 +277,13 @@ class TableSamples(TensorSamples):
     """
 
     def __init__(
-        self, cells: Cells, labels: Tensor, recipe: Recipe, where: str, missing: str | None, indicators: bool
+        self,
+        cells: Cells,
+        labels: Tensor,
+        recipe: Recipe | FittedRecipe,
+        where: str,
+        missing: str | None,
+        indicators: bool,
     ) -> None:
         mean, std = recipe.shift
         super().__init__(recipe.apply(cells, where), labels, mean=mean, std=std, columns=recipe.outputs)
@@ -284,7 +294,7 @@ class TableSamples(TensorSamples):
         """The recipe as plain values; empty if mean, deviation and names of the columns say all."""
         return {} if self.made.is_plain else {"by": "table_inputs", **self.made.to_json()}
 
-    def by(self, recipe: Recipe) -> TableSamples:
+    def by(self, recipe: Recipe | FittedRecipe) -> TableSamples:
         """Return the rows as another recipe makes them."""
         return TableSamples(self.cells, self.labels, recipe, self.where, self.missing, self.indicators)
 
@@ -309,15 +319,16 @@ class TableSamples(TensorSamples):
         :raises DataError: it is none, or is for other columns.
         """
         try:
-            made = Recipe.from_json({name: value for name, value in recipe.items() if name not in ("by", "clients")})
-            return self.by(made)
+            return self.by(recipe_from(recipe))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DataError(
                 f"{self.where}: the run's recipe does not fit its columns {first_ten(self.cells.columns)}: {error!r}"
             ) from error
 
-    def recipe_of(self, rows: Tensor) -> Recipe:
+    def recipe_of(self, rows: Tensor) -> Recipe | FittedRecipe:
         """Return the recipe that some of these rows give, for positions (n,) int64."""
+        if self.made.is_fixed:
+            return self.made
         return Recipe.of(self.cells.rows(rows.numpy()), missing=self.missing, indicators=self.indicators)
 
     def __copy__(self) -> Self:
@@ -331,13 +342,19 @@ class TableSamples(TensorSamples):
         return vars(self) | {"cells": self.cells.rows([])}
 
 
+def recipe_from(value: Mapping[str, Any]) -> Recipe | FittedRecipe:
+    """Return the recipe that is stored with a model, in plain values."""
+    fields = {name: item for name, item in value.items() if name not in ("by", "clients")}
+    return FittedRecipe.from_json(fields) if "skops" in fields else Recipe.from_json(fields)
+
+
 def table_inputs(form: Inputs, x: Any) -> Tensor:
     """Return a model's input for raw rows by the recipe that was stored with the model: a feature of fedcore.
 
     :param x: a DataFrame, whose columns are matched by name, or rows with the raw columns in order.
     :raises DataError: columns are missing, or cells are neither numbers nor empty.
     """
-    recipe = Recipe.from_json({name: value for name, value in form.recipe.items() if name != "by"})
+    recipe = recipe_from(form.recipe)
     cells = Cells.read(x, recipe.columns, recipe.words)
     for name, strange in recipe.unseen(cells).items():
         warnings.warn(
