@@ -420,12 +420,14 @@ def test_data_that_do_not_fit_are_refused(folder, tokenizer):
         (f"{texts_of}&block_size=8", "name a tokenizer"),
         (f"{texts_of}&block_size=8&tokenizer={tokenizer / 'endless'}", "no end token"),
         (f"{texts_of}&block_size=8&tokenizer={tokenizer / 'none'}", "is no folder on this machine"),
-        (f"{texts_of}&block_size=1&tokenizer={tokenizer / 'end'}", "option 'block_size'"),
         (f"{texts_of}&block_size=8&label=label&tokenizer={tokenizer / 'end'}", "without ?label"),
+        (f"{texts_of}&block_size=8&part=yes&tokenizer={tokenizer / 'end'}", "without ?part"),
         (f"{folder}?block_size=8&tokenizer={tokenizer / 'end'}", "which column holds the texts"),
     ):
         with raises(ConfigError, says):
             dataset(rest)()
+    with pytest.raises(ConfigError, match="option 'block_size'"):
+        dataset(f"{texts_of}&block_size=1&tokenizer={tokenizer / 'end'}")
     done = command("train", "--task", "next-token", "--dataset", f"hf:{texts_of}&tokenizer={tokenizer / 'end'}")
     assert done.exit_code == 2
     assert "?block_size=128" in "".join(done.output.split("\n"))

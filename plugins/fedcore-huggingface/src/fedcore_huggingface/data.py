@@ -261,8 +261,8 @@ def _text_column(table: Table, options: Options, name: str) -> str:
     """Return the column of texts of which next tokens are predicted."""
     from datasets import Value
 
-    for option in ("label", "image", "columns", "categories", "size"):
-        if getattr(options, option) is not None:
+    for option in ("label", "image", "columns", "categories", "size", "part"):
+        if getattr(options, option):
             raise ConfigError(f"{name}: ?block_size is for texts whose next tokens are predicted, without ?{option}")
     used = (options.source, options.groups)
     texts = [
