@@ -72,7 +72,7 @@ PEERS = {
     )
 }
 ROUNDS = {"W1": 1, "W2": 2, "tiny": 20, "pfl-cifar10": 2, "cross-device": 1}
-"""Workload -> the timed rounds of a run by default: by estimate a block of all of them takes 10 to 12 minutes on two quiet cores."""
+"""Workload -> the timed rounds of a run by default. A block takes 10 to 12 minutes on two quiet cores, by estimate."""
 
 
 @dataclass(frozen=True)
