@@ -525,8 +525,6 @@ def _with_options_of_packages(config: type[RunConfig]) -> type[RunConfig]:
             warnings.warn(f"{error}; the option is left out", RuntimeWarning, stacklevel=2)
             continue
         bases.insert(0, section)
-    if len(bases) == 1:
-        return config
     attributes = {name: getattr(config, name) for name in ("__module__", "__qualname__", "__doc__")}
     # One class: pydantic takes milliseconds for each.
     return new_class(config.__name__, (*bases,), exec_body=lambda body: body.update(attributes))

@@ -137,11 +137,6 @@ def evaluate(
             output.note(problem)
 
 
-def _is_run(directory: Path) -> bool:
-    """Return whether the run directory still exists. A run that stops in its first round deletes it."""
-    return (directory / "config.yaml").is_file()
-
-
 @contextmanager
 def training(
     quiet: bool, how_to_resume: Callable[[Path], str] = lambda directory: RunFiles(directory).how_to_resume
@@ -161,12 +156,12 @@ def training(
         if display.directory is None:
             raise  # there is no run yet
         go_on = "interrupted before a round was finished; nothing is kept"
-        if _is_run(display.directory):
+        if (display.directory / "config.yaml").is_file():  # a run that stops in its first round deletes it
             go_on = f"interrupted. Go on with: {how_to_resume(display.directory)}"
         output.error(go_on, label="stopped")
         raise typer.Exit(INTERRUPTED) from None
     except FedcoreError as error:
-        if display.directory is not None and display.done and _is_run(display.directory):
+        if display.directory is not None and display.done and (display.directory / "config.yaml").is_file():
             kept = f"everything up to the last checkpoint is in {display.directory}"
             if not isinstance(error, DivergedError):  # it would diverge again
                 kept += f"; {how_to_resume(display.directory)} goes on from it"

@@ -74,7 +74,7 @@ def evaluate(
     """
     model.eval()
     positions = torch.arange(len(samples)) if indices is None else indices
-    chunks = positions.to(samples.labels.device).split(forward_chunk(device))
+    chunks = positions.to(samples.labels.device).split(forward_chunk(device, num_classes, *task.grid))
 
     def read(chunk: Tensor) -> Any:
         with torch.inference_mode():
@@ -101,11 +101,13 @@ def evaluate(
     return Counts.join(on_cpu(reduce(add, parts).tensors()))
 
 
-def repeats(model: nn.Module, samples: Samples, device: torch.device) -> bool:
+def repeats(model: nn.Module, samples: Samples, device: torch.device, *shape: int) -> bool:
     """Return whether a model gives the same logits for the same samples, whatever it computed before.
 
     A network that keeps a hidden state from call to call does not, nor does one that draws random numbers. A model that
     cannot be copied counts as one that does not: threads would share what its calls write to.
+
+    :param shape: of a sample's logits.
     """
     trial = copied_for_calls(model)
     if trial is None:
@@ -115,7 +117,8 @@ def repeats(model: nn.Module, samples: Samples, device: torch.device) -> bool:
         inputs = samples.gather(rows.to(samples.labels.device)).to(device)
         return _logits(trial(inputs))
 
-    first, *others = torch.arange(min(len(samples), 2 * forward_chunk(device))).split(forward_chunk(device))
+    chunk = forward_chunk(device, *shape)
+    first, *others = torch.arange(min(len(samples), 2 * chunk)).split(chunk)
     trial.eval()
     with one_torch_thread(), torch.inference_mode():
         before, _, after = logits_of(first), [*map(logits_of, others)], logits_of(first)

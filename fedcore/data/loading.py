@@ -78,6 +78,12 @@ def as_dataset(data: Any, name: str = "arrays", task: str = "auto") -> Dataset:
     if isinstance(data, Dataset):
         labels = [samples.labels.cpu().numpy() for samples in (data.train, data.test)]
         kind = type(data.task) if task == "auto" and not data.task.classes else task_of(task, labels[0])
+        names = data.class_names or ()  # of two words the numbers 0 and 1 say all
+        classes = names != tuple(map(str, range(len(names)))) and (len(names) != 2 or "".join(names).isdecimal())
+        if classes and kind is not type(data.task):
+            raise DataError(
+                f"labels are classes ({first_ten(names)}); --task {kind.name} takes values, as of hf:FILE?target=COLUMN"
+            )
         return _checked(data if kind is type(data.task) else with_labels(data, kind, *labels))
     made: Dataset = needed("feature", "arrays", "a data set of arrays")(data, name, task)
     return _checked(made)

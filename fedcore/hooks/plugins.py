@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -205,14 +205,13 @@ class PluginSet:
             raise PluginContractError.of(name, problem, hook=hook, **_where(arguments))
         return result
 
-    def check_names(self, names: Iterable[str], kept: Mapping[str, Collection[str]]) -> None:
+    def check_names(self, names: Sequence[str], kept: Mapping[str, Collection[str]]) -> None:
         """Resolve every declared pattern over the model's names and refuse overlaps.
 
         :param kept: plugin -> the names that it keeps on the clients.
         :raises PluginContractError: a pattern that matches nothing.
         :raises PluginConflictError: an overlap, naming both plugins and the reason.
         """
-        names = list(names)
         for declaration in (declaration for declaration in TABLE.values() if declaration.patterns):
             claimed: dict[str, Plugin] = {}
             for plugin in self:
@@ -221,9 +220,8 @@ class PluginSet:
                     if other is not plugin:
                         reason = f"both declare {declaration.name} = {name!r}"
                         raise PluginConflictError.of(other.name, plugin.name, reason)
-                    all_shared = patterns_of(plugin, declaration.name) == ("*",)
                     keepers = [keeper for keeper, own in kept.items() if name in own and keeper != plugin.name]
-                    if declaration.shared and keepers and not all_shared:
+                    if declaration.shared and keepers and patterns_of(plugin, declaration.name) != ("*",):
                         claim = f"{plugin.name!r} {declaration.name} {name!r}"
                         reason = f"{claim}, which {keepers[0]!r} keeps on each client"
                         raise PluginConflictError.of(plugin.name, keepers[0], reason)

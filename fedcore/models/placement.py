@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -106,13 +107,16 @@ def problem_in_channels_last(model: nn.Module, sample: Any) -> str:
     return ""
 
 
-def forward_chunk(device: torch.device) -> int:
+def forward_chunk(device: torch.device, *shape: int) -> int:
     """Return the number of samples per forward pass without gradients.
 
     A constant per kind of device, so that results do not depend on the caller. It fits the caches of a CPU, and fills
-    a CUDA device.
+    a CUDA device. With more than 262,144 numbers per sample, as of language models, it is smaller.
+
+    :param shape: of a sample's logits.
     """
-    return 100 if device.type == "cpu" else 2000
+    most = 100 if device.type == "cpu" else 2000
+    return max(1, min(most, (most << 18) // math.prod(shape)))
 
 
 def resolve_device(name: str) -> torch.device:

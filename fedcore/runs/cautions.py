@@ -40,10 +40,7 @@ def option_cautions(setup: Setup) -> list[str]:
     if config.task == "auto" and not setup.task.kind.classes:
         found.append(f"the task is {setup.task.kind.name}, as the labels are; --task NAME chooses another")
     if setup.task.kind.classes and setup.task.num_classes < 2:
-        found.append(
-            "the data set has a single class, so every model is right on all of its samples; check the labels: a "
-            "column of one-hot rows or of a table may have been lost"
-        )
+        found.append("the data set has a single class, so every model is right on all samples; check the labels")
     of_packages = [caution for section in RunConfig.sections() for caution in section.cautions(config, setup)]
     return [*found, *setup.notes, *of_packages]
 

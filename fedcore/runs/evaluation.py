@@ -215,7 +215,7 @@ class Evaluator:
         if self._repeats is None:
             dataset = self.federation.dataset
             with random_stream(0):
-                self._repeats = repeats(model, dataset.test, self.device)
+                self._repeats = repeats(model, dataset.test, self.device, dataset.num_classes, *dataset.task.grid)
         return cores() if self._repeats else 1
 
 

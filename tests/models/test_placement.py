@@ -7,7 +7,7 @@ from fedcore import ConfigError, RunConfig
 from fedcore.client.messages import ClientSite
 from fedcore.data import ResidentSamples
 from fedcore.models import build_model
-from fedcore.models.placement import Placement
+from fedcore.models.placement import Placement, forward_chunk
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_workers import pack_site, unpack_site
 from tests import support
@@ -121,3 +121,11 @@ def test_a_network_with_a_view_runs_in_the_contiguous_format(go, network, datase
 def test_the_advice_to_a_network_of_another_dtype_is_to_convert_it(go, dtype):
     with pytest.raises(ConfigError, match=rf"Its weights are {dtype}: .* network.float\(\)".replace("torch.", "")):
         go(model=lambda num_classes, input_shape: Viewed(num_classes, input_shape).to(dtype))
+
+
+def test_a_pass_holds_fewer_samples_with_large_logits() -> None:
+    cpu = torch.device("cpu")
+    assert forward_chunk(cpu) == forward_chunk(cpu, 10) == forward_chunk(cpu, 1000) == 100
+    assert forward_chunk(cpu, 50257, 128) == 4  # a language model's: 26 million numbers
+    assert forward_chunk(cpu, 50257, 100_000) == 1
+    assert forward_chunk(torch.device("cuda"), 10) == 2000

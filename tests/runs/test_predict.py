@@ -362,7 +362,7 @@ def test_texts_are_predicted_in_chunks_as_they_are_evaluated(tmp_path: Path, mon
     options = {"rounds": 3, "clients": 2, "batch_size": 4, "lr": 0.5, "workers": 0, "partition": "iid"}
     result = fedcore.run(model=Bag, dataset=dataset, **options, out=tmp_path / "run", progress=False)
     for module in ("fedcore_zoo.predictions", "fedcore.client.evaluation"):
-        monkeypatch.setattr(f"{module}.forward_chunk", lambda device: 7)
+        monkeypatch.setattr(f"{module}.forward_chunk", lambda *of: 7)
     assert (result.predict(texts) == texts.labels.numpy()).mean() == result.evaluate(texts)["accuracy"] > 0.5
     assert result.predict(SequenceSamples.of([], [])).shape == (0,)
 

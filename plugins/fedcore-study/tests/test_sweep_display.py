@@ -74,6 +74,16 @@ def test_an_accuracy_of_own_models_names_its_protocol() -> None:
     assert file.getvalue().splitlines()[-1].startswith("finished b after 4.00 s, personal 90.00 %")
 
 
+def test_a_finished_run_shows_the_model_that_stays() -> None:
+    clock, file = Clock(), io.StringIO()
+    with SweepDisplay(Console(file=file, width=200), clock=clock) as display:
+        played(display, clock)
+        display("b", "round", {"round": 10, "figure": "90.00 %", "protocol": "global", "clients": 10, "lost": {}})
+        display("b", "done", {"figure": "92.00 %", "protocol": "global"})  # corrected after the training
+        display("b", "finished", ended(4))
+    assert file.getvalue().splitlines()[-1].startswith("finished b after 4.00 s, 92.00 %")
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, quiet: bool) -> None:
     monkeypatch.setattr(sweep_display, "PERIOD", 0.02)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from fedcore import ConfigError
-from fedcore.data import Dataset, Split, assemble, find_data, numbered_as
+from fedcore.data import Dataset, Split, Task, assemble, find_data, numbered_as, with_labels
 from fedcore_huggingface.language import TokenBlocks, language_dataset
 from fedcore_huggingface.spec import Options, folder_of, split
+from fedcore_tasks import MultiLabel, Regression, Survival
 from fedcore_zoo import (
     Cells,
     FittedRecipe,
@@ -73,6 +74,9 @@ FEWEST = 10
 """Training samples that a data set needs, unless it is one client's part."""
 
 TEST_SIZE = 0.2
+
+SMALLEST_STRATUM = 5
+"""Samples of each group of similar targets, of which the test part gets one; with fewer it is drawn at random."""
 
 
 @dataclass(frozen=True)
@@ -169,25 +173,34 @@ def read(
     train, tests = _splits(table, folders, options, name)
     if options.block_size is not None:
         return _blocks(train, next(iter(tests.values()), None), options.block_size, options, name)
-    label = _label_column(train, options, name)
-    unlabelled = tuple(split for split, of in tests.items() if options.test is None and _is_unlabelled(of, label))
+    unlabelled: tuple[str, ...] = ()
+    used: tuple[str, ...]
+    if options.target is None:
+        used = (_label_column(train, options, name),)
+        unlabelled = tuple(split for split, of in tests.items() if options.test is None and _is_unlabelled(of, used[0]))
+    else:
+        used = _target_columns(train, options, name)
     test = next((of for split, of in tests.items() if split not in unlabelled), None)
     if test is None and options.part:
         test = train.select(np.empty(0, dtype=np.int64))
     elif test is None:
-        (whole,), known = _labels([train], label, name)
         groups = None if options.groups is None else _group_names(train, options.groups, name)
-        train, test = (train.select(part) for part in _parts(whole, known, groups, name))
+        train, test = (train.select(part) for part in _parts(*_strata(train, used, options, name), groups, name))
     tables = (train, test)
-    labels, class_names = _labels(tables, label, name)
-    found: dict[str, Any] = {"name": name, "num_classes": len(class_names), "class_names": class_names}
-    found["notes"] = tuple(f"{name}: split {split!r} has no labels and is not used" for split in unlabelled)
-    found["notes"] += spelled_alike(class_names, f"{name}: column {label!r}")
+    found: dict[str, Any] = {"name": name}
+    if options.target is None:
+        labels, class_names = _labels(tables, used[0], name)
+        found |= {"num_classes": len(class_names), "class_names": class_names}
+        found["notes"] = tuple(f"{name}: split {split!r} has no labels and is not used" for split in unlabelled)
+        found["notes"] += spelled_alike(class_names, f"{name}: column {used[0]!r}")
+    else:  # the labels take the place of these below
+        labels = [torch.zeros(len(table), dtype=torch.int64) for table in tables]
+        found |= {"num_classes": 1, "notes": ()}
     if options.groups is not None:
         found["groups"] = numbered_groups(name, *(_group_names(table, options.groups, name) for table in tables))
     if options.source is not None:
         found["sources"], found["source_names"] = _numbered(train, options.source, name)
-    kind, columns = _inputs(train, labels[0], options, label, name)
+    kind, columns = _inputs(train, labels[0], options, used, name)
     if kind == "image":
         pixels = _images(tables, columns[0], options.size, name)
         images = assemble(name, *(Split(part, of) for part, of in zip(pixels, labels, strict=True)))
@@ -210,8 +223,8 @@ def read(
                 raise ConfigError(f"{said}, and no other column holds numbers")
             found["notes"] += (said,)
         if options.columns is None:
-            used = {*columns, label, options.source, options.groups}
-            left = [column for column in train.features if column not in used]
+            read_columns = {*columns, *used, options.source, options.groups}
+            left = [column for column in train.features if column not in read_columns]
             found["notes"] += (f"{name}: columns used: {_listed(columns)}; not used: {_listed(left)}",)
         found["notes"] += _little(train, cells, name)
         recipe = (
@@ -226,7 +239,10 @@ def read(
             for part, of in zip(cells, labels, strict=True)
         ]
         found |= {"train": rows[0], "test": rows[1], "input_shape": (len(recipe.outputs),), "model": "mlp"}
-    return Dataset(**found)
+    if options.target is None:
+        return Dataset(**found)
+    targets = [_targets(table, used, name) for table in tables]
+    return with_labels(Dataset(**found), _task_of(targets[0]), *targets)
 
 
 def _blocks(train: Table, test: Table | None, size: int, options: Options, name: str) -> Dataset:
@@ -261,7 +277,7 @@ def _text_column(table: Table, options: Options, name: str) -> str:
     """Return the column of texts of which next tokens are predicted."""
     from datasets import Value
 
-    for option in ("label", "image", "columns", "categories", "size", "part"):
+    for option in ("label", "target", "image", "columns", "categories", "size", "part"):
         if getattr(options, option):
             raise ConfigError(f"{name}: ?block_size is for texts whose next tokens are predicted, without ?{option}")
     used = (options.source, options.groups)
@@ -369,10 +385,59 @@ def _label_column(table: Table, options: Options, name: str) -> str:
     found = found or [column for column, feature in table.features.items() if isinstance(feature, ClassLabel)]
     if not found or (len(found) > 1 and found[0] not in LABELS):
         raise ConfigError(
-            f"{name}: which column holds the classes? Write ?label=COLUMN, or ?block_size=128 to predict the next "
-            f"tokens of texts; {_known(table)}"
+            f"{name}: which column holds the classes? Write ?label=COLUMN, ?target=COLUMN to predict numbers, or "
+            f"?block_size=128 to predict the next tokens of texts; {_known(table)}"
         )
     return _plain(table, found[0], name)
+
+
+def _target_columns(table: Table, options: Options, name: str) -> tuple[str, ...]:
+    if options.label is not None:
+        raise ConfigError(f"{name}: write ?label for a column of classes, or ?target for numbers, not both")
+    return tuple(_plain(table, column, name) for column in (options.target or "").split(","))
+
+
+def _targets(table: Table, columns: Sequence[str], name: str) -> Array:
+    """Return the cells of columns as numbers, (n,) or (n, columns) float64."""
+    values = np.empty((len(table), len(columns)))
+    for place, column in enumerate(columns):
+        try:
+            values[:, place] = table.numbers(column)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{name}: the cells of column {column!r} are not all numbers ({error}). Write ?label={column} if they "
+                "are classes"
+            ) from error
+        if wrong := len(table) - int(np.isfinite(values[:, place]).sum()):
+            raise ConfigError(
+                f"{name}: {wrong} of the {len(table)} cells of column {column!r}, a target, are empty or not finite. "
+                "Leave out their rows"
+            )
+    return values[:, 0] if len(columns) == 1 else values
+
+
+def _task_of(targets: Array) -> type[Task]:
+    """Return the task of targets (n,) or (n, C)."""
+    if targets.ndim == 1:
+        return Regression
+    binary = [bool(np.isin(column, (0, 1)).all()) for column in targets.T]
+    if all(binary):
+        return MultiLabel
+    return Survival if len(binary) == 2 and binary[1] and (targets[:, 0] >= 0).all() else Regression
+
+
+def _strata(table: Table, columns: Sequence[str], options: Options, name: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Return what a part for testing is stratified by, (n,) int64, and names: classes, or groups of similar targets."""
+    if options.target is None:
+        (labels,), names = _labels([table], columns[0], name)
+        return labels, names
+    targets = _targets(table, columns, name)
+    task = _task_of(targets)
+    labels = task.read(targets, len(table), name)
+    strata = task(labels).strata(labels)
+    if int(strata.unique(return_counts=True)[1].min()) < SMALLEST_STRATUM:
+        strata = torch.zeros_like(strata)
+    return strata, tuple(map(str, range(int(strata.max()) + 1)))
 
 
 def _labels(tables: Sequence[Table], column: str, name: str) -> tuple[list[Tensor], tuple[str, ...]]:
@@ -396,8 +461,8 @@ def _classes(table: Table, column: str, name: str) -> tuple[Tensor, tuple[str, .
     values = [_whole(value) for value in _column(table, column, name)]
     if any(value is None or isinstance(value, float) for value in values):
         raise ConfigError(
-            f"{name}: column {column!r} holds no classes: fractions or empty cells are among its values. Of words "
-            f"these are empty: {', '.join(EMPTY[-7:])}"
+            f"{name}: column {column!r} holds no classes: fractions or empty cells are among its values. Write "
+            f"?target={column} to predict numbers. Of words these are empty: {', '.join(EMPTY[-7:])}"
         )
     feature = table.features[column]
     if isinstance(feature, ClassLabel):
@@ -443,7 +508,7 @@ def _group_names(table: Table, column: str, name: str) -> Array:
     return np.array(cells, dtype=str)
 
 
-def _inputs(table: Table, labels: Tensor, options: Options, label: str, name: str) -> tuple[str, list[str]]:
+def _inputs(table: Table, labels: Tensor, options: Options, used: Sequence[str], name: str) -> tuple[str, list[str]]:
     """Return what the samples are, ``image``, ``text`` or ``table``, and the columns that hold them.
 
     Further columns of classes are not among them, unless they are named: another one of ``LABELS``, and words for the
@@ -454,7 +519,7 @@ def _inputs(table: Table, labels: Tensor, options: Options, label: str, name: st
     features = {
         column: feature
         for column, feature in table.features.items()
-        if column not in (label, options.source, options.groups)
+        if column not in (*used, options.source, options.groups)
         and not ROW_INDEX.fullmatch(column)
         and column.lower() not in LABELS
     }
@@ -476,8 +541,8 @@ def _inputs(table: Table, labels: Tensor, options: Options, label: str, name: st
         columns = value.split(",") if kind == "table" else [value]
         for column in columns:
             _require(table, column, name)
-        if label in columns:
-            raise ConfigError(f"{name}: column {label!r} holds the classes, so it cannot be an input, too")
+        if both := [column for column in used if column in columns]:
+            raise ConfigError(f"{name}: column {both[0]!r} holds what is predicted, so it cannot be an input, too")
         return kind, columns
     dtypes = {column: feature.dtype for column, feature in features.items() if isinstance(feature, Value)}
     of_kind = {

@@ -20,6 +20,11 @@ class Options(BaseModel):
     label: str | None = Field(
         default=None, description="Column of the classes; default label, labels or target, or the only ClassLabel."
     )
+    target: str | None = Field(
+        default=None,
+        description="In place of label, columns of what is predicted, with commas: a number or several, 0 and 1 for "
+        "each of several labels, or a time and whether the event happened.",
+    )
     image: str | None = Field(default=None, description="Column of images.")
     text: str | None = Field(default=None, description="Column of texts.")
     columns: str | None = Field(default=None, description="Columns of a table, with commas; default all numbers.")

@@ -71,10 +71,11 @@ def _logits(result: RunResult, x: Any, model: nn.Module | None) -> Tensor:
         x = TensorSamples(x, torch.zeros(len(x), dtype=torch.int64))
     samples: Samples = x
     device = _device(network)
-    chunks = torch.arange(len(samples)).split(forward_chunk(device)) if len(samples) else ()
+    shape = (result.model.num_classes, *result.task.grid)
+    chunks = torch.arange(len(samples)).split(forward_chunk(device, *shape)) if len(samples) else ()
     with torch.inference_mode(), evaluating(network):
         logits = [network(samples.gather(chunk).to(device))[1].cpu() for chunk in chunks]
-    return torch.cat([torch.empty(0, result.model.num_classes, *result.task.grid), *logits])
+    return torch.cat([torch.empty(0, *shape), *logits])
 
 
 def _samples(result: RunResult, x: Any, y: Any) -> Samples:

@@ -96,6 +96,8 @@ class SweepDisplay:
                 self._tasks[name] = self._bars.add_task(output.clean(name), total=self._asked[name], words="")
             elif event in ("begun", "round") and name in self._running:
                 self._advanced(self._running[name], event, details)
+            elif event == "done" and name in self._running:
+                self._running[name].shown, self._running[name].protocol = details["figure"], details["protocol"]
             elif event == "note":
                 self._note(f"{name}: {details['note']}")
             elif event in ("finished", "failed", "stopped"):

@@ -136,6 +136,9 @@ def _run(task: Task, planned: RunConfig, tell: Any, verdicts: queue.Queue[bytes]
                 raise _Judged
         elif event == "note":
             tell("note", note=details["message"])
+        elif event == "done" and (shown := measured(details["metrics"], protocols.EVALUATED)):
+            # The model that stays may not be that of the last round: a method may correct it after the training.
+            tell("done", protocol=shown, figure=rounds.in_short(details["metrics"][shown]))
 
     out = Path(task.out)
     begun_before = (out / "config.yaml").is_file()

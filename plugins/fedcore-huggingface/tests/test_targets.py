@@ -1,0 +1,108 @@
+"""Columns of what is predicted: numbers, several labels, times with events."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedcore
+from fedcore import ConfigError, DataError
+from fedcore.data import load_dataset
+from fedcore_tasks import MultiLabel, Regression, RegressionHuber, Survival
+
+pytest.importorskip("datasets")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"bmi": rng.normal(25, 4, 150).round(1), "sex": rng.choice(["F", "M"], 150)})
+    frame["age"] = (40 + frame["bmi"] + rng.integers(0, 9, 150)).astype(int)
+    frame["days"], frame["died"] = rng.integers(1, 900, 150), rng.integers(0, 2, 150)
+    frame["diabetic"], frame["grade"] = (frame["bmi"] > 26).astype(int), rng.choice([1, 2, 5], 150)
+    frame.loc[3, "pressure"] = np.nan
+    path: Path = tmp_path_factory.mktemp("targets") / "patients.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("target", "task"),
+    [
+        ("age", Regression),
+        ("age,bmi", Regression),
+        ("died", Regression),
+        ("died,diabetic", MultiLabel),
+        ("days,died", Survival),
+        ("died,days", Regression),
+    ],
+)
+def test_targets_are_the_numbers_of_the_file_and_say_the_task(table, target, task) -> None:
+    columns = target.split(",")
+    dataset = load_dataset(f"hf:{table}?columns=sex&target={target}")
+    values = pd.read_csv(table)[columns].to_numpy(dtype=np.float64)
+    labels = np.concatenate([dataset.train.labels.numpy(), dataset.test.labels.numpy()]).reshape(150, -1)
+    assert type(dataset.task) is task
+    assert sorted(map(tuple, labels.tolist())) == sorted(map(tuple, values.tolist()))
+    assert len(dataset.test) == 30
+
+
+def test_the_part_for_testing_has_its_share_of_events_and_of_large_numbers(table) -> None:
+    events = load_dataset(f"hf:{table}?columns=bmi,sex&target=days,died").test.labels[:, 1]
+    assert abs(float(events.mean()) - pd.read_csv(table)["died"].mean()) < 0.07
+    ages = load_dataset(f"hf:{table}?columns=bmi,sex&target=age").test.labels.numpy()
+    whole = pd.read_csv(table)["age"]
+    assert abs((ages > whole.median()).mean() - (whole > whole.median()).mean()) < 0.1
+
+
+def test_a_run_from_the_command_line_has_figures_in_the_columns_units(table, tmp_path, cli) -> None:
+    out = tmp_path / "run"
+    name = f"hf:{table}?columns=bmi&target=age"
+    options = ("--clients", "2", "--partition", "iid", "--rounds", "30", "--lr", "0.02", "--batch-size", "16")
+    result = cli("train", "--dataset", name, *options, "--out", str(out), "--quiet")
+    assert result.exit_code == 0, result.stderr
+    ages = pd.read_csv(table)["age"]
+    figures = json.loads((out / "summary.json").read_text())["metrics"]["global"]
+    assert 0 < figures["rmse"] < 0.8 * ages.std()  # the age is 40 + bmi + up to 8, the mean alone has the deviation
+    test = load_dataset(name).test
+    predicted = fedcore.load_run(out).predict(test.gather(torch.arange(len(test))))
+    assert ages.min() - 10 < float(np.mean(predicted)) < ages.max() + 10
+
+
+def test_another_task_reads_the_same_numbers(table) -> None:
+    dataset = load_dataset(f"hf:{table}?columns=bmi,sex&target=age", task="regression-huber")
+    assert type(dataset.task) is RegressionHuber
+    assert set(dataset.test.labels.tolist()) <= set(pd.read_csv(table)["age"].astype(float))
+
+
+def test_numbers_of_classes_are_not_taken_for_values(table) -> None:
+    with pytest.raises(DataError, match=r"labels are classes \(1, 2, 5\); .*\?target=COLUMN"):
+        load_dataset(f"hf:{table}?columns=bmi,sex&label=grade", task="regression")
+    assert load_dataset("breast-cancer", task="multilabel").task.name == "multilabel"  # malignant or benign: 0 or 1
+    assert load_dataset("digits", task="regression").task.name == "regression"  # 0 to 9 are values, too
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("columns=bmi&target=age&label=grade", "not both"),
+        ("columns=bmi&target=sex", r"column 'sex' are not all numbers.*\?label=sex"),
+        ("columns=bmi&target=pressure", "149 of the 150 cells of column 'pressure'|all numbers|empty"),
+        ("columns=bmi,age&target=age", "holds what is predicted"),
+        ("columns=bmi&target=agee", "no column 'agee'"),
+        ("target=age&block_size=8", "without \\?target"),
+    ],
+)
+def test_what_cannot_be_a_target_is_refused(table, options, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_dataset(f"hf:{table}?{options}")
+
+
+def test_a_label_with_fractions_is_answered_with_the_option(table) -> None:
+    with pytest.raises(ConfigError, match=r"\?target=bmi"):
+        load_dataset(f"hf:{table}?columns=sex&label=bmi")
