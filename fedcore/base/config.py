@@ -527,7 +527,8 @@ def _with_options_of_packages(config: type[RunConfig]) -> type[RunConfig]:
         bases.insert(0, section)
     attributes = {name: getattr(config, name) for name in ("__module__", "__qualname__", "__doc__")}
     # One class: pydantic takes milliseconds for each.
-    return new_class(config.__name__, (*bases,), exec_body=lambda body: body.update(attributes))
+    extended = new_class(config.__name__, (*bases,), exec_body=lambda body: body.update(attributes))
+    return extended if len(bases) > 1 else config
 
 
 if not TYPE_CHECKING:

@@ -229,12 +229,12 @@ def test_losses_never_give_more_than_renyi(z, rate, rounds):
     assert accountant.spent_by("rdp", z, rate, rounds, 1e-5) == {"epsilon": spent["epsilon_rdp"]}
 
 
-def test_the_table_of_the_card(capsys):
+def test_the_table_of_the_page(capsys):
     main(["0.1", "4", "1", "1e-5"])
     *_, line = capsys.readouterr().out.splitlines()
     assert line.split("|")[1:6] == [" 0.1 ", " 4 ", " 1 ", " 1e-05 ", f" {spent_epsilon(4.0, 0.1, 1, 1e-5):.3f} "]
     main([])
-    assert capsys.readouterr().out.strip() in (Path(__file__).parents[1] / "README.md").read_text()
+    assert capsys.readouterr().out.strip() in (Path(__file__).parents[3] / "lab" / "results-privacy.md").read_text()
 
 
 def test_epsilon_grows_with_rounds_and_falls_with_noise_and_sampling():
