@@ -4,7 +4,7 @@
     python benchmarks/features.py draw
 
 ``run`` trains every method with three seeds, one run at a time, into ``features/``; finished runs are kept. ``draw``
-prints the table of silhouettes, and writes the pictures of seed 0 to ``docs/results/``. FedECCR's Figure 2 compares
+prints the tables of silhouettes, and writes pictures of seed 0 to ``docs/results/``. FedECCR's Figure 2 compares
 global models, FedProc's Figure 2 and FDCL's Figure 2 compare models of single clients with a global one, FDCL's also
 with one that is trained on all data.
 """
@@ -53,6 +53,8 @@ SETTING = {
     "eval_every": 20,
     "workers": 0,
 }
+DRAWN = ("FedAvg", "FedECCR", "SOLO, client 1", "all data")
+"""The models whose pictures stand on the page of results."""
 FIRST, SECOND = 0, 1
 """The clients C_1 and C_2 of FedProc's figure."""
 
@@ -115,7 +117,7 @@ def draw(data_dir: Path, pictures: Path) -> None:
                 name = f"{method}, {which}" if which else method
                 encoded = features(model, x)
                 silhouettes.setdefault(name, []).append(float(silhouette_score(encoded, labels)))
-                if seed == SEEDS[0]:
+                if seed == SEEDS[0] and name in DRAWN:
                     file = pictures / f"features-{name.lower().replace(', ', '-').replace(' ', '-')}.svg"
                     save(picture(file.stem, f"Features of {name}", dataset, encoded, labels), file)
     print("| model | silhouette of 500 test samples | each seed |\n| --- | ---: | --- |")
