@@ -4,7 +4,7 @@
     python benchmarks/features.py draw
 
 ``run`` trains every method with three seeds, one run at a time, into ``features/``; finished runs are kept. ``draw``
-prints the tables of silhouettes, and writes pictures of seed 0 to ``docs/results/``. FedECCR's Figure 2 compares
+prints the tables of silhouettes, and writes pictures of seed 0 to ``docs/pictures/``. FedECCR's Figure 2 compares
 global models, FedProc's Figure 2 and FDCL's Figure 2 compare models of single clients with a global one, FDCL's also
 with one that is trained on all data.
 """
@@ -144,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=("run", "draw"))
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--pictures", type=Path, default=Path("docs/results"))
+    parser.add_argument("--pictures", type=Path, default=Path("docs/pictures"))
     options = parser.parse_args()
     if options.step == "run":
         train(options.data_dir)
