@@ -275,7 +275,7 @@ class Round(ServerScope):
 
     def dispatch_order(self) -> list[int]:
         """Return the cohort in dispatch order: its tasks are sent and its updates are taken in this order."""
-        return sorted(self.cohort, key=lambda client: (-self.federation.partition.train.size(client), client))
+        return sorted(sorted(self.cohort), key=self.federation.partition.train.size, reverse=True)
 
 
 def _entry(client: int, kind: str, message: str) -> dict[str, Any]:

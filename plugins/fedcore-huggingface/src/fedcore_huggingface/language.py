@@ -72,16 +72,11 @@ class NextToken(Targets):
     name = "next-token"
     example = "python-topics"
     model = "tiny-gpt2"
-
-    @classmethod
-    def form_of(cls, labels: Tensor) -> dict[str, Any]:
-        """Return the length of the blocks, too."""
-        return {**super().form_of(labels), "grid": [*labels.shape[1:]]}
+    on_grid = True
 
     def build(self, form: Mapping[str, Any]) -> None:
-        """Set the length of the blocks and the figures."""
+        """Set the figures, too."""
         super().build(form)
-        self.grid = tuple(map(int, form["grid"]))
         self.metrics = {
             "perplexity": TaskFigure("tokens", _sums, _perplexity, (3,), lower_is_better=True),
             "token-loss": TaskFigure("tokens", _sums, _mean_loss, (3,), lower_is_better=True),
@@ -105,19 +100,10 @@ class NextToken(Targets):
             raise DataError(f"{where}: task {cls.name!r} takes tokens from 0, and {IGNORED} where there is none")
         return torch.from_numpy(y.astype(np.int64))
 
-    @classmethod
-    def width(cls, labels: Tensor) -> int:
-        """Return one more than the largest token."""
-        return int(labels.max()) + 1
-
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy of the batch's next tokens, as transformers' models do; 0 without any."""
         losses, known = next_token_losses(logits, labels)
         return losses.sum() / known.sum().clamp(min=1)
-
-    def predict(self, logits: Tensor) -> Tensor:
-        """Return at each position the most likely next token, (B, L) int64."""
-        return logits.argmax(dim=1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the softmax at each position, (B, V, L)."""

@@ -28,16 +28,11 @@ class Segmentation(Targets):
     name = "segmentation"
     example = "digit-shapes"
     model = "small-fcn"
-
-    @classmethod
-    def form_of(cls, labels: Tensor) -> dict[str, Any]:
-        """Return the size of the masks, too."""
-        return {**super().form_of(labels), "grid": [*labels.shape[1:]]}
+    on_grid = True
 
     def build(self, form: Mapping[str, Any]) -> None:
-        """Set the size of the masks and the figures."""
+        """Set the figures, too."""
         super().build(form)
-        self.grid = tuple(map(int, form["grid"]))
         classes = int(form["width"])
         figure = partial(TaskFigure, "overlaps", _overlaps, shape=(3, classes))
         self.metrics = {"dice": figure(partial(_mean, _dice)), "iou": figure(partial(_mean, _iou))}
@@ -74,10 +69,6 @@ class Segmentation(Targets):
         dice = (2 * (shares * true).sum(pixels) + 1) / (shares.sum(pixels) + true.sum(pixels) + 1)
         errors = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
         return errors / known.sum().clamp(min=1) + 1 - dice.mean()
-
-    def predict(self, logits: Tensor) -> Tensor:
-        """Return the class of each pixel, (B, H, W) int64."""
-        return logits.argmax(dim=1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the softmax of each pixel, (B, C, H, W)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,8 @@ class Targets(Task):
     """A task whose labels are no classes of samples."""
 
     classes = False
+    on_grid: ClassVar[bool] = False
+    """Whether a label is a grid of them, such as a mask: one for each position. The form keeps its size."""
 
     def __init__(self, labels: Tensor) -> None:
         self.build(self.form_of(labels))
@@ -75,11 +77,13 @@ class Targets(Task):
     @classmethod
     def form_of(cls, labels: Tensor) -> dict[str, Any]:
         """Return what the task keeps of training labels, plain values."""
-        return {"width": cls.width(labels), "flat": labels.ndim == 1}
+        grid = {"grid": [*labels.shape[1:]]} if cls.on_grid else {}
+        return {"width": cls.width(labels), "flat": labels.ndim == 1, **grid}
 
     def build(self, form: Mapping[str, Any]) -> None:
         """Set what follows from the form."""
         self.form = form
+        self.grid = tuple(map(int, form.get("grid", ())))
         self.flat = bool(form["flat"])
         """Whether a label is one number instead of a row of them."""
 
