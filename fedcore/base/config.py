@@ -292,10 +292,10 @@ class TrainingOptions(Section):
         """A client's work per round: the unit and the amount."""
         return ("epochs", self.local_epochs) if self.local_steps is None else ("steps", self.local_steps)
 
-    def work_of(self, asked: Mapping[str, Any]) -> tuple[Literal["epochs", "steps"], int]:
+    def work_of(self, meta: Mapping[str, Any]) -> tuple[Literal["epochs", "steps"], int]:
         """Return a client's work, a unit and an amount: the ``epochs`` or ``steps`` of its task, else all clients'."""
         unit, everybody = self.local_work
-        return ("steps", asked["steps"]) if "steps" in asked else (unit, asked.get(unit, everybody))
+        return ("steps", meta["steps"]) if "steps" in meta else (unit, meta.get(unit, everybody))
 
     def smallest_batch(self, samples: int, needed: int = 1) -> int:
         """Return the smallest mini-batch that is trained in an epoch on a number of samples. Smaller ones are skipped.

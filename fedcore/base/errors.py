@@ -69,7 +69,7 @@ class PluginContractError(FedcoreError):
     def of(
         cls,
         name: str | None,
-        found: str,
+        fault: str,
         *,
         kind: str = "plugin",
         hook: str | None = None,
@@ -82,7 +82,7 @@ class PluginContractError(FedcoreError):
 
         :param name: the object's name; None if the plugins of a run break the contract together.
         :param hook: a hook, or ``question NAME``.
-        :param found: the fault, as a predicate: ``returned Linear``.
+        :param fault: the fault, as a predicate: ``returned Linear``.
         :param round: the round, counted from 0 as in hooks. The message counts from 1.
         :param kind: the kind of the object: ``plugin``, ``model``, ``tracker``, ...
         """
@@ -93,7 +93,7 @@ class PluginContractError(FedcoreError):
         if hook:
             message += f" {hook}" if hook.startswith("question ") else f" hook {hook}"
         message += f" ({place})" if place else ""
-        message += f" {found}"
+        message += f" {fault}"
         message += f", expected {expected}" if expected else ""
         message += f". Hint: {hint}" if hint else ""
         return cls(message, plugin=name, hook=hook)
@@ -174,9 +174,9 @@ def describe(error: ValidationError, prefix: str = "", *, flags: bool = True, ty
             message = f"input should be a list, such as {f'[{value}]' if isinstance(value, (str, int)) else '[1, 2]'}"
         says_what = problem["type"] == "value_error" and message  # with the value, where that helps
         message = lower_first(message) or "a validator refuses it and gives no reason"
-        given = "" if says_what or isinstance(problem["input"], dict) else f" (given: {problem['input']!r:.200})"
+        ending = "" if says_what or isinstance(problem["input"], dict) else f" (given: {problem['input']!r:.200})"
         source = "" if path and path[0] in typed else prefix
-        lines.append(f"{source}{name + ': ' if name else ''}{message}{given}")
+        lines.append(f"{source}{name + ': ' if name else ''}{message}{ending}")
     return "\n".join(lines)
 
 
@@ -198,8 +198,8 @@ def print_traceback() -> None:
 
 def place_of(error: BaseException, module: str) -> str:
     """Return the last line of a module's package that an error passed, as `` (method.py:12)``; empty if none."""
-    package, found = module.partition(".")[0], ""
+    package, place = module.partition(".")[0], ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
-            found = f" ({Path(frame.f_code.co_filename).name}:{line})"
-    return found
+            place = f" ({Path(frame.f_code.co_filename).name}:{line})"
+    return place

@@ -133,8 +133,8 @@ def refuse_links(directory: Path, *, deep: bool = True) -> None:
     while waiting:
         folder = waiting.pop()
         try:
-            with os.scandir(folder) as found:
-                entries = list(found)
+            with os.scandir(folder) as listing:
+                entries = list(listing)
         except OSError as error:
             raise StorageError(f"cannot read the folder {folder}: {error.strerror or error}") from error
         for entry in entries:
@@ -198,9 +198,9 @@ class RecordFile:
         """
         line = (json.dumps(finite(record)) + "\n").encode()
         with storing(self.path), self.path.open("r+b" if self.length else "ab") as file:
-            found = file.seek(0, os.SEEK_END)
-            if found != self.length:
-                raise OSError(f"another process writes to it: it has {found} bytes, and this one wrote {self.length}")
+            length = file.seek(0, os.SEEK_END)
+            if length != self.length:
+                raise OSError(f"another process writes to it: it has {length} bytes, and this one wrote {self.length}")
             file.write(line)
         self.length += len(line)
         return self.length

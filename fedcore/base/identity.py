@@ -41,8 +41,8 @@ def preset_options(name: str) -> dict[str, Any]:
     """
     values = registry.resolve("preset", name)
     if not isinstance(values, Mapping):
-        found = f"is an object of type {type(values).__name__}"
-        raise PluginContractError.of(name, found, kind="preset", expected="a dictionary of options")
+        fault = f"is an object of type {type(values).__name__}"
+        raise PluginContractError.of(name, fault, kind="preset", expected="a dictionary of options")
     try:
         RunConfig.create(dict(values))
     except ConfigError as error:

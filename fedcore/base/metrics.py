@@ -212,8 +212,8 @@ class Counts:
     def curves(self, metrics: Metrics) -> dict[str, Any]:
         """Return the points of the metrics' curves; empty if a sample is undefined."""
         drawn, counts = () if self.undefined else metrics.items(), {**self.metrics, **self.rows}
-        found = {name: metric.curve(counts[metric.shared or name]) for name, metric in drawn}
-        return {name: points for name, points in found.items() if points}
+        curves = {name: metric.curve(counts[metric.shared or name]) for name, metric in drawn}
+        return {name: points for name, points in curves.items() if points}
 
 
 def finite_loss(value: float) -> dict[str, Any]:

@@ -75,11 +75,11 @@ def conflict(kind: str, name: str) -> str:
 
 @functools.cache
 def _scan(kind: str, path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
-    found: dict[str, list[EntryPoint]] = {}
+    by_name: dict[str, list[EntryPoint]] = {}
     points = _read(path).select(group=group_of(kind))
     for point in sorted(points, key=lambda point: (_origin(point) != CORE, point.name)):
-        found.setdefault(point.name, []).append(point)
-    return found
+        by_name.setdefault(point.name, []).append(point)
+    return by_name
 
 
 @functools.cache
@@ -103,7 +103,7 @@ def resolve(kind: str, name: str) -> Any:
     if name in points:
         return _load(kind, name, points[name])
     if name.startswith(OBJECT):
-        raise ConfigError(_given_again(kind, name))
+        raise ConfigError(_how_to_lend(kind, name))
     prefix, colon, rest = name.partition(":")
     prefixes = available(f"{kind} prefix") if kind in PREFIXED else {}
     if colon and prefix in prefixes:
@@ -116,18 +116,18 @@ def resolve(kind: str, name: str) -> Any:
     raise UnknownNameError(kind, name, points, f"Or {others}" if others else "")
 
 
-def needed(kind: str, name: str, asked: str) -> Any:
+def needed(kind: str, name: str, request: str) -> Any:
     """Return the object of a package that a user asked for without its name.
 
-    :param asked: what the user wrote, such as ``--workers 2``.
+    :param request: what the user wrote, such as ``--workers 2``.
     :raises ConfigError: the package is not installed. The message names it.
     """
     if name not in available(kind) and (package := package_of(kind, name)):
-        raise ConfigError(f"{asked} needs the package {package}: {how_to_install(package)}")
+        raise ConfigError(f"{request} needs the package {package}: {how_to_install(package)}")
     return resolve(kind, name)
 
 
-def _given_again(kind: str, name: str) -> str:
+def _how_to_lend(kind: str, name: str) -> str:
     """Return what to do about the name of an object of a Python program, which has to give the object again."""
     if kind == "partitioner":
         return (
@@ -147,9 +147,9 @@ def _load(kind: str, name: str, point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:  # an imported module can raise anything
-        found = f"of {_origin(point)} cannot be imported from {point.value!r}"
+        fault = f"of {_origin(point)} cannot be imported from {point.value!r}"
         raise PluginContractError.of(
-            name, f"{found}: {type(error).__name__}: {error}", kind=kind, hint=_missing(error, point)
+            name, f"{fault}: {type(error).__name__}: {error}", kind=kind, hint=_missing(error, point)
         ) from error
 
 
@@ -311,8 +311,8 @@ def main_module(main: ModuleType) -> str | None:
         spec = importlib.util.find_spec(Path(file).stem)
     except (ImportError, ValueError):
         return None
-    found = spec is not None and spec.origin is not None and Path(spec.origin).resolve() == Path(file).resolve()
-    return Path(file).stem if found else None
+    origin = spec and spec.origin
+    return Path(file).stem if origin and Path(origin).resolve() == Path(file).resolve() else None
 
 
 def object_name(value: Any) -> str:

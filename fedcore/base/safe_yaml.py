@@ -31,11 +31,11 @@ class _Loader(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         """Refuse a key that stands twice. PyYAML would take its last value."""
-        node, seen = super().compose_mapping_node(anchor), set()
+        node, keys = super().compose_mapping_node(anchor), set()
         for key, _ in node.value:
-            if (written := (key.tag, str(key.value))) in seen and written[1] != "<<":
+            if (written := (key.tag, str(key.value))) in keys and written[1] != "<<":
                 raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
-            seen.add(written)
+            keys.add(written)
         return node
 
     def construct_scalar(self, node: Any) -> Any:

@@ -75,9 +75,9 @@ class ClientUpdate:
         """Return this update as ``plugin`` sees it. ``payload`` is its own namespace; a hook may pop from it."""
         return replace(self, payload=self.payload.setdefault(plugin, {}))
 
-    def merged(self, plugin: str, seen: ClientUpdate) -> ClientUpdate:
-        """Return the update ``seen``, which ``plugin`` made from its scoped view, with the payloads of all plugins."""
-        return replace(seen, payload={**self.payload, plugin: dict(seen.payload)})
+    def merged(self, plugin: str, replacement: ClientUpdate) -> ClientUpdate:
+        """Return an update that ``plugin`` made from its scoped view, with the payloads of all plugins."""
+        return replace(replacement, payload={**self.payload, plugin: dict(replacement.payload)})
 
 
 class Answer(NamedTuple):

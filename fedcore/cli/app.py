@@ -62,11 +62,11 @@ class Commands(TyperGroup):
                 raise ConfigError(f"{name!r} needs the package {package}: {registry.how_to_install(package)}")
             return ctx.fail(f"No such command {cmd_name!r}.{suggestion(cmd_name, self.list_commands(ctx))}")
         try:
-            found = get_command(registry.resolve("command", name))
+            command = get_command(registry.resolve("command", name))
         except FedcoreError as error:
-            found = get_command(_broken(error))  # --help and all other commands still work
-        found.name = cmd_name
-        return found
+            command = get_command(_broken(error))  # --help and all other commands still work
+        command.name = cmd_name
+        return command
 
 
 def _words_before(ctx: Any) -> str:

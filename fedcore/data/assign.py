@@ -163,8 +163,8 @@ class Scenario:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         names, parts = ([*parts], [*parts.values()]) if isinstance(parts, Mapping) else ([], parts)
         if not hasattr(parts, "__len__"):
-            found, expected = f"returned {type(parts).__name__}", "a list with one array of positions per client"
-            raise PluginContractError.of(name, found, kind="partitioner", expected=expected)
+            fault, expected = f"returned {type(parts).__name__}", "a list with one array of positions per client"
+            raise PluginContractError.of(name, fault, kind="partitioner", expected=expected)
         shared = getattr(partitioner, "shares_samples", False) is True
         try:
             divided = IndexLists.of(parts)
@@ -298,14 +298,14 @@ def with_public(dataset: Dataset, public: str | None, seed: int, data_dir: Path 
     if public_share(public) is not None:
         return replace(dataset, public=PublicSamples(dataset.train, public_rows(dataset, public, seed)))
     other = load_dataset(public, data_dir)
-    for what, found, expected in (
+    for what, theirs, ours in (
         ("kind", other.kind, dataset.kind),
         ("shape", tuple(other.input_shape), tuple(dataset.input_shape)),
     ):
-        if found != expected:
+        if theirs != ours:
             raise ConfigError(
-                f"--public {public}: its samples have {what} {found}, but the samples of {dataset.name!r} have "
-                f"{expected}; take a data set of the same kind, or a share of this one, such as --public 0.1"
+                f"--public {public}: its samples have {what} {theirs}, but the samples of {dataset.name!r} have "
+                f"{ours}; take a data set of the same kind, or a share of this one, such as --public 0.1"
             )
     samples, train = other.train, dataset.train
     if isinstance(samples, TensorSamples) and isinstance(train, TensorSamples):

@@ -94,7 +94,7 @@ class ClientData:
 
         :raises ValueError: the number of inputs or labels is not n.
         """
-        if any(given is not None and len(given) != len(self) for given in (inputs, labels)):
+        if any(values is not None and len(values) != len(self) for values in (inputs, labels)):
             raise ValueError(f"the client has {len(self)} samples; give as many inputs and labels")
         changed = copy.copy(self)
         if inputs is not None:

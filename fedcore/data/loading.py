@@ -34,9 +34,9 @@ def load_dataset(spec: str, data_dir: Path | None = None, task: str = "auto") ->
     """
     loader: Callable[[Path | None], Any] = resolve("dataset", spec)
     with random_stream(derive_seed(0, "dataset")):  # runs of all seeds have the same samples
-        found = call("dataset", spec, loader, data_dir)
+        data = call("dataset", spec, loader, data_dir)
         try:
-            return as_dataset(found, short_name(spec), task)
+            return as_dataset(data, short_name(spec), task)
         except DataError as error:
             if spec.startswith(OBJECT):  # the message says which of the arguments it is
                 raise

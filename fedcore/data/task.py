@@ -117,10 +117,10 @@ def task_of(name: str, y: Array) -> type[Task]:
 
 
 def _task(name: str) -> type[Task]:
-    found = resolve("task", name)
-    if not (isinstance(found, type) and issubclass(found, Task)):
+    task = resolve("task", name)
+    if not (isinstance(task, type) and issubclass(task, Task)):
         raise PluginContractError.of(name, "is not a subclass of fedcore.data.Task", kind="task")
-    return found
+    return task
 
 
 def other_task(y: Array, task: type[Task] = Task) -> str:

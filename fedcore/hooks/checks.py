@@ -149,8 +149,8 @@ def _check_hook(name: str, hook: str, function: Any, marks: Mapping[str, Any]) -
         raise PluginContractError.of(name, f"does not exist.{suggestion(hook, HOOKS)}", hook=hook)
     if marks["wrapper"] or marks["hookwrapper"]:
         # A wrapper would see the results of all plugins at once, so losses, payloads and times could not be attributed.
-        found, hint = "is a wrapper, but a result belongs to the plugin that returned it", "remove the mark"
-        raise PluginContractError.of(name, found, hook=hook, hint=hint)
+        fault, hint = "is a wrapper, but a result belongs to the plugin that returned it", "remove the mark"
+        raise PluginContractError.of(name, fault, hook=hook, hint=hint)
     _check_function(name, hook, function, ARGUMENTS[hook])
 
 

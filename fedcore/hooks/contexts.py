@@ -36,8 +36,8 @@ class View:
 
     def __setattr__(self, name: str, value: object) -> None:
         if self._sealed:
-            found = f"sets {self._argument}.{name}, which would change nothing"
-            raise PluginContractError.of(self._plugin, found, hint=self._instead)
+            fault = f"sets {self._argument}.{name}, which would change nothing"
+            raise PluginContractError.of(self._plugin, fault, hint=self._instead)
         super().__setattr__(name, value)
 
 

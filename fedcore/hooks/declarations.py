@@ -38,12 +38,12 @@ def require_hooks(plugin: Plugin) -> None:
         name, declared = declaration.name, declaration.made_by(plugin)
         for hook in declaration.hooks:
             if declared and not plugin.implements(hook):
-                found, hint = f"declares {name}, but does not implement {hook}", f"write {hook}, or leave {name} out"
-                raise PluginContractError.of(plugin.name, found, hint=hint)
+                fault, hint = f"declares {name}, but does not implement {hook}", f"write {hook}, or leave {name} out"
+                raise PluginContractError.of(plugin.name, fault, hint=hint)
             if declaration.needed and plugin.implements(hook) and not declared and name not in vars(plugin):
-                found = f"would never be called: the plugin declares no {name}"
+                fault = f"would never be called: the plugin declares no {name}"
                 hint = f"set {name} on the class, or in __init__, where an option may leave it empty"
-                raise PluginContractError.of(plugin.name, found, hook=hook, hint=hint)
+                raise PluginContractError.of(plugin.name, fault, hook=hook, hint=hint)
 
 
 def refuse_together(one: Plugin, other: Plugin) -> None:
@@ -57,8 +57,8 @@ def refuse_together(one: Plugin, other: Plugin) -> None:
                 continue
             if declaration.alone and declaration.made_by(second):
                 raise PluginConflictError.of(one.name, other.name, declaration.alone)
-            for name, reason in declaration.excludes.items():
+            for name, template in declaration.excludes.items():
                 if TABLE[name].made_by(second):
                     value = patterns_of(second, name) if TABLE[name].patterns else ""
-                    said = reason.format(one=first.name, other=second.name, value=value)
-                    raise PluginConflictError.of(first.name, second.name, said)
+                    reason = template.format(one=first.name, other=second.name, value=value)
+                    raise PluginConflictError.of(first.name, second.name, reason)

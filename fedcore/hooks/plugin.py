@@ -250,9 +250,9 @@ class Plugin(Generic[OptionsT]):
         """Set ``Options`` to the class in ``Plugin[...]``."""
         super().__init_subclass__(**arguments)
         for base in get_original_bases(cls):
-            given = get_args(base)[:1] if get_origin(base) is Plugin else ()
-            if given and isinstance(given[0], type) and "Options" not in vars(cls):
-                cls.Options = given[0]
+            options = get_args(base)[:1] if get_origin(base) is Plugin else ()
+            if options and isinstance(options[0], type) and "Options" not in vars(cls):
+                cls.Options = options[0]
 
     def __setattr__(self, attribute: str, value: object) -> None:
         if self._sealed:

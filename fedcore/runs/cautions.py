@@ -31,18 +31,18 @@ def option_cautions(setup: Setup) -> list[str]:
         (("alpha",), not _partitioner_takes("alpha", config.partition), with_partition),
         (("classes_per_client",), not _partitioner_takes("classes_per_client", config.partition), with_partition),
     ]
-    found = [
+    cautions = [
         f"{flag_of(option)} {getattr(config, option)} has no effect {why}"
         for options, idle, why in rules
         for option in options
         if idle and getattr(config, option) != RunConfig.model_fields[option].default
     ]
     if config.task == "auto" and not setup.task.kind.classes:
-        found.append(f"the task is {setup.task.kind.name}, as the labels are; --task NAME chooses another")
+        cautions.append(f"the task is {setup.task.kind.name}, as the labels are; --task NAME chooses another")
     if setup.task.kind.classes and setup.task.num_classes < 2:
-        found.append("the data set has a single class, so every model is right on all samples; check the labels")
+        cautions.append("the data set has a single class, so every model is right on all samples; check the labels")
     of_packages = [caution for section in RunConfig.sections() for caution in section.cautions(config, setup)]
-    return [*found, *setup.notes, *of_packages]
+    return [*cautions, *setup.notes, *of_packages]
 
 
 def _partitioner_takes(option: str, name: str) -> bool:
@@ -105,7 +105,7 @@ def schedule_cautions(before: int, setup: Setup, trained: int) -> list[str]:
     config = setup.config
     if not 0 < trained < config.rounds or before == config.rounds:
         return []
-    found = [
+    cautions = [
         f"plugin {plugin.name!r} follows the number of rounds, which was {before}: a new run of {config.rounds} rounds "
         "gives other results"
         for plugin in setup.plugins
@@ -113,9 +113,9 @@ def schedule_cautions(before: int, setup: Setup, trained: int) -> list[str]:
     ]
     was = config.model_copy(update={"rounds": before})
     if any(was.learning_rate(number) != config.learning_rate(number) for number in range(trained)):
-        found.append(
+        cautions.append(
             f"the learning rate follows the number of rounds: from {was.learning_rate(trained - 1):.3g} in round "
             f"{trained} of {before} it goes on with {config.learning_rate(trained):.3g} in round {trained + 1} of "
             f"{config.rounds}; a new run of {config.rounds} rounds gives other results"
         )
-    return found
+    return cautions

@@ -49,7 +49,7 @@ class CheckpointStore:
         self.root, self.clients = root, clients
         self.binding: Mapping[str, Any] | None = None
         """The binding that every new checkpoint carries, see :attr:`fedcore.runs.saved.SavedConfig.binding`."""
-        self.found: Mapping[str, Any] = {}
+        self.meta: Mapping[str, Any] = {}
         """The JSON part of the checkpoint that was loaded."""
         self._kept: dict[Path, Manifest] = {}  # oldest first
 
@@ -73,11 +73,11 @@ class CheckpointStore:
             sync_path(self.root.parent)
         tensors, meta = _pack(state)
         write_tensors(path, tensors, {**meta, "binding": self.binding})
-        before = {other: named for other, named in self._kept.items() if other != path}
+        before = {other: manifest for other, manifest in self._kept.items() if other != path}
         self._kept = dict([*before.items(), (path, state.manifest)][-KEPT:])
         oldest = next(iter(self._kept.values()))
-        dropped = [named for other, named in before.items() if other not in self._kept]
-        changed = {client for named in dropped for client, _ in named.items() ^ oldest.items()}
+        dropped = [manifest for other, manifest in before.items() if other not in self._kept]
+        changed = {client for manifest in dropped for client, _ in manifest.items() ^ oldest.items()}
         self._prune({*touched, *changed}, state.round)
 
     def load(
@@ -124,7 +124,7 @@ class CheckpointStore:
         self.clients.check(state.manifest, dict(state.manifest.items() - before.items()))
         if check is not None:
             check(state)
-        self._kept, self.found = {**kept, path: state.manifest}, meta
+        self._kept, self.meta = {**kept, path: state.manifest}, meta
         return state
 
     def has_loaded(self) -> bool:
@@ -151,7 +151,7 @@ class CheckpointStore:
         delete_others(self.root, names.__contains__)
         self.clients.prune(clients, list(self._kept.values()), training=training)
 
-    def binding_found(self) -> Any:
+    def newest_binding(self) -> Any:
         """Return the binding in the newest readable checkpoint; None if there is none."""
         for path in reversed(self._files()):
             with contextlib.suppress(*_DAMAGED):

@@ -94,7 +94,7 @@ class RunDirectory(RunFiles):
 
     def read_saved(self) -> SavedConfig:
         """Read config.yaml; raises as :meth:`SavedConfig.read`. A checkpoint shows which option was changed."""
-        return SavedConfig.read(self.path / "config.yaml", self.checkpoints.binding_found)
+        return SavedConfig.read(self.path / "config.yaml", self.checkpoints.newest_binding)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ class Evaluator:
 
     def __init__(self, federation: Federation, protocols: Collection[str] = ()) -> None:
         self.federation = federation
-        self.asked = [name for name in EVALUATED if not protocols or name in protocols or PROTOCOLS[name].validation]
+        self.protocols = [p for p in EVALUATED if not protocols or p in protocols or PROTOCOLS[p].validation]
         """The protocols that are measured if they apply."""
         self.device = federation.setup.placement.device
         self.further = federation.setup.metrics
@@ -57,7 +57,7 @@ class Evaluator:
         if not self._global:
             example = sorted(federation.setup.layout.personal)[0]
             metrics["global_reason"] = f"no global model: parameters such as {example!r} stay on the clients"
-        elif not ON_SERVER & {*self.asked}:
+        elif not ON_SERVER & {*self.protocols}:
             metrics["global_reason"] = "not measured: --protocol leaves it out"
         else:
             model, of = self.load_model(state), (dataset.num_classes, self.device, dataset.task)
@@ -107,14 +107,14 @@ class Evaluator:
             "global_validation": share and self._global,
             "personal_validation": share and personal,
         }
-        return [name for name in self.asked if possible.get(name)]
+        return [name for name in self.protocols if possible.get(name)]
 
     @cached_property
     def _held_out(self) -> tuple[list[int], list[int]]:
         """The clients that hold samples out: those that take part, and the unseen ones."""
-        held_out, seen = self.federation.partition.test, self.federation.config.training_clients
-        found: list[int] = held_out.sizes.nonzero().flatten().tolist() if len(held_out.positions) else []
-        return [client for client in found if client < seen], [client for client in found if client >= seen]
+        held_out, first_unseen = self.federation.partition.test, self.federation.config.training_clients
+        clients: list[int] = held_out.sizes.nonzero().flatten().tolist() if len(held_out.positions) else []
+        return [each for each in clients if each < first_unseen], [each for each in clients if each >= first_unseen]
 
     def _work(self, **how: Any) -> list[tuple[int, dict[str, Any]]]:
         """Return what each client measures, as a client and the values for its task.
@@ -127,9 +127,9 @@ class Evaluator:
         everybody = {"personal", "personal_global"} & {*protocols}
         clients = (range(options.training_clients) if everybody else held_out) if protocols else ()
         work = [(client, {"protocols": protocols, **how}) for client in clients]
-        if "unseen" in self.asked:
+        if "unseen" in self.protocols:
             work += [(client, {"protocols": ["unseen"], **how}) for client in unseen]
-        if options.adapt_epochs and "unseen_adapted" in self.asked:
+        if options.adapt_epochs and "unseen_adapted" in self.protocols:
             adapt = {"protocols": ["unseen_adapted"], "adapt": options.adapt_epochs, **how}
             work += [(client, adapt) for client in unseen]
         return work
@@ -139,7 +139,6 @@ class Evaluator:
         federation, work = self.federation, self._work(confusion=with_confusion)
         if not work:
             return {}
-        seen = federation.config.training_clients
         with ServerScope(federation, state, state.round, "evaluation") as scope:
             tasks = evaluation_tasks(scope, work)
 
@@ -159,7 +158,8 @@ class Evaluator:
                     results.setdefault(task.client, {})[protocol] = row
         self.counted |= pooled
         further = {protocol: each.figures(self.further) for protocol, each in pooled.items()}
-        summary = summarise_clients(results, (c for c in results if c not in state.manifest and c < seen), further)
+        untrained = (c for c in results if c not in state.manifest and c < federation.config.training_clients)
+        summary = summarise_clients(results, untrained, further)
         if scope.failures:
             summary |= {"failed": len(scope.failures), "failures": scope.failures}
         return summary
@@ -168,8 +168,8 @@ class Evaluator:
         """Return the number of a client's samples for each protocol of its task."""
         held_out, test = self.federation.partition.test.size(task.client), len(self.federation.dataset.test)
         chooses = int(held_out * self.federation.config.validation_share)
-        asked = [PROTOCOLS[name] for name in task.meta["protocols"]]
-        sizes = {p.name: (chooses if p.validation else held_out - chooses) if p.held_out else test for p in asked}
+        protocols = [PROTOCOLS[name] for name in task.meta["protocols"]]
+        sizes = {p.name: (chooses if p.validation else held_out - chooses) if p.held_out else test for p in protocols}
         return {protocol: size for protocol, size in sizes.items() if size}
 
     def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,10 +193,10 @@ class Evaluator:
         before = best and (best.get("clients", clients), better * best[f"validation_{name}"])
         if before and (clients, better * value) <= before:
             return best
-        found = {"round": state.round - 1, "validation": protocol, f"validation_{name}": value, "clients": clients}
+        new_best = {"round": state.round - 1, "validation": protocol, f"validation_{name}": value, "clients": clients}
         if name in (metrics["global"] or {}):
-            found[f"global_{name}"] = metrics["global"][name]
-        return found
+            new_best[f"global_{name}"] = metrics["global"][name]
+        return new_best
 
     def load_model(self, state: ServerState) -> SplitModel:
         """Return the server's model with the committed weights, in eval mode.

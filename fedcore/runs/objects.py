@@ -143,8 +143,8 @@ def _with_options(plugins: PluginObjects) -> list[tuple[Any, Mapping[str, Any]]]
     return [pair for item in listed for pair in (item.items() if isinstance(item, Mapping) else [(item, {})])]
 
 
-def _listed(given: Any) -> list[Any]:
-    return [given] if isinstance(given, (str, Plugin, Metric)) or callable(given) else list(given)
+def _listed(objects: Any) -> list[Any]:
+    return [objects] if isinstance(objects, (str, Plugin, Metric)) or callable(objects) else list(objects)
 
 
 def _add(objects: dict[Key, Any], kind: str, value: Any) -> str:

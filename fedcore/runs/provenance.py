@@ -96,7 +96,7 @@ def installed_versions() -> dict[str, str]:
 
     Fedcore itself has the name ``fedcore`` here, not that of its distribution: so records of runs began, and stay.
     """
-    found = {}
+    installed = {}
     for distribution in distributions():
         name = distribution.name or ""  # an installation that was interrupted leaves a folder without metadata
         if (
@@ -104,9 +104,9 @@ def installed_versions() -> dict[str, str]:
             or name.startswith("fedcore")
             or any(e.group.startswith("fedcore.") for e in distribution.entry_points)
         ):
-            found[name] = distribution.version
-    found.pop(CORE, None)
-    return dict(sorted({**found, "fedcore": __version__}.items()))
+            installed[name] = distribution.version
+    installed.pop(CORE, None)
+    return dict(sorted({**installed, "fedcore": __version__}.items()))
 
 
 def now() -> str:

@@ -117,16 +117,16 @@ class RunResult:
             infinite.
         :raises ConfigError: the run has no global model, or the package fedcore-zoo, which predicts, is not installed.
         """
-        found: npt.NDArray[Any] = _function("predict")(self, x, model)
-        return found
+        predictions: npt.NDArray[Any] = _function("predict")(self, x, model)
+        return predictions
 
     def predict_proba(self, x: Any, *, model: nn.Module | None = None) -> npt.NDArray[np.float32]:
         """Return the softmax of every sample's logits, (n, C) float32. The arguments are as for :meth:`predict`.
 
         :raises ConfigError: the run's task has no probabilities.
         """
-        found: npt.NDArray[np.float32] = _function("predict_proba")(self, x, model)
-        return found
+        probabilities: npt.NDArray[np.float32] = _function("predict_proba")(self, x, model)
+        return probabilities
 
     def evaluate(self, x: Any, y: Any = None, *, model: nn.Module | None = None) -> dict[str, Any]:
         """Return accuracy, mean loss, number of samples, accuracy per class and the run's metrics on labelled samples.

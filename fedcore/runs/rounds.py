@@ -118,8 +118,8 @@ def errors(lost: Mapping[str, int]) -> int:
 
 def first_reason(record: Mapping[str, Any]) -> str:
     """Return why the first client of a round's cohort failed; empty if only the simulated system lost clients."""
-    found = (failure["message"] for failure in failed_trainings(record) if failure["kind"] not in SIMULATED)
-    return str(next(found, ""))
+    messages = (failure["message"] for failure in failed_trainings(record) if failure["kind"] not in SIMULATED)
+    return str(next(messages, ""))
 
 
 class Failures:
@@ -143,15 +143,15 @@ class Failures:
 
     def in_words(self) -> str:
         """Return how many failed, with the first reasons; empty if none failed."""
-        said = []
+        sentences = []
         if self._failed:
-            said.append(
+            sentences.append(
                 f"{self._failed} of {self._selected} trainings of clients failed in rounds {self._rounds[0]} to "
                 f"{self._rounds[-1]}, so the figures come from the others. The first: {self._first}"
             )
         if self._unanswered:
-            said.append(f"Answers to questions that failed: {self._unanswered}. The first: {self._first_answer}")
-        return "\n".join(said)
+            sentences.append(f"Answers to questions that failed: {self._unanswered}. The first: {self._first_answer}")
+        return "\n".join(sentences)
 
 
 def in_words(selected: int, accepted: int, partial: int, losses: Mapping[str, int]) -> str:

@@ -98,13 +98,13 @@ class Run:
             raise ConfigError(
                 "--unseen-clients: the unseen clients hold no samples out; add --client-test-fraction 0.2, or raise it"
             )
-        for option, is_given in (
+        for option, is_set in (
             ("--validation-share", config.validation_share > 0),
             ("--patience", config.patience is not None),
             ("--best-by", config.best_by != "accuracy"),
             ("--keep best", config.keep == "best"),
         ):
-            if is_given:
+            if is_set:
                 _require_held_out(option, config, partition)
         setup, prepared = _set_up(config, dataset, partition)
         judge = judged_by(config, dataset.task.metrics)
@@ -379,7 +379,7 @@ class Run:
         """Return the state of the newest checkpoint whose files and records are whole; None if there is none."""
         metrics = self.directory.metrics
         state = self.directory.checkpoints.load(
-            check=lambda found: metrics.check(found.metrics_bytes), note=note, phase=phase
+            check=lambda loaded: metrics.check(loaded.metrics_bytes), note=note, phase=phase
         )
         if state is not None:
             self.check(state)
@@ -405,11 +405,11 @@ class Run:
 
         :raises RunDirectoryError: with the differences.
         """
-        self.file.require_binding(self.directory.checkpoints.found["binding"], self.directory.path)
+        self.file.require_binding(self.directory.checkpoints.meta["binding"], self.directory.path)
 
         models = self.setup.model.state_dict(), state.model
-        own, found = ({name: (tensor.shape, tensor.dtype) for name, tensor in model.items()} for model in models)
-        wrong = [name for name in sorted({*own, *found}) if own.get(name) != found.get(name)]
+        own, saved = ({name: (tensor.shape, tensor.dtype) for name, tensor in model.items()} for model in models)
+        wrong = [name for name in sorted({*own, *saved}) if own.get(name) != saved.get(name)]
         if wrong:
             raise RunDirectoryError(
                 f"the checkpoint in {self.directory.path} is not of the model that config.yaml describes, or that was "

@@ -75,8 +75,8 @@ class SavedConfig:
         versions = versions if isinstance(versions, dict) else {}
         saved = cls(values, digests["partition"], digests["data"], versions, changes or ())
         if digests["settings"] != saved._digest():
-            found = checkpoint()
-            differing = _differing(saved.binding["settings"], found["settings"]) if found else []
+            binding = checkpoint()
+            differing = _differing(saved.binding["settings"], binding["settings"]) if binding else []
             raise RunDirectoryError(
                 f"{file} was changed since it was written{': ' * bool(differing)}{'; '.join(differing)}. "
                 f"{HOW_TO_CHANGE}"
@@ -133,7 +133,7 @@ class SavedConfig:
         :raises RunDirectoryError: with the differences.
         """
         differing = [
-            _PARTS[name] for name, found in (("partition", partition), ("data", data)) if getattr(self, name) != found
+            _PARTS[name] for name, now in (("partition", partition), ("data", data)) if getattr(self, name) != now
         ]
         if differing:
             raise RunDirectoryError(
@@ -276,8 +276,8 @@ def _meant(path: Path) -> str:
     """Return a hint on the run that is listed under a name, below ``runs`` or ``sweeps``; empty if there is none."""
     parent, name = glob.escape(str(path.parent)), glob.escape(path.name)
     for folder in (f"{parent}/runs/{name}", f"runs/{parent}/{name}", f"runs/*-{name}", f"sweeps/*/runs/{name}"):
-        if found := sorted(glob.glob(f"{folder}/config.yaml")):
-            return f"Did you mean {os.path.normpath(os.path.dirname(found[-1]))}?"
+        if files := sorted(glob.glob(f"{folder}/config.yaml")):
+            return f"Did you mean {os.path.normpath(os.path.dirname(files[-1]))}?"
     return ""
 
 
@@ -298,7 +298,7 @@ def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collec
 
 def places_in(config: RunConfig, directory: Path) -> list[str]:
     """Return the options, ``name.option=value``, with which trackers or the engine leave a run's directory."""
-    found = []
+    outside = []
     chosen = [("tracker", *item) for item in config.trackers.items()]
     for kind, name, values in [*chosen, ("engine", config.engine, config.engine_options)]:
         try:
@@ -308,8 +308,8 @@ def places_in(config: RunConfig, directory: Path) -> list[str]:
         for option in places(options) if options else ():
             value = values.get(option)
             if value is not None and not _is_inside(value, directory):
-                found.append(f"{name}.{option}={value}")
-    return found
+                outside.append(f"{name}.{option}={value}")
+    return outside
 
 
 def check_places(places: Iterable[str], source: object, *, allow: bool, own: Collection[str] = ()) -> None:
@@ -325,9 +325,9 @@ def check_places(places: Iterable[str], source: object, *, allow: bool, own: Col
         )
 
 
-def _not_permitted(found: Iterable[str], *, allow: bool, own: Collection[str]) -> str | None:
+def _not_permitted(items: Iterable[str], *, allow: bool, own: Collection[str]) -> str | None:
     """Return the first item that the user neither gave directly nor allowed; None if there is none."""
-    return None if allow else next((item for item in found if item not in own), None)
+    return None if allow else next((item for item in items if item not in own), None)
 
 
 def _is_inside(value: object, directory: Path) -> bool:

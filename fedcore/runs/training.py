@@ -71,7 +71,7 @@ class Experiment:
         self._unsaved: ServerState | None = None  # the last recorded state, until its checkpoint is being written
         self._best: ServerState | None = None  # of the best round, until its model is being written with a checkpoint
         self._latest: dict[str, Any] | None = None
-        self._told: set[object] = set()
+        self._noted_about: set[object] = set()
         self._random: bytes | None = global_digest()  # None once other draws are noted
         self._times = RoundTimes()
         self._failures = Failures()
@@ -237,8 +237,8 @@ class Experiment:
 
     def _note_once(self, about: object, message: str) -> None:
         """Pass on a message if there is one, and none about the same thing was passed on before."""
-        if message and about not in self._told:
-            self._told.add(about)
+        if message and about not in self._noted_about:
+            self._noted_about.add(about)
             self.note(message)
 
     def _note_plugins(self, record: Mapping[str, Any], when: str = "") -> None:
@@ -256,8 +256,8 @@ class Experiment:
         """Return the reports of plugins after the last committed round, as an entry of a record; empty without any."""
         scope = ServerScope(self.federation, state, state.round - 1, "report")
         scope.states = States(state.plugins, read_only="report")
-        found = self.federation.setup.plugins.each("report", server=ScopeContext(scope))
-        reports = {plugin.name: dict(values) for plugin, values in found if values is not None}
+        results = self.federation.setup.plugins.each("report", server=ScopeContext(scope))
+        reports = {plugin.name: dict(values) for plugin, values in results if values is not None}
         return {"reports": reports} if reports else {}
 
     def save(self) -> None:
