@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -92,11 +93,11 @@ class Table:
     """The folders of the files that cells may name."""
 
     @classmethod
-    def of(cls, found: Any, folders: tuple[Path, ...]) -> Self:
+    def of(cls, rows: Any, folders: tuple[Path, ...]) -> Self:
         """Return a ``datasets.Dataset`` as a table. Nothing is decoded."""
-        arrow = found.with_format("arrow")[:]
+        arrow = rows.with_format("arrow")[:]
         columns = dict(zip(arrow.column_names, arrow.columns, strict=True))
-        return cls(found.features, columns, np.arange(len(found)), folders)
+        return cls(rows.features, columns, np.arange(len(rows)), folders)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -130,13 +131,13 @@ def dataset(rest: str) -> Callable[[Path | None], Dataset]:
     path, options = split(rest, name)
 
     def load(data_dir: Path | None = None) -> Dataset:
-        found, chosen, fitted = _table(path, options, name, data_dir), options, None
+        (table, folders), chosen, fitted = _table(path, options, name, data_dir), options, None
         if options.pipeline is not None:
             if options.columns is not None or options.missing is not None or options.indicators:
                 raise ConfigError(f"{name}: the pipeline says the columns and fills empty cells; leave out the others")
             fitted = FittedRecipe.load(find_data(options.pipeline, data_dir))
             chosen = options.model_copy(update={"columns": ",".join(fitted.columns)})
-        return read(*found, chosen, name, fitted)
+        return read(table, folders, chosen, name, fitted)
 
     return load
 
@@ -173,85 +174,99 @@ def read(
     train, tests = _splits(table, folders, options, name)
     if options.block_size is not None:
         return _blocks(train, next(iter(tests.values()), None), options.block_size, options, name)
-    unlabelled: tuple[str, ...] = ()
-    used: tuple[str, ...]
-    if options.target is None:
-        used = (_label_column(train, options, name),)
-        unlabelled = tuple(split for split, of in tests.items() if options.test is None and _is_unlabelled(of, used[0]))
-    else:
-        used = _target_columns(train, options, name)
-    test = next((of for split, of in tests.items() if split not in unlabelled), None)
-    if test is None and options.part:
-        test = train.select(np.empty(0, dtype=np.int64))
-    elif test is None:
-        groups = None if options.groups is None else _group_names(train, options.groups, name)
-        train, test = (train.select(part) for part in _parts(*_strata(train, used, options, name), groups, name))
-    tables = (train, test)
-    found: dict[str, Any] = {"name": name}
-    if options.target is None:
-        labels, class_names = _labels(tables, used[0], name)
-        found |= {"num_classes": len(class_names), "class_names": class_names}
-        found["notes"] = tuple(f"{name}: split {split!r} has no labels and is not used" for split in unlabelled)
-        found["notes"] += spelled_alike(class_names, f"{name}: column {used[0]!r}")
-    else:  # the labels take the place of these below
-        labels = [torch.zeros(len(table), dtype=torch.int64) for table in tables]
-        found |= {"num_classes": 1, "notes": ()}
+    if options.target is not None:
+        columns = _target_columns(train, options, name)
+        test = next(iter(tests.values()), None)
+        cells_of = partial(_targets, columns=columns, name=name)
+        tables, targets = _in_two(train, test, cells_of, partial(_target_strata, name=name), options, name)
+        zeros = [torch.zeros(len(part), dtype=torch.int64) for part in tables]  # the targets take their place
+        samples = _samples(tables, zeros, columns, options, name, fitted)
+        return with_labels(Dataset(name=name, num_classes=1, **samples), _task_of(targets[0]), *targets)
+    column = _label_column(train, options, name)
+    where = f"{name}: column {column!r}"
+
+    def strata_of(cells: Array) -> tuple[Tensor, Sequence[str]]:
+        (labels,), names = _labels([train.features[column]], [cells], where)
+        return labels, names
+
+    unlabelled = [split for split, part in tests.items() if options.test is None and _is_unlabelled(part, column)]
+    test = next((part for split, part in tests.items() if split not in unlabelled), None)
+    tables, cells = _in_two(train, test, partial(_class_cells, column=column, name=name), strata_of, options, name)
+    labels, names = _labels([part.features[column] for part in tables], cells, where)
+    samples = _samples(tables, labels, (column,), options, name, fitted)
+    samples["notes"] = (
+        *(f"{name}: split {split!r} has no labels and is not used" for split in unlabelled),
+        *spelled_alike(names, where),
+        *samples["notes"],
+    )
+    return Dataset(name=name, num_classes=len(names), class_names=names, **samples)
+
+
+def _samples(
+    tables: Sequence[Table],
+    labels: Sequence[Tensor],
+    predicted: Sequence[str],
+    options: Options,
+    name: str,
+    fitted: FittedRecipe | None,
+) -> dict[str, Any]:
+    """Return the fields of a data set that hold its samples, without those of the classes.
+
+    :param labels: of each table, (n,) int64: classes, or zeros in the place of targets.
+    :param predicted: the columns of what is predicted, which are no inputs.
+    """
+    train = tables[0]
+    fields: dict[str, Any] = {"notes": ()}
     if options.groups is not None:
-        found["groups"] = numbered_groups(name, *(_group_names(table, options.groups, name) for table in tables))
+        fields["groups"] = numbered_groups(name, *(_group_names(table, options.groups, name) for table in tables))
     if options.source is not None:
-        found["sources"], found["source_names"] = _numbered(train, options.source, name)
-    kind, columns = _inputs(train, labels[0], options, used, name)
+        fields["sources"], fields["source_names"] = _numbered(train, options.source, name)
+    kind, columns = _inputs(train, labels[0], options, predicted, name)
     if kind == "image":
         pixels = _images(tables, columns[0], options.size, name)
-        images = assemble(name, *(Split(part, of) for part, of in zip(pixels, labels, strict=True)))
-        found |= {"train": images.train, "test": images.test, "input_shape": images.input_shape}
-    elif kind == "text":
+        images = assemble(name, *(Split(part, numbers) for part, numbers in zip(pixels, labels, strict=True)))
+        return fields | {"train": images.train, "test": images.test, "input_shape": images.input_shape}
+    if kind == "text":
         tokens, vocabulary = _tokens(tables, columns[0], options, name)
-        texts = [SequenceSamples.of(part, of.tolist()) for part, of in zip(tokens, labels, strict=True)]
-        found |= {"train": texts[0], "test": texts[1], "input_shape": (vocabulary,), "model": "embedding-bag"}
-    else:
-        words = _word_columns(train, columns, options)
-        cells = _cells(tables, columns, words, options, name)
-        if telling := _telling([each.values for each in cells], labels):
-            said = f"{name}: a value is a class, one to one, in: {_listed(columns[place] for place in telling)}"
-            if options.columns is None:
-                kept = np.delete(np.arange(len(columns)), telling)
-                columns = [columns[place] for place in kept]
-                cells = [Cells(tuple(columns), each.values[:, kept], each.words) for each in cells]
-                said += ". Name ?columns=... if these are inputs; they are not used"
-            if not columns:
-                raise ConfigError(f"{said}, and no other column holds numbers")
-            found["notes"] += (said,)
+        samples = (SequenceSamples.of(part, numbers.tolist()) for part, numbers in zip(tokens, labels, strict=True))
+        fields |= zip(("train", "test"), samples, strict=True)
+        return fields | {"input_shape": (vocabulary,), "model": "embedding-bag"}
+    cells = _cells(tables, columns, _word_columns(train, columns, options), options, name)
+    notes: list[str] = []
+    if telling := _telling([part.values for part in cells], labels):
+        note = f"{name}: a value is a class, one to one, in: {_listed(columns[place] for place in telling)}"
         if options.columns is None:
-            read_columns = {*columns, *used, options.source, options.groups}
-            left = [column for column in train.features if column not in read_columns]
-            found["notes"] += (f"{name}: columns used: {_listed(columns)}; not used: {_listed(left)}",)
-        found["notes"] += _little(train, cells, name)
-        recipe = (
-            fitted.of(cells[0])
-            if fitted
-            else Recipe.of(cells[0], missing=options.missing, indicators=options.indicators)
-        )
-        if not recipe.outputs:
-            raise ConfigError(f"{name}: no column holds a value; name other ?columns=")
-        rows = [
-            TableSamples(part, of, recipe, name, options.missing, options.indicators)
-            for part, of in zip(cells, labels, strict=True)
-        ]
-        found |= {"train": rows[0], "test": rows[1], "input_shape": (len(recipe.outputs),), "model": "mlp"}
-    if options.target is None:
-        return Dataset(**found)
-    targets = [_targets(table, used, name) for table in tables]
-    return with_labels(Dataset(**found), _task_of(targets[0]), *targets)
+            kept = np.delete(np.arange(len(columns)), telling)
+            columns = [columns[place] for place in kept]
+            cells = [Cells(tuple(columns), part.values[:, kept], part.words) for part in cells]
+            note += ". Name ?columns=... if these are inputs; they are not used"
+        if not columns:
+            raise ConfigError(f"{note}, and no other column holds numbers")
+        notes.append(note)
+    if options.columns is None:
+        used = {*columns, *predicted, options.source, options.groups}
+        left = [column for column in train.features if column not in used]
+        notes.append(f"{name}: columns used: {_listed(columns)}; not used: {_listed(left)}")
+    notes += _little(train, cells, name)
+    recipe = (
+        fitted.of(cells[0]) if fitted else Recipe.of(cells[0], missing=options.missing, indicators=options.indicators)
+    )
+    if not recipe.outputs:
+        raise ConfigError(f"{name}: no column holds a value; name other ?columns=")
+    rows = (
+        TableSamples(part, numbers, recipe, name, options.missing, options.indicators)
+        for part, numbers in zip(cells, labels, strict=True)
+    )
+    fields |= zip(("train", "test"), rows, strict=True)
+    return fields | {"input_shape": (len(recipe.outputs),), "model": "mlp", "notes": tuple(notes)}
 
 
 def _blocks(train: Table, test: Table | None, size: int, options: Options, name: str) -> Dataset:
     """Return texts as blocks of tokens. No block has texts of two sources or groups."""
     column = _text_column(train, options, name)
     if test is None:
-        groups = None if options.groups is None else _group_names(train, options.groups, name)
         nothing = torch.zeros(len(train), dtype=torch.int64)
-        train, test = (train.select(part) for part in _parts(nothing, ("",), groups, name))
+        train, test = (train.select(rows) for rows in _parts(train, nothing, ("",), options, name))
     tables = (train, test)
     tokenizer = _tokenizer(column, options, name)
     if (end := tokenizer.eos_token_id) is None:
@@ -267,8 +282,8 @@ def _blocks(train: Table, test: Table | None, size: int, options: Options, name:
     if options.groups is not None:
         described["groups"] = numbered_groups(name, *(_group_names(table, options.groups, name) for table in tables))
         keys.append(described["groups"].numpy())
-    own = list(zip(*keys, strict=True)) if keys else [()] * len(train)
-    blocks, firsts = TokenBlocks.by(own, tokens[0], size, end)
+    keys_of_texts = list(zip(*keys, strict=True)) if keys else [()] * len(train)
+    blocks, firsts = TokenBlocks.by(keys_of_texts, tokens[0], size, end)
     described |= {kind: described[kind][firsts] for kind in ("sources", "groups") if kind in described}
     return language_dataset(name, blocks, TokenBlocks.of(tokens[1], size, end), len(tokenizer), **described)
 
@@ -316,12 +331,11 @@ def _file(path: Path, name: str) -> Any:
             table = csv.read_csv(str(path), read_options=reading, convert_options=empty)
         else:
             table = parquet.read_table(str(path))
-        found = Dataset(InMemoryTable(table), fingerprint="file")
+        return Dataset(InMemoryTable(table), fingerprint="file")
     except ConfigError:
         raise
     except Exception as error:  # pyarrow's own: the advice is the same
         raise ConfigError(f"{name}: {path} cannot be read ({type(error).__name__}: {error})") from error
-    return found
 
 
 def _check_separator(path: Path, name: str) -> None:
@@ -348,11 +362,11 @@ def _of_the_hub(repository: str, options: Options, name: str) -> Any:
         ) from error
 
 
-def _splits(found: Any, folders: tuple[Path, ...], options: Options, name: str) -> tuple[Table, dict[str, Table]]:
+def _splits(table: Any, folders: tuple[Path, ...], options: Options, name: str) -> tuple[Table, dict[str, Table]]:
     """Return the training split, and the splits that can be the test set by name, in order of preference."""
     from datasets import DatasetDict
 
-    splits = dict(found) if isinstance(found, DatasetDict) else {"train": found}
+    splits = dict(table) if isinstance(table, DatasetDict) else {"train": table}
     if "train" not in splits:
         raise ConfigError(f"{name}: none of its splits is named train; there are: {', '.join(splits)}")
     train = Table.of(splits.pop("train"), folders)
@@ -381,20 +395,44 @@ def _label_column(table: Table, options: Options, name: str) -> str:
 
     if options.label is not None:
         return _plain(table, options.label, name)
-    found = [column for column in LABELS if column in table.features]
-    found = found or [column for column, feature in table.features.items() if isinstance(feature, ClassLabel)]
-    if not found or (len(found) > 1 and found[0] not in LABELS):
+    columns = [column for column in LABELS if column in table.features]
+    columns = columns or [column for column, feature in table.features.items() if isinstance(feature, ClassLabel)]
+    if not columns or (len(columns) > 1 and columns[0] not in LABELS):
         raise ConfigError(
             f"{name}: which column holds the classes? Write ?label=COLUMN, ?target=COLUMN to predict numbers, or "
             f"?block_size=128 to predict the next tokens of texts; {_known(table)}"
         )
-    return _plain(table, found[0], name)
+    return _plain(table, columns[0], name)
 
 
 def _target_columns(table: Table, options: Options, name: str) -> tuple[str, ...]:
     if options.label is not None:
         raise ConfigError(f"{name}: write ?label for a column of classes, or ?target for numbers, not both")
     return tuple(_plain(table, column, name) for column in (options.target or "").split(","))
+
+
+def _in_two(
+    train: Table,
+    test: Table | None,
+    cells_of: Callable[[Table], Array],
+    strata_of: Callable[[Array], tuple[Tensor, Sequence[str]]],
+    options: Options,
+    name: str,
+) -> tuple[list[Table], list[Array]]:
+    """Return the training and the test part, and the cells of each that hold what is predicted.
+
+    Without a test part one is split off the training part; that of one client's part is empty.
+
+    :param strata_of: returns what the split is stratified by, and its names.
+    """
+    cells = cells_of(train)
+    if test is not None:
+        return [train, test], [cells, cells_of(test)]
+    if options.part:
+        parts = np.arange(len(train)), np.empty(0, dtype=np.int64)
+    else:
+        parts = _parts(train, *strata_of(cells), options, name)
+    return [train.select(rows) for rows in parts], [cells[rows] for rows in parts]
 
 
 def _targets(table: Table, columns: Sequence[str], name: str) -> Array:
@@ -426,27 +464,33 @@ def _task_of(targets: Array) -> type[Task]:
     return Survival if len(binary) == 2 and binary[1] and (targets[:, 0] >= 0).all() else Regression
 
 
-def _strata(table: Table, columns: Sequence[str], options: Options, name: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Return what a part for testing is stratified by, (n,) int64, and names: classes, or groups of similar targets."""
-    if options.target is None:
-        (labels,), names = _labels([table], columns[0], name)
-        return labels, names
-    targets = _targets(table, columns, name)
+def _target_strata(targets: Array, name: str) -> tuple[Tensor, Sequence[str]]:
+    """Return groups of similar targets, (n,) int64, and their names."""
     task = _task_of(targets)
-    labels = task.read(targets, len(table), name)
+    labels = task.read(targets, len(targets), name)
     strata = task(labels).strata(labels)
     if int(strata.unique(return_counts=True)[1].min()) < SMALLEST_STRATUM:
         strata = torch.zeros_like(strata)
-    return strata, tuple(map(str, range(int(strata.max()) + 1)))
+    return strata, [str(number) for number in range(int(strata.max()) + 1)]
 
 
-def _labels(tables: Sequence[Table], column: str, name: str) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return the classes of each table as 0..C-1, and their names, which are the first table's.
+def _class_cells(table: Table, column: str, name: str) -> Array:
+    """Return the cells of a column of classes, (n,): whole numbers, or words."""
+    cells = [_whole(value) for value in _column(table, column, name)]
+    if any(cell is None or isinstance(cell, float) for cell in cells):
+        raise ConfigError(
+            f"{name}: column {column!r} holds no classes: fractions or empty cells are among its values. Write "
+            f"?target={column} to predict numbers. Of words these are empty: {', '.join(EMPTY[-7:])}"
+        )
+    return np.array(cells, dtype=object)
 
-    :raises DataError: a class of another table is not among them.
+
+def _labels(features: Sequence[Any], parts: Sequence[Array], where: str) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Return the classes of each part's cells as 0..C-1, and their names, which are the first part's.
+
+    :raises DataError: a class of another part is not among them.
     """
-    (first, names), *others = (_classes(table, column, name) for table in tables)
-    where = f"{name}: column {column!r}"
+    (first, names), *others = (_classes(feature, cells) for feature, cells in zip(features, parts, strict=True))
     tests = [
         numbered_as(labels, own, names, f"{where} of the test samples") if len(labels) else labels
         for labels, own in others
@@ -454,22 +498,15 @@ def _labels(tables: Sequence[Table], column: str, name: str) -> tuple[list[Tenso
     return [numbered_as(first, names, names, where), *tests], names
 
 
-def _classes(table: Table, column: str, name: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Return a table's classes by its own numbers, and their names: those of a ClassLabel, or the sorted values."""
+def _classes(feature: Any, cells: Array) -> tuple[Tensor, tuple[str, ...]]:
+    """Return cells (n,) as numbers of classes, and the classes' names: those of a ClassLabel, or the sorted cells."""
     from datasets import ClassLabel
 
-    values = [_whole(value) for value in _column(table, column, name)]
-    if any(value is None or isinstance(value, float) for value in values):
-        raise ConfigError(
-            f"{name}: column {column!r} holds no classes: fractions or empty cells are among its values. Write "
-            f"?target={column} to predict numbers. Of words these are empty: {', '.join(EMPTY[-7:])}"
-        )
-    feature = table.features[column]
     if isinstance(feature, ClassLabel):
-        return torch.tensor(values, dtype=torch.int64), tuple(feature.names)
-    known = sorted(set(values))
-    numbers = {value: number for number, value in enumerate(known)}
-    return torch.tensor([numbers[value] for value in values], dtype=torch.int64), tuple(map(str, known))
+        return torch.tensor(cells.tolist(), dtype=torch.int64), tuple(feature.names)
+    classes = sorted({*cells})
+    numbers = {name: number for number, name in enumerate(classes)}
+    return torch.tensor([numbers[cell] for cell in cells], dtype=torch.int64), tuple(map(str, classes))
 
 
 def _whole(value: Any) -> Any:
@@ -482,22 +519,28 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _parts(labels: Tensor, class_names: Sequence[str], groups: Array | None, name: str) -> Sequence[np.ndarray]:
-    """Return the positions of a training part and of a stratified test part; groups (n,) stay together."""
+def _parts(
+    table: Table, strata: Tensor, names: Sequence[str], options: Options, name: str
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the positions of a training part and of a test part, stratified by ``strata`` (n,); groups stay together.
+
+    :param names: of the strata, for the message.
+    """
+    groups = None if options.groups is None else _group_names(table, options.groups, name)
     try:
-        train, test = fixed_split(labels.numpy(), TEST_SIZE)
+        train, test = fixed_split(strata.numpy(), TEST_SIZE)
     except ValueError:  # scikit-learn's own
-        found, counts = labels.unique(return_counts=True)
+        classes, counts = strata.unique(return_counts=True)
         rarest = int(counts.argmin())
         raise ConfigError(
-            f"{name}: has no split for testing, and not enough samples of each class to make one: {len(labels)} "
-            f"samples of {len(found)} classes, {counts[rarest]} of class {class_names[found[rarest]]!r}. Leave rare "
+            f"{name}: has no split for testing, and not enough samples of each class to make one: {len(strata)} "
+            f"samples of {len(classes)} classes, {counts[rarest]} of class {names[classes[rarest]]!r}. Leave rare "
             "classes out, or save the data with a split named test"
         ) from None
     if groups is None:
         return train, test
-    tested = whole_rows(np.isin(np.arange(len(labels)), test), groups)
-    return np.flatnonzero(~tested), np.flatnonzero(tested)
+    is_test = whole_rows(np.isin(np.arange(len(strata)), test), groups)
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
 def _group_names(table: Table, column: str, name: str) -> Array:
@@ -524,7 +567,7 @@ def _inputs(table: Table, labels: Tensor, options: Options, used: Sequence[str],
         and column.lower() not in LABELS
     }
     numbers = (*NUMBERS, "null") if options.part else NUMBERS  # a client's cells of a column may all be empty
-    given = {"image": options.image, "text": options.text, "table": options.columns}
+    named = {"image": options.image, "text": options.text, "table": options.columns}
     if options.categories is not None and options.columns is None:
         words = options.categories.split(",")
         others = [
@@ -532,8 +575,8 @@ def _inputs(table: Table, labels: Tensor, options: Options, used: Sequence[str],
             for column, feature in features.items()
             if column not in words and isinstance(feature, Value) and feature.dtype.startswith(numbers)
         ]
-        given["table"] = ",".join([*others, *words])
-    chosen = [(kind, value) for kind, value in given.items() if value is not None]
+        named["table"] = ",".join([*others, *words])
+    chosen = [(kind, value) for kind, value in named.items() if value is not None]
     if len(chosen) > 1:
         raise ConfigError(f"{name}: write one of image, text and columns")
     if chosen:
@@ -577,11 +620,11 @@ def _telling(numbers: Sequence[Array], labels: Sequence[Tensor]) -> list[int]:
     values = numbers[0][first]  # (C, columns)
     likely = (np.diff(np.sort(values, axis=0), axis=0) != 0).all(axis=0) & (len(classes) > 1)
     likely &= (numbers[0][:FEW] == values[number[:FEW]]).all(axis=0)
-    places = [np.searchsorted(classes, of.numpy()).clip(max=len(classes) - 1) for of in labels]
+    places = [np.searchsorted(classes, part.numpy()).clip(max=len(classes) - 1) for part in labels]
     return [
         int(column)
         for column in np.flatnonzero(likely)
-        if all((of[:, column] == values[place, column]).all() for of, place in zip(numbers, places, strict=True))
+        if all((part[:, column] == values[place, column]).all() for part, place in zip(numbers, places, strict=True))
     ]
 
 
@@ -645,13 +688,13 @@ def _file_inside(path: str, folders: Sequence[Path], where: str) -> Path:
 
 def _tokens(tables: Sequence[Table], column: str, options: Options, name: str) -> tuple[list[list[list[int]]], int]:
     """Return each table's texts as tokens, and the size of the vocabulary."""
-    tokenizer, found = _tokenizer(column, options, name), []
+    tokenizer, parts = _tokenizer(column, options, name), []
     for table in tables:
         tokens = tokenizer(_texts(table, column, name), truncation=True, max_length=options.max_length)["input_ids"]
         if not all(tokens):
             raise ConfigError(f"{name}: column {column!r} has texts without a token; leave such rows out")
-        found.append(tokens)
-    return found, len(tokenizer)
+        parts.append(tokens)
+    return parts, len(tokenizer)
 
 
 def _tokenizer(column: str, options: Options, name: str) -> Any:
