@@ -1,7 +1,8 @@
 """The sentences of errors. A test names the class, the option and the number; the sentence stands in sentences.json.
 
 A better sentence costs one line there: ``pytest --update-sentences``, without ``-n``, writes it. The file has each
-sentence once, with the tests in which an error says it. Numbers, quoted names and folders are left out.
+sentence once, with the tests in which an error says it. Numbers, quoted names, folders and lists of what is known are
+left out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,16 @@ def raises(kind: type[BaseException], *named: object) -> Iterator[pytest.Excepti
     check(str(caught.value), *named)
 
 
+@contextmanager
+def warns(kind: type[Warning], *named: object) -> Iterator[pytest.WarningsRecorder]:
+    """As ``pytest.warns``. The first warning of this kind with all that is ``named`` is a sentence of this test."""
+    every = "(?s)" + "".join(f"(?=.*{re.escape(str(name))})" for name in named)
+    with pytest.warns(kind, match=every) as caught:
+        yield caught
+    texts = [str(warning.message) for warning in caught if isinstance(warning.message, kind)]
+    check(next(text for text in texts if re.match(every, text)), *named)
+
+
 def check(text: str, *named: object) -> None:
     """Check the text of an error, or of a command's output."""
     absent = [name for name in map(str, named) if name not in text]
@@ -40,13 +51,16 @@ def check(text: str, *named: object) -> None:
 
 
 def plain(text: str) -> str:
-    """Return a sentence without numbers, quoted names and folders.
+    """Return a sentence without numbers, quoted names, folders and what is installed.
 
     >>> plain("client 3 of '/tmp/a' sends 'w' to /check/of-me/run: 0.5 > 1e-3")
     "client # of '...' sends '...' to ...: # > #"
     >>> plain("hf:/tmp/a/set: see https://example.org/a/b, ../../tmp/a")
     'hf:...: see https://example.org/a/b, ...'
+    >>> plain("unknown metric 'f2'. Known: auroc, fedcore.ece. Did you mean 'f1'?")
+    "unknown metric '...'. Known: .... Did you mean '...'?"
     """
+    text = re.sub(r"\bKnown: .+?(?=\.(?:\s|$))", "Known: ...", text)
     text = re.sub(r"(?<!\w)'[^'\n]*'(?!\w)", "'...'", text)
     text = re.sub(r"0x[0-9a-f]+", "#", text)
     text = re.sub(r"(?<![\w./])(?:/|(?:\.\./)+)[\w.-]+/[\w./-]*\w", "...", text)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedcore import RunConfig
 from fedcore.base.safe_yaml import read_yaml, write_yaml
+from tests.sentences import raises
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=60)
 VALUES = st.recursive(
@@ -44,7 +45,7 @@ def test_yaml_holds_what_json_holds() -> None:
 
 
 def test_a_key_that_stands_twice_is_refused_with_its_line() -> None:
-    with pytest.raises(ValueError, match=r"'rounds' stands twice in .* line 3"):
+    with raises(ValueError, "'rounds'", "line 3"):
         read_yaml("rounds: 1\nlr: 0.1\n'rounds': 2\n")
     assert read_yaml('{1: a, "1": b}') == {1: "a", "1": "b"}
     merged = "a: {b: &b {<<: &c {mu: 1, nu: 1}, mu: 2}}\nd: {<<: *b, nu: 3}\ne: {<<: *b}"
@@ -59,6 +60,6 @@ def test_a_file_that_fedcore_wrote_has_no_aliases() -> None:
     assert read_yaml(text, plain=True) == {"metrics": shared, "changes": [{"metrics": [[], shared]}]}
     for text in ("a: &a [1]\nb: *a", "a: &a {b: 1}\nc: {<<: *a}"):
         read_yaml(text)
-        with pytest.raises(ValueError, match=r"an alias, which fedcore never writes .* line"):
+        with raises(ValueError, "line 2"):
             read_yaml(text, plain=True)
     assert read_yaml("a: {b: 1, <<: {c: 2}}", plain=True) == {"a": {"b": 1, "c": 2}}, "nothing is repeated"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 
@@ -43,6 +44,24 @@ def test_what_is_named_has_to_be_there():
         sentences.raises(ValueError, "--rounds", 5),
     ):
         raise ValueError("--rounds 3")
+
+
+@pytest.mark.filterwarnings("ignore:--")
+def test_one_of_several_warnings_has_what_is_named(file, monkeypatch):
+    def warn():
+        for kind, text in (
+            (RuntimeWarning, "--lr 3"),
+            (RuntimeWarning, "use\n--rounds 3"),
+            (UserWarning, "--rounds 5"),
+        ):
+            warnings.warn(text, kind, stacklevel=1)
+
+    monkeypatch.setenv(sentences.UPDATE, "1")
+    with pytest.warns(RuntimeWarning, match="--lr"), sentences.warns(RuntimeWarning, "--rounds", 3):
+        warn()
+    assert [*json.loads(file.read_text())] == ["use\n--rounds #"]
+    with pytest.raises(pytest.fail.Exception), sentences.warns(RuntimeWarning, 5):
+        warn()
 
 
 def test_numbers_quoted_names_and_folders_are_left_out():

@@ -68,12 +68,12 @@ def test_a_form_is_a_shape_and_a_dtype(expected):
 def test_only_what_is_trained_may_be_sent():
     model = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
     tensors.check_changes({"w": torch.ones(2, 3)}, model, ["w", "b"])
-    for sent, words in (
-        ({"b": torch.ones(2)}, "'b' is not expected"),
-        ({"w": torch.ones(3, 2)}, r"'w' is \(3, 2\) torch.float32, expected \(2, 3\)"),
-        ({"w": torch.ones(2, 3).double()}, "torch.float64, expected"),
+    for sent, named in (
+        ({"b": torch.ones(2)}, ("'b'",)),
+        ({"w": torch.ones(3, 2)}, ("'w'", "(3, 2)", "(2, 3)")),
+        ({"w": torch.ones(2, 3).double()}, ("'w'", "torch.float64")),
     ):
-        with pytest.raises(ValueError, match=words):
+        with raises(ValueError, *named):
             tensors.check_changes(sent, model, ["w"])
 
 

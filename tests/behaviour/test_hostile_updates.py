@@ -301,7 +301,7 @@ def test_an_oversize_payload_that_the_run_allows(tmp_path):
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, 2**40])
 def test_the_limit_is_bounded(bad):
-    with pytest.raises(ConfigError, match="--max-payload"):
+    with raises(ConfigError, "--max-payload", bad):
         fedcore.RunConfig.create({"max_payload": bad})
 
 

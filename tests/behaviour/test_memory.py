@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedcore import ClientContext, Plugin, Step, hookimpl
-from fedcore.base.errors import FedcoreError
+from fedcore.base.errors import PluginContractError
 from fedcore.client.runtime import ClientRuntime
 from fedcore.client.session import LocalSession
 from fedcore.data import Dataset
@@ -134,6 +134,6 @@ class BreaksTheContract(PausesOnce):
 
 def test_a_run_that_ends_while_clients_pause_leaves_nothing(no_collector: None, tmp_path: Path) -> None:
     before = heavy()
-    with pytest.raises(FedcoreError, match="77"):
+    with pytest.raises(PluginContractError, match="77"):  # without a reference to the error
         run(tmp_path, BreaksTheContract, local_epochs=2)
     assert [type(found).__name__ for key, found in heavy().items() if key not in before] == []

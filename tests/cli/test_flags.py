@@ -96,7 +96,7 @@ def test_set_works_for_a_plugin_named_by_its_module() -> None:
     assert set_options({"module:mine.Foo": {}, "moon": {}}, ["foo.x=1"]) == {"module:mine.Foo": {"x": 1}, "moon": {}}
     assert set_options({"module:mine.Foo": {}}, ["Foo.x=1"]) == {"module:mine.Foo": {"x": 1}}
     assert set_options({"module:mine.Foo": {}, "Foo": {}}, ["Foo.x=1"])["Foo"] == {"x": 1}  # one of this very name
-    with pytest.raises(ConfigError, match=r"there is no plugin 'Foo'.*module:mine.Foo, module:yours:Foo"):
+    with raises(ConfigError, "'Foo'", "module:mine.Foo", "module:yours:Foo"):
         set_options({"module:mine.Foo": {}, "module:yours:Foo": {}}, ["Foo.x=1"])
 
 
@@ -107,7 +107,7 @@ def test_set_for_a_plugin_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("text", ["nu=1", "moon.mu", ".mu=1", "moon.=1"])
 def test_set_of_another_form(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"plugin\.option=value"):
+    with raises(ConfigError, repr(text)):
         set_options({"moon": {}}, [text])
 
 

@@ -12,6 +12,7 @@ from fedcore.runs import terminal
 from fedcore.runs.progress import Progress, headline
 from fedcore.runs.terminal import Display, MinuteDisplay, PlainDisplay, make_display
 from fedcore_console.words import stopwatch
+from tests.sentences import warns
 
 from . import events
 
@@ -69,7 +70,7 @@ def test_plain_display_prints_a_line_per_round() -> None:
 def test_a_script_prints_a_line_a_minute_and_nothing_before() -> None:
     target, clock = console(width=30), Clock()
     display = MinuteDisplay(target, clock=clock)
-    with pytest.warns(RuntimeWarning, match="12 samples"):
+    with warns(RuntimeWarning, 12):
         display("start", events.start(notes=("12 samples were moved",)))
     for round, passed in enumerate((30, 29)):
         clock.now += passed

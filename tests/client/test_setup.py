@@ -76,22 +76,22 @@ def parameter(module, value):
 
 
 @pytest.mark.parametrize(
-    ("add", "value", "says"),
+    ("add", "value", "named"),
     [
-        (buffer, torch.full((3, 3), -torch.inf).triu(1), r"not finite; a buffer .*persistent=False"),
-        (buffer, torch.full((3,), torch.finfo(torch.float32).min), r"values up to 3.4e\+38.*persistent=False"),
-        (buffer, torch.ones(3, dtype=torch.complex64), r"is complex.*persistent=False"),
-        (parameter, torch.ones(3, dtype=torch.complex64), r"is complex.* parameters have to be finite real numbers"),
-        (parameter, torch.full((3,), torch.nan), r"not finite; parameters have to be"),
-        (unsaved_buffer, torch.full((3,), -torch.inf), ""),
+        (buffer, torch.full((3, 3), -torch.inf).triu(1), ("not finite", "persistent=False")),
+        (buffer, torch.full((3,), torch.finfo(torch.float32).min), ("3.4e+38", "persistent=False")),
+        (buffer, torch.ones(3, dtype=torch.complex64), ("complex", "persistent=False")),
+        (parameter, torch.ones(3, dtype=torch.complex64), ("complex", "parameters")),
+        (parameter, torch.full((3,), torch.nan), ("not finite", "parameters")),
+        (unsaved_buffer, torch.full((3,), -torch.inf), ()),
     ],
 )
-def test_tensors_that_no_client_could_send_are_refused_by_name(go, add, value, says):
+def test_tensors_that_no_client_could_send_are_refused_by_name(go, add, value, named):
     plugin = with_tensor(add, value)
-    if not says:
+    if not named:
         go(plugin, rounds=1)
         return
-    with pytest.raises(ConfigError, match=rf"'encoder\.base\.own' .*{says}"):
+    with raises(ConfigError, "'encoder.base.own'", *named):
         go(plugin, rounds=1)
 
 

@@ -22,7 +22,7 @@ def test_a_hook_that_does_not_exist():
         def local_los(self, step):
             return None
 
-    error = refused(Typo, "hook local_los does not exist", "Did you mean 'local_loss'?")
+    error = refused(Typo, "local_los ", "'local_loss'")
     assert (error.plugin, error.hook) == ("typo", "local_los")
 
 
@@ -31,7 +31,7 @@ def test_a_hook_without_its_marker():
         def local_loss(self, step):
             return None
 
-    assert refused(Unmarked, "hook local_loss", "@hookimpl").hook == "local_loss"
+    assert refused(Unmarked, "local_loss", "@hookimpl").hook == "local_loss"
 
 
 def test_an_overridden_hook_without_its_marker():
@@ -45,7 +45,7 @@ def test_an_overridden_hook_without_its_marker():
             return None
 
     create(Parent)
-    refused(Child, "hook local_loss", "@hookimpl")
+    refused(Child, "local_loss", "@hookimpl")
 
 
 def test_an_argument_with_a_default():
@@ -54,7 +54,7 @@ def test_an_argument_with_a_default():
         def local_loss(self, step, scale=1.0):
             return None
 
-    assert refused(Defaulted, "local_loss", "'scale=1.0'", "default").hook == "local_loss"
+    assert refused(Defaulted, "local_loss", "'scale=1.0'").hook == "local_loss"
 
 
 def test_a_specified_argument_with_a_default():
@@ -63,7 +63,7 @@ def test_a_specified_argument_with_a_default():
         def local_loss(self, step=None):
             return None
 
-    refused(Half, "local_loss", "'step=None'", "default")
+    refused(Half, "local_loss", "'step=None'")
 
 
 def _yields(self, step):
@@ -79,17 +79,17 @@ async def _awaits_and_yields(self, step):
 
 
 @pytest.mark.parametrize(
-    ("hook", "words"),
+    ("hook", "named"),
     [
-        (_yields, "is a generator or asynchronous"),
-        (_awaits, "or asynchronous"),
-        (_awaits_and_yields, "or asynchronous"),
-        (staticmethod(lambda step: None), "is a staticmethod, expected a method"),
-        (classmethod(lambda cls, step: None), "is a classmethod"),
+        (_yields, "generator"),
+        (_awaits, "asynchronous"),
+        (_awaits_and_yields, "asynchronous"),
+        (staticmethod(lambda step: None), "staticmethod"),
+        (classmethod(lambda cls, step: None), "classmethod"),
     ],
 )
-def test_a_function_whose_body_would_not_run(hook, words):
-    refused(type("Odd", (Plugin,), {"observe": hookimpl(hook)}), "hook observe", words)
+def test_a_function_whose_body_would_not_run(hook, named):
+    refused(type("Odd", (Plugin,), {"observe": hookimpl(hook)}), "observe", named)
 
 
 def test_a_result_that_nothing_would_use():
@@ -109,7 +109,7 @@ def test_an_init_that_raises_is_named_with_its_place():
             super().__init__(options)
             raise OSError("no table of constants")
 
-    error = refused(Broken, "plugin 'broken' raised OSError: no table of constants (test_checks.py:")
+    error = refused(Broken, "OSError: no table of constants", "(test_checks.py:")
     assert error.plugin == "broken"
 
 
@@ -184,7 +184,8 @@ def test_a_declaration_of_the_wrong_type(declaration, value, on):
 
     if on == "self":
         members["__init__"] = set_on_self
-    refused(type("Wrong", (Plugin,), members), f"has {declaration} = ", "expected", "rename it")
+    with pytest.raises(PluginContractError, match=f"'wrong' has {declaration} = "):
+        create(type("Wrong", (Plugin,), members))
 
 
 def test_a_single_pattern_is_no_tuple():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -110,8 +108,7 @@ def test_breaks_that_are_no_whole_numbers(go, epoch):
     class Paused(Plugin):
         exchanges = Exchange(("*",), lambda _: {epoch})
 
-    words = rf"'paused' hook exchanges gives {re.escape(repr(epoch))} as a number, expected whole numbers"
-    with pytest.raises(PluginContractError, match=words):
+    with raises(PluginContractError, "'paused'", "exchanges", repr(epoch)):
         go(Paused, local_epochs=3)
 
 
@@ -204,9 +201,8 @@ def _ask_all(self, server):
 
 @pytest.mark.parametrize("hook", SERVER_HOOKS)
 def test_an_exception_on_the_server_names_plugin_hook_and_round(go, hook):
-    with pytest.raises(PluginCallError) as caught:
+    with raises(PluginCallError, "'breaker'", hook, "round 2", "KeyError: 'broken on purpose'") as caught:
         go(raising(hook), rounds=2)
-    assert f"plugin 'breaker' hook {hook} (round 2) raised KeyError: 'broken on purpose'" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)
     assert (caught.value.plugin, caught.value.hook) == ("breaker", hook)
 
@@ -294,22 +290,18 @@ class PeeksModule(Plugin):
         return step.global_model is None
 
 
-PEEKERS = [PeeksGlobal, PeeksPrevious, PeeksModule]
+PEEKERS = {PeeksGlobal: "global", PeeksPrevious: "previous", PeeksModule: "global"}
 
 
 @pytest.mark.parametrize("peeker", PEEKERS)
 def test_frozen_without_reads(go, peeker):
-    with pytest.raises(
-        PluginContractError, match=f"'{peeker.__name__.lower()}' hook .* reads the '(global|previous)' model"
-    ):
+    with raises(PluginContractError, f"'{peeker.__name__.lower()}'", "local_loss", f"'{PEEKERS[peeker]}'"):
         go(peeker)
 
 
 @pytest.mark.parametrize("peeker", PEEKERS)
 def test_frozen_without_reads_beside_a_plugin_that_declares_it(go, peeker):
-    with pytest.raises(
-        PluginContractError, match=f"'{peeker.__name__.lower()}' hook .* reads the '(global|previous)' model"
-    ):
+    with raises(PluginContractError, f"'{peeker.__name__.lower()}'", "local_loss", f"'{PEEKERS[peeker]}'"):
         go(("moon", {"projection": False}), peeker)
 
 
@@ -403,8 +395,7 @@ def test_a_cohort_of_fractions_is_not_cut_to_whole_numbers(go, cohort, bad):
         def select_clients(self, server):
             return cohort
 
-    words = rf"'chooser' hook select_clients gives .*{re.escape(bad)}.* as a number, expected whole numbers"
-    with pytest.raises(PluginContractError, match=words):
+    with raises(PluginContractError, "'chooser'", "select_clients", bad):
         go(Chooser)
 
 
@@ -437,9 +428,9 @@ def test_what_works_in_begin_local_only(go, method):
             else:
                 client.add_parameters({"a": torch.zeros(1)})
 
-    place = r"^plugin 'late' hook end_local \(round 1, client \d\)"  # once
-    with pytest.raises(PluginContractError, match=rf"{place} calls client\.{method}, which works in begin_local only"):
+    with raises(PluginContractError, "'late'", "end_local", f"client.{method}", "begin_local") as refused:
         go(Late)
+    assert str(refused.value).count("'late'") == 1
 
 
 def test_a_parameter_that_is_added_twice_would_train_without_a_name(go):

@@ -68,7 +68,7 @@ def test_the_server_s_model_takes_no_other_tensor(toy, hook):
     def sets_a_tensor(self, server):
         server.model["encoder.w"] = torch.zeros(2)
 
-    with pytest.raises(PluginContractError, match=rf"^plugin 'pushy' hook {hook} .* does not support item assignment"):
+    with raises(PluginContractError, "'pushy'", hook):
         toy(plugin(hook, sets_a_tensor))
 
 
@@ -160,14 +160,9 @@ class KeepsTheGraph(Plugin):
 
 
 @pytest.mark.parametrize(
-    ("cls", "words"),
-    [
-        (EditsItsOwn, r"edits a tensor in place, which the gradient needs\. Hint: clone it"),
-        (KeepsTheGraph, r"uses a tensor whose graph is freed, .* Hint: keep .* = mean\.detach\(\)"),
-    ],
+    ("cls", "remedy"),
+    [(EditsItsOwn, "Hint: clone"), (KeepsTheGraph, "= mean.detach()")],
 )
-def test_autograds_error_is_told_with_the_hook_and_the_remedy(go, cls, words):
-    name = cls.__name__.lower()
-    start = rf"^plugin '{name}' hook local_loss or the model \(round 1, client \d\) "
-    with pytest.raises(PluginContractError, match=start + words):
+def test_autograds_error_is_told_with_the_hook_and_the_remedy(go, cls, remedy):
+    with raises(PluginContractError, f"'{cls.__name__.lower()}'", "local_loss", remedy):
         go(cls)

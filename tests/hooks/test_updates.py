@@ -305,8 +305,7 @@ def test_metrics_are_the_same_from_every_engine(toy):
 
 
 def test_metrics_that_are_not_json_name_the_hook(toy):
-    words = r"'adds' hook pre_upload \(round 1, client \d\) puts into update.metrics what is not JSON: .*Tensor"
-    with pytest.raises(PluginContractError, match=words):
+    with raises(PluginContractError, "'adds'", "pre_upload", "update.metrics", "Tensor"):
         toy(with_metrics(gap=torch.tensor(1.0)))
 
 
@@ -319,6 +318,5 @@ def test_an_edit_of_what_all_clients_received_is_refused(toy, hook):
         return {"c": torch.zeros(()).add_(1)}
 
     edits = type("Edits", (Plugin,), {hook: hookimpl(edit), "broadcast": hookimpl(send)})
-    words = r"'edits' .*\(round 1, client \d\) edits client.received\['c'\] in place"
-    with pytest.raises(PluginContractError, match=words):
+    with raises(PluginContractError, "'edits'", "round 1", "client.received['c']"):
         toy(edits)

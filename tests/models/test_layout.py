@@ -43,13 +43,13 @@ def test_tensors_have_to_be_those_names_in_that_layout(model):
     names = ["0.weight", "1.running_mean"]
     sent = {name: state[name] for name in names}
     layout.check(sent, names, "an update")
-    for wrong, words in (
-        ({"0.weight": state["0.weight"]}, "an update: '1.running_mean' is missing"),
-        ({**sent, "0.bias": state["0.bias"]}, "'0.bias' is not expected"),
-        ({**sent, "0.weight": state["0.weight"].T}, r"'0.weight' is \(2, 3\) torch.float32, expected \(3, 2\)"),
-        ({**sent, "0.weight": state["0.weight"].double()}, "torch.float64, expected"),
+    for wrong, named in (
+        ({"0.weight": state["0.weight"]}, ("'1.running_mean'",)),
+        ({**sent, "0.bias": state["0.bias"]}, ("'0.bias'",)),
+        ({**sent, "0.weight": state["0.weight"].T}, ("'0.weight'", "(2, 3)", "(3, 2)")),
+        ({**sent, "0.weight": state["0.weight"].double()}, ("'0.weight'", "torch.float64")),
     ):
-        with pytest.raises(RejectUpdate, match=words):
+        with raises(RejectUpdate, "an update", *named):
             layout.check(wrong, names, "an update")
     with raises(NonFiniteUpdate, "'0.weight'"):
         layout.check({**sent, "0.weight": torch.full((3, 2), torch.nan)}, names, "an update")

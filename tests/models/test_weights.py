@@ -79,13 +79,14 @@ class TestWeights:
 
     def test_files_that_do_not_fit_are_refused(self, file, tmp_path):
         torch.save(plain().state_dict(), tmp_path / "pickled.pt")
-        for model, weights, says in (
-            ("torchvision:resnet18", str(file), "'conv1.weight', of shape .* is not in it"),
-            ("mlp", str(file), "'fc1.weight'.* is not in it"),
-            (SMALL, str(tmp_path / "pickled.pt"), "pickled files are not read"),
+        for model, weights, named in (
+            ("torchvision:resnet18", str(file), "'conv1.weight'"),
+            ("mlp", str(file), "'fc1.weight'"),
         ):
-            with pytest.raises(ConfigError, match=says):
+            with raises(ConfigError, named):
                 built(model, weights=weights)
+        with pytest.raises(ConfigError, match="pickled files are not read"):  # the rest is safetensors' own
+            built(SMALL, weights=str(tmp_path / "pickled.pt"))
         with raises(ConfigError):
             with_digest(str(tmp_path / "none.safetensors"))
 

@@ -126,22 +126,22 @@ class SameAsLinear(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("layer", "says"),
+    ("layer", "named"),
     [
-        (Cosine(7, 3), "a Cosine, computes more than a linear layer"),
-        (nn.utils.parametrizations.spectral_norm(nn.Linear(7, 3)), "a ParametrizedLinear, computes more than"),
-        (nn.Linear(7, 3).requires_grad_(False), "a Linear, is frozen, .* unfreeze it, or"),
+        (Cosine(7, 3), "Cosine"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(7, 3)), "ParametrizedLinear"),
+        (nn.Linear(7, 3).requires_grad_(False), "frozen"),
         (SameAsLinear(7, 3), ""),
     ],
 )
-def test_a_head_that_a_fresh_layer_would_lose_is_refused(layer, says):
+def test_a_head_that_a_fresh_layer_would_lose_is_refused(layer, named):
     def network():
         return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), layer)
 
-    if not says:
+    if not named:
         assert build(network).classifier is layer
         return
-    with pytest.raises(ConfigError, match=f"its last layer '2', {says}.*model.classifier = layer"):
+    with raises(ConfigError, "'2'", named, "model.classifier = layer"):
         build(network)
 
 

@@ -19,6 +19,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import SavedConfig
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_testing import federate
+from tests.sentences import raises
 
 CODE = "import pathlib\npathlib.Path('ran').touch()\ndef model(num_classes, input_shape): ...\n"
 
@@ -70,7 +71,7 @@ def test_code_that_a_file_names_is_not_imported(run: Path, tmp_path: Path, value
     assert not (tmp_path / "ran").exists()
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     assert {path.name for path in tmp_path.iterdir()} == {"strange_code.py", "theirs"}
-    with pytest.raises(ConfigError, match="allow_code=True"):
+    with raises(ConfigError, "module:strange_code.model", "allow_code=True"):
         fedcore.resume(run)
 
 

@@ -13,6 +13,7 @@ import fedcore
 from fedcore.base import registry
 from fedcore.data import load_dataset, load_partition
 from tests import support
+from tests.sentences import raises
 
 PERSONAL = [
     "ditto",
@@ -107,5 +108,5 @@ def test_the_package_that_makes_the_model_is_named(tmp_path: Path, monkeypatch: 
     result = trained(tmp_path, "ditto", rounds=1)
     installed = registry.available
     monkeypatch.setattr(registry, "available", lambda kind: {} if kind == "feature" else installed(kind))
-    with pytest.raises(fedcore.ConfigError, match="client_model needs the package fedcore-export: pip install"):
+    with raises(fedcore.ConfigError, "client_model", "fedcore-export"):
         fedcore.client_model(result.directory, 0)

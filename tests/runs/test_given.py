@@ -108,12 +108,12 @@ def test_a_run_goes_on_with_the_plugins_and_options_that_it_has(config):
     path = fedcore.run(config, plugins={Moon: {"mu": 2}}).directory
     for given in (Moon, "moon", {Moon: {"mu": 2.0}}, ["fedavg", "moon"]):
         assert fedcore.load_run(path, plugins=given).config.plugins["moon"]["mu"] == 2.0
-    for given, said in (
-        ({"moon": {"mu": 9}}, r"moon\.mu is 2\.0 in the run, 9 is given; options of a plugin cannot change"),
-        ({Moon: {"nu": 2}}, r"unknown moon option 'nu'\. Known: mu, "),
-        (["moon", "fedprox"], "the run has no plugin 'fedprox'; it has moon"),
+    for given, named in (
+        ({"moon": {"mu": 9}}, ("moon.mu", 2.0, 9)),
+        ({Moon: {"nu": 2}}, ("moon", "'nu'")),
+        (["moon", "fedprox"], ("'fedprox'", "moon")),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with raises(ConfigError, *named):
             fedcore.resume(path, plugins=given, changes={"rounds": 2})
 
 
@@ -126,8 +126,7 @@ def test_an_object_that_cannot_be_sent_needs_this_process(config, tmp_path):
             with lock:
                 client.scratch["seen"] = True
 
-    said = r"cannot be sent to a worker process \(plugin 'object:Locked': cannot pickle .*lock.*\). Use workers=0"
-    with pytest.raises(ConfigError, match=said):
+    with raises(ConfigError, "'object:Locked'", "lock", "workers=0"):
         fedcore.run(config.model_copy(update={"workers": 1}), plugins=[Locked])
     assert not config.out.exists()
     assert fedcore.run(config, plugins=[Locked]).summary["rounds"] == 1
@@ -369,32 +368,28 @@ def test_a_partition_of_the_program(tmp_path, as_what):
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "reason"),
+    ("given", "options", "named"),
     [
-        (3, {}, "partition is a int; give a name"),
-        (
-            {"North": [0, 1], "South": [2, 0]},
-            {},
-            "list per client, but sample 0 is used more than once, by client 0 and 1$",
-        ),
-        ({"North": [0, 1], "South": [2], "East": [4]}, {"samples": None}, "3 lists, but clients is 2; write clients=3"),
-        (lambda labels, clients, seed: [], {}, "unexpected keyword argument 'alpha'"),
-        (lambda labels, clients, **_: None, {}, "returned NoneType, expected a list with one array"),
-        ([[0, 1], [2, 3], [4]], {"samples": None}, "3 lists, but clients is 2; write clients=3"),
-        ([[0, 1], [2, 0]], {}, "list per client, but sample 0 is used more than once, by client 0 and 1$"),
-        ([[0, 1], [2, 1437]], {}, "list per client, but there are indices outside 0..1436"),
-        ([[0, 1], []], {}, "list per client, but client 1 has no training samples"),
-        ([[0, 1], np.array([0.5, 2.7])], {}, r"client 1 has float64 of shape \(2,\) instead of positions .* \(n,\)$"),
-        ([np.arange(1437) < 9, [9]], {}, r"client 0 has bool of shape .* becomes positions by numpy.flatnonzero"),
-        ([[[1, 2]], [[3, 4]]], {}, r"client 0 has int64 of shape \(1, 2\) .* fedcore.data.Partition\(train, test\)"),
-        ([([1, 2], [3]), ([4], [5])], {}, r"arrays of different lengths .* fedcore.data.Partition\(train, test\)"),
-        ([(torch.arange(2), torch.arange(3)), ([4], [5])], {}, "client 0 has arrays of different lengths"),
-        (lambda labels, clients, **_: [([1, 2], [3]), ([4], [5])], {}, "invalid partition: client 0 has arrays of"),
-        (lambda labels, clients, **_: [["a"], ["b"]], {}, "returned an invalid partition: client 0 has <U1 of shape"),
+        (3, {}, ("a int",)),
+        ({"North": [0, 1], "South": [2, 0]}, {}, ("sample 0", "client 0 and 1")),
+        ({"North": [0, 1], "South": [2], "East": [4]}, {"samples": None}, ("clients is 2", "clients=3")),
+        (lambda labels, clients, seed: [], {}, ("'alpha'",)),
+        (lambda labels, clients, **_: None, {}, ("NoneType",)),
+        ([[0, 1], [2, 3], [4]], {"samples": None}, ("clients is 2", "clients=3")),
+        ([[0, 1], [2, 0]], {}, ("sample 0", "client 0 and 1")),
+        ([[0, 1], [2, 1437]], {}, ("0..1436",)),
+        ([[0, 1], []], {}, ("client 1", "training")),
+        ([[0, 1], np.array([0.5, 2.7])], {}, ("client 1", "float64", "(2,)")),
+        ([np.arange(1437) < 9, [9]], {}, ("client 0", "bool", "numpy.flatnonzero")),
+        ([[[1, 2]], [[3, 4]]], {}, ("client 0", "int64", "(1, 2)", "fedcore.data.Partition(train, test)")),
+        ([([1, 2], [3]), ([4], [5])], {}, ("client 0", "fedcore.data.Partition(train, test)")),
+        ([(torch.arange(2), torch.arange(3)), ([4], [5])], {}, ("client 0", "fedcore.data.Partition(train, test)")),
+        (lambda labels, clients, **_: [([1, 2], [3]), ([4], [5])], {}, ("client 0", "returned")),
+        (lambda labels, clients, **_: [["a"], ["b"]], {}, ("client 0", "<U1")),
     ],
 )
-def test_what_is_no_partition(given, options, reason):
-    with pytest.raises(fedcore.FedcoreError, match=reason):
+def test_what_is_no_partition(given, options, named):
+    with raises(fedcore.FedcoreError, *named):
         fedcore.run(partition=given, **{**SMALL, **options})
 
 

@@ -195,32 +195,30 @@ def test_code_of_a_saved_run_needs_permission(measured):
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "words"),
+    ("name", "error", "named"),
     [
-        ("macro-f2", UnknownNameError, "Did you mean 'macro-f1'"),
-        ("fedprox", UnknownNameError, "'fedprox' is the name of an installed plugin"),
-        ("macro-f1,ece", UnknownNameError, "Write --metric macro-f1 --metric ece"),
-        ("torchmetrix:Accuracy", UnknownNameError, "unknown metric 'torchmetrix:Accuracy'"),
-        (f"{HERE}.number", PluginContractError, "makes a int, expected a fedcore.Metric"),
-        (f"{HERE}.Mean", PluginContractError, "of torch.float32, expected integers or float64. Hint: return sums"),
-        (f"{HERE}.ExactMean", PluginContractError, "counts two samples as other than the sum .* return sums"),
-        (f"{HERE}.Number", PluginContractError, "returned a float, expected a tensor of counts. Hint: return sums"),
-        (f"{HERE}.PerClass", PluginContractError, "returned a list, expected a number. Hint: .* the hook report"),
-        (f"{HERE}.Fails", PluginContractError, "RuntimeError: no such layer"),
-        (f"{HERE}.accuracy", ConfigError, "the name 'accuracy' belongs to another figure"),
+        ("macro-f2", UnknownNameError, ("'macro-f2'", "'macro-f1'")),
+        ("fedprox", UnknownNameError, ("'fedprox'", "plugin")),
+        ("macro-f1,ece", UnknownNameError, ("--metric macro-f1 --metric ece",)),
+        ("torchmetrix:Accuracy", UnknownNameError, ("'torchmetrix:Accuracy'",)),
+        (f"{HERE}.number", PluginContractError, ("a int",)),
+        (f"{HERE}.Mean", PluginContractError, ("torch.float32", "Hint: return sums")),
+        (f"{HERE}.ExactMean", PluginContractError, ("two samples", "return sums")),
+        (f"{HERE}.Number", PluginContractError, ("a float", "Hint: return sums")),
+        (f"{HERE}.PerClass", PluginContractError, ("a list", "the hook report")),
+        (f"{HERE}.Fails", PluginContractError, ("RuntimeError: no such layer",)),
+        (f"{HERE}.accuracy", ConfigError, ("'accuracy'",)),
     ],
 )
-def test_what_is_no_metric_is_refused_before_anything_is_written(tmp_path, name, error, words):
-    with pytest.raises(error, match=words):
+def test_what_is_no_metric_is_refused_before_anything_is_written(tmp_path, name, error, named):
+    with raises(error, *named):
         fedcore.run(small_config(tmp_path, metrics=name, out=tmp_path / "run"), progress=False)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("Grows", r"returned counts of shape \(2,\), expected"), ("FailsLater", "too many samples")]
-)
-def test_a_metric_that_fails_on_more_samples_ends_the_run(go, name, words):
-    with pytest.raises(PluginContractError, match=words):
+@pytest.mark.parametrize(("name", "named"), [("Grows", "(2,)"), ("FailsLater", "too many samples")])
+def test_a_metric_that_fails_on_more_samples_ends_the_run(go, name, named):
+    with raises(PluginContractError, name, named):
         go(metrics=f"{HERE}.{name}")
 
 

@@ -17,7 +17,7 @@ from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.training import Finished, Refused, TrainOn, next_state, out_of_patience
 from fedcore.server.state import ServerState
 from fedcore_testing import model_bytes, records
-from tests.sentences import raises
+from tests.sentences import raises, warns
 
 OPTIONS = {"clients": 2, "local_epochs": 1, "samples": 100, "workers": 0, "client_test_fraction": 0.3}
 
@@ -138,7 +138,7 @@ def test_a_run_that_stopped_early_trains_no_more_where_its_rounds_are_given_agai
     config = RunConfig(**OPTIONS, rounds=6, lr=1e-30, patience=2, out=tmp_path / "run")
     before = fedcore.run(config)
     for rounds in (6, 8, 8):
-        with pytest.warns(RuntimeWarning, match="no round is trained: --patience 2 ended the run after round 3"):
+        with warns(RuntimeWarning, "--patience 2", "round 3"):
             assert fedcore.resume(config.out, changes={"rounds": rounds}).summary["rounds"] == 3
     assert model_bytes(fedcore.load_run(config.out)) == model_bytes(before)
 
@@ -329,15 +329,15 @@ def test_a_figure_that_is_not_defined_is_never_the_best():
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("options", "named"),
     [
-        ({"best_by": "f1"}, r"unknown figure 'f1'.* one of accuracy, .*--metric NAME adds"),
-        ({"best_by": "macro-f1", "metrics": ["ece"]}, "unknown figure 'macro-f1'.* ece, ece_mean; "),
-        ({"best_by": "loss", "client_test_fraction": 0.0}, "--best-by looks at the clients' held-out parts"),
+        ({"best_by": "f1"}, ("'f1'", "accuracy", "--metric")),
+        ({"best_by": "macro-f1", "metrics": ["ece"]}, ("'macro-f1'", "ece_mean")),
+        ({"best_by": "loss", "client_test_fraction": 0.0}, ("--best-by", "--client-test-fraction")),
     ],
 )
-def test_a_figure_that_the_run_does_not_measure_chooses_nothing(tmp_path, options, problem):
-    with pytest.raises(ConfigError, match=problem):
+def test_a_figure_that_the_run_does_not_measure_chooses_nothing(tmp_path, options, named):
+    with raises(ConfigError, *named):
         fedcore.run(**{**OPTIONS, **options}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from fedcore.runs.run import Run
 from fedcore.runs.saved import SavedConfig
 from fedcore_testing import model_bytes
 from fedcore_testing.federation import small_config
-from tests.sentences import raises
+from tests.sentences import raises, warns
 
 SET_UP = Setup, "build"
 
@@ -47,9 +46,9 @@ def test_a_run_of_a_device_that_is_not_there_is_read_on_the_cpu(tmp_path, monkey
     result = fedcore.run(small_config(tmp_path))
     path = result.directory
     assert fedcore.load_run(path).metrics == result.metrics
-    with pytest.warns(RuntimeWarning, match="has no device 'cuda', on which the run trained: evaluated on cpu"):
+    with warns(RuntimeWarning, "'cuda'", "cpu"):
         assert fedcore.evaluate_run(path)["global"] == result.metrics["global"]
-    with pytest.raises(ConfigError, match="--device: 'cuda' is not available"):
+    with raises(ConfigError, "--device", "'cuda'"):
         fedcore.resume(path, changes={"rounds": 9})
     assert fedcore.resume(path, changes={"rounds": 9, "device": "cpu"}).summary["rounds"] == 9
     assert fedcore.resume(path).summary["rounds"] == 9
@@ -127,7 +126,7 @@ def test_the_name_of_a_run_in_a_list_leads_to_its_folder(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     Path(folder).mkdir(parents=True)
     (Path(folder) / "config.yaml").touch()
-    with pytest.raises(RunDirectoryError, match=re.escape(f"Did you mean {folder}?")):
+    with raises(RunDirectoryError, f"{folder}?"):
         RunDirectory.open(Path(name))
     with raises(RunDirectoryError):
         RunDirectory.open(tmp_path / "other")
@@ -193,7 +192,7 @@ def test_a_finished_run_without_checkpoints_is_not_trained_or_evaluated_again(tm
     result = fedcore.run(small_config(tmp_path))
     shutil.rmtree(result.directory / "checkpoint")
     before = {path: path.read_bytes() for path in result.directory.iterdir() if path.is_file()}
-    with pytest.warns(RuntimeWarning, match="its checkpoints were deleted; nothing was trained"):
+    with warns(RuntimeWarning):
         again = fedcore.resume(result.directory)
     assert again.metrics == result.metrics
     assert {path: path.read_bytes() for path in result.directory.iterdir() if path.is_file()} == before
@@ -208,9 +207,9 @@ def test_a_run_whose_checkpoints_are_lost_keeps_its_records(tmp_path):
         for _ in range(3):
             state = experiment.one_round(state)
     shutil.rmtree(tmp_path / "run" / "checkpoint")
-    before, lost = files_of(tmp_path), r"records 3 rounds, but its checkpoints are missing.* fedcore train --config"
+    before = files_of(tmp_path)
     for read in (fedcore.resume, fedcore.evaluate_run, lambda run: fedcore.resume(run, out=tmp_path / "copy")):
-        with pytest.raises(RunDirectoryError, match=lost):
+        with raises(RunDirectoryError, "3 rounds", "fedcore train --config"):
             read(tmp_path / "run")
     assert files_of(tmp_path) == before
     (tmp_path / "run" / "metrics.jsonl").unlink()
@@ -229,7 +228,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
         for _ in range(6):
             state = experiment.one_round(state)
     shutil.rmtree(tmp_path / "run" / "checkpoint")
-    with pytest.warns(RuntimeWarning, match="no checkpoint was written before .* after 6 rounds: it begins again"):
+    with warns(RuntimeWarning, "6 rounds"):
         again = fedcore.resume(tmp_path / "run")
     assert model_bytes(again) == model_bytes(whole)
     assert [record["round"] for record in again.records] == list(range(7))

@@ -27,7 +27,7 @@ from fedcore_testing import (
     same_tensors,
     weights,
 )
-from tests.sentences import raises
+from tests.sentences import raises, warns
 from tests.support import brief
 
 DIGITS = load_dataset("digits")
@@ -316,7 +316,7 @@ def test_an_adaptation_that_fails_leaves_the_other_figure(go):
             if client.id == 4:
                 raise ValueError("no end")
 
-    with pytest.warns(RuntimeWarning, match="client 4 could not be evaluated by every protocol: .*no end"):
+    with warns(RuntimeWarning, "client 4", "no end"):
         metrics = go(Fails, **ADAPTED).metrics
     assert (metrics["unseen"]["clients"], metrics["unseen_adapted"]["clients"]) == (2, 1)
 

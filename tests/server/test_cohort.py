@@ -9,6 +9,7 @@ from fedcore import Exchange, Loss, Plugin, hookimpl
 from fedcore.base.errors import FedcoreError
 from fedcore_testing import W
 from tests.exchanges import PausesOnce
+from tests.sentences import raises
 from tests.support import client_state, committed, lines, model_bytes, weights
 
 
@@ -120,9 +121,9 @@ class PatchStranger(PatchElsewhere):
     client = 7
 
 
-@pytest.mark.parametrize(("cls", "words"), [(PatchElsewhere, "may not set"), (PatchStranger, "client 7.*not paused")])
-def test_patches_beyond_what_is_exchanged(toy, cls, words):
-    with pytest.raises(FedcoreError, match=rf"'{cls.__name__.lower()}' hook mid_local_epoch.*{words}"):
+@pytest.mark.parametrize(("cls", "named"), [(PatchElsewhere, "set"), (PatchStranger, "client 7")])
+def test_patches_beyond_what_is_exchanged(toy, cls, named):
+    with raises(FedcoreError, f"'{cls.__name__.lower()}'", "mid_local_epoch", named):
         toy(cls, model="module:fedcore_testing.base_and_head")
 
 

@@ -151,6 +151,5 @@ def test_answers_that_fail_are_not_the_reason_that_a_round_fails(tmp_path):
 
 
 def test_a_question_that_raises_on_every_client_ends_the_run(tmp_path):
-    words = r"^plugin 'brokenonall' question mood \(round 1, client 0\) raised NotImplementedError: to do"
-    with pytest.raises(PluginCallError, match=words):
+    with raises(PluginCallError, "'brokenonall'", "mood", "round 1, client 0", "NotImplementedError"):
         federate(tmp_path, BrokenOnAll, clients=3)
