@@ -14,16 +14,18 @@ from fedcore.tools import PARTITION_OPTIONS, options, output, preset_options, re
 
 app = group("Data sets, and their partitions among clients.")
 
-KINDS = {"dataset": "data sets (--dataset)", "partitioner": "partitions (--partition)", "model": "models (--model)"}
+HEADINGS = {"dataset": "data sets (--dataset)", "partitioner": "partitions (--partition)", "model": "models (--model)"}
+"""Kinds of names that ``data list`` shows -> the line above them."""
+
 SPLIT_FIELDS = (*PARTITION_OPTIONS, "data_dir", "seed")
 
 
 @app.command("list")
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     """List the data sets, the partitions, the models and the presets."""
-    names = {kind: {name: _first_line(kind, name) for name in registry.available(kind)} for kind in KINDS}
+    names = {kind: {name: _first_line(kind, name) for name in registry.available(kind)} for kind in HEADINGS}
     names["preset"] = {name: _setting(name) for name in registry.available("preset")}
-    for kind in KINDS:
+    for kind in HEADINGS:
         for prefix in registry.available(f"{kind} prefix"):
             names[kind][f"{prefix}:NAME"] = _first_line(f"{kind} prefix", prefix)
     if as_json:
@@ -35,7 +37,7 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("name", style="bold", no_wrap=True)
     table.add_column("description")
-    for kind, title in {**KINDS, "preset": "known settings (--preset)"}.items():
+    for kind, title in {**HEADINGS, "preset": "known settings (--preset)"}.items():
         table.add_section()
         table.add_row(output.text(title, style="bold cyan"))
         for name, line in names[kind].items():

@@ -15,12 +15,13 @@ from fedcore_flower.wire import Blobs
 ONLINE_FOR = 0.5
 """The seconds for which the list of connected nodes is used before it is asked for again."""
 
-KINDS: dict[int, FailureKind] = {
+FAILURE_KINDS: dict[int, FailureKind] = {
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "raised",
     ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "raised",
     ErrorCode.NODE_UNAVAILABLE: "unreachable",
     ErrorCode.INVALID_FAB: "rejected",
 }
+"""Flower's errors -> the kind of the client's failure. Others are ``worker_lost``."""
 
 LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED)
 """Flower's errors for a lost message or a lost reply. The client may have finished the task."""
@@ -78,4 +79,4 @@ class FlowerLink:
 
 def _failure(code: int, reason: str) -> ClientFailure:
     failure = LostMessage if code in LOST else ClientFailure
-    return failure(KINDS.get(code, "worker_lost"), f"Flower reports {reason!r} (code {code})")
+    return failure(FAILURE_KINDS.get(code, "worker_lost"), f"Flower reports {reason!r} (code {code})")

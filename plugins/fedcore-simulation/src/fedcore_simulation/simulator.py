@@ -19,7 +19,7 @@ from fedcore import RunConfig, SimulatedOutcome, derive_seed, numpy_generator
 from fedcore.server import UNREACHED
 from fedcore.tools import files, rounds
 from fedcore_simulation.arrivals import Arrivals
-from fedcore_simulation.options import SimulatedSystem
+from fedcore_simulation.system import SimulatedSystem
 
 
 class Simulator:
@@ -55,8 +55,8 @@ class Simulator:
         """Return the clients that can be selected in a round, in ascending order."""
         if self.options.availability == 1:
             return range(self._config.training_clients)
-        found: list[int] = np.flatnonzero(self._presence(round)).tolist()
-        return found
+        clients: list[int] = np.flatnonzero(self._presence(round)).tolist()
+        return clients
 
     def reachable(self, round: int, client: int) -> bool:
         """Return whether a client is available in a round and answers the server."""

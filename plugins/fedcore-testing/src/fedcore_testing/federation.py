@@ -41,7 +41,8 @@ SMALL: dict[str, Any] = {
 
 _KILLED = "import sys; from fedcore_testing.federation import run_and_die; run_and_die(*sys.argv[1:])"
 
-_KINDS = {"dataset": "dataset", "model": "model", "partition": "partitioner"}
+_REGISTERED_AS = {"dataset": "dataset", "model": "model", "partition": "partitioner"}
+"""Options that take classes and functions -> the kind under which the registry has these."""
 
 Choice = str | type | tuple[str | type, Mapping[str, Any]]
 """A plugin by name or class, alone or with its options."""
@@ -104,7 +105,7 @@ def small_config(folder: Path, *plugins: Choice, **options: Any) -> RunConfig:
     """Return the configuration of :func:`federate`."""
     pairs = [plugin if isinstance(plugin, tuple) else (plugin, {}) for plugin in plugins]
     out = options.pop("out", None) or tempfile.mkdtemp(dir=folder)
-    options = {key: name_of(value, _KINDS[key]) if callable(value) else value for key, value in options.items()}
+    options = {key: name_of(value, _REGISTERED_AS[key]) if callable(value) else value for key, value in options.items()}
     return RunConfig(**{**SMALL, **options}, plugins={name_of(cls): dict(given) for cls, given in pairs}, out=out)
 
 

@@ -6,21 +6,32 @@ import numpy as np
 
 from fedcore import ConfigError, numpy_generator
 from fedcore.data import Dataset, IntArray, draw_by_class
-from fedcore_zoo.options import Divided
 
 
-def divided(options: Divided, dataset: Dataset, rows: IntArray) -> IntArray:
-    """Return the positions, of these, of the training samples to divide; see :meth:`fedcore.Section.divided`."""
-    if options.unseen_domain is not None:
-        rows = _of_seen_domains(options, options.unseen_domain, dataset, rows)
-    if options.imbalance > 1 and not dataset.task.classes:
+def divided(
+    dataset: Dataset,
+    rows: IntArray,
+    *,
+    samples: int | None,
+    imbalance: float,
+    unseen_domain: str | None,
+    public: str | None,
+    seed: int,
+) -> IntArray:
+    """Return the positions, of these, of the training samples to divide; see :meth:`fedcore.Section.divided`.
+
+    :param public: of ``--public``, for a message.
+    """
+    if unseen_domain is not None:
+        rows = _of_seen_domains(unseen_domain, dataset, rows, public)
+    if imbalance > 1 and not dataset.task.classes:
         raise ConfigError(f"--imbalance is about classes, which task {dataset.task.name!r} does not have")
     labels = dataset.strata[0].numpy()
-    rows = rows[_long_tailed(labels[rows], dataset.num_classes, options.imbalance, options.seed)]
-    return rows[_drawn(labels[rows], options.samples, options.seed)]
+    rows = rows[_long_tailed(labels[rows], dataset.num_classes, imbalance, seed)]
+    return rows[_drawn(labels[rows], samples, seed)]
 
 
-def _of_seen_domains(options: Divided, name: str, dataset: Dataset, rows: IntArray) -> IntArray:
+def _of_seen_domains(name: str, dataset: Dataset, rows: IntArray, public: str | None) -> IntArray:
     """Return the positions of samples of the other domains.
 
     :raises ConfigError: or a subclass. There is no such domain, or nothing to evaluate it or the others on.
@@ -40,7 +51,7 @@ def _of_seen_domains(options: Divided, name: str, dataset: Dataset, rows: IntArr
     unseen = (domains.train == number).nonzero().flatten().numpy()
     if np.isin(unseen, rows, invert=True).any():
         raise ConfigError(
-            f"--public {options.public}: a share of the training set has samples of the unseen domain "
+            f"--public {public}: a share of the training set has samples of the unseen domain "
             f"{name!r}; name another data set, or leave one of the two out"
         )
     return np.setdiff1d(rows, unseen)

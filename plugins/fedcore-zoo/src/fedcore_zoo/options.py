@@ -126,7 +126,15 @@ class Divided(Section):
         """Return the positions of the samples that these options leave."""
         from fedcore_zoo.divided import divided
 
-        return divided(self, dataset, rows)
+        return divided(
+            dataset,
+            rows,
+            samples=self.samples,
+            imbalance=self.imbalance,
+            unseen_domain=self.unseen_domain,
+            public=self.public,
+            seed=self.seed,
+        )
 
 
 class Norm(Section):

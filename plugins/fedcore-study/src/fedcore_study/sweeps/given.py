@@ -15,7 +15,7 @@ from fedcore import ConfigError, RunConfig, RunDirectoryError
 from fedcore.tools import registry, saved
 from fedcore_workers import pickled
 
-KINDS = {"plugin": "plugins", "plugins": "plugins", "model": "model", "dataset": "dataset"}
+ARGUMENTS = {"plugin": "plugins", "plugins": "plugins", "model": "model", "dataset": "dataset"}
 """Options that take objects -> the argument of ``fedcore.run``."""
 
 
@@ -37,8 +37,8 @@ class Given:
         """
         if isinstance(value, PathLike):
             return str(value)
-        kind = KINDS.get(option)
-        if kind == "plugins" or not kind:
+        argument = ARGUMENTS.get(option)
+        if argument == "plugins" or not argument:
             if isinstance(value, Mapping):
                 return {self.named(option, name): inner for name, inner in value.items()}
             if isinstance(value, (list, tuple)):
@@ -50,14 +50,14 @@ class Given:
             )
         if value is None or isinstance(value, (str, int, float)):
             return value
-        return self._name(kind, value) if kind else _importable(option, value)
+        return self._name(argument, value) if argument else _importable(option, value)
 
-    def _name(self, kind: str, value: Any) -> str:
+    def _name(self, argument: str, value: Any) -> str:
         from fedcore.tools import name_objects  # here: it imports torch
 
-        arguments: dict[str, Any] = {kind: [value] if kind == "plugins" else value}
+        arguments: dict[str, Any] = {argument: [value] if argument == "plugins" else value}
         config, named_objects = name_objects(RunConfig(), **arguments)
-        name = next(iter(config.plugins)) if kind == "plugins" else str(getattr(config, kind))
+        name = next(iter(config.plugins)) if argument == "plugins" else str(getattr(config, argument))
         if named_objects and self._values.setdefault(name, value) is not value:
             raise ConfigError(
                 f"two objects of this sweep are called {saved.objects_in(config)[0]}; give them different names "
