@@ -114,6 +114,7 @@ def test_images_and_rows_have_the_mean_and_deviation_of_all():
         ("sums", lambda found: {**found, "sum": [1.0]}),
         ("sums", lambda found: {**found, "count": 0}),
         ("squares", lambda found: {**found, "sum": [float("inf")] * 3}),
+        ("squares", lambda found: {**found, "sum": [-1.0] * 3}),
         ("squares", lambda found: None),
     ],
 )

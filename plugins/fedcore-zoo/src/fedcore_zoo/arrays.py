@@ -155,14 +155,14 @@ def _class_names(part: Any) -> tuple[str, ...]:
     :raises DataError: it joins sets whose names differ.
     """
     lists = [getattr(leaf, "classes", None) for leaf in _leaves(part)]
-    found = {tuple(map(str, names)) for names in lists if isinstance(names, (list, tuple, np.ndarray))} - {()}
-    if len(found) > 1:
-        first, second = map(first_ten, sorted(found)[:2])
+    distinct = {tuple(map(str, names)) for names in lists if isinstance(names, (list, tuple, np.ndarray))} - {()}
+    if len(distinct) > 1:
+        first, second = map(first_ten, sorted(distinct)[:2])
         raise DataError(
             f"dataset: a ConcatDataset joins a set with the classes {first} and one with the classes {second}; number "
             "the classes alike, and give all its sets the same attribute classes"
         )
-    return found.pop() if found else ()
+    return distinct.pop() if distinct else ()
 
 
 def _leaves(part: Any) -> list[Any]:

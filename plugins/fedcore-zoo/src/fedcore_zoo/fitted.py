@@ -92,16 +92,16 @@ class FittedRecipe:
         if not len(cells):
             return torch.empty(0, len(self.outputs))
         with np.errstate(over="ignore"):
-            found = torch.from_numpy(_numbers(self.content, cells, where).astype(np.float32))
-        if found.shape[1] != len(self.outputs) or not found.isfinite().all():
+            numbers = torch.from_numpy(_numbers(self.content, cells, where).astype(np.float32))
+        if numbers.shape[1] != len(self.outputs) or not numbers.isfinite().all():
             raise DataError(
-                f"{where}: the pipeline gives {found.shape[1]} columns of {len(self.outputs)}, or numbers that are not "
-                "finite in float32: let it fill empty cells and scale"
+                f"{where}: the pipeline gives {numbers.shape[1]} columns of {len(self.outputs)}, or numbers that are "
+                "not finite in float32: let it fill empty cells and scale"
             )
-        return found
+        return numbers
 
     def unseen(self, cells: Cells) -> dict[str, list[str]]:
-        """Return nothing: a transformer refuses a category that it does not know, or was told to ignore it."""
+        """Return nothing: a transformer refuses a category that it does not know, or ignores it as its user chose."""
         return {}
 
     def notes(self, parts: Iterable[Cells], where: str) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ def _loaded(content: bytes) -> Any:
 
     try:
         strange = sorted({*io.get_untrusted_types(data=content)} - {*TRUSTED})
-        found = None if strange else io.loads(content, trusted=list(TRUSTED))
+        transformer = None if strange else io.loads(content, trusted=list(TRUSTED))
     except Exception as error:  # zip, JSON, skops' own: a file from elsewhere may raise anything
         raise ConfigError(
             f"?pipeline= is no file that skops.io.dump wrote ({type(error).__name__}: {error!s:.200})"
@@ -135,12 +135,12 @@ def _loaded(content: bytes) -> Any:
             "Use scikit-learn's own steps"
         )
     try:
-        check_is_fitted(found)
-        if not hasattr(found, "transform"):
+        check_is_fitted(transformer)
+        if not hasattr(transformer, "transform"):
             raise TypeError("it has no transform")
     except Exception as error:  # NotFittedError, or no estimator
         raise ConfigError(f"?pipeline= holds no fitted transformer of scikit-learn: {error!s:.200}") from error
-    return found
+    return transformer
 
 
 def _numbers(content: bytes, cells: Cells, where: str) -> Any:
@@ -155,12 +155,12 @@ def _numbers(content: bytes, cells: Cells, where: str) -> Any:
             words = np.array([*cells.words[name], np.nan], dtype=object)
             frame[name] = words[np.where(empty, len(words) - 1, cells[name]).astype(np.int64)]
     try:
-        found = _loaded(content).transform(pd.DataFrame(frame))
-        found = np.asarray(found.toarray() if hasattr(found, "toarray") else found, dtype=np.float64)
-        if found.shape[:1] != (len(cells),) or found.ndim != 2:
-            raise ValueError(f"it gives numbers of shape {found.shape}")
+        outputs = _loaded(content).transform(pd.DataFrame(frame))
+        numbers = np.asarray(outputs.toarray() if hasattr(outputs, "toarray") else outputs, dtype=np.float64)
+        if numbers.shape[:1] != (len(cells),) or numbers.ndim != 2:
+            raise ValueError(f"it gives numbers of shape {numbers.shape}")
     except ConfigError:
         raise
     except Exception as error:  # scikit-learn's own, of many kinds
         raise DataError(f"{where}: the pipeline refuses the rows: {type(error).__name__}: {error!s:.300}") from error
-    return found
+    return numbers

@@ -53,14 +53,14 @@ def whole_groups(train: IndexLists, test: IndexLists, groups: Tensor, options: A
 def whole_rows(test: Array, groups: Array) -> Array:
     """Return which samples are test samples, (n,) bool, with each group where its first sample is."""
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)
-    found: Array = test[first][group]
-    return found
+    is_test: Array = test[first][group]
+    return is_test
 
 
 def numbered_groups(where: str, names: Array, others: Array) -> Tensor:
     """Return the groups of training samples as numbers (n,) int64 in sorted order.
 
-    :param names: the groups of the training samples; ``others``: those of the test samples.
+    :param names: the groups of the training samples; ``others``: of the test samples.
     :raises DataError: a group has samples in both. The message names it.
     """
     if both := sorted({*map(str, names)} & {*map(str, others)}):

@@ -1,4 +1,4 @@
-"""Arrays of classes as labels, and what to do about arrays that are none."""
+"""Arrays of classes as labels, and what to do about arrays that are not."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def check_classes(train: Tensor, test: Tensor, where: str) -> None:
 
     :raises DataError: names the labels, the classes that are missing, and how to renumber labels.
     """
-    found = torch.unique(train)
-    unseen = test[~torch.isin(test, found)]
+    classes = torch.unique(train)
+    unseen = test[~torch.isin(test, classes)]
     if len(unseen):
         raise DataError(
             f"{where}: labels must be 0..C-1 with every class in y_train, but {len(unseen)} of {len(test)} test "
@@ -66,10 +66,10 @@ def check_classes(train: Tensor, test: Tensor, where: str) -> None:
             "training samples of these classes, or leave these test samples out of x_test and y_test; if numbers are "
             f"then missing, renumber both parts together: {RENUMBER}{_doubt(train.numpy())}"
         )
-    if not torch.equal(found, torch.arange(len(found))):
-        without = "Leave out samples without a class, then r" if found[0] < 0 else "R"
+    if not torch.equal(classes, torch.arange(len(classes))):
+        without = "Leave out samples without a class, then r" if classes[0] < 0 else "R"
         raise DataError(
-            f"{where}: labels must be 0..C-1 with every class in y_train; found {int(found[0])}..{int(found[-1])} "
-            f"({len(found)} distinct) in y_train. {without}enumber both parts together: "
+            f"{where}: labels must be 0..C-1 with every class in y_train; found {int(classes[0])}..{int(classes[-1])} "
+            f"({len(classes)} distinct) in y_train. {without}enumber both parts together: "
             f"{RENUMBER}{_doubt(train.numpy())}"
         )

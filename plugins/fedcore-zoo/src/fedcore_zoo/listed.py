@@ -36,13 +36,13 @@ def listed_parts(
         raise ConfigError(f"the partition has a list per client, but {problem}")
     if len(rows) == len(dataset.train):
         return lists
-    found = []
+    renumbered = []
     for client, positions in enumerate(map(np.asarray, lists)):
-        if not (ours := np.isin(positions, rows)).all():
+        if not (used := np.isin(positions, rows)).all():
             raise ConfigError(
-                f"the partition gives client {client} the sample {positions[~ours][0]}, which no client gets: it is "
+                f"the partition gives client {client} the sample {positions[~used][0]}, which no client gets: it is "
                 "public, of the unseen domain, or left out by --samples or --imbalance; leave out the sample or the "
                 "option"
             )
-        found.append(np.searchsorted(rows, positions))
-    return found
+        renumbered.append(np.searchsorted(rows, positions))
+    return renumbered

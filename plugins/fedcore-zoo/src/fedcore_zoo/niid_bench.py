@@ -31,9 +31,9 @@ def niid_bench(
     rng = np.random.RandomState(seed)
     concentration = np.full(num_clients, alpha)
     members = [np.flatnonzero(labels == k) for k in range(int(labels.max()) + 1)]
-    sizes = np.array([len(those) for those in members])
+    sizes = np.array([len(positions) for positions in members])
     for _draw in range(MAX_REDRAWS):
-        shuffled, draws = zip(*((rng.permutation(those), rng.dirichlet(concentration)) for those in members))
+        shuffled, draws = zip(*((rng.permutation(positions), rng.dirichlet(concentration)) for positions in members))
         counts = capped_counts(sizes, np.stack(draws))
         if counts.sum(axis=0).min() >= min_size:
             break
@@ -42,5 +42,5 @@ def niid_bench(
             f"niid-bench: none of {MAX_REDRAWS} draws with alpha {alpha:g} gave all {num_clients} clients {min_size} "
             f"samples; --partition dirichlet moves samples to the smallest clients then"
         )
-    pieces = [np.split(those, np.cumsum(of_class)[:-1]) for those, of_class in zip(shuffled, counts)]
+    pieces = [np.split(positions, np.cumsum(of_class)[:-1]) for positions, of_class in zip(shuffled, counts)]
     return [rng.permutation(np.concatenate(of_client)) for of_client in zip(*pieces)]

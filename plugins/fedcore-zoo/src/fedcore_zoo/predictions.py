@@ -41,14 +41,14 @@ def predict(result: RunResult, x: Any, model: nn.Module | None) -> npt.NDArray[A
             f"the model's output for sample {int(undefined.int().argmax())} of x is nan or infinite, as for "
             f"{int(undefined.sum())} of {len(undefined)} samples: look for nan in x; predict_proba returns nan"
         )
-    found: npt.NDArray[Any] = result.task.predict(logits).numpy()
-    return found
+    predictions: npt.NDArray[Any] = result.task.predict(logits).numpy()
+    return predictions
 
 
 def predict_proba(result: RunResult, x: Any, model: nn.Module | None) -> npt.NDArray[np.float32]:
     """Return the probabilities of every sample; see :meth:`fedcore.RunResult.predict_proba`."""
-    found: npt.NDArray[np.float32] = result.task.probabilities(_logits(result, x, model)).numpy()
-    return found
+    probabilities: npt.NDArray[np.float32] = result.task.probabilities(_logits(result, x, model)).numpy()
+    return probabilities
 
 
 def evaluate(result: RunResult, x: Any, y: Any, model: nn.Module | None) -> dict[str, Any]:
@@ -123,18 +123,18 @@ def prepare(form: Inputs, x: Any) -> Tensor:
             f"x is a {type(x).__name__}, but the data set has a class of samples ({form.kind}): give an object of "
             "it, for texts SequenceSamples.of(tokens, labels)"
         )
-    found = _tensor(in_order(x, form.columns, "x"))
-    return _images(form, found) if form.kind == "images" else _rows(form, found)
+    raw = _tensor(in_order(x, form.columns, "x"))
+    return _images(form, raw) if form.kind == "images" else _rows(form, raw)
 
 
 def _images(form: Inputs, x: Tensor) -> Tensor:
     channels, height, width = form.shape
-    found = tuple(x.shape[1:])
-    if found == (height, width, channels) and found != form.shape:
+    shape = tuple(x.shape[1:])
+    if shape == (height, width, channels) and shape != form.shape:
         x = x.permute(0, 3, 1, 2)
-    elif found == (height, width) and channels == 1:
+    elif shape == (height, width) and channels == 1:
         x = x.unsqueeze(1)
-    elif found != form.shape:
+    elif shape != form.shape:
         single = x.ndim == 2 or tuple(x.shape) in (form.shape, (height, width, channels))
         one = "; for a single image write x[None]" if single else ""
         raise DataError(

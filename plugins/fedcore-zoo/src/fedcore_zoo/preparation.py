@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcore import ConfigError, RunConfig, RunResult
 from fedcore.data import Dataset, Partition, PublicSamples, ResidentSamples, Samples, TensorSamples
 from fedcore_zoo.fitted import FittedRecipe
-from fedcore_zoo.tables import Recipe, TableSamples
+from fedcore_zoo.tables import Recipe, TableSamples, divisors
 from fedcore_zoo.vision import load_torchvision
 
 Numbers: TypeAlias = tuple[float, ...]
@@ -61,9 +62,9 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
 
 
 def _of_a_federation(dataset: Dataset, choice: str, partition: Partition) -> Dataset:
-    """Return the server's data set: by its own statistics, or by those of the clients' sums.
+    """Return the server's data set, normalised by its own statistics or by the clients' sums.
 
-    :raises ConfigError: there are no such sums.
+    :raises ConfigError: the partition holds no such sums.
     """
     if choice not in ("global", "client"):
         return dataset
@@ -114,7 +115,7 @@ def _table(dataset: Dataset, choice: str, rows: Tensor) -> Dataset:
 def refuse_fitted(train: TableSamples, choice: str) -> None:
     """Refuse another normalisation of rows that a transformer of the user makes.
 
-    :raises ConfigError: this is one.
+    :raises ConfigError: a transformer makes these rows.
     """
     if train.made.is_fixed and choice != "as-loaded":
         raise ConfigError(f"--normalize {choice}: the rows of {train.where} are as its ?pipeline= makes them")
@@ -242,13 +243,10 @@ def _by_client(dataset: Dataset, partition: Partition) -> Dataset:
 
 def _statistics(values: Tensor, unit: float = 1.0) -> tuple[Numbers, Numbers]:
     """Return mean and deviation of each channel or column, axis 1 of (n, C, ...); the deviation 1 of a constant one."""
-    means, stds = [], []
-    for channel in values.unbind(1):
-        part = channel.double().numpy()  # NumPy adds in a fixed order, whatever the number of threads
-        mean, std = float(part.mean()) / unit, float(part.std()) / unit
-        means.append(mean)
-        stds.append(std if std > 1e-12 * max(1.0, abs(mean)) else 1.0)
-    return tuple(means), tuple(stds)
+    channels = [channel.double().numpy() for channel in values.unbind(1)]
+    mean = np.array([channel.mean() for channel in channels]) / unit  # NumPy adds in one order, whatever the threads
+    std = np.array([channel.std() for channel in channels]) / unit
+    return tuple(mean.tolist()), tuple(divisors(mean, std).tolist())
 
 
 def _with(dataset: Dataset, train: Samples, test: Samples, again: Any = None) -> Dataset:
@@ -276,15 +274,15 @@ def _as_it_is(samples: Samples) -> list[str]:
     if not (raw and values.is_floating_point() and values.numel()):
         return []
     far = float(values.abs().max())
-    said = [f"values up to {far:,.0f}"] if far > FAR else []
+    problems = [f"values up to {far:,.0f}"] if far > FAR else []
     if values.ndim == 2 and len(values) > 1:
         deviations = values.double().std(dim=0)
         varied = deviations[deviations > 0]
         if len(varied) and float(varied.max() / varied.min()) >= APART:
-            said.append(f"columns whose deviations are from {float(varied.min()):.3g} to {float(varied.max()):.3g}")
-    if not said:
+            problems.append(f"columns whose deviations are from {float(varied.min()):.3g} to {float(varied.max()):.3g}")
+    if not problems:
         return []
-    return [f"x_train is trained on as it is, with {' and '.join(said)}; --normalize global normalises it"]
+    return [f"x_train is trained on as it is, with {' and '.join(problems)}; --normalize global normalises it"]
 
 
 def pretrained_numbers(config: RunConfig) -> tuple[Numbers, Numbers]:
@@ -309,9 +307,9 @@ def pretrained_numbers(config: RunConfig) -> tuple[Numbers, Numbers]:
         return tuple(map(float, preset.mean)), tuple(map(float, preset.std))
     if prefix == "timm":
         load_torchvision()
-        found = importlib.import_module("timm").get_pretrained_cfg(name)
-        if found is not None:
-            return tuple(map(float, found.mean)), tuple(map(float, found.std))
+        pretrained = importlib.import_module("timm").get_pretrained_cfg(name)
+        if pretrained is not None:
+            return tuple(map(float, pretrained.mean)), tuple(map(float, pretrained.std))
     raise ConfigError(
         f"--normalize pretrained: nothing says how the images of model {config.model!r} were normalised; it takes "
         "torchvision:NAME, timm:NAME, or preprocessor_config.json next to the weights"

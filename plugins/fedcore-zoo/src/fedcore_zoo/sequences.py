@@ -82,6 +82,6 @@ def gather_runs(offsets: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     (tensor([2, 3, 4, 0, 1]), tensor([0, 3, 5]))
     """
     starts, ends = offsets[indices], offsets[indices + 1]
-    found = torch.cat([offsets.new_zeros(1), (ends - starts).cumsum(0)])
-    shifts = torch.repeat_interleave(starts - found[:-1], ends - starts)
-    return shifts + torch.arange(len(shifts), device=offsets.device), found
+    joined = torch.cat([offsets.new_zeros(1), (ends - starts).cumsum(0)])
+    shifts = torch.repeat_interleave(starts - joined[:-1], ends - starts)
+    return shifts + torch.arange(len(shifts), device=offsets.device), joined

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcore import ConfigError
 from fedcore.data import Dataset, ResidentSamples, Samples, TensorSamples
 from fedcore_zoo.preparation import pixels_of, raw_rows, refuse_fitted
-from fedcore_zoo.tables import Array, Cells, Recipe, TableSamples
+from fedcore_zoo.tables import Array, Cells, Recipe, TableSamples, divisors
 
 Plain: TypeAlias = dict[str, Any]
 """A question or an answer, as JSON keeps it."""
@@ -30,9 +30,6 @@ MOST_VALUES = 100
 
 BITS = 8
 """Binary digits of a median that one question gives."""
-
-TOLERANCE = {True: 1e-14, False: 1e-12}
-"""The deviation of a constant column relative to its mean: in tables, and elsewhere."""
 
 
 def answer(samples: Samples, rows: Tensor, question: Mapping[str, Any]) -> Plain:
@@ -62,40 +59,40 @@ def answer(samples: Samples, rows: Tensor, question: Mapping[str, Any]) -> Plain
 
 def _cells(cells: Cells, question: Mapping[str, Any]) -> Plain:
     """Return how many cells of each column are not empty, and how often each category or number is there."""
-    found: Plain = {"rows": len(cells), "known": {}, "words": {}, "values": {}}
+    counted: Plain = {"rows": len(cells), "known": {}, "words": {}, "values": {}}
     for name in cells.columns:
         known = cells[name][~np.isnan(cells[name])]
-        found["known"][name] = len(known)
+        counted["known"][name] = len(known)
         if name not in cells.words and not question.get("values"):
             continue
         values, counts = np.unique(known, return_counts=True)
         if name in cells.words:
             words = [cells.words[name][code] for code in values.astype(np.int64)]
-            found["words"][name] = dict(zip(words, counts.tolist(), strict=True))
+            counted["words"][name] = dict(zip(words, counts.tolist(), strict=True))
         elif len(values) <= MOST_VALUES:
-            found["values"][name] = [values.tolist(), counts.tolist()]
-    return found
+            counted["values"][name] = [values.tolist(), counts.tolist()]
+    return counted
 
 
 def _bins(cells: Cells, question: Mapping[str, Any]) -> Plain:
     """Return, for each column and prefix, how many numbers whose first bits these are have which next eight."""
-    shift, found = int(question["shift"]), {}
+    shift, bins = int(question["shift"]), {}
     for name, prefixes in question["prefixes"].items():
         keys = _ordered(cells[name][~np.isnan(cells[name])])
         next_bits, first = keys >> np.uint64(shift), np.zeros_like(keys)
         if shift + BITS < 64:  # NumPy shifts by less than all bits
             first = keys >> np.uint64(shift + BITS)
         parts = [next_bits[first == np.uint64(prefix)] & np.uint64(255) for prefix in prefixes[:2]]
-        found[name] = [np.bincount(part.astype(np.int64), minlength=256).tolist() for part in parts]
-    return {"bins": found}
+        bins[name] = [np.bincount(part.astype(np.int64), minlength=256).tolist() for part in parts]
+    return {"bins": bins}
 
 
 def _ordered(numbers: Array) -> Array:
     """Return numbers (n,) float64 as whole ones of 64 bits, uint64, in the same order."""
     bits = (numbers + 0.0).view(np.uint64)  # -0.0 is 0.0
     sign = np.uint64(1 << 63)
-    found: Array = np.where(bits & sign, ~bits, bits | sign)
-    return found
+    keys: Array = np.where(bits & sign, ~bits, bits | sign)
+    return keys
 
 
 def _number(key: int) -> float:
@@ -121,8 +118,8 @@ def _numbers(samples: Samples, rows: Tensor, question: Mapping[str, Any]) -> Arr
 def statistics_of_sites(dataset: Dataset, ask: Callable[[Plain], Mapping[str, Mapping[str, Any]]]) -> Plain:
     """Return the statistics of the training samples of all sites: ``mean`` and ``std``, or the ``recipe`` of a table.
 
-    They are those of the samples in one place: categories, medians and what is most frequent exactly, means and
-    deviations up to the rounding of sums.
+    They equal the statistics of the samples in one place: categories, medians and most frequent values exactly, means
+    and deviations up to the rounding of sums.
 
     :param dataset: the server's own data set, whose kind and columns are the run's.
     :param ask: sends a question to all sites, and returns their answers by name, as they came.
@@ -144,16 +141,16 @@ def _recipe(train: TableSamples, ask: Callable[[Plain], Mapping[str, Mapping[str
     rows, known = 0, dict.fromkeys(columns, 0)
     counts: dict[str, dict[Any, int]] = {name: {} for name in columns}
     question = {"ask": "cells", **table, "values": missing == "most-frequent"}
-    for site, found in _usable(ask(question), partial(_read_cells, table=table)):
-        rows += found["rows"]
+    for site, cells in _usable(ask(question), partial(_read_cells, table=table)):
+        rows += cells["rows"]
         for name in columns:
-            known[name] += found["known"][name]
-            if missing == "most-frequent" and name in numbers and name not in found["values"]:
+            known[name] += cells["known"][name]
+            if missing == "most-frequent" and name in numbers and name not in cells["values"]:
                 raise ConfigError(
                     f"column {name!r} has more than {MOST_VALUES} different numbers at client {site!r}, so the most "
                     "frequent one would take rows: name the data with ?missing=median"
                 )
-            of_site = found["words"][name].items() if name in table["words"] else found["values"].get(name, ())
+            of_site = cells["words"][name].items() if name in table["words"] else cells["values"].get(name, ())
             for value, count in of_site:
                 counts[name][value] = counts[name].get(value, 0) + count
     words = {name: tuple(sorted(counts[name])) for name in table["words"]}
@@ -184,8 +181,8 @@ def _medians(
         prefixes = {name: sorted({prefix for _, prefix in middle}) for name, middle in places.items()}
         total = {name: np.zeros((len(each), 256), dtype=np.int64) for name, each in prefixes.items()}
 
-        def read(found: Mapping[str, Any], total: Mapping[str, Array] = total) -> dict[str, Array]:
-            bins = {name: np.array(found["bins"][name]) for name in total}
+        def read(reply: Mapping[str, Any], total: Mapping[str, Array] = total) -> dict[str, Array]:
+            bins = {name: np.array(reply["bins"][name]) for name in total}
             if any(bins[name].shape != total[name].shape or bins[name].dtype.kind != "i" for name in total):
                 raise ValueError("counts of 256 intervals are expected")
             if any((each < 0).any() for each in bins.values()):
@@ -210,35 +207,34 @@ def _moments(
 ) -> tuple[Array, Array]:
     """Return mean and deviation of each channel or column over all sites; the deviation of a constant one is 1."""
 
-    def read(found: Mapping[str, Any]) -> tuple[int, Array]:
-        count, total = found["count"], np.array(found["sum"], dtype=np.float64)
+    def read(reply: Mapping[str, Any], least: float) -> tuple[int, Array]:
+        count, total = reply["count"], np.array(reply["sum"], dtype=np.float64)
         if type(count) is not int or count < 1 or total.shape != (width,) or not np.isfinite(total).all():
             raise ValueError(f"count {count!r}, sums of shape {total.shape}; {width} finite ones are expected")
+        if (total < least).any():
+            raise ValueError("a sum of squares is negative")
         return count, total
 
-    def over_all(question: Plain) -> Array:
-        parts = [part for _, part in _usable(ask(question), read)]
-        found: Array = np.sum([total for _, total in parts], axis=0) / sum(count for count, _ in parts)
-        return found
+    def over_all(question: Plain, least: float = -np.inf) -> Array:
+        parts = [part for _, part in _usable(ask(question), partial(read, least=least))]
+        means: Array = np.sum([total for _, total in parts], axis=0) / sum(count for count, _ in parts)
+        return means
 
     mean = over_all({"ask": "sums", **asked})
-    std = np.sqrt(over_all({"ask": "squares", **asked, "mean": mean.tolist()}))
-    least = np.abs(mean) if table else np.maximum(1.0, np.abs(mean))
-    std[std <= TOLERANCE[table] * least] = 1.0
-    return mean, std
+    std = np.sqrt(over_all({"ask": "squares", **asked, "mean": mean.tolist()}, least=0.0))
+    return mean, divisors(mean, std, table=table)
 
 
-def _read_cells(found: Mapping[str, Any], table: Plain) -> Plain:
+def _read_cells(reply: Mapping[str, Any], table: Plain) -> Plain:
     """Return a site's counts of cells.
 
     :param table: the ``columns`` of the run, and which of them have ``words``.
-
-    :raises ValueError: or KeyError, TypeError. They are none.
+    :raises ValueError: or KeyError, TypeError. The answer holds no such counts.
     """
-    words = {name: dict(counts) for name, counts in found["words"].items()}
-    values = {name: list(zip(*pair, strict=True)) for name, pair in found["values"].items()}
+    words = {name: dict(counts) for name, counts in reply["words"].items()}
+    values = {name: list(zip(*pair, strict=True)) for name, pair in reply["values"].items()}
     texts = [word for counts in words.values() for word in counts]
-    counts = [found["rows"], *found["known"].values(), *(n for each in words.values() for n in each.values())]
+    counts = [reply["rows"], *reply["known"].values(), *(n for each in words.values() for n in each.values())]
     counts += [n for pairs in values.values() for _, n in pairs]
     if any(type(count) is not int or count < 0 for count in counts):
         raise ValueError("a count is no whole number")
@@ -248,9 +244,9 @@ def _read_cells(found: Mapping[str, Any], table: Plain) -> Plain:
         raise ValueError(f"a column has more than {Cells.most_words:,} categories, or a longer name of one")
     if not all(type(value) is float and np.isfinite(value) for pairs in values.values() for value, _ in pairs):
         raise ValueError("a value is no finite number")
-    if {*found["known"]} != {*table["columns"]} or {*words} != {*table["words"]}:
+    if {*reply["known"]} != {*table["columns"]} or {*words} != {*table["words"]}:
         raise ValueError("it has other columns than the run")
-    return {"rows": found["rows"], "known": dict(found["known"]), "words": words, "values": values}
+    return {"rows": reply["rows"], "known": dict(reply["known"]), "words": words, "values": values}
 
 
 def _usable(answers: Mapping[str, Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Any]) -> Iterator[Any]:
@@ -258,9 +254,9 @@ def _usable(answers: Mapping[str, Mapping[str, Any]], read: Callable[[Mapping[st
 
     :raises ConfigError: an answer is not plausible.
     """
-    for site, found in answers.items():
+    for site, reply in answers.items():
         try:
-            usable = read(found)
+            usable = read(reply)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(f"client {site!r} gives no usable sums: {type(error).__name__}: {error!s:.200}") from None
         yield site, usable

@@ -26,6 +26,9 @@ Array: TypeAlias = npt.NDArray[Any]
 ROUNDING = 1e-15
 """Values that differ by less, relative to the largest, are one value."""
 
+DEVIATION_OF_SUMS = {True: 1e-14, False: 1e-12}
+"""What sums leave of the deviation of a constant column, relative to its mean: in tables, and elsewhere."""
+
 FAR = 500
 """Powers of two beyond which squares leave the range of float64."""
 
@@ -124,9 +127,9 @@ class Recipe:
         others, table = [], cells.fitted(self.columns, self.words, where).numbers(self.fill, where)
         for name in self.words:
             empty = np.isnan(cells[name])
-            found = [cells.words[name][int(code)] for code in np.where(empty, 0, cells[name])] if len(cells) else []
-            text = np.where(empty, str(self.fill.get(name, "")), np.asarray(found, dtype=object))
-            others += [text == word for word in self.words[name]]
+            own = [cells.words[name][int(code)] for code in np.where(empty, 0, cells[name])] if len(cells) else []
+            texts = np.where(empty, str(self.fill.get(name, "")), np.asarray(own, dtype=object))
+            others += [texts == word for word in self.words[name]]
         others += [np.isnan(cells[name]) for name in self.indicators]
         with np.errstate(over="ignore"):
             scaled = torch.from_numpy((table - np.asarray(self.mean)) / np.asarray(self.std)).to(torch.float32)
@@ -154,12 +157,12 @@ class Recipe:
 
     def unseen(self, cells: Cells) -> dict[str, list[str]]:
         """Return the words of each column that no training row has. Their rows are 0 in all of its categories."""
-        found = {}
+        unseen = {}
         for name, known in self.words.items():
             codes = np.unique(cells[name][~np.isnan(cells[name])].astype(np.int64))
             if strange := [word for word in (cells.words[name][code] for code in codes) if word not in known]:
-                found[name] = strange
-        return found
+                unseen[name] = strange
+        return unseen
 
 
 @dataclass(frozen=True)
@@ -179,8 +182,8 @@ class Cells:
         return len(self.values)
 
     def __getitem__(self, column: str) -> Array:
-        found: Array = self.values[:, self._places[column]]
-        return found
+        cells: Array = self.values[:, self._places[column]]
+        return cells
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -196,7 +199,7 @@ class Cells:
         :param where: whose rows they are, for messages. Without it empty cells without a value stay nan.
         :raises DataError: a number is missing, and nothing says what it becomes.
         """
-        found = []
+        numbers = []
         for name in self.columns:
             if name in self.words:
                 continue
@@ -206,8 +209,8 @@ class Cells:
                     f"{where}: column {name!r} has {int(empty.sum())} empty cells, and the run was not told what they "
                     "become (?missing=median); fill them, or leave out their rows"
                 )
-            found.append(np.where(empty, fill.get(name, np.nan), self[name]))
-        return np.column_stack(found) if found else np.empty((len(self), 0))
+            numbers.append(np.where(empty, fill.get(name, np.nan), self[name]))
+        return np.column_stack(numbers) if numbers else np.empty((len(self), 0))
 
     def fitted(self, columns: Sequence[str], words: Collection[str], where: str) -> Cells:
         """Return the cells of a run's columns in their order, with words where the run has words.
@@ -247,7 +250,7 @@ class Cells:
         :param words: the columns of words.
         :raises DataError: a column is missing, or a cell is no number.
         """
-        table, named, values = in_order(table, columns, "x"), {*words}, []
+        table, text_columns, values = in_order(table, columns, "x"), {*words}, []
         if not hasattr(table, "iloc"):
             table = np.asarray(table, dtype=object)
             if table.ndim != 2 or table.shape[1] != len(columns):
@@ -255,19 +258,20 @@ class Cells:
                     f"x has the shape {table.shape}; expected (n, {len(columns)}), with the columns "
                     f"{first_ten(columns)}, or a DataFrame"
                 )
-        found: dict[str, tuple[str, ...]] = {}
+        words_by_column: dict[str, tuple[str, ...]] = {}
         for place, name in enumerate(columns):
             column = table.iloc[:, place].to_numpy(dtype=object) if hasattr(table, "iloc") else table[:, place]
-            if name in named:
+            if name in text_columns:
                 texts = [word_of(cell) for cell in column]
-                found[name] = tuple(sorted({text for text in texts if text is not None}))
-                values.append(_places_of(texts, found[name]))
+                words_by_column[name] = tuple(sorted({text for text in texts if text is not None}))
+                values.append(_places_of(texts, words_by_column[name]))
                 continue
             try:
                 values.append(np.array([np.nan if word_of(cell) is None else float(cell) for cell in column]))
             except (TypeError, ValueError) as error:
                 raise DataError(f"x: the cells of column {name!r} are not all numbers ({error})") from error
-        return cls(tuple(columns), np.column_stack(values) if values else np.empty((len(table), 0)), found)
+        cells = np.column_stack(values) if values else np.empty((len(table), 0))
+        return cls(tuple(columns), cells, words_by_column)
 
 
 class TableSamples(TensorSamples):
@@ -316,7 +320,7 @@ class TableSamples(TensorSamples):
     def by_recipe(self, recipe: Mapping[str, Any]) -> TableSamples:
         """Return the rows as the recipe of a federation's server makes them, in plain values.
 
-        :raises DataError: it is none, or is for other columns.
+        :raises DataError: it is no recipe, or one for other columns.
         """
         try:
             return self.by(recipe_from(recipe))
@@ -435,6 +439,15 @@ def mean_and_deviation(table: Array) -> tuple[Array, Array, Array]:
     return np.ldexp(mean, exponents), np.where(constant, 1.0, np.ldexp(std, exponents)), constant
 
 
+def divisors(mean: Array, std: Array, *, table: bool = False) -> Array:
+    """Return deviations by which columns (columns,) can be divided, where sums alone are known: 1 for a constant one.
+
+    :param table: whether they are columns of a table; others, such as channels, count as constant more easily.
+    """
+    least = np.abs(mean) if table else np.maximum(1.0, np.abs(mean))
+    return np.where(std > DEVIATION_OF_SUMS[table] * least, std, 1.0)
+
+
 def _middle(known: Array, missing: str) -> float:
     """Return the median of numbers, or the most frequent one, of several the smallest."""
     if missing == "median":
@@ -474,10 +487,10 @@ def _column(series: Any, where: str) -> Array:
     try:
         if series.dtype.kind in "mMc":
             raise TypeError(f"they are {series.dtype}")
-        found: Array = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        numbers: Array = series.to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError) as error:
         raise DataError(f"{where} has cells that are no numbers: {error}") from error
-    return found
+    return numbers
 
 
 def column_names(table: Any) -> tuple[str, ...]:
@@ -491,10 +504,10 @@ def in_order(table: Any, columns: Sequence[str], name: str) -> Any:
 
     :raises DataError: a column is missing. The message calls the table ``name``.
     """
-    found = set(column_names(table))
-    if not (found and columns):
+    names = set(column_names(table))
+    if not (names and columns):
         return table
-    missing = next((column for column in columns if column not in found), None)
+    missing = next((column for column in columns if column not in names), None)
     if missing is not None:
         raise DataError(f"{name} has no column {missing!r}, which is one of the {len(columns)} columns of training")
     return table[list(columns)]
