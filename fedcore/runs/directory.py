@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -86,6 +87,23 @@ class RunDirectory(RunFiles):
                         with contextlib.suppress(OSError):  # it is not empty
                             each.rmdir()
                 raise
+
+    def copied(self, out: Path) -> Self:
+        """Return a copy in a new directory. Its files are writable, even if this one is a read-only archive.
+
+        :raises RunDirectoryError: the copy cannot be written, or a process trains in one of the two.
+        """
+        try:
+            with self.create(out, with_clients=not isinstance(self.clients, RemoteClientStore)) as made:
+                with self.lock():
+                    shutil.copytree(
+                        self.path, made.path, symlinks=True, dirs_exist_ok=True, copy_function=shutil.copyfile
+                    )
+                for folder, _, _ in os.walk(made.path):
+                    os.chmod(folder, os.stat(folder).st_mode | stat.S_IRWXU)
+        except OSError as error:
+            raise RunDirectoryError(f"{self.path} cannot be copied to {out}: {error}") from error
+        return made
 
     def write_config(self, saved: SavedConfig) -> None:
         """Write config.yaml, and bind the checkpoints to it."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -184,7 +181,7 @@ class Run:
                 run._next(latest)
             elif directory.read_summary() is None:
                 run._unsaved_rounds()
-            directory = _copied(directory, out, with_clients=not partition.is_declared)
+            directory = directory.copied(out)
             run = replace(run, directory=directory)
         directory.checkpoints.binding = saved.binding
         return run
@@ -453,21 +450,3 @@ def _require_held_out(option: str, config: RunConfig, partition: Partition) -> N
 
 def _digest_of(partition: Partition) -> str:
     return partition_digest(partition.sha256, partition.info)
-
-
-def _copied(directory: RunDirectory, out: Path, *, with_clients: bool) -> RunDirectory:
-    """Copy a run's directory. The files of the copy are writable, even if the source is a read-only archive.
-
-    :raises RunDirectoryError: the copy cannot be written, or a process trains in one of the two.
-    """
-    try:
-        with RunDirectory.create(out, with_clients=with_clients) as made:
-            with directory.lock():
-                shutil.copytree(
-                    directory.path, made.path, symlinks=True, dirs_exist_ok=True, copy_function=shutil.copyfile
-                )
-            for folder, _, _ in os.walk(made.path):
-                os.chmod(folder, os.stat(folder).st_mode | stat.S_IRWXU)
-    except OSError as error:
-        raise RunDirectoryError(f"{directory.path} cannot be copied to {out}: {error}") from error
-    return made
