@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from fedcore_zoo.arrays import image_split as image_split
     from fedcore_zoo.bundled import breast_cancer as breast_cancer
     from fedcore_zoo.bundled import fixed_split as fixed_split
+    from fedcore_zoo.cells import Cells as Cells
+    from fedcore_zoo.cells import numbers_as_words as numbers_as_words
+    from fedcore_zoo.cells import spelled_alike as spelled_alike
+    from fedcore_zoo.cells import word_of as word_of
     from fedcore_zoo.client_shares import dirichlet_clients as dirichlet_clients
     from fedcore_zoo.datasets import cifar10 as cifar10
     from fedcore_zoo.datasets import cifar100 as cifar100
@@ -45,14 +49,10 @@ if TYPE_CHECKING:
     from fedcore_zoo.sequences import SequenceSamples as SequenceSamples
     from fedcore_zoo.sequences import gather_runs as gather_runs
     from fedcore_zoo.split_network import SplitNetwork as SplitNetwork
-    from fedcore_zoo.tables import Cells as Cells
     from fedcore_zoo.tables import Recipe as Recipe
     from fedcore_zoo.tables import TableSamples as TableSamples
     from fedcore_zoo.tables import mean_and_deviation as mean_and_deviation
-    from fedcore_zoo.tables import numbers_as_words as numbers_as_words
-    from fedcore_zoo.tables import spelled_alike as spelled_alike
     from fedcore_zoo.tables import table_inputs as table_inputs
-    from fedcore_zoo.tables import word_of as word_of
     from fedcore_zoo.transforms import Transforms as Transforms
     from fedcore_zoo.vision import load_torchvision as load_torchvision
     from fedcore_zoo.weights import load_weights as load_weights

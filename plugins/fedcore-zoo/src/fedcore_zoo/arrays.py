@@ -25,8 +25,8 @@ from fedcore.data import (
     task_of,
     with_labels,
 )
+from fedcore_zoo.cells import as_array, column_names, in_order
 from fedcore_zoo.labels import check_classes
-from fedcore_zoo.tables import as_array, column_names, in_order
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -18,9 +18,7 @@ from torch import Tensor
 
 from fedcore import ConfigError, DataError
 from fedcore.data import first_ten
-
-if TYPE_CHECKING:
-    from fedcore_zoo.tables import Cells
+from fedcore_zoo.cells import Cells
 
 LARGEST = 1 << 24
 """Bytes of a file: it is stored with the model, and sent to clients."""

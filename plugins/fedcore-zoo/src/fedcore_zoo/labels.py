@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedcore import DataError
 from fedcore.data import first_ten, other_task
-from fedcore_zoo.tables import Array
+from fedcore_zoo.cells import Array
 
 REGRESSION = "Numbers to predict are targets of --task regression, of the package fedcore-tasks"
 RENUMBER = (

@@ -17,7 +17,7 @@ from fedcore.client import evaluate as counts_of
 from fedcore.data import Inputs, Samples, TensorSamples, normalise
 from fedcore.models import evaluating, forward_chunk
 from fedcore.tools import RunDirectory
-from fedcore_zoo.tables import as_array, in_order
+from fedcore_zoo.cells import as_array, in_order
 
 
 def best_model(result: RunResult) -> SplitModel:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedcore import ConfigError
 from fedcore.data import Dataset, ResidentSamples, Samples, TensorSamples
+from fedcore_zoo.cells import Array, Cells
 from fedcore_zoo.preparation import pixels_of, raw_rows, refuse_fitted
-from fedcore_zoo.tables import Array, Cells, Recipe, TableSamples, divisors
+from fedcore_zoo.tables import Recipe, TableSamples, divisors
 
 Plain: TypeAlias = dict[str, Any]
 """A question or an answer, as JSON keeps it."""
