@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedcore.client.runner import Training as Training
     from fedcore.client.runner import drain as drain
     from fedcore.client.runner import runner_of as runner_of
+    from fedcore.client.runtime import CORE as CORE
     from fedcore.client.runtime import Failed as Failed
     from fedcore.client.runtime import begin_local as begin_local
     from fedcore.client.runtime import refuse_edits as refuse_edits

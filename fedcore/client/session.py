@@ -71,14 +71,14 @@ class LossTotals:
         for total in sums.values():
             total.zero_()
 
-    def add(self, name: str, value: Tensor) -> None:
-        """Add one batch's value."""
+    def add(self, name: str, value: Tensor, count: int = 1) -> None:
+        """Add one batch's value, or the sum of several."""
         if name in self.sums:
             self.sums[name].add_(value.detach())
         else:
             # A sum in bfloat16 stops growing at 256 times its terms.
             self.sums[name] = value.detach().to(torch.promote_types(value.dtype, torch.float32), copy=True)
-        self.counts[name] += 1
+        self.counts[name] += count
 
     def means(self) -> dict[str, float]:
         """Return the mean of each loss over its batches; syncs with the host once."""

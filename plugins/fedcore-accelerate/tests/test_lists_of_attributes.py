@@ -14,7 +14,7 @@ from typing_extensions import get_protocol_members
 
 from fedcore import ClientContext, Step
 from fedcore_accelerate import captured_steps, stacked_step
-from fedcore_accelerate.stacked_step import NotStackable, StackedClient, StackedStep
+from fedcore_accelerate.stacked_step import AnyClient, NotStackable, StackedClient, StackedStep
 
 BEGIN_LOCAL = {"add_parameters", "freeze"}  # which work nowhere else
 
@@ -41,6 +41,8 @@ STAYS_IN_A_SESSION |= {"generator", "network", "scratch", "state"}
 NOTES = {"scratch", "state"}
 NOT_STACKED = {"id", "public", "steps", "previous_model", "generator", "forward", "gradients", "network", *BEGIN_LOCAL}
 
+DIFFERS = {"id", "n", "class_counts", "state", "steps", "previous_model", "generator", "forward", "gradients"}
+
 STACKED = {"x", "y", "indices", "features", "logits", "client", "added", "parameters", "reference"}
 STACKED |= {"frozen", "global_model", "previous_model", "model"}
 SAME_IN_A_STACK = {"round", "rounds", "progress", "epoch", "task"}
@@ -51,6 +53,7 @@ LISTS = {
     "a captured step's client": (ClientContext, captured_steps.OF_CLIENT, STAYS_IN_A_SESSION, BEGIN_LOCAL),
     "a stacked step": (Step, STACKED, SAME_IN_A_STACK, REFUSED_IN_A_STACK),
     "a stacked step's client": (ClientContext, stacked_step.OF_RUN, stacked_step.OF_CLIENT, NOTES, NOT_STACKED),
+    "a client that stands for a stack": (ClientContext, stacked_step.OF_BEGINNING, stacked_step.REQUESTS, DIFFERS),
 }
 
 
@@ -82,6 +85,12 @@ def test_an_attribute_that_is_added_to_a_protocol_is_missed(name):
 def test_what_cannot_be_stacked_is_refused(name):
     with pytest.raises(NotStackable, match=rf"plugin 'mine' reads client\.{name} in a step"):
         getattr(StackedClient(None, "mine", None), name)
+
+
+@pytest.mark.parametrize("name", sorted(DIFFERS))
+def test_what_differs_between_clients_is_not_read_of_one_for_all(name):
+    with pytest.raises(NotStackable, match=rf"plugin 'mine' reads client\.{name} in begin_local"):
+        getattr(AnyClient(None, "mine"), name)
 
 
 def test_a_stacked_step_has_each_value_of_all_clients():

@@ -366,11 +366,117 @@ def sessions(monkeypatch):
 EQUAL = {"clients": 12, "participation": 1.0, "rounds": 2, "local_epochs": 2, "workers": 0, "partition": "iid"}
 
 
-@pytest.mark.parametrize("plugins", [(), ("fedprox",), (ReadsWhatDiffers,)], ids=str)
-def test_a_stack_of_clients_that_no_hook_sees_alone_has_one_session(tmp_path, sessions, plugins):
+class ReadsAndSendsAll(Plugin):
+    """``begin_local`` sees the same at all clients. The loss and ``end_local`` read what differs between them."""
+
+    reads = ("global", "previous")
+
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["start"] = [tensor + client.round for tensor in client.start.values()]
+        client.add_parameters({"scale": torch.ones(client.num_classes)}, lr=0.05)
+        client.freeze(["classifier.bias"])
+        client.freeze(["encoder.*.bias"], epochs=slice(1, None))
+
+    @hookimpl
+    def local_loss(self, step):
+        pull = sum((p - q).square().mean() for p, q in zip(step.parameters, step.reference))
+        near = (step.global_model.classifier(step.features) - step.logits).square().mean()
+        losses = [Loss(pull + near, weight=0.1), Loss(F.cross_entropy(step.logits * step.added["scale"], step.y))]
+        if step.previous_model is not None:
+            own = step.previous_model(step.x).features
+            losses.append(Loss((own - step.features).square().mean() + (own - step.frozen("previous").features).sum()))
+        return losses
+
+    @hookimpl
+    def end_local(self, client):
+        features, logits, labels = client.forward()
+        held = client.class_counts / client.n
+        moved = torch.stack([(p - q).norm() for p, q in zip(client.parameters.values(), client.start.values())])
+        own = {"scale": client.added["scale"].detach(), "moved": moved, "right": (logits.argmax(1) == labels).sum()}
+        return own | {"mean": features.mean(0), "held": held * client.scratch["start"][0].mean()}
+
+    @hookimpl
+    def accumulate(self, server, update):
+        for name, tensor in update.payload.items():
+            server.state.add(name, tensor)
+
+
+@pytest.mark.parametrize(
+    "plugins", [(), ("fedprox",), ("fedproc",), ("moon", "fedprox"), (ReadsWhatDiffers,), (ReadsAndSendsAll,)], ids=str
+)
+def test_a_stack_whose_clients_begin_alike_has_one_session(tmp_path, sessions, plugins):
     stacked = support.run(tmp_path, *plugins, **EQUAL, stack=STACK)
     assert len(sessions) == EQUAL["rounds"] * EQUAL["clients"] / STACK
     assert_close(stacked, support.run(tmp_path, *plugins, **EQUAL))
+
+
+def test_clients_with_and_without_a_previous_model_in_one_stack(both, sessions):
+    """Their batches are unequal, and each sample's frozen outputs are computed once in two epochs."""
+    assert_close(*both(ReadsAndSendsAll, local_epochs=2, lr=0.02))
+    assert len(sessions) == UNEQUAL["rounds"] * (2 + 9)  # of two stacks a round, and of nine clients one by one
+
+
+def test_two_stages_of_fedproc(both):
+    assert_close(*both(("fedproc", {"two_stage": True}), rounds=4, partition="iid"))
+
+
+class StartsFromTheRound(Plugin):
+    starts = ("classifier.bias",)
+
+    @hookimpl
+    def begin_local(self, client):
+        return {"classifier.bias": torch.full((client.num_classes,), 0.1 * client.round)}
+
+
+class BranchesAtTheEnd(Plugin):
+    @hookimpl
+    def end_local(self, client):
+        features, *_ = client.forward()
+        client.state["seen"] = client.state.get("seen", 0) + 1
+        return {"mean": features.mean(0) if features.sum() > 0 else features.amax(0)}
+
+
+class EditsAtTheEnd(Plugin):
+    @hookimpl
+    def end_local(self, client):
+        with torch.no_grad():
+            client.model.classifier.bias.mul_(0.5)
+        client.state["bias"] = client.model.classifier.bias
+
+
+class DrawsAtTheBeginning(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        torch.rand(3)
+
+
+class CountsAtTheBeginning(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["held"] = client.class_counts
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss((step.logits * step.client.scratch["held"]).square().mean(), weight=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "in_a_stack"),
+    [
+        (StartsFromTheRound, 1),
+        (BranchesAtTheEnd, 1 + STACK),
+        (EditsAtTheEnd, 1 + STACK),
+        (DrawsAtTheBeginning, 1 + STACK),
+        (CountsAtTheBeginning, 1 + STACK),
+    ],
+)
+def test_hooks_that_have_to_see_clients_alone_do(tmp_path, sessions, steps, plugin, in_a_stack):
+    """They begin and end alone; the steps between are taken at once."""
+    stacked = support.run(tmp_path, plugin, **EQUAL, stack=STACK)
+    assert len(sessions) == EQUAL["rounds"] * EQUAL["clients"] / STACK * in_a_stack
+    assert steps["alone"] == 0
+    assert_close(stacked, support.run(tmp_path, plugin, **EQUAL))
 
 
 @pytest.mark.parametrize("options", [{"local_steps": 5}, {"drop_last": True}, {"batch_size": 7}], ids=str)

@@ -22,13 +22,18 @@ OF_RUN = ("config", "round", "rounds", "num_classes", "task", "device", "model",
 """Attributes of a client that are the same for all clients of a stack. ``model`` has the stacked weights in a step."""
 OF_CLIENT = ("received", "class_counts", "parameters", "start", "added", "n")
 """Attributes of a client that are stacked."""
+OF_BEGINNING = (*OF_RUN, "received", "parameters", "start", "added", "scratch", "public", "network")
+"""What ``begin_local`` finds the same at all clients of a stack that keep nothing."""
+REQUESTS = ("add_parameters", "freeze")
+"""What ``begin_local`` asks for; the same for all clients if it saw the same."""
 
 
 class Path(NamedTuple):
     """Names a value that hooks read of a client."""
 
     kind: str
-    """``reference``; ``frozen`` for a frozen model's outputs, ``module`` for its tensors; else a client's attribute."""
+    """``reference``; ``frozen`` for a frozen model's outputs, ``module`` for its tensors; ``forward`` for what a pass
+    over a client's samples gives; else a client's attribute."""
     owner: str = ""
     """The plugin that reads the attribute, or the name of the frozen model."""
     name: str = ""
@@ -248,6 +253,37 @@ class StackedClient:
         if name in OF_CLIENT:
             return self._read(Path(name, self._plugin))
         raise NotStackable(f"plugin {self._plugin!r} reads client.{name} in a step")
+
+
+class TrainedClient(StackedClient):
+    """The client of ``end_local`` for all clients of a stack, under ``vmap``."""
+
+    def scoped(self, plugin: str) -> TrainedClient:
+        """Return the view of one plugin."""
+        return TrainedClient(self._session, plugin, self._read)
+
+    def forward(self, indices: Tensor | None = None, model: SplitModel | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (features, logits, labels) of the client's samples under its trained weights."""
+        if indices is not None or model not in (None, self.model):
+            raise NotStackable(f"plugin {self._plugin!r} takes a pass over some samples, or of another model")
+        found: tuple[Tensor, Tensor, Tensor] = self._read(Path("forward"))
+        return found
+
+
+class AnyClient:
+    """The client of ``begin_local`` where one call is for all clients of a stack: it has nothing that may differ."""
+
+    def __init__(self, session: LocalSession, plugin: str) -> None:
+        self._session, self._plugin = session, plugin
+
+    def scoped(self, plugin: str) -> AnyClient:
+        """Return the view of one plugin."""
+        return AnyClient(self._session, plugin)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in OF_BEGINNING or name in REQUESTS:
+            return getattr(context_of(self._session, self._plugin), name)
+        raise NotStackable(f"plugin {self._plugin!r} reads client.{name} in begin_local")
 
 
 class _Notes(Mapping[str, Any]):

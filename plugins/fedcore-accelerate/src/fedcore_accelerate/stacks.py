@@ -1,8 +1,8 @@
 """Several clients as one computation: their steps on batches of equal shape are one step on stacked tensors.
 
 Each client of a stack has a session and a working model of its own, whose parameters and optimizer state are slices of
-stacked tensors (K, ...). All of its work but the steps is therefore done as without a stack. Where no hook sees a
-client alone, :mod:`fedcore_accelerate.whole` does the rest once per stack, too. A stacked step is one forward pass and
+stacked tensors (K, ...). All of its work but the steps is therefore done as without a stack. Where clients begin alike,
+:mod:`fedcore_accelerate.whole` does the rest once per stack, too. A stacked step is one forward pass and
 one call of each hook of the loss under :func:`torch.func.vmap`, one backward pass from the sum of the clients'
 objectives, and one step of the optimizer.
 
@@ -13,7 +13,7 @@ A Python branch on a tensor, random numbers, an operation that ``vmap`` does not
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from fedcore.client import (
     total_loss,
 )
 from fedcore.models import Outputs
-from fedcore_accelerate.stacked_step import NotStackable, Path, Reads, StackedStep, Unread
+from fedcore_accelerate.stacked_step import NotStackable, Path, Read, Reads, StackedStep, TrainedClient, Unread
 
 
 class Stacked:
@@ -52,6 +52,8 @@ class Stacked:
         """The optimizer's state by a parameter's name."""
         self.known: dict[Path, None] = {}
         """What hooks have read of their clients so far: it is stacked before the next step."""
+        self.known_at_end: dict[Path, None] = {}
+        """The same of ``end_local``."""
 
 
 class Stack(Stacked):
@@ -143,6 +145,8 @@ class Group:
             stacked = [parameters[names[id(p)]] for p in group.parameters if names[id(p)] in parameters]
             groups.append(replace(group, parameters=stacked))
         self._optimizer = Optimizer(one.config, groups)
+        self._counts: Mapping[str, int] = {}
+        """The numbers of losses in a step by name: two terms of a plugin may have one name."""
         self._steps: list[Tensor] = []
         """Adam's numbers of steps, (K,) each. A group takes one number for all of its clients: the first client's."""
         for name, parameter in parameters.items():
@@ -168,10 +172,10 @@ class Group:
                 errors[:] = map(_observed, batches, *outputs)
                 self._reads.forget({plugin.name for plugin in observing})
 
-        losses = self.step(batches[0], *_joined(batches), frozen=frozen, observe=observe)
+        losses, counts = self.step(batches[0], *_joined(batches), frozen=frozen, observe=observe)
         for name, values in losses.items():
             for batch, value in zip(batches, values, strict=True):
-                batch.session.losses.add(name, value)
+                batch.session.losses.add(name, value, counts[name])
         return errors
 
     def step(
@@ -180,8 +184,8 @@ class Group:
         *joined: Tensor,
         frozen: Callable[[str], Outputs] | None = None,
         observe: Callable[..., None] | None = None,
-    ) -> dict[str, Tensor]:
-        """Take a step of each client. Return the losses by name, (K,) each.
+    ) -> tuple[dict[str, Tensor], Mapping[str, int]]:
+        """Take a step of each client. Return the sums of losses by name, (K,) each, and how many each is the sum of.
 
         :param first: the first client's batch.
         :param joined: the inputs (K, B, ...), the labels and the positions in the clients' samples, (K, B) each.
@@ -201,59 +205,105 @@ class Group:
         self._optimizer.step()
         for steps in self._steps:
             steps.fill_(steps[0])
-        return {name: values.detach() for name, values in losses.items()}
+        return {name: values.detach() for name, values in losses.items()}, self._counts
 
     def _forward(self, first: Batch, outputs: Callable[[str], Outputs] | None, *joined: Tensor) -> tuple[Any, ...]:
-        """Take the forward pass. If a hook reads a value for the first time, stack it and take the pass again."""
-        known, working = self._stack.known, first.session.working
+        """Take the forward pass: the objectives (K,), the losses by name, (K,) each, the features and the logits."""
+        one, working = copy.copy(first.session), first.session.working
+
+        def of_path(path: Path) -> Outputs | None:
+            return outputs(path.owner) if outputs is not None and working.frozen[path.owner].present else None
+
+        def step(read: Read, model: SplitModel, x: Tensor, *given: Tensor) -> tuple[Any, ...]:
+            one.losses = LossTotals({})
+            with one.autocast():
+                outputs = Outputs(*model(x))
+                total = total_loss(one, StackedStep(first, outputs, read, x, *given))
+            self._counts = one.losses.counts
+            return total, one.losses.sums, *outputs
+
+        found: tuple[Any, ...] = self._mapped(self._stack.known, of_path, step, *joined)
+        return found
+
+    def end(self, one: LocalSession, labels: Tensor, chunks: Iterable[Tensor]) -> dict[str, dict[str, Tensor]]:
+        """Call ``end_local`` for all clients at once; return the payloads, by namespace and name, (K, ...) each.
+
+        :param one: the session that stands for all clients.
+        :param labels: of the clients' samples, (K, n).
+        :param chunks: the inputs of their samples in turn, (K, m, ...) each; read if a hook asks for outputs.
+        :raises Exception: the hooks cannot be called at once.
+        """
+
+        def pass_over(read: Read, model: SplitModel, x: Tensor) -> Outputs:
+            with torch.no_grad():
+                return Outputs(*model(x))
+
+        def of_path(path: Path) -> tuple[Tensor, ...]:
+            outputs = zip(*(self._mapped({}, lambda path: None, pass_over, x) for x in chunks), strict=True)
+            return *(torch.cat(parts, dim=1) for parts in outputs), labels
+
+        def hooks(read: Read, model: SplitModel) -> dict[str, dict[str, Tensor]]:
+            sent: dict[str, dict[str, Tensor]] = {}
+            for _, found in one.plugins.each("end_local", client=TrainedClient(one, "", read)):
+                for namespace, tensors in (found or {}).items():
+                    sent[namespace] = {name: tensor.detach() for name, tensor in tensors.items()}
+            return sent
+
+        found: dict[str, dict[str, Tensor]] = self._mapped(self._stack.known_at_end, of_path, hooks)
+        return {plugin: {name: tensor.clone() for name, tensor in own.items()} for plugin, own in found.items()}
+
+    def _mapped(
+        self,
+        known: dict[Path, None],
+        of_path: Callable[[Path], Any],
+        function: Callable[..., Any],
+        *joined: Tensor,
+    ) -> Any:
+        """Call a function for each client: its results, stacked. What it reads for the first time is stacked first.
+
+        :param known: what hooks have read of their clients so far.
+        :param of_path: returns the stacked outputs that a path names, or None if there are none.
+        :param function: takes what reads a value of a client, the model with its weights, and its part of ``joined``.
+        """
+        outputs: dict[Path, Any] = {}
         while True:
-            frozen: dict[Path, Outputs] = {}
             for path in known:
-                if path.kind != "frozen":
+                if path.kind not in ("frozen", "forward"):
                     self._reads.read(path)
-                elif outputs is not None and working.frozen[path.owner].present:
-                    frozen[path] = outputs(path.owner)
+                elif path not in outputs and (found := of_path(path)) is not None:
+                    outputs[path] = found
             try:
-                return self._vmapped(first, frozen, *joined)
+                return self._vmapped(known, outputs, function, *joined)
             except Unread as error:
                 if error.path in known:
                     raise NotStackable(f"clients differ in {error}") from error
                 known[error.path] = None
 
-    def _vmapped(self, first: Batch, frozen: Mapping[Path, Outputs], *joined: Tensor) -> tuple[Any, ...]:
-        """Return the objectives (K,), the losses by name, (K,) each, the features and the logits."""
-        one, modules = copy.copy(first.session), [path for path in self._stack.known if path.kind == "module"]
+    def _vmapped(
+        self, known: Iterable[Path], outputs: Mapping[Path, Any], function: Callable[..., Any], *joined: Tensor
+    ) -> Any:
+        modules = [path for path in known if path.kind == "module"]
 
         def of_client(
-            weights: dict[str, Tensor], tensors: list[Tensor], frozen: dict[Path, Outputs], x: Tensor, *given: Tensor
-        ) -> tuple[Any, ...]:
+            weights: dict[str, Tensor], tensors: list[Tensor], outputs: dict[Path, Any], *given: Tensor
+        ) -> Any:
             def read(path: Path) -> Any:
-                if path.kind != "frozen":
+                if path.kind not in ("frozen", "forward"):
                     return self._reads.get(path, weights, tensors)
-                if path not in frozen:
+                if path not in outputs:
                     raise Unread(path)
-                return frozen[path]
-
-            def step(model: SplitModel) -> tuple[Any, ...]:
-                one.losses = LossTotals({})
-                with one.autocast():
-                    outputs = Outputs(*model(x))
-                    total = total_loss(one, StackedStep(first, outputs, read, x, *given))
-                return total, one.losses.sums, *outputs
+                return outputs[path]
 
             own = {f"trained.{name}": weights[name] for name in self._stack.weights}
             for path in modules:
                 own |= {f"{path.owner}.{name}": tensor for name, tensor in read(path).items()}
-            found: tuple[Any, ...] = functional_call(self._models, own, (step,))
-            return found
+            return functional_call(self._models, own, (lambda model: function(read, model, *given),))
 
-        given: Any = self._weights, self._reads.tensors, dict(frozen), *joined
-        if len(joined[0]) == 1:  # vmap takes its time
-            given = tree_map(lambda tensor: tensor.squeeze(0), given)
-            alone: tuple[Any, ...] = tree_map(lambda tensor: tensor.unsqueeze(0), of_client(*given))
-            return alone
-        found: tuple[Any, ...] = vmap(of_client)(*given)
-        return found
+        given: Any = self._weights, self._reads.tensors, dict(outputs), *joined
+        if self._where.stop - self._where.start == 1:  # vmap takes its time
+            alone = of_client(*tree_map(lambda tensor: tensor.squeeze(0), given))
+            return tree_map(lambda tensor: tensor.unsqueeze(0), alone)
+        return vmap(of_client)(*given)
 
 
 def _observed(batch: Batch, features: Tensor, logits: Tensor) -> Exception | None:

@@ -1,7 +1,8 @@
 """Clients whose whole work is done as one: weights in, order of samples, steps, losses and uploads.
 
-This is possible where no hook sees a client alone and clients keep nothing. One session then stands for all clients of
-a stack: they differ in their samples only.
+This is possible where no hook sees a client alone but ``begin_local``, which then has to see the same at all clients,
+and ``end_local``, which is called under ``vmap``. One session stands for all clients of a stack: they differ in their
+samples and in their previous models only.
 """
 
 from __future__ import annotations
@@ -9,52 +10,56 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, groupby, islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import functional_call, vmap
 
-from fedcore import ClientUpdate, Tensors, derive_seed
+from fedcore import ClientContext, ClientUpdate, Tensors, derive_seed
 from fedcore.client import (
+    CORE,
     Batch,
     Begin,
     Failed,
     LocalSession,
     LocalWork,
+    LossTotals,
     Picked,
     begin_local,
+    global_generators,
     refuse_edits,
 )
-from fedcore.engines import ClientRuntime, ClientTask, Outcome
-from fedcore_accelerate.stacked_step import Path, value_at
-from fedcore_accelerate.stacks import Group, Stacked
+from fedcore.engines import ClientRuntime, ClientTask, Outcome, flatten, unflatten
+from fedcore.models import Outputs, forward_chunk
+from fedcore_accelerate.stacked_step import AnyClient, NotStackable, Path, value_at
+from fedcore_accelerate.stacks import Group, Stacked, trained_by
 
-OF_ONE_CLIENT = (
-    *("begin_local", "local_samples", "gradients", "observe"),
-    *("end_local", "pre_upload", "guard_upload"),
-)
+OF_ONE_CLIENT = ("local_samples", "gradients", "observe", "pre_upload", "guard_upload")
 """Hooks that are called client by client."""
 
 Turn = tuple[int, int]
 """A local epoch and the number of a batch in it."""
+Payload = dict[str, Tensors]
+"""What a client sends next to its model, by namespace."""
 
 
 def applies(runtime: ClientRuntime) -> bool:
     """Return whether the clients of a run can be trained as one whole: a matter of its plugins, model and data."""
     setup, working, dataset = runtime.setup, runtime.working, runtime.dataset
-    alone = any(map(setup.plugins.implements, OF_ONE_CLIENT)) or setup.breaks or working.frozen
+    alone = any(map(setup.plugins.implements, OF_ONE_CLIENT)) or setup.breaks
     keeps = setup.layout.personal or setup.layout.buffers - setup.layout.fixed or working.unsaved
     augmented = setup.config.augment and dataset.augmentation
     return not (alone or keeps or augmented) and dataset.train.kind == "tensor"
 
 
 class Whole:
-    """Trains stacks of clients that no hook sees alone. The memory of a stack is used by the next one."""
+    """Trains stacks of clients as one. The memory of a stack is used by the next one."""
 
     def __init__(self) -> None:
         self._memory: dict[str, dict[str, Tensor]] = {}
@@ -67,45 +72,53 @@ class Whole:
         :raises Exception: the steps cannot be taken at once. Nothing has changed.
         """
         runtime: ClientRuntime = begin.runtime
-        if len(tasks) == 1 or any(task.kind != "fit_begin" or task.version is not None for task in tasks):
+        if len(tasks) == 1 or any(task.kind != "fit_begin" for task in tasks):
             return None
         began, before = time.perf_counter(), dict(runtime.setup.plugins.seconds)
-        with closing(runtime.session(tasks[0], begin.shared)) as one:
-            begin_local(one)
-            one.prepare_training()
+        with closing(runtime.session(tasks[0], begin.shared, saved={})) as one:
+            _begin(one)
             cohort = Cohort(tasks, begin, one)
-            if not all(cohort.turns):
-                return None  # clients without a step fail
+            if not all(cohort.turns) or (one.requests.frozen and len({work.epochs for work in cohort.works}) > 1):
+                return None  # clients without a step fail, and epochs without some parameters count from the end
             losses = self._trained(cohort)
+            payloads = self._ended(cohort) if runtime.setup.plugins.implements("end_local") else [{}] * len(cohort)
             refuse_edits(one)
+            frozen = (one.excluded & one.working.layout.trainable).intersection(one.working.layout.shared)
         uploads = _uploads(runtime, self._stack)
+        outcomes: list[Outcome] = []
+        for slot, (task, means) in enumerate(zip(cohort.tasks, losses.means(), strict=True)):
+            if broken := next((name for name, value in means.items() if not math.isfinite(value)), ""):
+                problem = f"loss {broken!r} became {means[broken]}"
+                outcomes.append(runtime.failed(task, Failed("diverged", problem)))
+                continue
+            if (payload := payloads[slot]) is None:
+                outcomes.append(self._ended_alone(cohort, slot, losses))
+                continue
+            update = ClientUpdate(
+                client=task.client,
+                model=uploads[slot],
+                samples=cohort.sizes[slot],
+                steps=len(cohort.turns[slot]),
+                lr=one.lr,
+                momentum=one.config.momentum,
+                payload=payload,
+                metrics={"losses": means},
+                frozen=frozen,
+                version=self._kept(cohort, slot),
+            )
+            outcomes.append(update)
         seconds = (time.perf_counter() - began) / len(tasks)
         spent = {name: (now - before[name]) / len(tasks) for name, now in runtime.setup.plugins.seconds.items()}
-        return [
-            _outcome(
-                runtime,
-                task,
-                ClientUpdate(
-                    client=task.client,
-                    model=upload,
-                    samples=samples,
-                    steps=len(turns),
-                    lr=one.lr,
-                    momentum=one.config.momentum,
-                    metrics={"losses": means},
-                    seconds=seconds,
-                    plugin_seconds=spent,
-                ),
-            )
-            for task, upload, samples, turns, means in zip(
-                tasks, uploads, cohort.sizes, cohort.turns, losses.means(), strict=True
-            )
-        ]
+        for slot, outcome in enumerate(outcomes):
+            if isinstance(outcome, ClientUpdate):
+                outcomes[slot] = replace(outcome, seconds=seconds, plugin_seconds=spent)
+        return [outcomes[slot] for slot in cohort.slots]
 
     def _trained(self, cohort: Cohort) -> Losses:
         """Take all steps of all clients."""
         one, stack, losses = cohort.one, self._begun(cohort), Losses(len(cohort))
-        groups: dict[tuple[int, int], Group] = {}
+        frozen = Frozen(cohort)
+        groups: dict[Hashable, Group] = {}
         taken = [0] * len(cohort)
         by_number = one.config.optimizer != "sgd"  # Adam's steps have numbers
         for epoch, turns in groupby(cohort.in_turn(), lambda each: each[0][0]):
@@ -114,13 +127,19 @@ class Whole:
             for turn, slots in turns:
                 # A run: neighbours in the stack (slot minus place is the same) whose steps are of one kind.
                 sizes = [cohort.turns[slot][turn] for slot in slots]
-                kinds = [(slot - k, sizes[k], by_number and taken[slot]) for k, slot in enumerate(slots)]
-                for (_, size, _), run in groupby(zip(kinds, slots, strict=True), lambda pair: pair[0]):
+                kinds = [
+                    (slot - k, sizes[k], by_number and taken[slot], slot < cohort.returning)
+                    for k, slot in enumerate(slots)
+                ]
+                for (_, size, *_), run in groupby(zip(kinds, slots, strict=True), lambda pair: pair[0]):
                     own = [slot for _, slot in run]
                     where = own[0], len(own)
-                    if where not in groups:
-                        groups[where] = Group(stack, *where, one, partial(cohort.values_of, own))
-                    losses.add(slice(own[0], own[-1] + 1), groups[where].step(*cohort.batch(turn, own, size)))
+                    if (where, one.excluded) not in groups:
+                        groups[where, one.excluded] = Group(stack, *where, one, partial(cohort.values_of, own))
+                    first, *joined = cohort.batch(turn, own, size)
+                    outputs = frozen.of(first, own, *joined)
+                    step = groups[where, one.excluded].step(first, *joined, frozen=outputs)
+                    losses.add(slice(own[0], own[-1] + 1), *step)
                 for slot in slots:
                     taken[slot] += 1
         one.end_epochs()
@@ -128,33 +147,125 @@ class Whole:
 
     def _begun(self, cohort: Cohort) -> Stacked:
         """Return the stack with the first weights of all clients and with fresh optimizer state."""
-        one, count = cohort.one, len(cohort)
-        if not self._memory or len(next(iter(self._memory.values()))["weight"]) < count:
-            for name, p in one.working.trained.items():
-                kinds = {"weight": p.detach(), **one.optimizer.state[id(p)]}
-                self._memory[name] = {kind: _room(tensor, count) for kind, tensor in kinds.items()}
-        known = self._stack.known
-        self._stack = Stacked({name: own["weight"][:count] for name, own in self._memory.items()})
-        self._stack.known = known
-        for name, own in self._memory.items():
-            self._stack.states[name] = {kind: tensor[:count] for kind, tensor in own.items() if kind != "weight"}
-            self._stack.weights[name].copy_(one.start[name])  # (K, ...) from (...)
-        if states := [tensor for own in self._stack.states.values() for tensor in own.values()]:
+        one, count, trained = cohort.one, len(cohort), trained_by(cohort.one)
+        own = {name: p for name, p in one.working.parameters.items() if name in one.working.layout.trainable}
+        kinds = {
+            name: {"weight": p.detach(), **one.optimizer.state.get(id(p), {})} for name, p in (own | trained).items()
+        }
+        for name, tensors in kinds.items():
+            memory = self._memory.get(name, {})
+            if memory.keys() != tensors.keys() or len(memory["weight"]) < count:
+                self._memory[name] = {kind: _room(tensor, count) for kind, tensor in tensors.items()}
+        memories = {name: {kind: t[:count] for kind, t in self._memory[name].items()} for name in kinds}
+        stack = Stacked({name: memories[name]["weight"] for name in own})
+        stack.added = {name: memories[name]["weight"] for name in trained.keys() - own.keys()}
+        stack.known, stack.known_at_end = self._stack.known, self._stack.known_at_end
+        for name, memory in memories.items():
+            first = one.start[name] if name in own else kinds[name]["weight"]
+            memory.pop("weight").copy_(first)  # (K, ...) from (...)
+        stack.states = {name: memories[name] for name in trained}
+        if states := [tensor for of_one in stack.states.values() for tensor in of_one.values()]:
             torch._foreach_zero_(states)
-        return self._stack
+        self._stack = stack
+        return stack
+
+    def _ended(self, cohort: Cohort) -> list[Payload | None]:
+        """Call ``end_local`` for neighbours with the same number of samples at once.
+
+        :returns: the payloads by slot; None where the hooks have to see the client alone.
+        :raises NotStackable: hooks have changed weights before they failed.
+        """
+        payloads: list[Payload | None] = []
+        weights = [*self._stack.weights.values(), *self._stack.added.values()]
+        for size, run in groupby(range(len(cohort)), cohort.sizes.__getitem__):
+            slots = [*run]
+            group = Group(self._stack, slots[0], len(slots), cohort.one, partial(cohort.values_of, slots))
+            versions = [tensor._version for tensor in weights]
+            try:
+                sent = group.end(cohort.one, *cohort.samples_of(slots, size))
+            except Exception:  # as above; the hooks are called again, client by client
+                if versions != [tensor._version for tensor in weights]:
+                    raise NotStackable("end_local changes weights in place") from None
+                payloads += [None] * len(slots)
+                continue
+            if cohort.begin.runtime.setup.reads_updates:
+                sent = {name: {key: tensor.cpu() for key, tensor in own.items()} for name, own in sent.items()}
+            for k in range(len(slots)):
+                payloads.append({name: {key: t[k] for key, t in own.items()} for name, own in sent.items() if own})
+        return payloads
+
+    def _ended_alone(self, cohort: Cohort, slot: int, losses: Losses) -> Outcome:
+        """End the training of a client whose hooks have to see it alone."""
+        task, runtime = cohort.tasks[slot], cohort.begin.runtime
+        try:
+            with closing(runtime.session(task, cohort.begin.shared)) as session:
+                session.start_clock()
+                begin_local(session)
+                session.prepare_training()
+                with torch.no_grad():
+                    for name, tensor in self._stack.weights.items():
+                        session.working.state[name].copy_(tensor[slot])
+                    trained = trained_by(session)
+                    for name, tensor in self._stack.added.items():
+                        trained[name].copy_(tensor[slot])
+                session.steps = len(cohort.turns[slot])
+                losses.give(slot, session.losses)
+                done: Outcome = runtime.trained(task, session, session.work.epochs)
+                return done
+        except Exception as error:
+            failure: Outcome = runtime.failed(task, error)
+            return failure
+
+    def _kept(self, cohort: Cohort, slot: int) -> int | None:
+        """Store what a client keeps until its next training; return its version."""
+        runtime, task = cohort.begin.runtime, cohort.tasks[slot]
+        kept = {plugin: values for plugin, values in cohort.saved[slot].items() if plugin != CORE}
+        if runtime.setup.plugins.reads("previous"):
+            model = {name: tensor[slot] for name, tensor in self._stack.weights.items()}
+            kept[CORE], _ = flatten({"previous": model})
+        version: int | None = runtime.store.write(task.client, task.round, kept)
+        return version
+
+
+def _begin(one: LocalSession) -> None:
+    """Call ``begin_local`` once for all clients of a stack, and prepare their training.
+
+    :raises NotStackable: a hook reads what differs between clients, or draws random numbers.
+    """
+    generators = global_generators(one.working.device)
+    before = [generator.get_state() for generator in generators]
+    one.contexts[""] = cast("ClientContext", AnyClient(one, ""))
+    begin_local(one)
+    one.close()  # from here on hooks see clients otherwise
+    if not all(torch.equal(state, each.get_state()) for state, each in zip(before, generators, strict=True)):
+        raise NotStackable("begin_local draws random numbers")
+    one.prepare_training()
 
 
 class Cohort:
-    """The clients of a stack, by their slots 0..K-1.
+    """The clients of a stack, by their slots 0..K-1. Those with a previous model come first.
 
-    :param one: the session of the first one, which stands for all in what they have in common.
+    :param one: the session that stands for all in what they have in common.
+    :ivar tasks: the clients' tasks.
+    :ivar slots: the slot of each task, in the order of the argument.
+    :ivar saved: what each has kept.
+    :ivar returning: the number of clients with a previous model.
     :ivar sizes: the number of samples of each.
+    :ivar works: the work of each.
     :ivar turns: of each, the epochs and numbers of its batches with their sizes.
     """
 
     def __init__(self, tasks: Sequence[ClientTask], begin: Begin, one: LocalSession) -> None:
-        self._tasks, self._begin, self.one = tasks, begin, one
+        self.begin, self.one = begin, one
         runtime = begin.runtime
+        saved = [runtime.store.read(task.client, task.version) for task in tasks]
+        reads = runtime.setup.plugins.reads("previous")
+        models = [unflatten(own.get(CORE, {})).get("previous", {}) if reads else {} for own in saved]
+        order = sorted(range(len(tasks)), key=lambda k: not models[k])
+        self.slots = sorted(range(len(tasks)), key=order.__getitem__)
+        self.tasks, self.saved = tasks, saved = [tasks[k] for k in order], [saved[k] for k in order]
+        self.returning = sum(map(bool, models))
+        self._previous = _stacked([models[k] for k in order[: self.returning]], one.working.device)
         self._samples, held = runtime.dataset.train, runtime.partition.train
         clients = torch.tensor([task.client for task in tasks])
         begins, ends = held.offsets[clients], held.offsets[clients + 1]
@@ -164,16 +275,18 @@ class Cohort:
         rows = held.positions.index_select(0, torch.arange(self._starts[-1]) + moved)
         self._rows = rows.long().to(one.working.device)
         known: dict[tuple[int, ...], dict[Turn, int]] = {}
+        self.works: list[LocalWork] = []
         self.turns: list[dict[Turn, int]] = []
         for task, size in zip(tasks, self.sizes, strict=True):
             work = LocalWork.of(one.config, size, one.working.smallest_batch, task.meta)
+            self.works.append(work)
             key = size, work.epochs, work.most_steps or 0
             if key not in known:
                 known[key] = _turns(work, size, one.config.batch_size)
             self.turns.append(known[key])
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self.tasks)
 
     def in_turn(self) -> list[tuple[Turn, list[int]]]:
         """Return all turns in order, with the slots of the clients that have a batch in it."""
@@ -186,7 +299,7 @@ class Cohort:
     def draw(self, epoch: int) -> None:
         """Draw the clients' orders of samples in a local epoch."""
         stream, orders = torch.Generator(), []
-        for task, size in zip(self._tasks, self.sizes, strict=True):
+        for task, size in zip(self.tasks, self.sizes, strict=True):
             seed = derive_seed(self.one.config.seed, f"shuffle/{epoch}", round=task.round, client=task.client)
             orders.append(torch.randperm(size, generator=stream.manual_seed(seed)))
         device = self._rows.device
@@ -215,7 +328,70 @@ class Cohort:
             labels, classes = self._samples.labels.index_select(0, self._rows), self.one.working.setup.task.num_classes
             own = [labels[self._starts[slot] : self._starts[slot + 1]] for slot in slots]
             return [torch.bincount(part, minlength=classes) for part in own]
+        if path.kind == "module" and path.owner == "previous" and slots[0] < self.returning:
+            return [{name: tensor[slot] for name, tensor in self._previous.items()} for slot in slots]
         return [value_at(self.one, path)] * len(slots)
+
+    def previous(self, slots: Sequence[int]) -> Tensors:
+        """Return the previous models of neighbours, (K, ...) each."""
+        return {name: tensor[slots[0] : slots[-1] + 1] for name, tensor in self._previous.items()}
+
+    def places(self, slots: Sequence[int], positions: Tensor) -> Tensor:
+        """Return the places of samples among all clients', from their positions (K, B) in the clients' samples."""
+        starts = torch.tensor([self._starts[slot] for slot in slots], device=positions.device)
+        return positions + starts.unsqueeze(1)
+
+    def samples_of(self, slots: Sequence[int], size: int) -> tuple[Tensor, Iterator[Tensor]]:
+        """Return the labels (K, n) of neighbours, and their inputs in turn, (K, m, ...) each."""
+        rows = self._rows[self._starts[slots[0]] : self._starts[slots[-1] + 1]]
+        labels = self._samples.labels.index_select(0, rows).view(len(slots), size)
+        most = max(self.one.config.batch_size, forward_chunk(rows.device) // len(slots))
+        parts = rows.view(len(slots), size).split(most, dim=1)
+        return labels, (self._samples.gather(part.flatten()).unflatten(0, part.shape) for part in parts)
+
+
+class Frozen:
+    """The outputs of frozen models on the batches of a stack. They are computed once per sample if all are used."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self._cohort, self._models = cohort, cohort.one.working.frozen
+        self._again = all(work.sees_all_samples and work.epochs > 1 for work in cohort.works)
+        self._known: dict[str, Outputs] = {}
+        """By model: its outputs on the samples of all clients, (N, ...)."""
+
+    def of(
+        self, first: Batch, slots: Sequence[int], x: Tensor, labels: Tensor, positions: Tensor
+    ) -> Callable[[str], Outputs]:
+        """Return what gives a frozen model's outputs on a batch of neighbours, (K, B, ...).
+
+        :param x: the inputs (K, B, ...).
+        :param positions: in the clients' samples, (K, B).
+        """
+        cohort = self._cohort
+        if "previous" in self._models:
+            self._models["previous"].present = slots[0] < cohort.returning
+
+        def outputs(name: str) -> Outputs:
+            if not self._again:
+                return self._computed(name, slots, x)
+            places = cohort.places(slots, positions)
+            if first.epoch == 0:
+                found = self._computed(name, slots, x)
+                if name not in self._known:
+                    self._known[name] = Outputs(*(part.new_empty(sum(cohort.sizes), *part.shape[2:]) for part in found))
+                for known, part in zip(self._known[name], found, strict=True):
+                    known[places] = part
+            return Outputs(*(part[places] for part in self._known[name]))
+
+        return outputs
+
+    def _computed(self, name: str, slots: Sequence[int], x: Tensor) -> Outputs:
+        module = self._models[name].module
+        with torch.no_grad():
+            if name == "global":  # the same for all
+                return Outputs(*(part.unflatten(0, x.shape[:2]) for part in module(x.flatten(0, 1))))
+            weights = self._cohort.previous(slots)
+            return Outputs(*vmap(lambda own, inputs: tuple(functional_call(module, own, (inputs,))))(weights, x))
 
 
 class Losses:
@@ -226,15 +402,21 @@ class Losses:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, list[int]] = {}
 
-    def add(self, where: slice, losses: Mapping[str, Tensor]) -> None:
-        """Add the losses of a step by name, (K,) each, of clients at these slots."""
+    def add(self, where: slice, losses: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
+        """Add the sums of losses of a step by name, (K,) each, of clients at these slots, with their numbers."""
         for name, values in losses.items():
             if name not in self._sums:
                 kind = torch.promote_types(values.dtype, torch.float32)
                 self._sums[name] = values.new_zeros(self._clients, dtype=kind)
                 self._counts[name] = [0] * self._clients
             self._sums[name][where].add_(values)
-            self._counts[name][where] = [count + 1 for count in self._counts[name][where]]
+            self._counts[name][where] = [count + counts[name] for count in self._counts[name][where]]
+
+    def give(self, slot: int, losses: LossTotals) -> None:
+        """Add a client's sums to those of its session."""
+        for name, counts in self._counts.items():
+            if counts[slot]:
+                losses.add(name, self._sums[name][slot], counts[slot])
 
     def means(self) -> list[dict[str, float]]:
         """Return each client's mean losses by name; waits for the device once per name."""
@@ -258,6 +440,11 @@ def _room(tensor: Tensor, count: int) -> Tensor:
     return tensor.new_empty_strided((count, *tensor.shape), (tensor.numel(), *tensor.stride()))
 
 
+def _stacked(models: Sequence[Tensors], device: torch.device) -> Tensors:
+    """Return the tensors of models of one kind, (K, ...) each; empty without models."""
+    return {name: torch.stack([model[name] for model in models]).to(device) for name in models[0]} if models else {}
+
+
 def _uploads(runtime: ClientRuntime, stack: Stacked) -> list[Tensors]:
     """Return what each client sends of its model. It stands in memory of its own, next to that of the others."""
     joined = vmap(runtime.setup.uploads.join)(stack.weights)
@@ -265,11 +452,3 @@ def _uploads(runtime: ClientRuntime, stack: Stacked) -> list[Tensors]:
         joined = {name: tensor.cpu() for name, tensor in joined.items()}
     rows = zip(*(tensor.unbind() for tensor in joined.values()), strict=True)
     return [dict(zip(joined, own, strict=True)) for own in rows]
-
-
-def _outcome(runtime: ClientRuntime, task: ClientTask, update: ClientUpdate) -> Outcome:
-    """Return a client's update, or its failure if a loss is not finite."""
-    for name, value in update.metrics["losses"].items():
-        if not math.isfinite(value):
-            return runtime.failed(task, Failed("diverged", f"loss {name!r} became {value}"))
-    return update

@@ -110,8 +110,9 @@ def assign_fine_classes(features: Tensor, labels: Tensor, prototypes: Tensor, kn
 def fine_counts(labels: Tensor, fine: Tensor, known: Tensor) -> Tensor:
     """Return n_{c,m}, the number of samples of each known fine class: (C, M) int64."""
     classes, per_class = known.shape
-    counts = torch.bincount(labels * per_class + fine, minlength=classes * per_class).view(classes, per_class)
-    return counts * known
+    place = labels * per_class + fine
+    none = torch.zeros(classes * per_class, dtype=torch.int64, device=labels.device)
+    return none.scatter_add(0, place, torch.ones_like(place)).view(classes, per_class) * known
 
 
 def cluster_class(features: Tensor, per_class: int, seed: int) -> Tensor:

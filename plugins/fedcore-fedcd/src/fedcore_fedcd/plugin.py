@@ -121,7 +121,8 @@ class FedCD(Plugin[FedCDOptions]):
         """Send P^k and the counts n^k_{c,m} of the final model's features (Eq. 2)."""
         start, known, prototypes = client.scratch["start"], client.scratch["known"], client.added["prototypes"].detach()
         features, labels, new = self._start_from_centres(client, start, known)
-        prototypes[new] = start[new]
+        if new:
+            prototypes[new] = start[new]
         fine = eq.assign_fine_classes(features, labels, start, known)
         return {"prototypes": prototypes, "counts": eq.fine_counts(labels, fine, known)}
 
@@ -165,6 +166,8 @@ class FedCD(Plugin[FedCDOptions]):
         :returns: all features and labels, and the classes that had no prototype.
         """
         features, _, labels = client.forward()
+        if known.any(dim=1).all():  # as in most rounds: nothing depends on the client's classes
+            return features, labels, []
         new = torch.nonzero((client.class_counts > 0) & ~known.any(dim=1)).flatten().tolist()
         for c in new:
             seed = int(torch.randint(2**31, (), generator=client.generator(f"kmeans/{c}")))
