@@ -426,7 +426,7 @@ class RecordOptions(Section):
     @field_validator("name", "tags")
     @classmethod
     def _check_labels(cls, value: str | list[str] | None, info: ValidationInfo) -> Any:
-        """Refuse what is no word. Names and tags stand in tables, on the command line and in a folder's name."""
+        """Refuse a label that is not one word: labels stand in tables, on the command line and in folders' names."""
         for text in [value] if isinstance(value, str) else value or ():
             if not _LABEL.fullmatch(text) or len(text) > _LONG_LABEL:
                 raise ValueError(

@@ -10,7 +10,7 @@ def lazy(module: str, file: str, *further: str) -> tuple[Callable[[str], Any], C
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a module: the names that it offers, sorted.
 
     These are the names that its source imports for type checkers, each in a line ``from fedcore.base.config import
-    RunConfig as RunConfig``: what these see and what a program finds is one list.
+    RunConfig as RunConfig``: type checkers and programs have one list.
 
     :param file: the module's file.
     :param further: names that the module defines itself.

@@ -203,7 +203,7 @@ class Counts:
     def figures(self, metrics: Metrics) -> dict[str, float | None]:
         """Return the figures of metrics, None for one that is not finite.
 
-        They are None if a sample is undefined: what a metric counts for logits without a prediction, it does not know.
+        They are None if a sample is undefined: no metric defines its counts for logits without a prediction.
         """
         counts = {**self.metrics, **self.rows}
         known = {} if self.undefined else {n: metric.value(counts[metric.shared or n]) for n, metric in metrics.items()}

@@ -163,8 +163,8 @@ def _meant(kind: str, name: str, points: Collection[str]) -> str:
     parts = re.split(r"[,+\s]+", name)
     if kind in ("plugin", "tracker", "metric") and len(parts) > 1 and all(part in points for part in parts):
         return f"Write {' '.join(f'--{kind} {part}' for part in parts)}, in a file {kind}s: [{', '.join(parts)}]"
-    if named := sorted(own for own, package in packages().get(kind, {}).items() if package == f"fedcore-{name}"):
-        return f"The package fedcore-{name} has: {', '.join(named)}"
+    if names := sorted(own for own, package in packages().get(kind, {}).items() if package == f"fedcore-{name}"):
+        return f"The package fedcore-{name} has: {', '.join(names)}"
     if kind == "dataset" and name.endswith(".npz"):
         return f"Did you mean 'npz:{name}'?"
     if kind == "dataset" and name.endswith((".csv", ".parquet")):

@@ -180,7 +180,7 @@ class Scenario:
         return divided, notes, shared, [clean(str(name)) for name in names]
 
     def check(self, partition: Partition, where: str) -> None:
-        """Refuse options that say otherwise than a partition which was made before the run.
+        """Refuse options that contradict a partition which was made before the run.
 
         :param where: the file or another word for the partition, for messages.
         :raises ConfigError: with the option and the remedy.

@@ -1,6 +1,6 @@
 """The data set of the core: handwritten digits, in ``digits.npz`` next to this file (see ``digits.LICENSE.txt``).
 
-It is a file of its own because it is what a package with a data set has: a loader behind an entry point of the group
+It is a file of its own, as in a package with a data set: a loader behind an entry point of the group
 ``fedcore.datasets``.
 """
 

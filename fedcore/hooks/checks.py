@@ -175,7 +175,7 @@ def _check_function(name: str, hook: str, function: Any, expected: list[str]) ->
 
 
 def problem_with(hook: str, value: Any) -> str:
-    """Return what is wrong with the result of a hook or a question and what was expected; empty for a valid result."""
+    """Return the fault of a hook's result or an answer, with the expectation; empty for a valid result."""
     returns = RETURNS[hook.partition(" ")[0]]  # an error names "question NAME"; the table has one row for all questions
     if value is None:
         return ""

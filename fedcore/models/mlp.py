@@ -1,6 +1,6 @@
 """The model of the core: ``mlp``. The papers' networks are the package ``fedcore-zoo``.
 
-It is a file of its own because it is what a package with a model has: a factory behind an entry point of the group
+It is a file of its own, as in a package with a model: a factory behind an entry point of the group
 ``fedcore.models``.
 """
 

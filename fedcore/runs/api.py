@@ -269,8 +269,8 @@ def _reopened(
     path, changes = Path(os.path.expanduser(path)), dict(changes or {})
     again = objects_again(path, model, plugins, dataset)
     if metrics is not None:
-        named, measured = name_objects(RunConfig(), metrics=metrics)
+        config, measured = name_objects(RunConfig(), metrics=metrics)
         again |= measured
-        changes["metrics"] = named.metrics
+        changes["metrics"] = config.metrics
     with one_thread(), lent(again):
         yield Run.open(path, allow_code=allow_code, changes=changes, **how)

@@ -63,8 +63,8 @@ def name_objects(
     elif model is not None:
         values["model"] = _add(objects, "model", model)
     if plugins is not None:
-        named = [(_add(objects, "plugin", plugin), dict(options)) for plugin, options in _with_options(plugins)]
-        written = [{name: options or config.plugins.get(name, {})} for name, options in named]
+        pairs = [(_add(objects, "plugin", plugin), dict(options)) for plugin, options in _with_options(plugins)]
+        written = [{name: options or config.plugins.get(name, {})} for name, options in pairs]
         values["plugins"] = RunConfig.create({"plugins": written}).plugins
     if dataset is not None:
         values["dataset"] = _add(objects, "dataset", dataset)
@@ -89,7 +89,7 @@ def name_objects(
 
 
 def count_of(partition: PartitionObject | None) -> dict[str, int]:
-    """Return ``clients``, the option, as a partition or lists of a program say it; empty without them."""
+    """Return the option ``clients`` for a partition or lists of a program; empty without them."""
     if isinstance(partition, Partition):
         return {"clients": partition.num_clients}
     return {"clients": len(partition)} if isinstance(partition, (list, tuple, Mapping)) else {}

@@ -40,7 +40,7 @@ def evaluated(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def percentages(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return what :func:`in_short` says of a round, by protocol; empty for a round without evaluation."""
+    """Return a round's figures as :func:`in_short` writes them, by protocol; empty without an evaluation."""
     return {name: in_short(row) for name, row in evaluated(record["metrics"] or {}).items()}
 
 
