@@ -89,11 +89,11 @@ def inflated_payload(sent: Mapping[str, Tensor], factor: float) -> Tensors:
     >>> inflated_payload({"counts": torch.tensor([0, 2]), "held": torch.tensor([False, True])}, 10.0)
     {'counts': tensor([ 0, 20]), 'held': tensor([True, True])}
     """
-    found = {name: torch.ones_like(t) if t.dtype == torch.bool else t for name, t in sent.items()}
-    if "counts" in found:
-        counts = found["counts"]
-        found["counts"] = (counts.double() * factor).round().to(counts.dtype)
-    return found
+    inflated = {name: torch.ones_like(t) if t.dtype == torch.bool else t for name, t in sent.items()}
+    if "counts" in inflated:
+        counts = inflated["counts"]
+        inflated["counts"] = (counts.double() * factor).round().to(counts.dtype)
+    return inflated
 
 
 def alie_z(clients: int, malicious: int) -> float:

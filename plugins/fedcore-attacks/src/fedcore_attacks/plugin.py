@@ -203,11 +203,11 @@ class Attack(Plugin[AttackOptions]):
         if not evil or self.options.kind in ON_DATA_ALONE:
             return None
         if self.options.kind in ON_PAYLOADS:
-            found = sorted({name for update in evil for sent in update.payload.values() for name in sent})
-            if self.options.names and found and not set(self.options.names).intersection(found):
+            names = sorted({name for update in evil for sent in update.payload.values() for name in sent})
+            if self.options.names and names and not set(self.options.names).intersection(names):
                 server.note(
                     f"attack.names={list(self.options.names)} matches nothing that malicious clients send next "
-                    f"to the model ({', '.join(found)}); it can still match their answers to questions"
+                    f"to the model ({', '.join(names)}); it can still match their answers to questions"
                 )
             return [
                 replace(u, payload={name: self._poisoned(sent, server.num_classes) for name, sent in u.payload.items()})
@@ -223,21 +223,21 @@ class Attack(Plugin[AttackOptions]):
 
     @hookimpl
     def report(self, server: ServerContext) -> dict[str, Any]:
-        """Report who is malicious, the losses apart, and the success on the test samples or why there is none."""
-        found: dict[str, Any] = {"malicious": sorted(malicious_clients(server.config, self.options))}
-        found |= {f"{name}_loss": loss for name, loss in server.state.get("losses", {}).items()}
+        """Report the malicious clients, the losses of both groups, and the success on the test samples, or a reason."""
+        figures: dict[str, Any] = {"malicious": sorted(malicious_clients(server.config, self.options))}
+        figures |= {f"{name}_loss": loss for name, loss in server.state.get("losses", {}).items()}
         evaluated = (server.round + 1) % server.config.eval_every == 0 or server.round + 1 == server.rounds
         if self.options.kind in ON_DATA and evaluated:
             if server.personal:
                 reason = f"no global model: parameters such as {server.personal[0]!r} stay on the clients"
-                found["success_reason"] = reason
+                figures["success_reason"] = reason
             else:
-                found["success"] = self._success(server)
-        return found
+                figures["success"] = self._success(server)
+        return figures
 
     @property
     def _strength(self) -> float:
-        """The given strength, or that of the kind; ALIE and model replacement compute theirs."""
+        """The strength of the options, or the kind's default; ALIE and model replacement compute theirs."""
         return STRENGTH.get(self.options.kind, 1.0) if self.options.strength is None else self.options.strength
 
     def _malicious(self, config: RunConfig, round: int) -> frozenset[int]:
@@ -249,13 +249,13 @@ class Attack(Plugin[AttackOptions]):
         options, strength = self.options, self._strength
         if options.kind == "payload-swap":
             target = None if options.source is None else options.target
-            found = eq.swapped_payload(sent, num_classes, options.source, target)
+            poisoned = eq.swapped_payload(sent, num_classes, options.source, target)
         elif options.kind == "payload-counts":
-            found = eq.inflated_payload(sent, strength)
+            poisoned = eq.inflated_payload(sent, strength)
         else:
-            found = eq.scaled_payload(sent, -strength if options.kind == "payload-flip" else strength)
+            poisoned = eq.scaled_payload(sent, -strength if options.kind == "payload-flip" else strength)
         changed = sent if options.names is None else options.names
-        return {name: found[name] if name in changed else tensor for name, tensor in sent.items()}
+        return {name: poisoned[name] if name in changed else tensor for name, tensor in sent.items()}
 
     def _flipped(self, labels: Tensor, num_classes: int) -> Tensor:
         target = None if self.options.source is None else self.options.target
@@ -324,7 +324,7 @@ class Attack(Plugin[AttackOptions]):
 
 
 def malicious_clients(config: RunConfig, options: AttackOptions) -> frozenset[int]:
-    """Return the ids of the malicious clients: the given ones, or a share that the run's seed draws.
+    """Return the ids of the malicious clients: those of the options, or a share that the run's seed draws.
 
     The share is rounded to clients. A share above 0 is at least one client.
     """

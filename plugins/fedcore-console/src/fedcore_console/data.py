@@ -48,7 +48,7 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
 @app.command("split")
 @options.config_flags(only=SPLIT_FIELDS)
 def split(
-    given: dict[str, Any],
+    flags: dict[str, Any],
     *,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.json", help="Also write the partition to a file.")
@@ -60,7 +60,7 @@ def split(
 
     --out writes it to a file, for train --partition FILE.json.
     """
-    config = RunConfig.create(given)
+    config = RunConfig.create(flags)
     if config.partition.endswith(".json"):
         raise ConfigError(f"--partition {config.partition}: split writes partition files; name a partitioner instead")
     if out is not None:

@@ -21,7 +21,7 @@ _INDENT = "  "
 
 @options.config_flags(only=("plugins",))
 def init(
-    given: dict[str, Any],
+    flags: dict[str, Any],
     *,
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("fedcore.yaml"),
     preset: options.RunPreset = None,
@@ -33,7 +33,7 @@ def init(
     """
     chosen: dict[str, Any] = {} if preset is None else preset_options(preset)
     known = RunConfig.create({"plugins": chosen.get("plugins", {})}).plugins
-    named = RunConfig.create({"plugins": given.get("plugins", list(known))}).plugins
+    named = RunConfig.create({"plugins": flags.get("plugins", list(known))}).plugins
     chosen["plugins"] = {name: known.get(name, {}) for name in named}
     with process.importing():
         text = commented(chosen, file, preset)

@@ -24,11 +24,11 @@ def row(rate: float, noise_multiplier: float, rounds: int, delta: float) -> str:
 
 def main(words: list[str]) -> None:
     """Print the table's lines."""
-    given = [(float(words[0]), float(words[1]), int(words[2]), float(words[3]))] if words else SETTINGS
+    settings = [(float(words[0]), float(words[1]), int(words[2]), float(words[3]))] if words else SETTINGS
     print(
         "| q | z | T | delta | PLD | RDP | lower by |", "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |", sep="\n"
     )
-    for setting in given:
+    for setting in settings:
         print(row(*setting))
 
 

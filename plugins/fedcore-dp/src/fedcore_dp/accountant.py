@@ -117,10 +117,10 @@ def spent_by(
     accountant: Accountant, noise_multiplier: float, sampling_rate: float, rounds: int, delta: float
 ) -> dict[str, float]:
     """Return epsilon by name: that of the accountant, and next to PLD's the one of the Renyi accountant."""
-    found = {"epsilon": spent_epsilon(noise_multiplier, sampling_rate, rounds, delta, accountant)}
+    spent = {"epsilon": spent_epsilon(noise_multiplier, sampling_rate, rounds, delta, accountant)}
     if accountant == "pld":
-        found["epsilon_rdp"] = spent_epsilon(noise_multiplier, sampling_rate, rounds, delta, "rdp")
-    return found
+        spent["epsilon_rdp"] = spent_epsilon(noise_multiplier, sampling_rate, rounds, delta, "rdp")
+    return spent
 
 
 def count_cohort(server: ServerContext, name: str) -> None:
@@ -131,7 +131,7 @@ def count_cohort(server: ServerContext, name: str) -> None:
 
 
 def privacy_report(spent: dict[str, float], delta: float, *, seeded: bool) -> dict[str, Any]:
-    """Return what a record says of the privacy spent; an epsilon that is infinite is none.
+    """Return a record's figures of the privacy spent, in which an infinite epsilon is None.
 
     >>> privacy_report({"epsilon": math.inf}, 0.1, seeded=True)
     {'epsilon': None, 'delta': 0.1, 'noise': 'seeded'}

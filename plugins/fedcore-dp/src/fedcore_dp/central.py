@@ -207,8 +207,9 @@ class CentralDP(Plugin[CentralDPOptions]):
 
     def _count_noise(self, config: RunConfig) -> float:
         """Return sigma_b."""
-        given = self.options.count_noise
-        return max(self._expected(config) / 20, self.options.noise_multiplier) if given is None else given
+        if self.options.count_noise is not None:
+            return self.options.count_noise
+        return max(self._expected(config) / 20, self.options.noise_multiplier)
 
     def _normal(self, server: ServerContext, purpose: str) -> Normal:
         return seeded_normal(server.generator(purpose)) if self.options.seed_noise else secure_normal

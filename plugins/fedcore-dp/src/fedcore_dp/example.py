@@ -110,14 +110,14 @@ class ExampleDP(Plugin[ExampleDPOptions]):
         lot = min(client.config.batch_size, client.n)
         total = clipped_sum(self._examples(step, number, gradients), options.clip)
         normal = seeded_normal(client.generator(f"dp-sgd/noise/{number}")) if options.seed_noise else secure_normal
-        found = {}
-        for name, given in gradients.items():
-            noise = normal(given.shape) if self.options.private else torch.zeros(())
+        noised = {}
+        for name, gradient in gradients.items():
+            noise = normal(gradient.shape) if self.options.private else torch.zeros(())
             mean = noised_mean(
-                total.get(name, 0.0), noise.to(given.device), options.noise_multiplier, options.clip, lot
+                total.get(name, 0.0), noise.to(gradient.device), options.noise_multiplier, options.clip, lot
             )
-            found[name] = mean.to(given.dtype)
-        return found
+            noised[name] = mean.to(gradient.dtype)
+        return noised
 
     def _examples(self, step: Step, number: int, names: Iterable[str]) -> Iterator[Gradients]:
         """Yield the gradients of the batch's samples, or of those that are drawn in its place."""
@@ -137,8 +137,9 @@ class ExampleDP(Plugin[ExampleDPOptions]):
             with step.random("dp-sgd"):  # dropout
                 yield from one_pass(step.model, names, x, y)
         except RuntimeError as error:  # of a layer such as LSTM
-            found = f"torch.func.vmap does not run the model ({error})"
-            raise ValueError(f"{found}; use {self.name}.passes=each") from error
+            raise ValueError(
+                f"torch.func.vmap does not run the model ({error}); use {self.name}.passes=each"
+            ) from error
 
     def _drawn(self, client: ClientContext, number: int) -> Tensor:
         """Return the positions of a Poisson sample: each by itself with chance L / n."""
@@ -178,8 +179,8 @@ class ExampleDP(Plugin[ExampleDPOptions]):
             rates = [sampling_rate(config, n) for n in server.client_sizes.tolist()]
             steps = [count * each for count, (each, _) in zip(trainings, work, strict=True)]
             for rate, most in worst(zip(rates, steps, strict=True)):
-                found = spent_by(options.accountant, options.noise_multiplier, rate, most, options.delta)
-                spent = {name: max(epsilon, spent.get(name, 0.0)) for name, epsilon in found.items()}
+                epsilons = spent_by(options.accountant, options.noise_multiplier, rate, most, options.delta)
+                spent = {name: max(epsilon, spent.get(name, 0.0)) for name, epsilon in epsilons.items()}
             if options.sampling == "shuffle":
                 epochs = max(count * each for count, (_, each) in zip(trainings, work, strict=True))
                 spent["epsilon_unsampled"] = spent_epsilon(
@@ -208,11 +209,11 @@ def worst(spent: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
     >>> worst([(0.5, 3), (0.5, 2), (0.1, 9), (0.2, 3), (0.1, 0)])
     [(0.5, 3), (0.1, 9)]
     """
-    found: list[tuple[float, int]] = []
+    front: list[tuple[float, int]] = []
     for rate, steps in sorted(set(spent), reverse=True):
-        if not found or steps > found[-1][1]:
-            found.append((rate, steps))
-    return found
+        if not front or steps > front[-1][1]:
+            front.append((rate, steps))
+    return front
 
 
 def _refuse_batch_norm(setup: RunSetup, name: str) -> None:

@@ -96,20 +96,20 @@ class LocalDP(Plugin[LocalDPOptions]):
         return replace(update, model=model, payload=payload, samples=1, steps=1, metrics={"losses": {}})
 
     def _released(self, client: ClientContext, vectors: list[Vector]) -> Vector:
-        """Return what is sent in place of the vectors, the first of which is the update; nothing for what stays."""
+        """Return the tensors that replace those of the vectors, the first of which is the update; others stay."""
         options = self.options
         normal = seeded_normal(client.generator("local-dp")) if options.seed_noise else secure_normal
-        found: Vector = {}
+        released: Vector = {}
         for number, vector in enumerate(vectors):
             bound = options.payload_clip if number else options.clip
             scale = options.noise_multiplier * bound * math.sqrt(len(vectors))
             factor = clip_factor(joint_norm(vector.values()), bound)
             for key, value in vector.items():
                 if self.options.private:
-                    found[key] = factor * value + scale * normal(value.shape)
+                    released[key] = factor * value + scale * normal(value.shape)
                 elif factor < 1:
-                    found[key] = factor * value
-        return found
+                    released[key] = factor * value
+        return released
 
     # --- server --------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 def _like(value: Tensor, tensor: Tensor) -> Tensor:
-    """Return values in another tensor's dtype: whole numbers are taken for counts, booleans for what is over a half."""
+    """Return values in another tensor's dtype: whole numbers are taken for counts, booleans are true above a half."""
     if tensor.dtype == torch.bool:
         return value > 0.5
     if tensor.is_floating_point():

@@ -32,16 +32,16 @@ def one_pass(model: SplitModel, names: Iterable[str], x: Tensor, y: Tensor) -> I
     rows = max(1, MOST_NUMBERS // sum(weight.numel() for weight in own.values()))
 
     def logits(weights: Mapping[str, Tensor], example: Tensor) -> Tensor:
-        found: Tensor = functional_call(model, dict(weights), (example[None],)).logits
-        return found[0]
+        batch: Tensor = functional_call(model, dict(weights), (example[None],)).logits
+        return batch[0]
 
     for inputs, labels in zip(x.split(rows), y.split(rows), strict=True):
         with torch.enable_grad():
             weights = {name: weight.expand(len(inputs), *weight.shape).requires_grad_() for name, weight in own.items()}
             outputs = vmap(logits, randomness="different")(weights, inputs)
             total = F.cross_entropy(outputs, labels, reduction="sum")
-            found = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
-        yield {name: gradient for name, gradient in zip(weights, found, strict=True) if gradient is not None}
+            gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
+        yield {name: gradient for name, gradient in zip(weights, gradients, strict=True) if gradient is not None}
 
 
 def pass_by_pass(gradients_at: Callable[..., Mapping[str, Tensor]], count: int) -> Iterator[Gradients]:
@@ -50,8 +50,8 @@ def pass_by_pass(gradients_at: Callable[..., Mapping[str, Tensor]], count: int) 
     :param gradients_at: ``step.gradients_at``. :param count: the examples in the batch.
     """
     for row in range(count):
-        found = gradients_at({}, slice(row, row + 1))
-        yield {name: gradient[None] for name, gradient in found.items()}
+        gradients = gradients_at({}, slice(row, row + 1))
+        yield {name: gradient[None] for name, gradient in gradients.items()}
 
 
 def clipped_sum(parts: Iterable[Gradients], bound: float) -> Tensors:

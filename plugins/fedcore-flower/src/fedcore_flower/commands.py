@@ -67,7 +67,7 @@ def keys(
 @app.command("server")
 @options.config_flags(only=FLAGS)
 def server(
-    given: dict[str, Any],
+    flags: dict[str, Any],
     *,
     host: Annotated[str, options.option("--host", "Interface to listen on; 0.0.0.0 for all.", FEDERATION)] = "0.0.0.0",  # noqa: S104 - a server is there to be reached
     port: Annotated[int, options.option("--port", "Port to listen on.", FEDERATION, min=1, max=65535)] = 9443,
@@ -153,8 +153,8 @@ def server(
 
     tls, clients = Tls.of(keys, ca, certificate, key), public_keys(keys, client or [])
     serving = federation.ServerOptions(host, port, tls, clients, wait, min_online, task_timeout, probe_every, grace)
-    if resume is not None and (given or settings or config_file):
-        first = next(iter(given), "set" if settings else "config")
+    if resume is not None and (flags or settings or config_file):
+        first = next(iter(flags), "set" if settings else "config")
         flag = {"plugins": "plugin", "trackers": "tracker"}.get(first, first).replace("_", "-")
         raise ConfigError(f"--resume uses the options of its run; leave --{flag} out")
     if resume is None and min_online is not None:
@@ -162,7 +162,7 @@ def server(
             "--min-online needs --resume: a new run needs all clients, to know how many samples they have"
         )
     if resume is None:
-        config = build_config({**given, "clients": len(clients)}, config_file, settings or [])
+        config = build_config({**flags, "clients": len(clients)}, config_file, settings or [])
     with training(quiet, _how_to_resume) as display:
         if resume is None:
             result = federation.start(config, serving, notify=display, tell=_teller(quiet))

@@ -24,7 +24,7 @@ ASKED = {
     "bins": "counts of the numbers in intervals, for medians,",
     "squares": "sums of squared distances from the mean",
 }
-"""What the user is told of a question for statistics; of others that it asks for sums."""
+"""The words in which the user reads of a question for statistics; other questions ask for sums."""
 
 KEPT_ANSWERS = 2
 """The number of last answers that are kept for repeated requests. A client's requests come one at a time."""
@@ -76,15 +76,15 @@ class RequestHandler:
             return {HEAD: wire.pack("refused", {}, message=str(error))}
 
     def _answer_statistics(self, header: Mapping[str, Any]) -> bytes:
-        """Return counts or sums over the training samples, which the user is told of."""
-        asked: Any = header.get("question")
+        """Return counts or sums over the training samples, and report the question to the user."""
+        question: Any = header.get("question")
         try:
-            found = registry.resolve("feature", "site_answer")(self._own.dataset.train, self._own.train, asked)
+            sums = registry.resolve("feature", "site_answer")(self._own.dataset.train, self._own.train, question)
         except Exception as error:  # the question may have any form
             return wire.pack("refused", {}, message=_describe(error))
-        kind = ASKED.get(asked["ask"], "sums")
+        kind = ASKED.get(question["ask"], "sums")
         self._tell(f"the server asked for {kind} over the training samples, by channel or column (--normalize)")
-        return wire.pack("statistics", {}, found=found)
+        return wire.pack("statistics", {}, found=sums)
 
     def _join(self, blobs: Blobs) -> bytes:
         try:

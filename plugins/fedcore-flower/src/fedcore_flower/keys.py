@@ -58,9 +58,9 @@ class Tls:
     def of(
         cls, folder: Path | None, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
     ) -> Tls:
-        """Return the files that are given. Take the others from a folder of ``fedcore federate keys``.
+        """Return the files; those without a path are taken from a folder of ``fedcore federate keys``.
 
-        :raises ConfigError: a file is not given, or does not exist.
+        :raises ConfigError: a file has no path and there is no folder, or it does not exist.
         """
         files = []
         for flag, text, name in (
@@ -182,7 +182,7 @@ def _check_mode(path: Path, mode: int) -> None:
 def public_keys(folder: Path | None, texts: Sequence[str]) -> dict[str, PublicKey]:
     """Return the clients' public keys by name. The order numbers the clients.
 
-    :param folder: if ``given`` is empty, all ``*.pub`` files of this folder are read, sorted by name.
+    :param folder: if ``texts`` is empty, all ``*.pub`` files of this folder are read, sorted by name.
     :param texts: the clients as ``NAME=FILE``, or as ``NAME`` for ``NAME.pub`` in the folder.
     :raises ConfigError: there are no keys, two clients have the same name or key, or a key cannot be read.
     """

@@ -83,8 +83,8 @@ class OwnData:
         :raises ConfigError: the data does not fit the run.
         :raises DataError: the run does not have a class of the data.
         """
-        found = of_task(setup, self.dataset)
-        own = found.train
+        dataset = of_task(setup, self.dataset)
+        own = dataset.train
         if hasattr(own, "by_recipe") and setup.recipe:
             own = own.by_recipe(setup.recipe)
         elif hasattr(own, "by_recipe") and setup.columns and setup.normalisation:
@@ -92,18 +92,17 @@ class OwnData:
             own = own.by_recipe({"columns": setup.columns, "mean": mean, "std": std})
         if isinstance(own, TensorSamples):
             own = own.with_columns(setup.columns, f"the client's table {self.dataset.name}")
-        found = replace(found, notes=(*found.notes, *getattr(own, "notes", ())))
-        shape = tuple(own.inputs.shape[1:]) if isinstance(own, TensorSamples) else found.input_shape
-        check_data(setup, replace(found, input_shape=shape))
+        shape = tuple(own.inputs.shape[1:]) if isinstance(own, TensorSamples) else dataset.input_shape
+        dataset = replace(dataset, notes=(*dataset.notes, *getattr(own, "notes", ())), input_shape=shape)
+        check_data(setup, dataset)
         samples = _normalised(own, setup.normalisation)
-        if found.class_names and setup.class_names:
+        if dataset.class_names and setup.class_names:
             where = "the client's data in the run"
-            labels = numbered_as(samples.labels, found.class_names, setup.class_names, where)
+            labels = numbered_as(samples.labels, dataset.class_names, setup.class_names, where)
             samples = _labelled(samples, labels)
         public = _public(config.public, setup, self.data_dir)
         names = tuple(setup.class_names) if setup.class_names else None
-        dataset = replace(found, train=samples, num_classes=setup.num_classes, class_names=names, public=public)
-        dataset = replace(dataset, input_shape=shape)
+        dataset = replace(dataset, train=samples, num_classes=setup.num_classes, class_names=names, public=public)
         train: list[Sequence[int]] = [[] for _ in range(setup.clients)]
         test: list[Sequence[int]] = [[] for _ in range(setup.clients)]
         train[setup.client], test[setup.client] = self.train.tolist(), self.test.tolist()

@@ -74,12 +74,15 @@ def model(rest: str) -> Callable[[int, tuple[int, ...]], nn.Module]:
     def images(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
         if len(input_shape) != 3:
             raise ConfigError(f"model {name!r} takes images, but this data set's inputs have shape {input_shape}")
-        found = getattr(config, "image_size", None), getattr(config, "num_channels", None)
-        sizes = (input_shape[1] if input_shape[1] == input_shape[2] else tuple(input_shape[1:]), input_shape[0])
-        for attribute, given, own in zip(("image_size", "num_channels"), sizes, found, strict=True):
-            if own is not None and own != given:
-                _refuse_with_weights(folder, name, attribute, own, given)
-                setattr(config, attribute, given)
+        channels, height, width = input_shape
+        for attribute, needed in (
+            ("image_size", height if height == width else (height, width)),
+            ("num_channels", channels),
+        ):
+            own = getattr(config, attribute, None)
+            if own is not None and own != needed:
+                _refuse_with_weights(folder, name, attribute, own, needed)
+                setattr(config, attribute, needed)
         return ImageLogits(_network(kind, config, folder, num_classes, name))
 
     def texts(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
@@ -136,7 +139,7 @@ def _configuration(folder: Path, name: str) -> tuple[str, Any]:
 def _language_network(config: Any, folder: Path, vocabulary: int, length: int, name: str) -> nn.Module:
     """Return the causal language model for tokens below ``vocabulary`` in blocks of a length.
 
-    Given weights of further tokens are left out: the tokenizer gives none of them.
+    Weights of further tokens are left out: the tokenizer never makes such tokens.
     """
     import transformers
 
@@ -193,11 +196,11 @@ def _network(kind: str, config: Any, folder: Path, num_classes: int | None, name
     return network
 
 
-def _refuse_with_weights(folder: Path, name: str, attribute: str, own: Any, given: Any) -> None:
-    """Refuse to change a network whose weights are given."""
+def _refuse_with_weights(folder: Path, name: str, attribute: str, own: Any, needed: Any) -> None:
+    """Refuse to change a network that has weights."""
     if (folder / WEIGHTS).is_file():
         raise ConfigError(
-            f"model {name!r}: the weights in {folder} are for {attribute} {own}, this data set needs {given}"
+            f"model {name!r}: the weights in {folder} are for {attribute} {own}, this data set needs {needed}"
         )
 
 

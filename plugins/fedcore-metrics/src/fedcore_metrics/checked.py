@@ -28,28 +28,28 @@ class Checked(Metric):
 
         :raises PluginContractError: the metric raised, or it returned other than integers or float64 of its shape.
         """
-        found: Any = registry.call("metric", self.name, self._metric.count, logits, labels)
-        if not isinstance(found, Tensor):
-            raise self._broken(f"returned a {type(found).__name__}", expected="a tensor of counts", hint=SUMS)
+        counts: Any = registry.call("metric", self.name, self._metric.count, logits, labels)
+        if not isinstance(counts, Tensor):
+            raise self._broken(f"returned a {type(counts).__name__}", expected="a tensor of counts", hint=SUMS)
         shape = (len(labels), *self._metric.shape[1:]) if self.by_row else tuple(self._metric.shape)
-        if found.shape != shape:
+        if counts.shape != shape:
             expected = f"a tensor of shape {shape} for any number of samples"
-            raise self._broken(f"returned counts of shape {tuple(found.shape)}", expected=expected)
-        if found.is_floating_point() and found.dtype != torch.float64:
-            raise self._broken(f"returned counts of {found.dtype}", expected="integers or float64", hint=SUMS)
-        return found.double()
+            raise self._broken(f"returned counts of shape {tuple(counts.shape)}", expected=expected)
+        if counts.is_floating_point() and counts.dtype != torch.float64:
+            raise self._broken(f"returned counts of {counts.dtype}", expected="integers or float64", hint=SUMS)
+        return counts.double()
 
     def value(self, counts: Tensor) -> float:
         """Return the figure of summed counts.
 
         :raises PluginContractError: the metric raised, or it returned something other than a number.
         """
-        found = registry.call("metric", self.name, self._metric.value, counts)
+        figure = registry.call("metric", self.name, self._metric.value, counts)
         try:
-            return float(found)
+            return float(figure)
         except (TypeError, ValueError, RuntimeError) as error:
-            what, hint = f"returned a {type(found).__name__}", "give figures per class by the hook report of a plugin"
-            raise self._broken(what, expected="a number", hint=hint) from error
+            hint = "give figures per class by the hook report of a plugin"
+            raise self._broken(f"returned a {type(figure).__name__}", expected="a number", hint=hint) from error
 
     def curve(self, counts: Tensor) -> Mapping[str, Sequence[float]]:
         """Return the metric's curve.
@@ -76,8 +76,8 @@ class Checked(Metric):
             raise self._broken(f"counts other than an earlier metric with shared={self.shared!r}", hint=hint)
         self.value(one)
 
-    def _broken(self, found: str, **more: str) -> PluginContractError:
-        return PluginContractError.of(self.name, found, kind="metric", **more)  # type: ignore[arg-type]
+    def _broken(self, fault: str, **more: str) -> PluginContractError:
+        return PluginContractError.of(self.name, fault, kind="metric", **more)  # type: ignore[arg-type]
 
 
 def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:

@@ -54,11 +54,11 @@ def centred_clipping(vectors: Tensor, centre: Tensor, radius: float, iterations:
     >>> centred_clipping(torch.tensor([[1.0], [2.0], [900.0]]), torch.zeros(1), 3.0, 1)
     tensor([2.])
     """
-    found = centre.double()
+    centre = centre.double()
     for _ in range(iterations):
-        apart = vectors.double() - found
-        found = found + (apart * (radius / apart.norm(dim=1, keepdim=True)).clamp(max=1)).mean(dim=0)
-    return found.to(vectors.dtype)
+        apart = vectors.double() - centre
+        centre = centre + (apart * (radius / apart.norm(dim=1, keepdim=True)).clamp(max=1)).mean(dim=0)
+    return centre.to(vectors.dtype)
 
 
 def geometric_median(vectors: Tensor, smoothing: float, iterations: int) -> Tensor:
@@ -75,13 +75,13 @@ def geometric_median(vectors: Tensor, smoothing: float, iterations: int) -> Tens
     tensor([1.])
     """
     values = vectors.double()
-    found = coordinate_median(values)
+    point = coordinate_median(values)
     for _ in range(iterations):
-        apart = (values - found).norm(dim=1).clamp(min=smoothing)
-        last, found = found, (apart.reciprocal() / apart.reciprocal().sum()) @ values
-        if (found - last).norm() <= 1e-6 * apart.min():
+        distances = (values - point).norm(dim=1).clamp(min=smoothing)
+        last, point = point, (distances.reciprocal() / distances.reciprocal().sum()) @ values
+        if (point - last).norm() <= 1e-6 * distances.min():
             break
-    return found.to(vectors.dtype)
+    return point.to(vectors.dtype)
 
 
 def bulyan_selection(distances: Tensor, byzantine: int) -> list[int]:

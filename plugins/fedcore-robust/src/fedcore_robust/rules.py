@@ -95,13 +95,13 @@ class TrimmedMean(Rule):
     @hookimpl
     def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
         """Return the trimmed mean of every coordinate; of integer buffers the median."""
-        stacked, found = self.mixed(server, updates), dict[str, Tensor]()
+        stacked, means = self.mixed(server, updates), dict[str, Tensor]()
         trim = cache(lambda n: self.attackers(server, n, (n - 1) // 2, len(updates)))
         for name in updates[0].model:
             values = stacked(name)
             floating = values.is_floating_point()
-            found[name] = eq.trimmed_mean(values, trim(len(values))) if floating else eq.coordinate_median(values)
-        return found
+            means[name] = eq.trimmed_mean(values, trim(len(values))) if floating else eq.coordinate_median(values)
+        return means
 
 
 class KrumOptions(RuleOptions):
@@ -125,7 +125,7 @@ class Krum(Rule):
     def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
         """Return the mean of the chosen updates, and every other tensor's median over all of them.
 
-        The distances are those of trainable parameters: a client that is chosen for them could send any buffers.
+        The distances are between trainable parameters: a client that is chosen for them could send any buffers.
         """
         stacked, trainable = self.mixed(server, updates), server.trainable
         distances = distances_of(stacked, trainable)

@@ -60,7 +60,7 @@ def new(
 
 @options.config_flags(only=RUN_OPTIONS, with_defaults=False)
 def check(
-    given: dict[str, Any],
+    flags: dict[str, Any],
     *,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, or module:package.module.Class.")],
     only: Annotated[
@@ -90,7 +90,7 @@ def check(
 
     own = _own_options(name, settings or [])
     reasons = dict(text.partition("=")[::2] for text in expect or ())
-    verdicts = run_checks(name, slow=thorough, only=only or (), expected_failed_checks=reasons, options=own, run=given)
+    verdicts = run_checks(name, slow=thorough, only=only or (), expected_failed_checks=reasons, options=own, run=flags)
     if as_json:
         results = list(verdicts)
         output.print_json(

@@ -129,7 +129,7 @@ def _converse(scope: ServerScope) -> None:
     for window in (None, 1):
         tasks = _tasks(f"window-{window}")
         _require_answers(tasks, _outcomes(engine, tasks, window))
-    _require_answers(plain, _outcomes(engine, plain, given=iter(plain)))
+    _require_answers(plain, _outcomes(engine, plain, iterator=iter(plain)))
     assert not _outcomes(engine, []), "run([]) yields outcomes"
 
     mixed = [replace(task, shared=("first", "second")[task.client % 2]) for task in _tasks("shared")]
@@ -181,11 +181,14 @@ def _tasks(name: str, question: str = "answer") -> list[ClientTask]:
 
 
 def _outcomes(
-    engine: Engine, tasks: Sequence[ClientTask], window: int | None = None, given: Iterable[ClientTask] | None = None
+    engine: Engine, tasks: Sequence[ClientTask], window: int | None = None, iterator: Iterable[ClientTask] | None = None
 ) -> dict[str, Outcome]:
-    """Run tasks and return their outcomes by task id; each task has exactly one."""
+    """Run tasks and return their outcomes by task id; each task has exactly one.
+
+    :param iterator: runs the tasks from an iterator over them, in place of the sequence.
+    """
     try:
-        pairs = list(engine.run(tasks if given is None else given, window=window))
+        pairs = list(engine.run(tasks if iterator is None else iterator, window=window))
     except Exception as error:
         raise AssertionError(
             f"run raises {type(error).__name__}: {error}; what happens to a client is a ClientFailure"

@@ -106,7 +106,7 @@ def small_config(folder: Path, *plugins: Choice, **options: Any) -> RunConfig:
     pairs = [plugin if isinstance(plugin, tuple) else (plugin, {}) for plugin in plugins]
     out = options.pop("out", None) or tempfile.mkdtemp(dir=folder)
     options = {key: name_of(value, _REGISTERED_AS[key]) if callable(value) else value for key, value in options.items()}
-    return RunConfig(**{**SMALL, **options}, plugins={name_of(cls): dict(given) for cls, given in pairs}, out=out)
+    return RunConfig(**{**SMALL, **options}, plugins={name_of(cls): dict(own) for cls, own in pairs}, out=out)
 
 
 def initial_weights(config: RunConfig) -> Tensors:
@@ -210,7 +210,7 @@ def entry_point_of(plugin: object, kind: str = "plugin") -> EntryPoint | None:
 def needs_of(*plugins: Choice) -> dict[str, Any]:
     """Return the options of a run that these plugins require: ``public`` if one of them uses public samples."""
     pairs = (plugin if isinstance(plugin, tuple) else (plugin, {}) for plugin in plugins)
-    uses = any("public" in create_plugin(name_of(cls), given).reads for cls, given in pairs)
+    uses = any("public" in create_plugin(name_of(cls), own).reads for cls, own in pairs)
     return {"public": "0.1"} if uses else {}
 
 

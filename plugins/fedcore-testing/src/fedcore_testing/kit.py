@@ -85,7 +85,7 @@ def check_plugin(
     options: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
 ) -> list[Verdict]:
-    """Run all checks on a plugin and return the verdicts; the parameters are those of :func:`run_checks`.
+    """Run all checks on a plugin and return the verdicts; the parameters are as for :func:`run_checks`.
 
     :raises CheckFailed: an AssertionError that names the plugin, every check that failed, and what to do.
     """
@@ -129,8 +129,8 @@ def parametrize_with_checks(
     _require_known(only)
     cases = []
     for plugin in plugins:
-        given = expected_failed_checks
-        expected = given(plugin) if callable(given) else given or {}
+        by_plugin = expected_failed_checks
+        expected = by_plugin(plugin) if callable(by_plugin) else by_plugin or {}
         _require_known(expected)
         label = plugin if isinstance(plugin, str) else getattr(plugin, "__name__", str(plugin)).lower()
         for check in (check for check in CHECKS.values() if not only or check.name in only):
@@ -142,13 +142,13 @@ def parametrize_with_checks(
 
 
 def _skipping(
-    check: Check, options: Mapping[str, Any] | None, given: Mapping[str, Any] | None
+    check: Check, options: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None
 ) -> Callable[[Any], None]:
     def run(plugin: Any) -> None:
         import pytest
 
         try:
-            check.function(trial_of(plugin, options, given))
+            check.function(trial_of(plugin, options, overrides))
         except NotApplicable as reason:
             pytest.skip(str(reason))
 

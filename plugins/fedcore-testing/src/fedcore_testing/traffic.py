@@ -29,9 +29,9 @@ class Traffic(NamedTuple):
 class Watch(InProcessEngine):
     """The in-process engine; records every tensor that is sent next to the model."""
 
-    def __init__(self, site: ClientSite, seen: dict[str, Shapes]) -> None:
+    def __init__(self, site: ClientSite, shapes: dict[str, Shapes]) -> None:
         super().__init__(site)
-        self.seen = seen
+        self.shapes = shapes
 
     def share(self, key: str, payload: SharedPayload) -> None:
         """Record and share a payload."""
@@ -55,14 +55,14 @@ class Watch(InProcessEngine):
     def _note(self, way: str, *sent: Tensors) -> None:
         for tensors in sent:
             for name, tensor in tensors.items():
-                self.seen.setdefault(way, {})[name] = list(tensor.shape)
+                self.shapes.setdefault(way, {})[name] = list(tensor.shape)
 
 
 def watch(plugin: str, options: Mapping[str, Any] | None = None) -> Traffic:
     """Return the tensors that a plugin sends next to the model.
 
     Two rounds, two clients and ten classes on digits with ``mlp``: shapes that depend on the data or the model are
-    those of this run.
+    this run's.
     """
     shapes: dict[str, Shapes] = {}
     with tempfile.TemporaryDirectory(prefix="fedcore-") as folder:

@@ -54,15 +54,15 @@ class Trial:
 
     :param target: its class, or the name under which it is installed (or ``module:package.module.Class``).
     :param options: the plugin's own options, by name; the others have their defaults.
-    :param given: options of the run, such as ``dataset`` and ``model``; they override the options of every check. With
-        a ``task`` alone, they are completed by a data set and a model of it.
+    :param overrides: options of the run, such as ``dataset`` and ``model``, in place of those of every check. With a
+        ``task`` alone, they are completed by a data set and a model of it.
     :raises UnknownNameError: no installed package provides the name.
     """
 
     def __init__(
-        self, target: Any, options: Mapping[str, Any] | None = None, given: Mapping[str, Any] | None = None
+        self, target: Any, options: Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None
     ) -> None:
-        self.options, self.given = dict(options or {}), _of_task(given or {})
+        self.options, self.overrides = dict(options or {}), _of_task(overrides or {})
         self.target = registry.resolve("plugin", target) if isinstance(target, str) else target
         self.name = target if isinstance(target, str) else name_of(target)
         self.label = self.name
@@ -98,8 +98,8 @@ class Trial:
         return federate(self.folder, *before, own, *others, notify=_silent, engine=engine, **run)
 
     def run_options(self, **options: Any) -> dict[str, Any]:
-        """Return :data:`RUN` with ``options``, which override it, and ``given``, which override these."""
-        return {**RUN, **self.needs, **options, **self.given}
+        """Return :data:`RUN` with ``options``, which override it, and ``overrides``, which override these."""
+        return {**RUN, **self.needs, **options, **self.overrides}
 
     @property
     def needs(self) -> dict[str, Any]:
@@ -139,13 +139,13 @@ class Trial:
         return Watched(findings, moved, error)
 
 
-def _of_task(given: Mapping[str, Any]) -> dict[str, Any]:
+def _of_task(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of a run, with a small data set of their task and a model for it."""
-    if "task" not in given or "dataset" in given:
-        return dict(given)
-    task: type[Task] = registry.resolve("task", given["task"])
+    if "task" not in options or "dataset" in options:
+        return dict(options)
+    task: type[Task] = registry.resolve("task", options["task"])
     model = {"model": task.model} if task.model else {}
-    return {"dataset": task.example or RUN["dataset"], "samples": problems.FEW, **model, **given}
+    return {"dataset": task.example or RUN["dataset"], "samples": problems.FEW, **model, **options}
 
 
 def _silent(event: str, details: Mapping[str, Any]) -> None:

@@ -41,25 +41,25 @@ def _around(hook: str, function: Any, findings: list[Finding], idle: dict[str, f
     names = list(inspect.signature(function).parameters)[1:]
 
     @functools.wraps(function)
-    def call(plugin: Plugin, *given: Any) -> Any:
+    def call(plugin: Plugin, *arguments: Any) -> Any:
         def report(rule: Rule, what: str) -> None:
             finding = Finding(rule, hook, what)
             if finding not in findings:
                 findings.append(finding)
 
-        observed = Call(hook, plugin, dict(zip(names, given, strict=True)), report, idle)
+        observed = Call(hook, plugin, dict(zip(names, arguments, strict=True)), report, idle)
         with ExitStack() as stack:
             for sensor in SENSORS:
                 stack.enter_context(sensor(observed))
-            result = function(plugin, *given)
+            result = function(plugin, *arguments)
         for inspect_result in INSPECTORS:
             inspect_result(observed, result)
         if hook in ("broadcast", "broadcast_to"):
             if hook == "broadcast_to":  # another client's message in between must not change this one's
                 function(
-                    plugin, *(max(0, value - 1) if name == "client" else value for name, value in zip(names, given))
+                    plugin, *(max(0, value - 1) if name == "client" else value for name, value in zip(names, arguments))
                 )
-            repeated(observed, result, function(plugin, *given))
+            repeated(observed, result, function(plugin, *arguments))
         return result
 
     return call

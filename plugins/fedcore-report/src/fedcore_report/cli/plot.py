@@ -15,7 +15,7 @@ from fedcore_report.files import FORMATS, require_converter, save
 
 @options.config_flags(only=SPLIT_FIELDS)
 def plot(
-    given: dict[str, Any],
+    flags: dict[str, Any],
     *,
     file: Annotated[
         Path | None, typer.Argument(metavar="[RUN_OR_FILE]", help="A run, or a partition file of split or of a run.")
@@ -36,13 +36,13 @@ def plot(
     for picture in out or ():
         check_out(picture, [f".{form}" for form in FORMATS], force=force)
         require_converter(picture.suffix[1:])
-    if file is not None and given.get("partition") is not None:
-        raise ConfigError(f"name either {file} or --partition {given['partition']}")
-    config = RunConfig.create(given)
+    if file is not None and flags.get("partition") is not None:
+        raise ConfigError(f"name either {file} or --partition {flags['partition']}")
+    config = RunConfig.create(flags)
     source = file or (Path(config.partition) if config.partition.endswith(".json") else None)
     if source is not None:
         source = source / "partition.json" if source.is_dir() else source
-        config = _with_data_of_run(source, config, given, allow_code=allow_code)
+        config = _with_data_of_run(source, config, flags, allow_code=allow_code)
 
     from fedcore.data import load_dataset, load_partition
     from fedcore.tools import resolve_partition
@@ -71,14 +71,14 @@ def plot(
         output.line(f"written: {picture}")
 
 
-def _with_data_of_run(partition: Path, config: RunConfig, given: dict[str, Any], *, allow_code: bool) -> RunConfig:
-    """Return the configuration. If the user gives no data set, it is the data set of the partition's run."""
+def _with_data_of_run(partition: Path, config: RunConfig, flags: dict[str, Any], *, allow_code: bool) -> RunConfig:
+    """Return the configuration, without a flag for a data set with the data set of the partition's run."""
     beside = partition.with_name("config.yaml")
-    if "dataset" in given or partition.name != "partition.json" or not beside.is_file():
+    if "dataset" in flags or partition.name != "partition.json" or not beside.is_file():
         return config
     written = safe_yaml.read_mapping(beside, plain=True)
     if "digests" not in written:  # some other file, not of a run
         return config
-    config = RunConfig.create({"dataset": written.get("dataset"), "data_dir": written.get("data_dir"), **given})
-    saved.check_code(code_in(config), beside, allow=allow_code, own=typed_code(given.values()))
+    config = RunConfig.create({"dataset": written.get("dataset"), "data_dir": written.get("data_dir"), **flags})
+    saved.check_code(code_in(config), beside, allow=allow_code, own=typed_code(flags.values()))
     return config

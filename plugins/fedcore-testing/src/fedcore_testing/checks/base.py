@@ -67,13 +67,15 @@ def check(todo: str, *, slow: bool = False) -> Callable[[Callable[[Trial], None]
     return decorate
 
 
-def trial_of(plugin: Any, options: Mapping[str, Any] | None = None, given: Mapping[str, Any] | None = None) -> Trial:
+def trial_of(
+    plugin: Any, options: Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None
+) -> Trial:
     """Return a plugin's trial; the last ones are cached, so that checks share their runs."""
     if isinstance(plugin, Trial):
         return plugin
-    key = plugin, repr(options or {}), repr(given or {})
+    key = plugin, repr(options or {}), repr(overrides or {})
     if key not in _trials:
-        _trials[key] = Trial(plugin, options, given)
+        _trials[key] = Trial(plugin, options, overrides)
     _trials.move_to_end(key)
     while len(_trials) > _KEPT:
         _trials.popitem(last=False)

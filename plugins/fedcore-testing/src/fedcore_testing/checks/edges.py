@@ -54,7 +54,7 @@ def check_works_with_absent_classes(trial: Trial) -> None:
 )
 def check_works_with_a_frozen_backbone(trial: Trial) -> None:
     """A model whose first layers have no gradients: they do not travel, are not kept, and stay as they are."""
-    if "model" in trial.given:
+    if "model" in trial.overrides:
         raise NotApplicable("it needs a model of its own, and one was given")
     findings: list[Finding] = []
     result = finished(trial.run(model=f"{HERE}with_fixed_layers", participation=1.0, findings=findings))

@@ -78,7 +78,7 @@ def check_neutral_options_are_fedavg(trial: Trial) -> None:
     neutral = trial.plugin.neutral
     if neutral is None:
         raise NotApplicable("the plugin declares no neutral options")
-    ours, fedavg = trial.run(settings=dict(neutral)), trial_of(BUILTIN, given=trial.given).usual
+    ours, fedavg = trial.run(settings=dict(neutral)), trial_of(BUILTIN, overrides=trial.overrides).usual
     assert model_bytes(ours) == model_bytes(fedavg), (
         f"with {dict(neutral) or 'any options'} the global model differs from FedAvg's"
     )
@@ -158,7 +158,7 @@ def check_encoding_saves_bytes(trial: Trial) -> None:
     """A plugin that ``encodes`` parameters uploads less than the model."""
     if not trial.plugin.encodes:
         raise NotApplicable("the plugin encodes nothing")
-    fedavg = trial_of(BUILTIN, given=trial.given).usual
+    fedavg = trial_of(BUILTIN, overrides=trial.overrides).usual
     sent, whole = (finished(run).summary["bytes"]["up"] for run in (trial.usual, fedavg))
     assert sent < whole, f"the clients sent {sent} bytes, FedAvg's clients {whole}"
 
