@@ -10,7 +10,7 @@ import pytest
 from fedcore.base.config import RunConfig
 from fedcore.base.identity import digest
 from fedcore.cli.settings import build_config
-from fedcore_report.breakdowns import _fared, participation
+from fedcore_report.breakdowns import _outcomes, participation
 from fedcore_study.comparisons.groups import group_runs
 from fedcore_study.comparisons.records import read_run
 from fedcore_study.sweeps.spec import SweepSpec, parse_axis
@@ -71,7 +71,7 @@ def test_the_report_shows_who_took_part(cli, tmp_path: Path) -> None:
     assert cli("train", *SMALL, "--out", "plain", "--quiet").exit_code == 0
 
     run = read_run(tmp_path / "run", print)
-    fared = _fared(run)
+    fared = _outcomes(run)
     summary = run.summary["system"] if run.summary else {}
     assert fared["all epochs"] + fared["fewer epochs"] == pytest.approx(summary["accepted"] / 3)
     assert fared["dropped"] == pytest.approx(summary["lost"]["dropped"] / 3)

@@ -18,7 +18,7 @@ import fedcore
 from fedcore import RunConfig
 from fedcore_report import axes, svg
 from fedcore_report.axes import Scale, apart, scale_of
-from fedcore_report.breakdowns import _fared, _parts
+from fedcore_report.breakdowns import _outcomes, _parts
 from fedcore_report.charts import (
     Bars,
     Box,
@@ -298,7 +298,7 @@ def test_a_client_whose_answer_failed_has_taken_part():
     answer = {"client": 0, "kind": "raised", "message": "no statistics", "question": "statistics"}
     failures = [answer, {"client": 2, "kind": "dropped", "message": ""}]
     line = {"cohort": [0, 1, 2], "system": {"took_part": [0, 1], "partial": {"1": 1}}, "failures": failures}
-    fared = _fared(SimpleNamespace(rounds=[line]))
+    fared = _outcomes(SimpleNamespace(rounds=[line]))
     assert {outcome: number for outcome, number in fared.items() if number} == {
         "all epochs": 1,
         "fewer epochs": 1,

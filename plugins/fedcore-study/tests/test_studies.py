@@ -16,7 +16,7 @@ import fedcore_study
 from fedcore import ConfigError, Interrupted, RunConfig
 from fedcore_study import studies
 from fedcore_study.sweeps import run as running
-from fedcore_study.sweeps.given import Given
+from fedcore_study.sweeps.objects import SweepObjects
 from fedcore_study.sweeps.processes import Outcome
 from fedcore_testing.stub_plugins import EqualWeights
 from tests.sentences import raises
@@ -129,13 +129,13 @@ def test_what_cannot_be_swept(tmp_path):
 def test_a_file_and_names_of_plugins(tmp_path):
     (tmp_path / "grid.yaml").write_text("grid: {plugin: [fedavg, moon+uscc], alpha: [0.1, 1]}\n")
     asked = (tmp_path / "grid.yaml", 2, None, {"moon.mu": 5}, {"data_dir": Path("d")})
-    spec, folder, goes_on = studies._asked_for(*asked, Given(), None)
+    spec, folder, goes_on = studies._asked_for(*asked, SweepObjects(), None)
     assert (folder, goes_on) == (Path("sweeps/grid"), False)
     assert spec.base == {"data_dir": "d"}
     assert [config.seed for _, config in spec.cells()] == [0] * 4 + [1] * 4
     named = f"module:{EqualWeights.__module__}.EqualWeights"
     values = [[EqualWeights, "fedprox"], {EqualWeights: {"a": 1}}]
-    assert Given().named("plugin", values) == [[named, "fedprox"], {named: {"a": 1}}]
+    assert SweepObjects().named("plugin", values) == [[named, "fedprox"], {named: {"a": 1}}]
 
 
 def test_a_report_is_written(swept, tmp_path):

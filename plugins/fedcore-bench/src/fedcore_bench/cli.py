@@ -77,19 +77,19 @@ def bench(
             raise ConfigError(f"--profile has no parts of workload {unfit[0]}; it lists those of: {known}")
         _profile([name for name in wanted if name in workloads.AGAINST_REFERENCE], blocks, rounds, as_json)
         return
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "device": device,
         "workers": workers,
         "precision": precision,
     }
     added = {"capture": (capture, True), "lanes": (lanes, 1), "stack": (stack, 1)}  # of the package fedcore-accelerate
-    given |= {name: value for name, (value, default) in added.items() if value != default}
+    settings |= {name: value for name, (value, default) in added.items() if value != default}
     measured: list[Measured] = []
     scaled: list[Scaled] = []
     for name in wanted:
         if name in workloads.AGAINST_REFERENCE:
             against = workloads.AGAINST_REFERENCE[name]
-            measured.append(measure.against_reference(against, given, blocks=blocks, block=rounds))
+            measured.append(measure.against_reference(against, settings, blocks=blocks, block=rounds))
             _show(measured[-1])
             continue
         usual = scale.METHODS if name == "scale" else workloads.METHODS
@@ -97,10 +97,10 @@ def bench(
             try:
                 if name == "scale":
                     counts = clients or scale.CLIENTS
-                    scaled += scale.over_clients(method, given, clients=counts, blocks=blocks, block=rounds)
+                    scaled += scale.over_clients(method, settings, clients=counts, blocks=blocks, block=rounds)
                     output.note(f"scale {method}: time {scaled[-1].ratio.median:.2f} with {counts[-1]:,} clients")
                 else:
-                    measured.append(measure.beside_fedavg(method, given, blocks=blocks, block=rounds))
+                    measured.append(measure.beside_fedavg(method, settings, blocks=blocks, block=rounds))
                     _show(measured[-1])
             except FedcoreError as error:
                 if plugin:
@@ -160,12 +160,12 @@ def _profile(names: list[str], blocks: int, rounds: int | None, as_json: bool) -
     from fedcore_bench.profile import profile
     from fedcore_bench.workloads import AGAINST_REFERENCE
 
-    found = [profile(AGAINST_REFERENCE[name], blocks=blocks, block=rounds) for name in names]
+    profiles = [profile(AGAINST_REFERENCE[name], blocks=blocks, block=rounds) for name in names]
     if as_json:
-        output.print_json(list(map(asdict, found)))
+        output.print_json(list(map(asdict, profiles)))
         return
-    for row in found:
-        output.stdout().print(_profile_table(row))
+    for each in profiles:
+        output.stdout().print(_profile_table(each))
 
 
 def _profile_table(row: Profile) -> Table:

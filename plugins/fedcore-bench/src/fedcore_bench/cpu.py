@@ -90,7 +90,7 @@ def _serve(task: Task, sums: list[Tensor], pipe: Connection, shared_next: Any) -
             kind, *rest = pipe.recv()
         except EOFError:
             return
-        found = 0
+        hits = 0
         with torch.no_grad():
             torch._foreach_copy_(trainer.start, task.weights)
         if kind == "train":
@@ -103,5 +103,5 @@ def _serve(task: Task, sums: list[Tensor], pipe: Connection, shared_next: Any) -
                     torch._foreach_add_(sums, trainer.parameters, alpha=len(task.holds[clients[number]]) / total)
         elif kind == "evaluate":
             chunks = -(-len(task.test_labels) // forward_chunk(trainer.device))
-            found = sum(trainer.hits(chunk) for chunk in handed_out(chunks))
-        pipe.send(found)
+            hits = sum(trainer.hits(chunk) for chunk in handed_out(chunks))
+        pipe.send(hits)

@@ -145,7 +145,7 @@ def in_turn(sides: Sequence[Callable[[], float]], blocks: int) -> list[list[floa
 
 
 def children() -> list[int]:
-    """Return the processes that this process and those have started; empty on a system without /proc."""
+    """Return the descendants of this process; empty on a system without /proc."""
     parents = {}
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -154,10 +154,10 @@ def children() -> list[int]:
             continue
         if parent:
             parents[int(status.parent.name)] = int(parent[1])
-    found = [os.getpid()]
-    for process in found:  # it grows meanwhile: workers are forked by a process between
-        found += [child for child, parent in parents.items() if parent == process]
-    return found[1:]
+    processes = [os.getpid()]
+    for process in processes:  # it grows meanwhile: workers are forked by a process between
+        processes += [child for child, parent in parents.items() if parent == process]
+    return processes[1:]
 
 
 def _measured(

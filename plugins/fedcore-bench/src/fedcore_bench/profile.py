@@ -130,11 +130,11 @@ def profile(workload: Workload, *, blocks: int, block: int | None = None) -> Pro
         federation = inside.experiment.federation
         steps = BareSteps(Task.of(federation.config, federation.dataset, federation.partition))
         sides = [lambda: _processor(inside, block), lambda: _processor(outside, block), lambda: steps.rounds(block)]
-        found = in_turn(sides, blocks)
+        seconds = in_turn(sides, blocks)
         watched.rounds(block)
         parts = {part: seconds / MORE for part, seconds in by_part(watched, MORE * block).items()}
     scale = 1000 / (block * federation.config.cohort_size)
-    inner, outer, bare = ([scale * seconds for seconds in side] for side in found)
+    inner, outer, bare = ([scale * block_seconds for block_seconds in side] for side in seconds)
     parts = {part: scale * seconds for part, seconds in parts.items()}
     parts[MESSAGES] = Spread.of([two - one for one, two in zip(inner, outer, strict=True)]).median
     return Profile(

@@ -150,7 +150,7 @@ def peaks() -> Memory:
 def _peak(process: int) -> float | None:
     """Return a process's peak in MiB, as Linux counts it (VmHWM); None if the process has ended."""
     try:
-        found = re.search(r"^VmHWM:\s+(\d+)", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+        peak = re.search(r"^VmHWM:\s+(\d+)", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) / 1024 if found else None
+    return int(peak[1]) / 1024 if peak else None

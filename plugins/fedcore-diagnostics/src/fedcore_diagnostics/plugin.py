@@ -172,8 +172,9 @@ def _rows(model: Any, server: ServerContext) -> Tensor | None:
 
 
 def _cka(each: Sequence[Tensor], features: Tensor) -> Figures:
-    found = [measures.linear_cka(own.double(), features.double()) for own in each]
-    return {"cka": _mean(found), "cka_lowest": min(map(float, found)), "cka_of_clients": _floats(found)}
+    similarities = [measures.linear_cka(own.double(), features.double()) for own in each]
+    lowest = min(map(float, similarities))
+    return {"cka": _mean(similarities), "cka_lowest": lowest, "cka_of_clients": _floats(similarities)}
 
 
 def _collapse(features: Tensor, logits: Tensor, labels: Tensor, rows: Tensor | None) -> Figures:

@@ -243,13 +243,13 @@ def _use(run: Run, model: nn.Module, client: int | None, files: set[str]) -> Ite
         yield f"`network` is a `{type(model.network()).__name__}`, the class behind the run's model {_span(name)}."
         return
     plain = plain_model(run, client, model)
-    found, expected = ({name: t.shape for name, t in each.state_dict().items()} for each in (model, plain))
-    if found != expected:
+    own, expected = ({name: t.shape for name, t in each.state_dict().items()} for each in (model, plain))
+    if own != expected:
         yield _code(*weights)
         yield f"The names are those of the network as {_text(method(config.plugins))} configures it."
         return
-    given = ", ".join(f"{name}={value!r}" for name, value in _task(run).items())
-    built = f"build_model({name!r}, {given}, seed={config.seed}, projection={_has_projection(model)})"
+    arguments = ", ".join(f"{name}={value!r}" for name, value in _task(run).items())
+    built = f"build_model({name!r}, {arguments}, seed={config.seed}, projection={_has_projection(model)})"
     yield _code(
         *weights,
         "from fedcore.models import build_model",

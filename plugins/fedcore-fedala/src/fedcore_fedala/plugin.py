@@ -74,9 +74,9 @@ class FedALA(Plugin[FedALAOptions]):
         model.load_state_dict(eq.mixture(own, received, shares), strict=False)
         for _ in range(1 if client.state else options.most_epochs):
             for positions in part.split(options.batch_size):
-                found = client.gradients(positions, model)
+                gradients = client.gradients(positions, model)
                 shares = {
-                    name: eq.renewed_share(share, found[name], own[name], received[name], options.eta)
+                    name: eq.renewed_share(share, gradients[name], own[name], received[name], options.eta)
                     for name, share in shares.items()
                 }
                 model.load_state_dict(eq.mixture(own, received, shares), strict=False)

@@ -109,9 +109,9 @@ class FedNH(Plugin[FedNHOptions]):
     @hookimpl
     def aggregate(self, server: ServerContext) -> Mapping[str, Tensor]:
         """Return W of the next round."""
-        found = mean_over_holders(server.state)
+        means = mean_over_holders(server.state)
         rho = self.options.rho
-        return {PROTOTYPES: smoothed_prototypes(server.model[PROTOTYPES], found["prototypes"], found["known"], rho)}
+        return {PROTOTYPES: smoothed_prototypes(server.model[PROTOTYPES], means["prototypes"], means["known"], rho)}
 
     @hookimpl
     def end_round(self, server: ServerContext) -> None:

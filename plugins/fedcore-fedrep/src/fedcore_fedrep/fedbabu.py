@@ -54,9 +54,9 @@ class FedBABU(Plugin[FedBABUOptions]):
         stream = client.generator("fine-tune")
         for _ in range(options.epochs):
             for positions in torch.randperm(client.n, generator=stream).split(options.batch_size):
-                found = client.gradients(positions, own)
+                gradients = client.gradients(positions, own)
                 with torch.no_grad():
-                    for name, gradient in found.items():
+                    for name, gradient in gradients.items():
                         if name.startswith(prefix):
                             own.get_parameter(name).sub_(gradient, alpha=options.lr or client.lr)
         return own

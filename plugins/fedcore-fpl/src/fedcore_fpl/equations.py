@@ -69,13 +69,13 @@ def cluster_prototypes(prototypes: Tensor, known: Tensor) -> tuple[Tensor, Tenso
     one class are clustered by :func:`finch`, and each cluster's mean is a cluster prototype. A class without a holder
     has none.
     """
-    found, classes = [prototypes.new_zeros(0, prototypes.shape[2]).double()], []
+    parts, classes = [prototypes.new_zeros(0, prototypes.shape[2]).double()], []
     for label in known.any(dim=0).nonzero().flatten().tolist():
         own = prototypes[known[:, label], label]  # (holders, d)
         means = cluster_means(own, finch(own))
-        found.append(means)
+        parts.append(means)
         classes += [label] * len(means)
-    return torch.cat(found).float(), torch.tensor(classes, dtype=torch.int64)
+    return torch.cat(parts).float(), torch.tensor(classes, dtype=torch.int64)
 
 
 def cluster_contrast(

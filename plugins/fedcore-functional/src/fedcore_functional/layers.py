@@ -86,13 +86,13 @@ def _parts(name: str, module: nn.Module) -> list[_Part]:
 
 def _linear_layers_at_end(parts: list[_Part]) -> list[int]:
     """Return the positions of the linear layers behind which only activations and linear layers come, last first."""
-    found = []
+    positions = []
     for position in reversed(range(len(parts))):
         if isinstance(parts[position].module, nn.Linear):
-            found.append(position)
+            positions.append(position)
         elif not isinstance(parts[position].module, BETWEEN):
             break
-    return found
+    return positions
 
 
 def names_of_last_layers(model: SplitModel, count: int, *, option: str) -> list[str]:

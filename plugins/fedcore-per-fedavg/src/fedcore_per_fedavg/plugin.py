@@ -79,8 +79,8 @@ class PerFedAvg(Plugin[PerFedAvgOptions]):
             return None
         own = client.network()
         for _ in range(self.options.steps):
-            found = client.gradients(model=own)
+            gradients = client.gradients(model=own)
             with torch.no_grad():
-                for name, gradient in found.items():
+                for name, gradient in gradients.items():
                     own.get_parameter(name).sub_(gradient, alpha=self.options.alpha)
         return own

@@ -1,7 +1,7 @@
 """What results and rounds are made of: accuracy by client and by class, confusions, outcomes, bytes and seconds.
 
 Imports no torch. Runs of one row are put together, which differ in the seed alone. Every value comes from a file, which
-may be damaged or untrusted: what is no finite number counts as not recorded.
+may be damaged or untrusted: a value that is no finite number counts as not recorded.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def by_client(group: Group, colors: Mapping[str, int], main: str) -> Chart | Omi
         after = set()
         for label, runs in group.rows.items():
             rounds, measured = _standing(runs, protocol)
-            if found := _boxes(label, colors[label], measured, measure):
-                boxes += found
+            if drawn := _boxes(label, colors[label], measured, measure):
+                boxes += drawn
                 after.add(rounds)
         if boxes:
             return Boxes(
@@ -104,7 +104,7 @@ def by_class(group: Group, class_names: Sequence[str] | None) -> Chart | Omitted
     chart = _figure_by(group, ACCURACY, read, "classes", "class", "the server's test set")
     if chart is not None:
         return chart
-    runs = [run for found in group.rows.values() for run in found]
+    runs = [run for runs in group.rows.values() for run in runs]
     if any(run.signs for run in runs):
         return Omitted("Accuracy by class", "the runs' task has no classes")
     reasons = {plain(m["global_reason"]) for run in runs for m in _metrics(run) if "global_reason" in m}
@@ -167,10 +167,9 @@ def confusions(
     """Return the confusion matrices of a group's finished runs, a row's being the sum over its seeds.
 
     :param main: the protocol that comes first.
-    :returns: Those of the main protocol, or of the first that has some, and those of the others by protocol.
+    :returns: The matrices of the main protocol, or of the first that has some, and the others by protocol.
     """
-    found = {protocol: list(_confusions(group, class_names, protocol)) for protocol in PROTOCOLS}
-    drawn = {protocol: charts for protocol, charts in found.items() if charts}
+    drawn = {protocol: charts for protocol in PROTOCOLS if (charts := list(_confusions(group, class_names, protocol)))}
     if not drawn:
         return [Omitted("Confusion matrix", "a finished run records it, up to 100 classes")], {}
     return [*drawn.pop(main if main in drawn else next(iter(drawn)))], drawn
@@ -179,10 +178,10 @@ def confusions(
 def _confusions(group: Group, class_names: Sequence[str] | None, protocol: str) -> Iterator[Chart]:
     key, clients = protocols.confusion_key(protocol), "clients and " if PROTOCOLS[protocol].on_clients else ""
     for label, runs in group.rows.items():
-        found = [run.summary[key] for run in runs if run.summary is not None and run.summary.get(key)]
-        if not found:
+        matrices = [run.summary[key] for run in runs if run.summary is not None and run.summary.get(key)]
+        if not matrices:
             continue
-        names = _names(class_names, len(found[0]))
+        names = _names(class_names, len(matrices[0]))
         yield Heatmap(
             name=f"confusion-{protocol}-{label}",
             title=f"Confusion matrix, {protocol}: {plain(label)}",
@@ -193,28 +192,28 @@ def _confusions(group: Group, class_names: Sequence[str] | None, protocol: str) 
             y_title="class",
             columns=names,
             rows=names,
-            grid=_in_percent(found),
+            grid=_in_percent(matrices),
             unit="%",
             root=True,
         )
 
 
-def _in_percent(found: Sequence[Counts]) -> Grid:
+def _in_percent(matrices: Sequence[Counts]) -> Grid:
     """Return the sum of matrices, each row in percent of its samples; None in a row without samples."""
-    total = [[sum(counts) for counts in zip(*rows, strict=True)] for rows in zip(*found, strict=True)]
+    total = [[sum(counts) for counts in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]
     return [[100 * count / sum(row) if sum(row) else None for count in row] for row in total]
 
 
 def participation(group: Group) -> Iterator[Chart]:
     """Yield the outcomes of the selected clients, if a simulated system recorded them."""
     about = "Outcomes of the selected clients in the simulated system (--system); mean over rounds and seeds."
-    found = {label: [_fared(run) for run in runs] for label, runs in group.rows.items()}
-    chart = _bars("participation", "Who took part", about, "clients per round", found)
+    outcomes = {label: [_outcomes(run) for run in runs] for label, runs in group.rows.items()}
+    chart = _bars("participation", "Who took part", about, "clients per round", outcomes)
     if chart is not None:
         yield chart
 
 
-def _fared(run: RunRecord) -> dict[str, float]:
+def _outcomes(run: RunRecord) -> dict[str, float]:
     """Return the mean number of selected clients of a round by outcome; empty without a simulated system."""
     lines = [line for line in run.rounds if "system" in line]
     counts = dict.fromkeys(("all epochs", "fewer epochs", *rounds.SIMULATED, "other failures"), 0)
@@ -232,13 +231,13 @@ def _fared(run: RunRecord) -> dict[str, float]:
 def bytes_sent(group: Group) -> Chart | Omitted:
     """Return the MB per round in each direction, by sender."""
     about = "Bytes to all clients of a round (down) and from them (up), by sender; mean over rounds and seeds."
-    found = {
+    sent = {
         f"{label} {direction}": [_bytes_per_round(run, direction) for run in runs if run.rounds]
         for label, runs in group.rows.items()
         for direction in ("down", "up")
     }
     title = "Communication per round"
-    return _bars("bytes", title, about, "MB per round", found) or Omitted(title, "no round is recorded yet")
+    return _bars("bytes", title, about, "MB per round", sent) or Omitted(title, "no round is recorded yet")
 
 
 def _bytes_per_round(run: RunRecord, direction: str) -> dict[str, float]:
@@ -256,25 +255,28 @@ def seconds(group: Group) -> Chart | Omitted:
         "Seconds of a round with its evaluation on the machine that ran it, whatever else it did meanwhile; mean over "
         "seeds and rounds, without the first, which also starts processes. The whole bar is s/round of the table."
     )
-    found = {label: [_seconds_per_round(run) for run in runs] for label, runs in group.rows.items()}
+    by_stage = {label: [_seconds_per_round(run) for run in runs] for label, runs in group.rows.items()}
     title = "Time per round"
-    return _bars("seconds", title, about, "seconds per round", found) or Omitted(title, "no round is recorded yet")
+    return _bars("seconds", title, about, "seconds per round", by_stage) or Omitted(title, "no round is recorded yet")
 
 
 def _seconds_per_round(run: RunRecord) -> dict[str, float]:
     """Return the mean seconds of each stage; what no stage accounts for is ``other``."""
     lines = [mapping_in(line, "time") for line in timed_rounds(run)]
-    found = {part: statistics.fmean(number(line.get(part)) or 0.0 for line in lines) for part in TIMES if lines}
+    means = {part: statistics.fmean(number(line.get(part)) or 0.0 for line in lines) for part in TIMES if lines}
     whole = seconds_per_round(run)
-    return found if whole is None else {**found, "other": max(0.0, whole - sum(found.values()))}
+    return means if whole is None else {**means, "other": max(0.0, whole - sum(means.values()))}
 
 
 def _bars(
-    name: str, title: str, about: str, x_title: str, found: Mapping[str, Sequence[Mapping[str, float]]]
+    name: str, title: str, about: str, x_title: str, rows: Mapping[str, Sequence[Mapping[str, float]]]
 ) -> Chart | None:
-    """Return stacked bars, each the mean of the runs that recorded something; None if there is nothing to see."""
+    """Return stacked bars, each the mean of the runs that recorded something; None if there is nothing to see.
+
+    :param rows: the parts of each run's bar, by the bar's label.
+    """
     columns = {}
-    for label, runs in found.items():
+    for label, runs in rows.items():
         recorded = [parts for parts in runs if parts]
         if recorded:
             names = dict.fromkeys(name for parts in recorded for name in parts)
@@ -308,13 +310,13 @@ Metrics: TypeAlias = "Mapping[str, Any]"
 def _standing(runs: Sequence[RunRecord], protocol: str) -> tuple[int, list[tuple[RunRecord, Metrics]]]:
     """Return a protocol's figures of a row's runs, and the number of rounds after which they were taken.
 
-    The figures are those of the finished runs at their end. If no run is finished, they are of all runs that have
-    begun, after the last evaluated round that these have in common.
+    Finished runs have the figures of their end. If no run is finished, all runs that have begun have the figures of the
+    last evaluated round that they have in common.
     """
     finished = [(run, run.summary["rounds"]) for run in runs if run.summary is not None]
     if finished:
-        found = [(run, run.figures(protocol, None)) for run, _ in finished]
-        return max(rounds for _, rounds in finished), [(run, figures) for run, figures in found if figures]
+        measured = [(run, figures) for run, _ in finished if (figures := run.figures(protocol, None))]
+        return max(rounds for _, rounds in finished), measured
     evaluated = [(run, {point.rounds for point in run.curve(protocol)}) for run in runs]
     begun = [(run, rounds) for run, rounds in evaluated if rounds]
     shared = set.intersection(*(rounds for _, rounds in begun)) if begun else set()

@@ -89,7 +89,7 @@ def heading(folders: Sequence[Path]) -> str:
 
 
 def build(
-    found: Sequence[RunRecord],
+    records: Sequence[RunRecord],
     notes: Sequence[str],
     *,
     title: str,
@@ -119,9 +119,9 @@ def build(
     :raises ConfigError: there is no run, two runs have the same settings and seed, a run names code, or no finished run
         reports a figure.
     """
-    fields, said = [option(name) for name in by], list(notes)
-    chosen, own = tuned_runs(found, fields, tuned)
-    runs = distinct(chosen, fields, said.append)
+    fields, all_notes = [option(name) for name in by], list(notes)
+    chosen, own = tuned_runs(records, fields, tuned)
+    runs = distinct(chosen, fields, all_notes.append)
     if not runs:
         raise ConfigError("there is no run to report yet")
     for run in runs:
@@ -131,7 +131,7 @@ def build(
             allow=allow_code,
         )
     if metric is not None:
-        runs = _compared_by(runs, metric, said)
+        runs = _compared_by(runs, metric, all_notes)
     if protocol is not None and not any(protocol in run.protocols for run in runs):
         raise UnknownNameError("protocol", protocol, sorted({name for run in runs for name in run.protocols}))
     common, groups = group_runs(runs, fields, own)
@@ -145,7 +145,7 @@ def build(
         raise UnknownNameError("baseline", baseline, rows)
     check_reported(runs, reported)
     if unfinished := [f"{run.path.name} ({_state(run)})" for run in runs if not run.finished]:
-        said.append(f"{len(unfinished)} of {len(runs)} runs are not finished: {', '.join(unfinished)}")
+        all_notes.append(f"{len(unfinished)} of {len(runs)} runs are not finished: {', '.join(unfinished)}")
     colors = {label: number for number, label in enumerate(rows)}
     telling = _telling(groups)
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
@@ -169,7 +169,7 @@ def build(
         title=title,
         setting=_setting(runs),
         created=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        notes=said,
+        notes=all_notes,
         sections=sections,
         ranks=rankings(groups, asked, colors),
         runs={run.path: _config_text(run) for run in runs},
@@ -177,23 +177,23 @@ def build(
     )
 
 
-def _compared_by(runs: Sequence[RunRecord], metric: str, said: list[str]) -> list[RunRecord]:
+def _compared_by(runs: Sequence[RunRecord], metric: str, notes: list[str]) -> list[RunRecord]:
     """Return the runs that measured a figure, to be compared by it; a note counts those that did not.
 
     :raises ConfigError: it is not known whether more of it is better, or no run measured it.
     """
     measure = Measure.of(metric, {name: sign for run in runs for name, sign in run.signs.items()})
     asked = [replace(run, compared=measure.name) for run in runs]
-    found = [run for run in asked if run.protocols]
-    if not found:
-        there = sorted({name for run in runs for of in run.protocols for name in run.metrics(of, None)})
+    measured = [run for run in asked if run.protocols]
+    if not measured:
+        known = sorted({name for run in runs for protocol in run.protocols for name in run.metrics(protocol, None)})
         raise ConfigError(
-            f"--metric {metric}: no run measured it; metrics of the runs: {', '.join(there) or 'none'}. --metric of "
+            f"--metric {metric}: no run measured it; metrics of the runs: {', '.join(known) or 'none'}. --metric of "
             "train and resume adds one"
         )
-    if len(found) < len(runs):
-        said.append(f"{len(runs) - len(found)} of {len(runs)} runs did not measure {measure.name} and are left out")
-    return found
+    if len(measured) < len(runs):
+        notes.append(f"{len(runs) - len(measured)} of {len(runs)} runs did not measure {measure.name} and are left out")
+    return measured
 
 
 def _with_global_models(group: Group) -> Group:
@@ -243,10 +243,10 @@ def _section(
     }
     made = {name: list(charts) for name, charts in parts.items()}
     shown = _drawn_once({**made, **{f"protocol {name}": charts for name, charts in others.items()}})
-    told = {name: group.settings[name] for name in telling if name in group.settings}
+    in_title = {name: group.settings[name] for name in telling if name in group.settings}
     return Section(
-        title=named(told),
-        settings=named(group.settings) if len(told) < len(group.settings) else "",
+        title=named(in_title),
+        settings=named(group.settings) if len(in_title) < len(group.settings) else "",
         opening=opened,
         main=main,
         parts={name: shown[name] for name in made},
@@ -369,13 +369,13 @@ def _overview(runs: Sequence[RunRecord]) -> Table:
 
 def _machines(runs: Sequence[RunRecord]) -> Table:
     """Return the machines of the runs' processes, and fedcore's commit if it was a checkout."""
-    found: dict[tuple[str, ...], set[str]] = {}
+    runs_by_machine: dict[tuple[str, ...], set[str]] = {}
     for run in runs:
         for session in run.sessions:
             machine = mapping_in(session, "machine")
-            values = (machine.get(name) for name in ("cpu", "gpu", "system", "cores"))
-            found.setdefault((_short(session.get("commit")), *map(_short, values)), set()).add(run.path.name)
-    rows = [[*values, str(len(names))] for values, names in found.items()]
+            values = (session.get("commit"), *(machine.get(name) for name in ("cpu", "gpu", "system", "cores")))
+            runs_by_machine.setdefault(tuple(map(_short, values)), set()).add(run.path.name)
+    rows = [[*values, str(len(names))] for values, names in runs_by_machine.items()]
     return Table(["commit", "processor", "GPU", "system", "cores", "runs"], rows, words=4)
 
 
@@ -384,16 +384,16 @@ def _versions(runs: Sequence[RunRecord]) -> Table:
     used = {BASELINE, *(name for run in runs for name in run.config.plugins)}
     of_plugins = {name: point.dist.name for name, point in registry.available("plugin").items() if point.dist}
     idle = set(of_plugins.values()) - {package for name, package in of_plugins.items() if name in used}
-    found: dict[str, dict[str, list[str]]] = {}
+    runs_by_version: dict[str, dict[str, list[str]]] = {}
     for run in runs:
         config = safe_yaml.read_yaml(_config_text(run))
         versions = mapping_in(config, "versions") if isinstance(config, dict) else {}
         for name, version in versions.items():
             if name not in idle:
-                found.setdefault(str(name), {}).setdefault(str(version), []).append(run.path.name)
+                runs_by_version.setdefault(str(name), {}).setdefault(str(version), []).append(run.path.name)
     rows = [
         [name, version, "" if len(where) == len(runs) else f"{len(where)} of {len(runs)} runs"]
-        for name, versions in sorted(found.items())
+        for name, versions in sorted(runs_by_version.items())
         for version, where in versions.items()
     ]
     return Table(["package", "version", ""], rows, words=3)

@@ -158,8 +158,8 @@ class Curves(Chart):
         named = [[line.label for line in lines] for lines in sets]
         labels = [" = ".join(names) if len(names) < 3 else f"{names[0]} = {len(names) - 1} others" for names in named]
         drawn = [replace(of[0], label=label) for of, label in zip(sets, labels, strict=True)]
-        said = [f"{joined(names)} have the same line." for names in named if len(names) > 1]
-        return replace(self, lines=drawn, about=" ".join([self.about, *said]))
+        same = [f"{joined(names)} have the same line." for names in named if len(names) > 1]
+        return replace(self, lines=drawn, about=" ".join([self.about, *same]))
 
     def last_third(self) -> Curves | None:
         """Return a chart of the last third of the rounds; None if it has fewer than three points."""

@@ -69,7 +69,7 @@ def against_costs(group: Group, colors: Mapping[str, int], protocol: str) -> Ite
 
 def of_metrics(group: Group, colors: Mapping[str, int], protocol: str) -> Iterator[Curves]:
     """Yield the curves that metrics draw of a protocol's counts at the end: ROC curves, reliability diagrams."""
-    found: dict[str, dict[str, list[dict[int, tuple[float, float]]]]] = {}
+    curves: dict[str, dict[str, list[dict[int, tuple[float, float]]]]] = {}
     for label, runs in group.rows.items():
         for run in runs:
             drawn = mapping_in(run.summary or {}, f"curves_{'global_local' if lent(run, protocol) else protocol}")
@@ -77,8 +77,8 @@ def of_metrics(group: Group, colors: Mapping[str, int], protocol: str) -> Iterat
                 xs, ys = (map(number, list_in(mapping_in(drawn, name), axis)) for axis in ("x", "y"))
                 pairs = enumerate(zip(xs, ys, strict=False))
                 points = {place: (x, y) for place, (x, y) in pairs if x is not None and y is not None}
-                found.setdefault(name, {}).setdefault(label, []).extend([points] if points else [])
-    for name, rows in found.items():
+                curves.setdefault(name, {}).setdefault(label, []).extend([points] if points else [])
+    for name, rows in curves.items():
         title, x_title, y_title, about = CURVES.get(name, (f"Curve of {plain(name)}", "x", "y", ""))
         lines = [mean_line(label, colors[label], points) for label, points in rows.items() if points]
         if lines := [line for line in lines if len(line.x) > 1]:
@@ -95,7 +95,7 @@ def of_metrics(group: Group, colors: Mapping[str, int], protocol: str) -> Iterat
 
 
 def lent(run: RunRecord, protocol: str) -> bool:
-    """Return whether a run's figures under a protocol are those of its global model on the same samples."""
+    """Return whether a run's figures under a protocol are its global model's on the same samples."""
     return run.lent and protocol == "personal"
 
 

@@ -92,7 +92,7 @@ def opening(group: Group, asked: Comparison, main: str, colors: Mapping[str, int
     :param colors: the number of each row's colour.
     :param baseline: the row that differences are to, if the group has it; by default fedavg.
     """
-    made, found = Opening(), dict[str, Comparison]()
+    made, compared = Opening(), dict[str, Comparison]()
     for protocol in PROTOCOLS:
         rows = _measured(group, protocol).rows
         if not rows:
@@ -103,23 +103,23 @@ def opening(group: Group, asked: Comparison, main: str, colors: Mapping[str, int
         question = replace(question, measure=measure_of(group), signs=runs[0].signs)
         by_client = replace(question, by_client=PROTOCOLS[protocol].on_clients)
         block = block_of(Group({}, rows), by_client, baseline if baseline in rows else None)
-        found[protocol] = replace(question, blocks=[block])
-        made.intervals[protocol] = _intervals(found[protocol], rows, colors)
-    if not found:
+        compared[protocol] = replace(question, blocks=[block])
+        made.intervals[protocol] = _intervals(compared[protocol], rows, colors)
+    if not compared:
         return made
-    first = main if main in found else next(iter(found))
-    made.table = _table({first: found[first]})
-    made.every = _table(found) if len(found) > 1 else None
-    on_clients = [name for name in dict.fromkeys([first, *found]) if PROTOCOLS[name].on_clients]
-    made.clients = {name: _client_table(found[name]) for name in on_clients}
-    made.each = _table_of_each(found[on_clients[0]]) if on_clients else None
+    first = main if main in compared else next(iter(compared))
+    made.table = _table({first: compared[first]})
+    made.every = _table(compared) if len(compared) > 1 else None
+    on_clients = [name for name in dict.fromkeys([first, *compared]) if PROTOCOLS[name].on_clients]
+    made.clients = {name: _client_table(compared[name]) for name in on_clients}
+    made.each = _table_of_each(compared[on_clients[0]]) if on_clients else None
     csv, tex = list[dict[str, Json]](), list[str]()
-    shown = tuple(f"--protocol {protocol}" for protocol in found)  # a note on a protocol that is not shown ends so
-    for protocol, comparison in found.items():
+    shown = tuple(f"--protocol {protocol}" for protocol in compared)  # a note on a protocol that is not shown ends so
+    for protocol, comparison in compared.items():
         (block,) = comparison.blocks
-        said = [f"{protocol}: {sentence}" for sentence in block.findings]
-        made.findings += said[:FINDINGS] if protocol == first else []
-        made.more += said[FINDINGS:] if protocol == first else said
+        sentences = [f"{protocol}: {sentence}" for sentence in block.findings]
+        made.findings += sentences[:FINDINGS] if protocol == first else []
+        made.more += sentences[FINDINGS:] if protocol == first else sentences
         made.notes += [note for note in block.notes if note not in made.notes and not note.endswith(shown)]
         csv += plain_rows(comparison)
         tex.append(as_latex([comparison], label=f"tab:comparison-{protocol}"))
@@ -142,7 +142,7 @@ def rankings(groups: Sequence[Group], asked: Comparison, colors: Mapping[str, in
     :param asked: the rows' options.
     :param colors: the number of each row's colour.
     """
-    found = []
+    ranked = []
     for protocol in protocols.EVALUATED:
         measured = [group for each in groups if (group := _measured(each, protocol)).rows]
         measure = measure_of(measured[0]) if measured else asked.measure
@@ -152,8 +152,8 @@ def rankings(groups: Sequence[Group], asked: Comparison, colors: Mapping[str, in
         ranks = ranks_of(blocks, measured, question) if blocks else None
         if ranks is not None:
             settings = [named(block.settings) for block in blocks]
-            found.append(_ranking(question, ranks, settings, colors))
-    return found
+            ranked.append(_ranking(question, ranks, settings, colors))
+    return ranked
 
 
 def _measured(group: Group, protocol: str) -> Group:
@@ -194,25 +194,25 @@ def _ranking(asked: Comparison, ranks: Ranks, settings: Sequence[str], colors: M
     return Ranking(protocol, table, chart)
 
 
-def _table(found: Mapping[str, Comparison]) -> Table:
+def _table(compared: Mapping[str, Comparison]) -> Table:
     """Join the tables of several protocols side by side. Seeds, figures of plugins and costs are there once."""
-    each = {protocol: (comparison, comparison.blocks[0]) for protocol, comparison in found.items()}
-    made = side_by_side(each, several=True)
+    blocks = {protocol: (comparison, comparison.blocks[0]) for protocol, comparison in compared.items()}
+    table = side_by_side(blocks, several=True)
     return Table(
-        heads=[*made.headings],
-        rows=[[*row] for row in made.rows],
-        caption=_caption(found),
-        groups=[*made.groups],
-        best={*made.best},
+        heads=[*table.headings],
+        rows=[[*row] for row in table.rows],
+        caption=_caption(compared),
+        groups=[*table.groups],
+        best={*table.best},
     )
 
 
-def _caption(found: Mapping[str, Comparison]) -> str:
-    name = named_figure(next(iter(found.values())).measure)
-    said = [f"{name} at the end: mean ± standard deviation over seeds, the best mean of a column in bold."]
-    baselines = dict.fromkeys(comparison.blocks[0].baseline for comparison in found.values())
-    said += [f"Differences to {name} are paired by seed, with Student's t interval." for name in baselines if name]
-    return " ".join([*said, *(f"{protocol}: {PROTOCOLS[protocol].measures}." for protocol in found)])
+def _caption(compared: Mapping[str, Comparison]) -> str:
+    name = named_figure(next(iter(compared.values())).measure)
+    sentences = [f"{name} at the end: mean ± standard deviation over seeds, the best mean of a column in bold."]
+    baselines = dict.fromkeys(comparison.blocks[0].baseline for comparison in compared.values())
+    sentences += [f"Differences to {name} are paired by seed, with Student's t interval." for name in baselines if name]
+    return " ".join([*sentences, *(f"{protocol}: {PROTOCOLS[protocol].measures}." for protocol in compared)])
 
 
 def _client_table(comparison: Comparison) -> Table:

@@ -104,8 +104,8 @@ def _line(line: Line, dash: str, covers: int, x: Scale, y: Scale) -> str:
     every = max(1, len(points) // 12)
     rings = points[covers % every :: every] if covers or len(points) == 1 else []
     drawn += [mark("circle", f"{kind} ring", cx=x(a), cy=y(b), r=3) for a, b in rings]
-    said = f"{line.label}, one run"
-    return "".join([*drawn, *(mark("path", f"{kind} line tail", said, d=path(x, y, *tail)) for tail in line.tails)])
+    title = f"{line.label}, one run"
+    return "".join([*drawn, *(mark("path", f"{kind} line tail", title, d=path(x, y, *tail)) for tail in line.tails)])
 
 
 def _names(chart: Curves, x: Scale, y: Scale, right: float) -> Iterator[str]:
@@ -127,21 +127,21 @@ def _strips(chart: Curves, x: Scale, top: float, bottom: float) -> Iterator[str]
     places = every[:: math.ceil(len(every) / PLACES)]
     middles = [(x(a) + x(b)) / 2 for a, b in itertools.pairwise(places)]
     for at, (start, end) in zip(places, itertools.pairwise([x.start, *middles, x.end]), strict=False):
-        said = [f"{chart.x_title} {at:g}"]
-        for line, found in zip(chart.lines, values, strict=True):
-            if at in found:
-                value, std = found[at]
-                said.append(f"{line.label}: {value:.4g}" + (f" ± {std:.2g}" if line.std else ""))
+        title = [f"{chart.x_title} {at:g}"]
+        for line, by_place in zip(chart.lines, values, strict=True):
+            if at in by_place:
+                value, std = by_place[at]
+                title.append(f"{line.label}: {value:.4g}" + (f" ± {std:.2g}" if line.std else ""))
         box = mark("rect", "hit", x=start, y=top, width=end - start, height=bottom - top)
-        yield mark("g", "strip", *said, inside=box + mark("path", "guide", d=f"M{n(x(at))} {n(top)}V{n(bottom)}"))
+        yield mark("g", "strip", *title, inside=box + mark("path", "guide", d=f"M{n(x(at))} {n(top)}V{n(bottom)}"))
 
 
 def _hits(chart: Curves, x: Scale, y: Scale) -> Iterator[str]:
     """Yield invisible circles for the points (some, if there are many) with their values as title."""
     for line in chart.lines:
         for a, b in list(zip(line.x, line.y, strict=True))[:: math.ceil(len(line.x) / PLACES) or 1]:
-            said = line.label, f"{b:.4g} at {a:.4g} {chart.x_title}"
-            yield mark("circle", "hit", *said, cx=x(a), cy=y(b), r=6)
+            title = line.label, f"{b:.4g} at {a:.4g} {chart.x_title}"
+            yield mark("circle", "hit", *title, cx=x(a), cy=y(b), r=6)
 
 
 @_drawn.register
@@ -157,12 +157,12 @@ def _(chart: Boxes) -> tuple[float, list[str], Entries]:
         parts += mark("path", "box", d=f"M{first} {n(at - 7)}H{third}v14H{first}Z")
         parts += mark("path", "median", d=f"M{median} {n(at - 7)}v14")
         lowest, lower, _, upper, highest = (f"{value:.{chart.digits}f}" for value in box.five)
-        said = box.label, f"lowest {lowest}, middle half {lower} to {upper}, highest {highest}"
-        drawn.append(mark("g", color(box.color), *said, inside=parts))
+        title = box.label, f"lowest {lowest}, middle half {lower} to {upper}, highest {highest}"
+        drawn.append(mark("g", color(box.color), *title, inside=parts))
         for number, (value, name) in enumerate(zip(box.values, box.names, strict=True) if few else ()):
             height = at - 5 + number * 7 % 11  # not over one another, and the same in each report
-            said = name, f"{value:.{chart.digits}f}"
-            drawn.append(mark("circle", f"{color(box.color)} dot", *said, cx=x(value), cy=height, r=2.5))
+            title = name, f"{value:.{chart.digits}f}"
+            drawn.append(mark("circle", f"{color(box.color)} dot", *title, cx=x(value), cy=height, r=2.5))
     return bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), *drawn], []
 
 
@@ -185,8 +185,8 @@ def _(chart: Intervals) -> tuple[float, list[str], Entries]:
             parts += mark("path", "line", d=f"M{low} {n(at)}H{high}M{low} {n(at - 4)}v8M{high} {n(at - 4)}v8")
         drawn.append(mark("g", f"{color(row.color)} interval", row.label, value, inside=parts))
         for name, single in row.each.items():
-            said = f"{row.label}, {name}", f"{single:{form}}"
-            drawn.append(mark("circle", f"{color(row.color)} ring", *said, cx=x(single), cy=place + 7, r=3))
+            title = f"{row.label}, {name}", f"{single:{form}}"
+            drawn.append(mark("circle", f"{color(row.color)} ring", *title, cx=x(single), cy=place + 7, r=3))
     zero = [mark("path", "zero", d=f"M{n(x(0))} 0V{n(bottom)}")] if chart.differences else []
     return bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), *zero, *drawn], []
 
@@ -202,9 +202,9 @@ def _(chart: Bars) -> tuple[float, list[str], Entries]:
     for bar, end, at in zip(chart.bars, ends, places, strict=True):
         for number, (part, (start, stop)) in enumerate(zip(chart.parts, itertools.pairwise(end), strict=True)):
             if x(stop) - x(start) >= 0.5:
-                said = f"{bar}, {part.label}", f"{stop - start:.3g} {chart.x_title}"
+                title = f"{bar}, {part.label}", f"{stop - start:.3g} {chart.x_title}"
                 kind = f"{color(number)} bar"
-                drawn.append(mark("rect", kind, *said, x=x(start), y=at - 7, width=x(stop) - x(start), height=14))
+                drawn.append(mark("rect", kind, *title, x=x(start), y=at - 7, width=x(stop) - x(start), height=14))
     legend = [(number, "", part.label) for number, part in enumerate(chart.parts)] if len(chart.parts) > 1 else []
     axis = axes.x_axis(x, bottom, chart.x_title, grid=True)
     return bottom + 38, [axis, *drawn], legend
@@ -247,10 +247,10 @@ def _cells(chart: Heatmap, left: float, wide: float, high: float) -> Iterator[st
                 shades[shade] = shades.get(shade, "") + f"M{column} {row}h1v1h-1Z"
                 continue
             where = f"{chart.y_title} {chart.rows[row]}, {chart.x_title} {chart.columns[column]}".strip()
-            said = where, f"{value:.1f} %" if chart.unit == "%" else f"{value:g} {chart.unit}".rstrip()
+            title = where, f"{value:.1f} %" if chart.unit == "%" else f"{value:g} {chart.unit}".rstrip()
             x, y = left + wide * column, high * row
             box = f"M{n(x)} {n(y)}h{n(wide - gap)}v{n(high - gap)}h-{n(wide - gap)}Z"
-            yield mark("path", "cell", *said, fill_opacity=f"{shade / 20:g}", d=box)
+            yield mark("path", "cell", *title, fill_opacity=f"{shade / 20:g}", d=box)
             if chart.roomy:
                 yield text(
                     x + wide / 2, y + high / 2 + 4, chart.written(value), f"{'on' if shade > 13 else 'in'} middle"

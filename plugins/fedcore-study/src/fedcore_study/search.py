@@ -268,7 +268,7 @@ class _Asked:
     trial: Any
     """Optuna's."""
     options: dict[str, Any]
-    found: dict[int, dict[int, float]]
+    figures: dict[int, dict[int, float]]
     """The figures of the rounds until now, by seed and round."""
     left: int
     """The seeds whose runs have not ended."""
@@ -281,7 +281,7 @@ class _Asked:
 
     def value(self, measure: Measure) -> float:
         """Return the mean over the seeds of each one's best figure."""
-        return fmean(measure.best([*figures.values()]) for figures in self.found.values())
+        return fmean(measure.best([*of_seed.values()]) for of_seed in self.figures.values())
 
 
 class _Batch:
@@ -333,14 +333,14 @@ class _Batch:
             self._end(asked, details["message"])
         elif event == "round" and (value := details["validation"]) is not None:
             round = details["round"]
-            asked.found[seed][round] = value
-            if not asked.pruned and all(round in figures for figures in asked.found.values()):
-                asked.trial.report(fmean(figures[round] for figures in asked.found.values()), round - 1)
+            asked.figures[seed][round] = value
+            if not asked.pruned and all(round in of_seed for of_seed in asked.figures.values()):
+                asked.trial.report(fmean(of_seed[round] for of_seed in asked.figures.values()), round - 1)
                 asked.pruned = asked.trial.should_prune()
         return not (asked.pruned or asked.problem)
 
     def _end(self, asked: _Asked, problem: str) -> None:
-        """Take the end of a run. After the last keep how the trial ended, and tell the listener.
+        """Take the end of a run. After the last one keep the trial's end, and tell the listener.
 
         A trial also failed if a run of it gave no figure.
         """
@@ -348,7 +348,7 @@ class _Batch:
         asked.problem = asked.problem or problem
         if asked.left:
             return
-        if asked.problem or not all(asked.found.values()):
+        if asked.problem or not all(asked.figures.values()):
             asked.state = "fail"
             self._listen(asked.trial.number, "failed", {"message": asked.problem or NOTHING_HELD_OUT})
         else:

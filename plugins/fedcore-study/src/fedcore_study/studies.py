@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fedcore import ConfigError
 from fedcore.tools import short_name
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
-from fedcore_study.sweeps.given import Given
+from fedcore_study.sweeps.objects import SweepObjects
 from fedcore_study.sweeps.spec import SweepSpec, changed, read_earlier, read_spec
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def sweep(
     :param seeds: how many (3 means 0, 1 and 2), or which; by default the seed 0.
     :param out: the sweep's folder, or its result, which also holds its objects; default ``sweeps/`` and the time.
     :param settings: ``PLUGIN.OPTION`` -> value, in each run that has the plugin.
-    :param preset: the name of a known setting, whose options the grid and the given options replace.
+    :param preset: the name of a known setting, whose options the grid and ``options`` replace.
     :param parallel: runs side by side; default one per core as far as memory allows, one on a CUDA device.
     :param quiet: show no progress.
     :param allow_code: import what a sweep's file, or a run that ``out`` holds already, names as ``module:...``.
@@ -62,7 +62,7 @@ def sweep(
     from fedcore_study.cli.sweep_display import script_display
     from fedcore_study.sweeps.run import check_named, run_sweep
 
-    objects, place = Given(getattr(out, "objects", {})), None if out is None else run_folders(out)[0]
+    objects, place = SweepObjects(getattr(out, "objects", {})), None if out is None else run_folders(out)[0]
     spec, folder, goes_on = _asked_for(grid, seeds, place, settings or {}, options, objects, preset)
     file = out if goes_on else grid
     if spec is not None and isinstance(file, (str, PathLike)):  # the names of a result or mapping are the program's
@@ -78,7 +78,7 @@ def sweep(
             listen=display,
             allow_code=allow_code,
             allow_outside=allow_outside,
-            given=objects,
+            objects=objects,
         )
     for outcome in result.named("failed"):
         warnings.warn(f"{outcome.name} failed: {outcome.message}", RuntimeWarning, stacklevel=2)
@@ -180,7 +180,7 @@ def _asked_for(
     out: Path | None,
     settings: Mapping[str, Any],
     options: Mapping[str, Any],
-    objects: Given,
+    objects: SweepObjects,
     preset: str | None,
 ) -> tuple[SweepSpec | None, Path, bool]:
     """Return the grid, None for all that a folder has planned; the sweep's folder; and whether that sweep goes on."""
@@ -199,7 +199,7 @@ def _asked_for(
     return spec, out or usual, False
 
 
-def _axis(objects: Given, name: str, values: Any) -> Any:
+def _axis(objects: SweepObjects, name: str, values: Any) -> Any:
     """Return an axis's values by their names; a single value is an axis of one."""
     listed = values if isinstance(values, (list, tuple)) else [values]
     return [objects.named(name, value) for value in listed]

@@ -115,17 +115,18 @@ def create_tracker(name: str, options: Mapping[str, Any]) -> Tracker:
 
 
 def resolve_trackers(choices: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the trackers with all their options, defaults included. One that does not load keeps its given options.
+    """Return the trackers with all their options, defaults included. One that does not load keeps its options as
+    they are.
 
     :raises ConfigError: a name or an option that does not exist, a value out of bounds.
     """
     resolved: dict[str, dict[str, Any]] = {}
-    for name, given in choices.items():
+    for name, options in choices.items():
         try:
             cls = tracker_class(name)
         except PluginContractError:
-            resolved[name] = dict(given)  # its own process reports the error: no tracker stops a run
+            resolved[name] = dict(options)  # its own process reports the error: no tracker stops a run
             continue
-        options = parse_options(name, cls, given, kind="tracker")
-        resolved[name] = options.model_dump(mode="json", by_alias=True)
+        parsed = parse_options(name, cls, options, kind="tracker")
+        resolved[name] = parsed.model_dump(mode="json", by_alias=True)
     return resolved

@@ -28,12 +28,12 @@ Notify = Callable[[str, Mapping[str, Any]], None]
 def tracked(config: RunConfig, directory: Path, notify: Notify) -> Iterator[Notify]:
     """Start a run's trackers and yield a ``notify`` that also wakes them. They are closed when the block ends.
 
-    A problem with a tracker is not raised. It is told once, as event ``note``, and the tracker is switched off.
+    A problem with a tracker is not raised. It is a ``note`` once, and the tracker is switched off.
     """
     processes = [TrackerProcess(name, options, directory, notify) for name, options in config.trackers.items()]
     status: Status | None = None
 
-    def told(event: str, details: Mapping[str, Any]) -> None:
+    def wake(event: str, details: Mapping[str, Any]) -> None:
         nonlocal status
         if event == "round":
             for each in processes:
@@ -43,7 +43,7 @@ def tracked(config: RunConfig, directory: Path, notify: Notify) -> Iterator[Noti
         notify(event, details)
 
     try:
-        yield told
+        yield wake
         status = status or "stopped"  # a caller that trains round by round does not train the remaining rounds
     except KeyboardInterrupt:
         status = status or "stopped"
@@ -58,8 +58,8 @@ class TrackerProcess:
     def __init__(self, name: str, options: Mapping[str, Any], directory: Path, notify: Notify) -> None:
         self.name, self.notify = name, notify
         self.file = memory_file(directory, name)
-        given = options.get("patience")  # unchecked for a tracker that does not load
-        self.patience: float = given if isinstance(given, int | float) else TrackerOptions().patience
+        patience = options.get("patience")  # unchecked for a tracker that does not load
+        self.patience: float = patience if isinstance(patience, int | float) else TrackerOptions().patience
         self.process: subprocess.Popen[bytes] | None = None
         try:
             self.log.parent.mkdir(exist_ok=True)

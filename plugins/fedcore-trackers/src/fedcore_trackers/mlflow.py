@@ -55,8 +55,9 @@ class MLflow(Tracker):
         self.directory = run.directory
         with _alone(uri):
             self.client = MlflowClient(tracking_uri=uri)
-            found = self.client.get_experiment_by_name(self.options.experiment)
-            experiment = found.experiment_id if found else self.client.create_experiment(self.options.experiment)
+            name = self.options.experiment
+            experiment = self.client.get_experiment_by_name(name)
+            experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(name)
         self.id: str = run.state.get("run_id", "")
         values = parameters(run.config)
         if self.id:
@@ -64,7 +65,7 @@ class MLflow(Tracker):
             self._tag_changes(values)
             return
         tags = {"fedcore.run_dir": str(run.directory), "fedcore.plugins": str(values["plugins"])}
-        made = self.client.create_run(experiment, run_name=self.options.run_name or run.name, tags=tags)
+        made = self.client.create_run(experiment_id, run_name=self.options.run_name or run.name, tags=tags)
         self.id = run.state["run_id"] = made.info.run_id
         self._log_parameters(values)
         self.client.log_artifact(self.id, str(run.directory / "config.yaml"))

@@ -22,7 +22,7 @@ TABLE = "Table"
 
 @options.config_flags(only=("data_dir", "device"))
 def reproduce(
-    given: dict[str, Any],
+    flags: dict[str, Any],
     *,
     method: Annotated[
         str | None, typer.Argument(metavar="[METHOD]", help="The method whose paper it is; none lists all recipes.")
@@ -113,7 +113,7 @@ def reproduce(
     planned = run.plan(
         recipe,
         scale,
-        changes=given,
+        changes=flags,
         seeds=seeds,
         rows=rows or (),
         columns=columns or (),

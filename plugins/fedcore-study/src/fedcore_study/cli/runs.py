@@ -159,7 +159,7 @@ def tag(
 
     if not add and not remove and name is None and note is None:
         raise ConfigError("say what to change: --add TAG, --remove TAG, --name NAME or --note TEXT")
-    tagged = _found(runs)
+    tagged = _runs_of(runs)
     if name and len(tagged) > 1:
         raise ConfigError(f"--name {name} is for one run, and {len(tagged)} are named; tags are for several")
     _require_whole(tagged)
@@ -182,7 +182,7 @@ def rm(runs: Runs, yes: Yes = False, debug: options.Debug = False) -> None:
     """Delete runs with everything in their folders, after a question."""
     from fedcore_study.runs.deletion import whole
 
-    removals = [whole(run) for run in _found(runs)]
+    removals = [whole(run) for run in _runs_of(runs)]
     _delete(removals, "", yes=yes)
 
 
@@ -266,7 +266,7 @@ def _print(parts: Iterable[Table | Text]) -> None:
         output.stdout().print(*([""] if place else []), part, sep="\n", soft_wrap=isinstance(part, Text))
 
 
-def _found(texts: Sequence[str]) -> list[Overview]:
+def _runs_of(texts: Sequence[str]) -> list[Overview]:
     """Return the runs that the user names, each once."""
     from fedcore_study.runs.overview import find_run
 

@@ -24,7 +24,7 @@ _FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "name"
 
 @options.config_flags(only=_FIELDS)
 def sweep(
-    given: dict[str, Any],
+    flags: dict[str, Any],
     *,
     source: Annotated[
         Path | None,
@@ -104,7 +104,7 @@ def sweep(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Run a grid of methods, settings and seeds; what is finished already is not run again.
+    """Run a grid of methods, settings and seeds; finished runs are not run again.
 
     Methods of one seed see the same clients, cohorts and initial weights (of the layers they have in common; some
     add a projection head, which --projection gives to all). Ctrl-C leaves checkpoints: fedcore sweep FOLDER goes on
@@ -116,7 +116,7 @@ def sweep(
 
     if searched and trials is None:
         raise ConfigError("--search is for --optuna: add how many trials, --optuna 20")
-    changed = partial(override, base=given, grid=grid or [], seeds=seeds, settings=settings or [], preset=preset)
+    changed = partial(override, base=flags, grid=grid or [], seeds=seeds, settings=settings or [], preset=preset)
     if trials is not None:
         if source is not None or grid:
             raise ConfigError("--optuna takes no file and no --grid: --search names what is searched")
@@ -128,13 +128,13 @@ def sweep(
         run_search(*asked, parallel=parallel, as_json=as_json, quiet=quiet, dry_run=dry_run)
         return
     parameters = _parameters(submit, submitted_with or [])
-    is_changed = bool(given or grid or seeds or settings or preset)
+    is_changed = bool(flags or grid or seeds or settings or preset)
     spec, folder = _asked_for(source, out, changed if is_changed else None)
     goes_on = source is not None and source.is_dir()
     if spec is not None and source is not None:
-        own = [*typed_code([*given.values(), *(grid or [])]), *(settings or [])]
+        own = [*typed_code([*flags.values(), *(grid or [])]), *(settings or [])]
         check_named(spec, source, folder if goes_on else None, own, allow_code=allow_code, allow_outside=allow_outside)
-    rounds = given.get("rounds") if goes_on else None
+    rounds = flags.get("rounds") if goes_on else None
     if dry_run:
         planned = plan_sweep(spec) if spec else SweepDirectory(folder).plan().items()
         labels = SweepDirectory(folder).extended(planned, rounds)[1] if goes_on else [label for label, _ in planned]
@@ -199,7 +199,7 @@ def _parameters(submit: str | None, texts: list[str]) -> dict[str, Any]:
 
 
 def _cautions(folder: Path) -> list[str]:
-    """Return what a comparison of the sweep's finished runs would have to say of their models."""
+    """Return the cautions that a comparison of the sweep's finished runs would have on their models."""
     from fedcore_study.comparisons.cautions import other_models
     from fedcore_study.comparisons.comparison import BASELINE
     from fedcore_study.comparisons.groups import group_runs
@@ -209,7 +209,7 @@ def _cautions(folder: Path) -> list[str]:
         runs = [run for run in find_runs([folder], lambda message: None) if run.finished]
         groups = group_runs(runs, ["plugins"])[1] if runs else []
     except FedcoreError:
-        return []  # compare says what is wrong
+        return []  # compare names the problem
     cautions = [other_models(group.rows, BASELINE) for group in groups if BASELINE in group.rows]
     return list(dict.fromkeys(note for note in cautions if note))
 

@@ -46,31 +46,31 @@ TIMES = (SECONDS, COSTS["seconds"].heading)
 
 def table_columns(comparison: Comparison, block: Block) -> list[Column]:
     """Return the columns of a block; the first one holds names, the others numbers."""
-    found = [Column(comparison.heading, lambda row: row.label)]
+    columns = [Column(comparison.heading, lambda row: row.label)]
     if comparison.columns:
-        return [*found, *(column for word in comparison.columns for column in _column(word, comparison, block))]
-    found += [
+        return [*columns, *(column for word in comparison.columns for column in _column(word, comparison, block))]
+    columns += [
         *_column(SEEDS, comparison, block),
         _measured(comparison),
     ]
     if comparison.by_client:  # with other figures, differences and costs there would be too many columns to read
         clients = _column(CLIENTS, comparison, block)
-        return [*found, *client_columns(comparison.measure), *(clients if len(clients) <= NAMED else ())]
-    found += [
+        return [*columns, *client_columns(comparison.measure), *(clients if len(clients) <= NAMED else ())]
+    columns += [
         *(
             _figures(name, lambda row, name=name: row.metrics.get(name), 1, 4, direction(name, comparison.signs))  # type: ignore[misc]
             for name in metric_names([block])
         ),
         *(_reported(name) for name in comparison.reported),
     ]
-    found += [*_column(DIFFERENCE, comparison, block), *_column(P, comparison, block)]
+    columns += [*_column(DIFFERENCE, comparison, block), *_column(P, comparison, block)]
     if comparison.target is not None:
         goal = f"{comparison.measure.scale * comparison.target:g}{comparison.measure.unit}"
-        found.append(_to_target(f"rounds to {goal}", lambda row: row.rounds, 1.0, 1))
-        found.append(_to_target(f"MB to {goal}", lambda row: row.bytes, 1e-6, 2))
+        columns.append(_to_target(f"rounds to {goal}", lambda row: row.rounds, 1.0, 1))
+        columns.append(_to_target(f"MB to {goal}", lambda row: row.bytes, 1e-6, 2))
         if any(row.virtual for row in block.rows):
-            found.append(_to_target(f"virtual s to {goal}", lambda row: row.virtual, 1.0, 1))
-    return [*found, *_column("s/round", comparison, block)]
+            columns.append(_to_target(f"virtual s to {goal}", lambda row: row.virtual, 1.0, 1))
+    return [*columns, *_column("s/round", comparison, block)]
 
 
 def _column(word: str, comparison: Comparison, block: Block) -> list[Column]:
@@ -117,17 +117,19 @@ def printed(comparisons: Sequence[Comparison], *, wide: bool = False, timed: boo
     """
     if wide:
         return [_wide(comparisons[0])]
-    found: dict[str, dict[str, tuple[Comparison, Block]]] = {}
+    blocks: dict[str, dict[str, tuple[Comparison, Block]]] = {}
     for comparison in comparisons:
         for block in comparison.blocks:
-            found.setdefault(key(block.settings), {})[comparison.protocol] = comparison, block
-    return [side_by_side(of_block, len(comparisons) > 1, timed=timed) for of_block in found.values()]
+            blocks.setdefault(key(block.settings), {})[comparison.protocol] = comparison, block
+    return [side_by_side(by_protocol, len(comparisons) > 1, timed=timed) for by_protocol in blocks.values()]
 
 
-def side_by_side(found: Mapping[str, tuple[Comparison, Block]], several: bool = True, *, timed: bool = True) -> Table:
+def side_by_side(
+    compared: Mapping[str, tuple[Comparison, Block]], several: bool = True, *, timed: bool = True
+) -> Table:
     """Return the table of a block under several protocols. Seeds, figures of plugins and costs are in it once.
 
-    :param found: the comparison and its block by protocol.
+    :param compared: the comparison and its block by protocol.
     :param several: with the names of the protocols above their columns, and before the findings.
     :param timed: as for :func:`printed`.
     """
@@ -135,7 +137,7 @@ def side_by_side(found: Mapping[str, tuple[Comparison, Block]], several: bool = 
     cells: dict[str, dict[tuple[str, str], str]] = {}
     best: set[tuple[str, tuple[str, str]]] = set()
     once: dict[str, list[tuple[str, str]]] = {"first": [], "last": []}
-    for protocol, (comparison, block) in found.items():
+    for protocol, (comparison, block) in compared.items():
         for column in table_columns(comparison, block)[1:]:
             if column.heading in TIMES and not timed and not comparison.columns:
                 continue
@@ -147,20 +149,20 @@ def side_by_side(found: Mapping[str, tuple[Comparison, Block]], several: bool = 
                 if column.cell(row) not in before.split(" / "):
                     cells[row.label][place] = f"{before} / {column.cell(row)}"
             best |= {(block.rows[number].label, place) for number in best_rows(column, block.rows)}
-    (first, _), *_ = found.values()
+    (first, _), *_ = compared.values()
     places = [*once["first"], *shown, *once["last"]]
     labels = list(cells)
     spans = Counter(protocol for protocol, _ in shown)
     heads = [("", 1 + len(once["first"])), *spans.items(), ("", len(once["last"]))]
     return Table(
-        named(next(block.settings for _, block in found.values())),
+        named(next(block.settings for _, block in compared.values())),
         [first.heading, *(heading for _, heading in places)],
         [[label, *(of_row.get(place, "-") for place in places)] for label, of_row in cells.items()],
         sorted((labels.index(label), 1 + places.index(place)) for label, place in best),
         [
-            f"{protocol}: {said}" if several else said
-            for protocol, (_, block) in found.items()
-            for said in block.findings
+            f"{protocol}: {finding}" if several else finding
+            for protocol, (_, block) in compared.items()
+            for finding in block.findings
         ],
         [span for span in heads if span[1]] if several else [],
     )
@@ -182,9 +184,9 @@ def _wide(comparison: Comparison) -> Table:
         [[label, *(of_block.get(label, "-") for of_block in cells)] for label in labels],
         best,
         [
-            f"{named(block.settings)}: {said}" if named(block.settings) else said
+            f"{named(block.settings)}: {finding}" if named(block.settings) else finding
             for block in blocks
-            for said in block.findings
+            for finding in block.findings
         ],
     )
 
@@ -232,8 +234,8 @@ def _figures(heading: str, figure: Callable[[Row], Figure | None], scale: float,
     """
 
     def rank(row: Row) -> float | None:
-        found = figure(row)
-        return sign * round(scale * found.mean, digits) if found and sign and not _share(row, found) else None
+        own = figure(row)
+        return sign * round(scale * own.mean, digits) if own and sign and not _share(row, own) else None
 
     return Column(heading, lambda row: spread(figure(row), scale, digits) + _share(row, figure(row)), rank)
 
@@ -293,10 +295,10 @@ def as_markdown(comparisons: Sequence[Comparison], *, wide: bool = False) -> str
     parts = []
     for table in printed(comparisons, wide=wide):
         parts.append(table.markdown())
-        parts += ["\n".join(f"- {markdown_text(said)}" for said in table.findings)] if table.findings else []
+        parts += ["\n".join(f"- {markdown_text(finding)}" for finding in table.findings)] if table.findings else []
     notes = [f"Note: {note}." for note in notes_of(comparisons)]
-    said = [*ranks_in(comparisons), caption(comparisons), *notes]
-    return "\n\n".join([*parts, *map(markdown_text, said)]) + "\n"
+    below = [*ranks_in(comparisons), caption(comparisons), *notes]
+    return "\n\n".join([*parts, *map(markdown_text, below)]) + "\n"
 
 
 def ranks_in(comparisons: Sequence[Comparison]) -> list[str]:
@@ -317,14 +319,14 @@ def as_latex(
     :param label: the label; with several tables each has its number behind it.
     """
     notes = [f"Note: {note}." for note in notes_of(comparisons)]
-    said = map(latex_comment, (r"Needs \usepackage{booktabs}.", caption(comparisons), *notes))
-    parts = ["\n".join(said)]
+    head = map(latex_comment, (r"Needs \usepackage{booktabs}.", caption(comparisons), *notes))
+    parts = ["\n".join(head)]
     tables = printed(comparisons, wide=wide, timed=False)
     for number, table in enumerate(tables, start=1):
         own = f"{label}-{number}" if len(tables) > 1 else label
         text = f"{words} ({table.title})" if words and table.title and len(tables) > 1 else words
-        said = map(latex_comment, table.findings)
-        parts.append("\n".join([*said, table.latex(text or _caption(table, caption(comparisons)), own)]))
+        findings = map(latex_comment, table.findings)
+        parts.append("\n".join([*findings, table.latex(text or _caption(table, caption(comparisons)), own)]))
     parts += map(latex_comment, ranks_in(comparisons))
     return "\n\n".join(parts) + "\n"
 
@@ -361,7 +363,7 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
     It begins with the settings in which blocks differ.
     """
     shown = list(dict.fromkeys(name for block in comparison.blocks for name in block.settings))
-    found = []
+    rows: list[dict[str, Json]] = []
     for block in comparison.blocks:
         for row in block.rows:
             values = {name: block.settings.get(name, "") for name in shown}
@@ -389,8 +391,8 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
             values |= {name: getattr(d, part) if d else None for name, part in parts.items()}
             compared = block.baseline not in (None, row.label)
             values["verdict"] = (verdict(d, comparison.confidence, comparison.measure) or None) if compared else None
-            found.append(values)
-    return found
+            rows.append(values)
+    return rows
 
 
 def as_csv(comparisons: Sequence[Comparison]) -> str:
@@ -400,8 +402,8 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
 
 def as_json(comparisons: Sequence[Comparison]) -> str:
     """Return everything: one comparison, or a list of several."""
-    found = list(map(asdict, comparisons))
-    return json.dumps(found[0] if len(found) == 1 else found, indent=2) + "\n"
+    plain = list(map(asdict, comparisons))
+    return json.dumps(plain[0] if len(plain) == 1 else plain, indent=2) + "\n"
 
 
 FORMATS: dict[str, Callable[..., str]] = {

@@ -16,7 +16,7 @@ from fedcore.tools import code_in, key, process, registry, saved, settings
 from fedcore_study.sweeps.child import Task
 from fedcore_study.sweeps.cluster import submit_jobs
 from fedcore_study.sweeps.directory import SweepDirectory
-from fedcore_study.sweeps.given import Given, check_given
+from fedcore_study.sweeps.objects import SweepObjects, check_objects
 from fedcore_study.sweeps.processes import Job, Listener, Outcome, run_jobs
 from fedcore_study.sweeps.spec import SweepSpec
 from fedcore_study.sweeps.warm import starting
@@ -149,7 +149,7 @@ def run_sweep(
     allow_outside: bool = False,
     submit: str | None = None,
     parameters: Mapping[str, Any] | None = None,
-    given: Given | None = None,
+    objects: SweepObjects | None = None,
 ) -> SweepResult:
     """Run the unfinished runs of a sweep, each in a process of its own.
 
@@ -164,13 +164,13 @@ def run_sweep(
     :param allow_code: import what runs that ``out`` holds already name as ``module:...``; those of ``spec`` are yours.
     :param allow_outside: let their trackers write outside of their directories.
     :param submit: run each as a job of submitit's on ``slurm`` or ``local``, with ``parameters`` of its executor.
-    :param given: the objects that names of ``spec`` stand for.
+    :param objects: the objects that names of ``spec`` stand for.
     :raises ConfigError: or a subclass. Nothing has run by then.
     """
-    objects = {} if given is None else given.objects
+    objects = SweepObjects() if objects is None else objects
     # The process that forks the runs imports torch while this one does, to plan.
-    with registry.lent(objects), starting() if submit is None else contextlib.nullcontext() as start:
-        sent = b"" if given is None else given.as_bytes()
+    with registry.lent(objects.objects), starting() if submit is None else contextlib.nullcontext() as start:
+        sent = objects.as_bytes()
         planned = plan_sweep(spec) if spec else []
         directory = SweepDirectory(out)
         if spec is None:
@@ -184,7 +184,7 @@ def run_sweep(
                 _require_checkpoints(directory, *directory.extended(planned, rounds))
                 names = directory.add(spec.as_yaml(), planned, rounds)
                 configs = directory.plan()
-            check_given(objects, {directory.run_directory(name): configs[name] for name in names})
+            check_objects(objects.objects, {directory.run_directory(name): configs[name] for name in names})
             left = [name for name in names if directory.standing(name, configs[name].rounds) != "finished"]
             own = [config for _, config in planned]
             _check_permissions(directory, {name: configs[name] for name in left}, own, allow_code, allow_outside)
@@ -220,7 +220,7 @@ def run_sweep(
                 ran, interrupted = run_jobs(jobs, parallel, listening, start)
     by_name = {outcome.name: outcome for outcome in ran}
     outcomes = [by_name.get(name) or Outcome(name, "finished") for name in names]
-    return SweepResult(directory.path, outcomes, interrupted, objects)
+    return SweepResult(directory.path, outcomes, interrupted, objects.objects)
 
 
 def _require_checkpoints(directory: SweepDirectory, plan: Mapping[str, RunConfig], names: Iterable[str]) -> None:

@@ -160,8 +160,8 @@ class SweepSpec(BaseModel):
         values = {**self.base, **{name: value for name, value in choice.items() if "." not in name}}
         where = ", ".join(f"{name}={value}" for name, value in choice.items())
         source = f"run {where}" if where else ""
-        given = {"plugins": _combination(values.pop("plugins", {})), "trackers": values.pop("trackers", {})}
-        chosen = RunConfig.create(given, source=source)
+        named = {"plugins": _combination(values.pop("plugins", {})), "trackers": values.pop("trackers", {})}
+        chosen = RunConfig.create(named, source=source)
         plugins = {name: dict(options) for name, options in chosen.plugins.items()}
         trackers = {name: dict(options) for name, options in chosen.trackers.items()}
         options = {name: value for name, value in choice.items() if "." in name}

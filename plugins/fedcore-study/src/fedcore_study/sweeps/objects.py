@@ -19,7 +19,7 @@ ARGUMENTS = {"plugin": "plugins", "plugins": "plugins", "model": "model", "datas
 """Options that take objects -> the argument of ``fedcore.run``."""
 
 
-class Given:
+class SweepObjects:
     """The objects of a sweep.
 
     :param objects: of the sweep that goes on.
@@ -91,7 +91,7 @@ def _importable(option: str, value: Any) -> str:
     return name
 
 
-def check_given(objects: Mapping[registry.Key, Any], configs: Mapping[Path, RunConfig]) -> None:
+def check_objects(objects: Mapping[registry.Key, Any], configs: Mapping[Path, RunConfig]) -> None:
     """Refuse runs of a sweep's folder whose objects were not given again, or that were begun with other data.
 
     :param configs: run directory -> configuration.
