@@ -1,15 +1,18 @@
-"""Resolve a configuration before anything runs or is written: replace ``auto``, load data, split it."""
+"""Resolve a configuration before anything runs or is written: replace ``auto``, load data, split it, build models."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedcore.base import registry
 from fedcore.base.config import ExecutionOptions, MethodOptions, RunConfig
 from fedcore.base.errors import ConfigError
+from fedcore.base.protocols import HELD_OUT, PROTOCOLS
+from fedcore.client.setup import Setup, check_client_models
 from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data.assign import Scenario, with_public
 from fedcore.data.partition import check_partition, labels_sha256, plain_info
@@ -103,6 +106,46 @@ def resolve_partition(options: RunConfig, dataset: Dataset, made: Partition | No
         check_partition(made, dataset, where)
     scenario.check(made, where)
     return scenario.with_unseen_clients(Partition(made.train, made.test, made.info | scenario.further))
+
+
+def set_up(config: RunConfig, dataset: Dataset, partition: Partition) -> tuple[Setup, Dataset]:
+    """Return the set-up of a run, and the data set as the models take it.
+
+    :raises ConfigError: or a subclass. An option does not fit the data set or the model.
+    """
+    for section in RunConfig.sections():
+        dataset = section.prepared(config, dataset, partition)
+    if config.augment and dataset.augmentation is None:
+        raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
+    if config.augment:
+        registry.resolve("augmentation", str(dataset.augmentation))
+    setup = Setup.build(config, dataset)
+    check_client_models(setup, dataset)
+    settled: dict[str, Any] = {}
+    for section in RunConfig.sections():
+        settled |= section.settled(setup.config, setup, dataset)
+    return replace(setup, config=setup.config.model_copy(update=settled)), dataset
+
+
+def require_held_out(option: str, config: RunConfig, partition: Partition) -> None:
+    """Refuse an option that looks at held-out parts if no client that trains has one.
+
+    :raises ConfigError: names the option and the remedy.
+    """
+    held_out, share = partition.test.sizes[: config.training_clients], config.validation_share
+    if not held_out.any():
+        raise ConfigError(
+            f"{option} looks at the clients' held-out parts, but no client that trains has one; begin a run with "
+            "--client-test-fraction 0.2"
+        )
+    if share and held_out.max() * share < 1:
+        raise ConfigError(
+            f"--validation-share {share:g} is too small: the largest held-out part of a client has "
+            f"{int(held_out.max())} samples"
+        )
+    choosing = {name for name in HELD_OUT if not (config.keep == "best" and PROTOCOLS[name].own_model)}
+    if config.protocols and not share and not choosing & {*config.protocols}:
+        raise ConfigError(f"{option} chooses by {' or '.join(sorted(choosing))}; add --protocol {max(choosing)}")
 
 
 def tracking(trackers: Mapping[str, Any]) -> Any:

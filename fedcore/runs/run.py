@@ -14,11 +14,10 @@ from fedcore.base.errors import ConfigError, RunDirectoryError
 from fedcore.base.identity import CHANGEABLE, judged_by, short_name
 from fedcore.base.metrics import sign
 from fedcore.base.process import one_thread
-from fedcore.base.protocols import HELD_OUT, PROTOCOLS
 from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone
 from fedcore.client.messages import ClientSite, Engine
-from fedcore.client.setup import Setup, check_client_models
+from fedcore.client.setup import Setup
 from fedcore.data import DECLARED, Dataset, Partition, fitted, load_partition
 from fedcore.data.dataset import data_digest
 from fedcore.models.placement import Placement, has_device, resolve_device
@@ -33,7 +32,14 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.progress import noting, only_notes
 from fedcore.runs.provenance import COMMIT, session, versions
-from fedcore.runs.resolve import resolve_config, resolve_partition, resolve_trackers, tracking
+from fedcore.runs.resolve import (
+    require_held_out,
+    resolve_config,
+    resolve_partition,
+    resolve_trackers,
+    set_up,
+    tracking,
+)
 from fedcore.runs.result import RunResult
 from fedcore.runs.rounds import may_be_unsaved
 from fedcore.runs.saved import (
@@ -102,8 +108,8 @@ class Run:
             ("--keep best", config.keep == "best"),
         ):
             if is_set:
-                _require_held_out(option, config, partition)
-        setup, prepared = _set_up(config, dataset, partition)
+                require_held_out(option, config, partition)
+        setup, prepared = set_up(config, dataset, partition)
         judge = judged_by(config, dataset.task.metrics)
         if not sign(judge, setup.metrics):  # a wrong one is refused before anything is written
             raise ConfigError(f"--best-by {judge}: neither more nor less of it is better; choose another figure")
@@ -166,14 +172,14 @@ class Run:
             directory = RunDirectory(directory.path, with_clients=False)  # they keep their states themselves
         saved.require(_digest_of(partition), data_digest(dataset), directory.path)
         if changes.get("patience") is not None:
-            _require_held_out("--patience", config, partition)
+            require_held_out("--patience", config, partition)
         file, asked = saved, {*changes}
         if out is not None:
             out = out.resolve()
             file = replace(saved, values={**saved.values, "out": str(directory.path)})  # where it is now
             config = config.model_copy(update={"out": out})
             asked.add("out")
-        setup, dataset = _set_up(config, dataset, partition)
+        setup, dataset = set_up(config, dataset, partition)
         dataset = setup.placement.on_host(dataset)
         run = cls(setup, dataset, partition, directory, file, frozenset(asked))
         if out is not None:
@@ -412,40 +418,6 @@ class Run:
                 f"the checkpoint in {self.directory.path} is not of the model that config.yaml describes, or that was "
                 f"given: they differ in {', '.join(wrong[:3])}{' and others' * (len(wrong) > 3)}"
             )
-
-
-def _set_up(config: RunConfig, dataset: Dataset, partition: Partition) -> tuple[Setup, Dataset]:
-    """Return the set-up, and the data set as the models take it."""
-    for section in RunConfig.sections():
-        dataset = section.prepared(config, dataset, partition)
-    if config.augment and dataset.augmentation is None:
-        raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
-    if config.augment:
-        registry.resolve("augmentation", str(dataset.augmentation))
-    setup = Setup.build(config, dataset)
-    check_client_models(setup, dataset)
-    settled: dict[str, Any] = {}
-    for section in RunConfig.sections():
-        settled |= section.settled(setup.config, setup, dataset)
-    return replace(setup, config=setup.config.model_copy(update=settled)), dataset
-
-
-def _require_held_out(option: str, config: RunConfig, partition: Partition) -> None:
-    """Refuse an option that looks at held-out parts if no client that trains has one."""
-    held_out, share = partition.test.sizes[: config.training_clients], config.validation_share
-    if not held_out.any():
-        raise ConfigError(
-            f"{option} looks at the clients' held-out parts, but no client that trains has one; begin a run with "
-            "--client-test-fraction 0.2"
-        )
-    if share and held_out.max() * share < 1:
-        raise ConfigError(
-            f"--validation-share {share:g} is too small: the largest held-out part of a client has "
-            f"{int(held_out.max())} samples"
-        )
-    choosing = {name for name in HELD_OUT if not (config.keep == "best" and PROTOCOLS[name].own_model)}
-    if config.protocols and not share and not choosing & {*config.protocols}:
-        raise ConfigError(f"{option} chooses by {' or '.join(sorted(choosing))}; add --protocol {max(choosing)}")
 
 
 def _digest_of(partition: Partition) -> str:
