@@ -59,7 +59,10 @@ def plain(text: str) -> str:
     'hf:...: see https://example.org/a/b, ...'
     >>> plain("unknown metric 'f2'. Known: auroc, fedcore.ece. Did you mean 'f1'?")
     "unknown metric '...'. Known: .... Did you mean '...'?"
+    >>> plain("unknown dataset 'x'. Known: digits. Or hf:NAME, npz:NAME")
+    "unknown dataset '...'. Known: .... Or ..."
     """
+    text = re.sub(r"\bOr [\w-]+:NAME(, [\w-]+:NAME)*", "Or ...", text)
     text = re.sub(r"\bKnown: .+?(?=\.(?:\s|$))", "Known: ...", text)
     text = re.sub(r"(?<!\w)'[^'\n]*'(?!\w)", "'...'", text)
     text = re.sub(r"0x[0-9a-f]+", "#", text)

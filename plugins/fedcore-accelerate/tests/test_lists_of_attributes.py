@@ -15,6 +15,7 @@ from typing_extensions import get_protocol_members
 from fedcore import ClientContext, Step
 from fedcore_accelerate import captured_steps, stacked_step
 from fedcore_accelerate.stacked_step import AnyClient, NotStackable, StackedClient, StackedStep
+from tests.sentences import raises
 
 BEGIN_LOCAL = {"add_parameters", "freeze"}  # which work nowhere else
 
@@ -83,13 +84,13 @@ def test_an_attribute_that_is_added_to_a_protocol_is_missed(name):
 
 @pytest.mark.parametrize("name", sorted(NOT_STACKED))
 def test_what_cannot_be_stacked_is_refused(name):
-    with pytest.raises(NotStackable, match=rf"plugin 'mine' reads client\.{name} in a step"):
+    with raises(NotStackable, "'mine'", f"client.{name} "):
         getattr(StackedClient(None, "mine", None), name)
 
 
 @pytest.mark.parametrize("name", sorted(DIFFERS))
 def test_what_differs_between_clients_is_not_read_of_one_for_all(name):
-    with pytest.raises(NotStackable, match=rf"plugin 'mine' reads client\.{name} in begin_local"):
+    with raises(NotStackable, "'mine'", f"client.{name} "):
         getattr(AnyClient(None, "mine"), name)
 
 

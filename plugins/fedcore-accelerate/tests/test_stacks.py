@@ -20,6 +20,7 @@ from fedcore_accelerate.stacks import Group
 from fedcore_testing import Cohorts
 from fedcore_testing.compare import require_close_states, require_same
 from tests import support
+from tests.sentences import warns
 
 UNEQUAL = {"clients": 12, "participation": 0.75, "rounds": 3, "local_epochs": 1, "workers": 0, "alpha": 0.3}
 STACK = 6
@@ -162,7 +163,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
 
 
 def test_clients_of_one_sample(both, steps):
-    with pytest.warns(Warning, match="the minimum was lowered to 1"):
+    with warns(RuntimeWarning, 40, 60, "lowered to 1"):
         assert_close(*both(samples=60, clients=40, rounds=1, local_epochs=2, batch_size=2))
     assert steps["stacked"] > steps["alone"]
 

@@ -23,6 +23,7 @@ from fedcore_testing import (
     small_config,
     weights,
 )
+from tests.sentences import raises
 
 go = federations()
 SKEWED = {"imbalance": 20, "client_test_fraction": 0.2}
@@ -104,5 +105,5 @@ def test_workers_have_the_same_bits(go):
 
 @pytest.mark.parametrize("method", ["fedrs", "ditto"])
 def test_another_loss_is_refused(go, method):
-    with pytest.raises(PluginConflictError, match="class-weights"):
+    with raises(PluginConflictError, "'class-weights'", f"'{method}'"):
         go({method: {}}, class_weights="balanced")

@@ -202,8 +202,7 @@ class StartsOwnClassifier(StartsClassifier):
 
 @pytest.mark.parametrize("plugin", ["topk", "qsgd"])
 def test_clients_that_start_from_another_model_are_refused(go, plugin):
-    reason = rf"'{plugin}' measures how far .* other values of 'classifier\.weight'"
-    with pytest.raises(PluginConflictError, match=reason):
+    with raises(PluginConflictError, f"'{plugin}'", "'startsclassifier'", "'classifier.weight'"):
         go({plugin: {}, StartsClassifier: {}})
     assert records(go({plugin: {}, StartsOwnClassifier: {}}))[0]["failures"] == []
 

@@ -516,22 +516,18 @@ def implementing(hook):
     return type(f"Has{hook.title().replace('_', '')}", (Plugin,), {hook: mark(body), **declared.get(hook, {})})
 
 
-def seen(hook):
-    return "can ask clients for question" if hook == "question" else f"implements {hook}, which"
-
-
 @pytest.mark.parametrize("hook", ["pre_aggregate", "accumulate", "aggregate", "mid_local_epoch", "question"])
 @pytest.mark.parametrize("order", [1, -1])
 def test_central_noise_refuses_who_sees_single_clients(tmp_path, hook, order):
     cls = implementing(hook)
-    with pytest.raises(PluginConflictError, match=f"'dp' and '{cls.__name__.lower()}' .* {seen(hook)}"):
+    with raises(PluginConflictError, "'dp'", f"'{cls.__name__.lower()}'", hook):
         federate(tmp_path, *["dp", cls][::order], **RUN)
 
 
 @pytest.mark.parametrize("hook", ["mid_local_epoch", "question"])
 def test_local_noise_refuses_what_goes_past_it(tmp_path, hook):
     cls = implementing(hook)
-    with pytest.raises(PluginConflictError, match=f"'local-dp' and '{cls.__name__.lower()}' .* {seen(hook)}"):
+    with raises(PluginConflictError, "'local-dp'", f"'{cls.__name__.lower()}'", hook):
         federate(tmp_path, cls, "local-dp", **RUN)
 
 
@@ -564,7 +560,7 @@ def test_local_noise_lets_the_server_do_what_it_likes(tmp_path, hook):
 @pytest.mark.parametrize(("option", "said"), [({"patience": 1}, "--patience"), ({"keep": "best"}, "--keep best")])
 def test_no_round_is_chosen_by_figures_without_noise(tmp_path, name, option, said):
     held_out = {**RUN, "client_test_fraction": 0.2, **option}
-    with pytest.raises(ConfigError, match=f"plugin '{name}': {said}"):
+    with raises(ConfigError, f"'{name}'", said):
         federate(tmp_path, name, **held_out)
     federate(tmp_path, (name, {"noise_multiplier": 0.0}), **held_out)
 

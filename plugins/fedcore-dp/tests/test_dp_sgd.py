@@ -331,7 +331,7 @@ def implementing(hook):
 
 @pytest.mark.parametrize("hook", ["begin_local", "observe", "end_local", "pre_upload"])
 def test_who_may_look_at_samples_past_the_gradients_is_refused(tmp_path, hook):
-    with pytest.raises(PluginConflictError, match=f"'dp-sgd' and 'has{hook.replace('_', '')}' .*implements {hook}, wh"):
+    with raises(PluginConflictError, "'dp-sgd'", f"'has{hook.replace('_', '')}'", hook):
         federate(tmp_path, "dp-sgd", implementing(hook), **RUN)
 
 
@@ -385,7 +385,7 @@ def test_next_to_other_plugins(tmp_path, other):
 @pytest.mark.parametrize("other", ["fedrs", "scaffold", "ditto", "fedsam", "fedproc", "fedala"])
 def test_plugins_that_do_not_go_with_it(tmp_path, other, passes):
     pytest.importorskip(f"fedcore_{other}")
-    with pytest.raises(PluginConflictError, match="'dp-sgd'") as refusal:
+    with raises(PluginConflictError, "'dp-sgd'", f"'{other}'") as refusal:
         federate(tmp_path, ("dp-sgd", {"passes": passes}), other, **RUN)
     assert "passes=each" not in str(refusal.value)  # it would not help
 

@@ -331,7 +331,7 @@ def test_runs_beside(go, other, head_layers):
     installed(other)
     plugins = {other: {}, "fdcl": {"head_layers": head_layers}}
     if other == "fedcd" and head_layers == 2:
-        with pytest.raises(ConfigError, match=r"FineClassifier; use fdcl\.head_layers=1"):
+        with raises(ConfigError, 2, "FineClassifier", "fdcl.head_layers=1"):
             go(plugins)
         return
     run = go(plugins)

@@ -139,7 +139,7 @@ def test_a_fixed_scale_can_be_corrected_around(go):
 
 @pytest.mark.parametrize("other", [OwnsClassifier, StepsOnServer])
 def test_another_owner_or_server_optimizer_is_refused(go, other):
-    with pytest.raises(PluginConflictError, match="'fednh'"):
+    with raises(PluginConflictError, "'fednh'", f"'{other.__name__.lower()}'"):
         go("fednh", other)
 
 

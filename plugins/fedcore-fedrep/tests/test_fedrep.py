@@ -27,7 +27,7 @@ from fedcore_testing import (
     weights,
     with_batch_norm,
 )
-from tests.sentences import raises
+from tests.sentences import raises, warns
 
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16, "local_epochs": 2}
 go = federations(**FEW)
@@ -129,9 +129,9 @@ def test_fedrep_without_epochs_for_the_head_trains_fedbabus_body_to_the_bit(go):
 
 
 def test_heads_that_nobody_trains_are_warned_of(go):
-    with pytest.warns(RuntimeWarning, match="2 local epochs are all for the representation.*--local-epochs 3"):
+    with warns(RuntimeWarning, "fedrep", 2, "--local-epochs 3"):
         go({"fedrep": {"representation_epochs": 2}}, rounds=1)
-    with pytest.warns(RuntimeWarning, match="whose 5 local steps are no more than 1 of its epochs.*--local-epochs 2"):
+    with warns(RuntimeWarning, "fedrep", 5, "--local-epochs 2"):
         go("fedrep", rounds=1, local_steps=5)
 
 

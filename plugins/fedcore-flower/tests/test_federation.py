@@ -108,13 +108,13 @@ def test_labels_of_another_task_are_refused_with_the_one_that_they_fit(tmp_path)
     assert setup.form.keys() == {"width", "flat", "mean", "std"}
     data, config = helpers.own_data(0), accepted(setup)
     assert data.site(config, setup, tmp_path).dataset.task.form == setup.form
-    with pytest.raises(DataError, match="Such labels are of --task classification"):
+    with raises(DataError, "--task classification"):
         data.site(config, setup.model_copy(update={"task": "survival"}), tmp_path)
     for form in ({}, {**setup.form, "mean": "high"}, {**setup.form, "std": None}):
         with pytest.raises(ConfigError, match="description of the run is not valid: form"):
             data.site(config, setup.model_copy(update={"form": form}), tmp_path)
     wider = {"form": {"width": 3, "flat": False, "mean": [0.0] * 3, "std": [1.0] * 3}, "num_classes": 3}
-    with pytest.raises(DataError, match=r"shape \(\), which does not fit the run's 3 outputs of the task 'regression'"):
+    with raises(DataError, "()", 3, "'regression'"):
         data.site(config, setup.model_copy(update=wider), tmp_path)
 
 
@@ -136,22 +136,22 @@ def test_public_samples_are_a_data_set_that_server_and_clients_have(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "named"),
     [
-        ("npz:/etc/samples.npz", "names a file or code"),
-        ("module:os.system", "names a file or code"),
-        ("0.1", "unknown dataset '0.1'"),
-        ("digits", "do not have the run's kind and shape"),
+        ("npz:/etc/samples.npz", "--public"),
+        ("module:os.system", "--public"),
+        ("0.1", "dataset"),
+        ("digits", "[1, 9, 9]"),
     ],
 )
-def test_a_client_s_public_samples_are_an_installed_data_set_that_fits(tmp_path, name, words):
+def test_a_client_s_public_samples_are_an_installed_data_set_that_fits(tmp_path, name, named):
     setup = setup_of(tmp_path, "feddf", public="digits")
     data, config = helpers.own_data(0), accepted(setup)
     public = data.site(config, setup, tmp_path).dataset.public
     assert torch.equal(public.inputs(torch.arange(5)), load_dataset("digits", None).train.gather(torch.arange(5)))
     if name == "digits":
         setup = setup.model_copy(update={"input_shape": [1, 9, 9]})
-    with pytest.raises(ConfigError, match=words):
+    with raises(ConfigError, f"'{name}'", named):
         _public(name, setup, None)
 
 
@@ -437,20 +437,20 @@ def test_a_client_uses_its_own_paths_and_device(tmp_path):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "named"),
     [
-        ({"plugins": {"module:os.system": {}}}, "module:os.system"),
-        ({"model": "module:os.system"}, "module:os.system"),
-        ({"plugins": {"mooon": {}}}, "Did you mean 'moon'?"),
+        ({"plugins": {"module:os.system": {}}}, "'module:os.system'"),
+        ({"model": "module:os.system"}, "'module:os.system'"),
+        ({"plugins": {"mooon": {}}}, "'moon'"),
         ({"rounds": "many"}, "--rounds"),
-        ({"shell": "rm"}, "shell"),
-        ({"clients": 7}, "its run has 7 clients"),
-        ({"model": "no-such"}, "no-such"),
+        ({"shell": "rm"}, "'shell'"),
+        ({"clients": 7}, "7 clients"),
+        ({"model": "no-such"}, "'no-such'"),
     ],
 )
-def test_a_server_s_configuration_is_validated(tmp_path, change, words):
+def test_a_server_s_configuration_is_validated(tmp_path, change, named):
     setup = setup_of(tmp_path)
-    with pytest.raises(ConfigError, match=words.replace("?", r"\?").replace("(", r"\(")):
+    with raises(ConfigError, named):
         accepted(setup.model_copy(update={"config": {**setup.config, **change}}))
 
 
@@ -730,7 +730,7 @@ def test_a_hold_out_is_drawn_by_class_and_by_the_client_s_own_seed(tmp_path):
     assert sorted([*one.train.tolist(), *one.test.tolist()]) == list(range(40))
     labels = one.dataset.train.labels
     assert torch.bincount(labels[one.test]).tolist() == [8, 2] or torch.bincount(labels[one.test]).tolist() == [7, 3]
-    with pytest.raises(ConfigError, match="--test-fraction"):
+    with raises(ConfigError, "--test-fraction", 1.0):
         OwnData.load(spec, None, 1.0, 0)
     with pytest.raises(DataError):
         OwnData.load(f"npz:{tmp_path / 'none.npz'}", None, None, 0)

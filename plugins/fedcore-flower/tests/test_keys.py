@@ -107,15 +107,15 @@ def test_bad_keys_are_named(folder, tmp_path):
     (tmp_path / "junk.pub").write_text("ssh-rsa nonsense")
     with pytest.raises(ConfigError, match=r"junk\.pub is not an OpenSSH public key"):
         public_keys(tmp_path, [])
-    with pytest.raises(ConfigError, match="have the same key"):
+    with raises(ConfigError, "'alder'", "'other'"):
         public_keys(folder, ["alder", f"other={folder / 'alder.pub'}"])
-    with pytest.raises(ConfigError, match="without clients"):
+    with raises(ConfigError, tmp_path / "keys" / "none"):
         public_keys(tmp_path / "keys" / "none", [])
     (folder / "alder.key").chmod(0o644)
-    with pytest.raises(ConfigError, match="chmod 600"):
+    with raises(ConfigError, f"chmod 600 {folder / 'alder.key'}"):
         check_private_key(folder / "alder.key")
     (folder / "server.key").chmod(0o640)
-    with pytest.raises(ConfigError, match=r"server\.key can be read by other users; run chmod 600 .*server\.key"):
+    with raises(ConfigError, f"chmod 600 {folder / 'server.key'}"):
         check_server_key(Tls.of(folder))
     (folder / "server.key").chmod(0o600)
     check_server_key(Tls.of(folder))

@@ -114,6 +114,5 @@ def test_a_prototype_moves_no_further_than_its_steps(moved, optimizer, refused):
     server = SimpleNamespace(config=config, lr=0.1)
     start = torch.tensor([[4.0, 0.0], [0.0, 4.0]])
     sent = start + torch.tensor([[0.0, 0.0], [moved, 0.0]])
-    words = f"'centres' moved {moved:.3g} .* but 3 steps of SGD move at most 0.6"
-    with pytest.raises(ValueError, match=words) if refused else nullcontext():
+    with raises(ValueError, "'centres'", f"{moved:.3g}", "3 steps", 0.6) if refused else nullcontext():
         check_moves("centres", sent, start, server, steps=3, weight=2.0, temperature=0.5)

@@ -63,19 +63,19 @@ def test_dropout_before_the_head_moves_with_it():
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "projection", "layers", "message"),
+    ("name", "shape", "projection", "layers", "most"),
     [
-        ("resnet50", (3, 8, 8), False, 2, "only 1 linear layer; give at most 1"),
-        ("fdcl-cnn", (1, 28, 28), False, 3, "only 2 linear layers; give at most 2"),
-        ("simple-cnn", (3, 32, 32), False, 4, "only 3 linear layers; give at most 3"),
-        ("simple-cnn", (3, 32, 32), True, 6, "only 5 linear layers"),
-        ("mlp", (1, 8, 8), False, 3, "leaves the encoder of this model without a trainable layer; give at most 2"),
+        ("resnet50", (3, 8, 8), False, 2, 1),
+        ("fdcl-cnn", (1, 28, 28), False, 3, 2),
+        ("simple-cnn", (3, 32, 32), False, 4, 3),
+        ("simple-cnn", (3, 32, 32), True, 6, 5),
+        ("mlp", (1, 8, 8), False, 3, 2),
     ],
 )
-def test_too_many_layers_are_refused(name, shape, projection, layers, message):
+def test_too_many_layers_are_refused(name, shape, projection, layers, most):
     model = build(name, shape, projection)
     names = list(model.state_dict())
-    with pytest.raises(ConfigError, match=rf"toy\.layers is {layers}.*{message}"):
+    with raises(ConfigError, f"toy.layers is {layers}", f"at most {most}"):
         move_split(model, layers, option="toy.layers")
     assert list(model.state_dict()) == names
 

@@ -138,23 +138,27 @@ def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: st
     tests = save(tmp_path / "tests", test=texts())
     (tmp_path / "empty").mkdir()
     folder = text_set.partition("?")[0]
-    for rest, says in (
-        (tmp_path / "none", r"is no folder on this machine .*, no \.csv or \.parquet file, and not OWNER/NAME"),
-        (tmp_path / "none.csv", r"no \.csv or \.parquet file"),
-        (tmp_path / "empty", "is no data set that datasets' save_to_disk wrote"),
-        (tests, "none of its splits is named train; there are: test"),
-        (two, r"which column\? Write \?text=COLUMN; there are: sentence, label, writer, title"),
-        (mixed, r"Write \?text=COLUMN, or \?columns=\.\.\. for a table of numbers; there are: age, sex, city"),
-        (nothing, r"which column holds the classes\? Write \?label=COLUMN, .*; there are: sentence, kind"),
-        (f"{folder}?text=sentnce", "has no column 'sentnce'; there are: sentence, label, writer"),
-        (f"{folder}?text=sentence", r"name a tokenizer that save_pretrained wrote: \?tokenizer=FOLDER"),
-        (f"{folder}?text=sentence&tokenizer={tmp_path / 'empty'}", "holds no tokenizer"),
-        (f"{folder}?txt=sentence", "option 'txt'.*there are: label, target, image, text"),
-        (f"{folder}?max_length=0", "option 'max_length'"),
-        (holes, r"cells are empty or no finite number, in: 'age', 'bmi'\. Fill them .* or name other \?columns="),
-        (odd, "column 'label' of the test samples: class '7' is not known: its classes are 0, 7; the .* are 0, 1"),
+    for rest, named in (
+        (tmp_path / "none", (".csv", ".parquet", "OWNER/NAME")),
+        (tmp_path / "none.csv", (".csv", ".parquet", "OWNER/NAME")),
+        (tests, ("train", "there are: test")),
+        (two, ("?text=COLUMN", "sentence, label, writer, title")),
+        (mixed, ("?text=COLUMN", "?columns=...", "age, sex, city")),
+        (nothing, ("?label=COLUMN", "sentence, kind")),
+        (f"{folder}?text=sentnce", ("'sentnce'", "sentence, label, writer")),
+        (f"{folder}?text=sentence", ("'sentence'", "?tokenizer=FOLDER")),
+        (f"{folder}?txt=sentence", ("option 'txt'", "label, target, image, text")),
+        (f"{folder}?max_length=0", ("option 'max_length'", 1)),
+        (holes, ("'age', 'bmi'", "?missing=", "?columns=")),
+        (odd, ("'label'", "'7'", "0, 7", "0, 1")),
     ):
-        with pytest.raises((ConfigError, DataError), match=says):
+        with raises(DataError if rest == odd else ConfigError, *named):
+            load(rest)
+    for rest, says in (  # with more, which transformers and datasets say
+        (tmp_path / "empty", "is no data set that datasets' save_to_disk wrote"),
+        (f"{folder}?text=sentence&tokenizer={tmp_path / 'empty'}", "holds no tokenizer"),
+    ):
+        with pytest.raises(ConfigError, match=says):
             load(rest)
 
 
@@ -238,7 +242,7 @@ def test_whole_numbers_that_are_stored_as_floats_are_classes(tmp_path: Path, loa
 @pytest.mark.parametrize("separator", [";", "\t"])
 def test_another_separator_than_the_comma_is_named(tmp_path: Path, load, separator: str) -> None:
     (tmp_path / "set.csv").write_text(separator.join(("x", "label")) + f"\n1{separator}0" * 20)
-    with pytest.raises(ConfigError, match=f"are separated by {separator!r}".replace("\\", "\\\\")):
+    with raises(ConfigError, repr(separator), "pandas.read_csv"):
         load(tmp_path / "set.csv")
 
 
@@ -406,7 +410,7 @@ def test_a_cell_that_is_no_image_is_named(tmp_path: Path, load, cell: object) ->
     file = cells_of_images(tmp_path, cells)
     with pytest.raises(ConfigError, match="row 3 of column 'image' is no image that can be read"):
         load(file)
-    with pytest.raises(ConfigError, match="column 'age' holds no images"):
+    with raises(ConfigError, "'age'", "cast_column"):
         load(f"{save(tmp_path / 'set', only=table_with())}?image=age")
 
 
@@ -434,5 +438,5 @@ def test_without_a_network_and_without_a_cache_the_message_says_so(monkeypatch: 
         raise ConnectionError("Couldn't reach 'owner/some-set' on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(ConfigError, match=r"neither the Hub nor the cache .*ConnectionError.*save_to_disk"):
+    with raises(ConfigError, "owner/some-set", "ConnectionError", "save_to_disk"):
         load("owner/some-set")

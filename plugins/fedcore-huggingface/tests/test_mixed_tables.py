@@ -18,7 +18,7 @@ from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import load_dataset, make_partition
 from fedcore_testing import federate, partition_of
 from fedcore_zoo import fixed_split
-from tests.sentences import raises
+from tests.sentences import raises, warns
 
 pytest.importorskip("datasets")
 
@@ -74,7 +74,7 @@ def test_the_numbers_are_those_of_scikit_learn_for_the_clients_training_rows(tab
 def test_a_category_without_a_training_row_is_named_and_is_none_of_the_columns(table, tmp_path):
     result = trained(table, tmp_path)
     new = patients(4, seed=2).assign(ward="Z")
-    with pytest.warns(UserWarning, match="column 'ward' has categories that no training row has: 'Z'"):
+    with warns(UserWarning, "'ward'", "'Z'"):
         found = result.inputs.prepare(new)
     assert not found[:, 4:7].any()
     assert found[:, 2:4].sum(dim=1).tolist() == [1.0] * 4
@@ -84,7 +84,7 @@ def test_rare_categories_of_held_out_rows_are_named_when_the_run_begins(tmp_path
     frame = patients()
     frame["ward"] = [f"w{k}" for k in range(len(frame))]
     frame.to_csv(tmp_path / "rare.csv", index=False)
-    with pytest.warns(RuntimeWarning, match="no training row has these categories of 'ward'"):
+    with warns(RuntimeWarning, "categories of 'ward'"):
         trained(tmp_path / "rare.csv", tmp_path)
 
 
@@ -116,14 +116,14 @@ def test_numbers_can_be_categories(table):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
+    ("options", "named"),
     [
-        ("?columns=age,creatinine&label=dead", ConfigError, "in: 'creatinine'. .* write .missing=median"),
-        ("?columns=age,sex&label=dead&missing=mean", ConfigError, "option 'missing'"),
+        ("?columns=age,creatinine&label=dead", ("'creatinine'", "?missing=median")),
+        ("?columns=age,sex&label=dead&missing=mean", ("'missing'", "'most-frequent'")),
     ],
 )
-def test_what_is_refused(table, options, error, words):
-    with pytest.raises(error, match=words):
+def test_what_is_refused(table, options, named):
+    with raises(ConfigError, *named):
         load_dataset(f"hf:{table}{options}")
 
 
@@ -150,7 +150,7 @@ def test_words_that_differ_in_capitals_are_named_once_for_categories_and_classes
     frame.loc[:30, "sex"] = frame.loc[:30, "sex"].str.lower()
     frame.loc[:20, "dead"] = frame.loc[:20, "dead"].str.upper()
     assert any("'dead'" in note and "'NO', 'no'" in note for note in loaded(tmp_path, frame).notes)
-    with pytest.warns(RuntimeWarning, match=r"column 'sex': .* alone, and are different ones: 'F', 'f'"):
+    with warns(RuntimeWarning, "'sex'", "'F', 'f'"):
         trained(tmp_path / "site.csv", tmp_path)
 
 
@@ -227,9 +227,9 @@ def test_a_table_of_words_and_empty_cells_has_other_tasks(table, tmp_path):
 
 def test_new_rows_with_other_columns_are_refused(table, tmp_path):
     result = trained(table, tmp_path)
-    with pytest.raises(DataError, match="x has no column 'ward'"):
+    with raises(DataError, "'ward'", 4):
         result.predict(patients().drop(columns="ward"))
-    with pytest.raises(DataError, match="cells of column 'age' are not all numbers"):
+    with raises(DataError, "'age'", "'old'"):
         result.predict(patients().assign(age="old"))
 
 
@@ -246,5 +246,5 @@ def test_a_patients_rows_are_on_one_side_of_every_split(tmp_path):
     assert sum(map(len, sides)) == len(set.union(*sides)) == len(data.train) // 3
     frame.loc[5, "patient"] = None
     frame.to_csv(tmp_path / "visits.csv", index=False)
-    with pytest.raises(ConfigError, match="column 'patient' has empty cells: samples without a group"):
+    with raises(ConfigError, "'patient'"):
         load_dataset(name)

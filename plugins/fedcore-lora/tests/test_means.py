@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedcore
-from fedcore import ConfigError, Plugin, PluginConflictError, SplitModel, hookimpl
+from fedcore import Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore_lora import LowRank
 from fedcore_testing import model_bytes, records
 from tests.sentences import raises
@@ -195,7 +195,7 @@ def test_methods_that_train_next_to_the_mean_of_products(method):
 
 @pytest.mark.parametrize("method", REFUSED)
 def test_methods_that_are_refused_next_to_the_mean_of_products(method):
-    with pytest.raises((PluginConflictError, ConfigError), match=rf"lora.*{method}|{method}.*lora"):
+    with raises(PluginConflictError, "'lora'", f"'{method}'"):
         train("products", method, partition="iid", clients=4, rounds=2)
     train("factors", method, partition="iid", clients=4, rounds=1)
 

@@ -257,14 +257,15 @@ def test_metrics_of_torchmetrics(torchmetrics, tmp_path):
 def test_what_is_no_sum_or_no_number_is_refused(torchmetrics):
     from fedcore_metrics.of_torchmetrics import OfTorchmetrics, by_name
 
-    for name, says in (
-        ("AUROC", "keeps 'preds', which is not a sum over samples"),
+    for name, says in (  # with more, which torchmetrics and Python say
         ("ConfusionMatrix", "does not compute one number .*function of your own"),
         ("StatScores", "does not compute one number"),
         ("FBetaScore", "cannot be made without options .*'beta'.*function of your own"),
     ):
         with pytest.raises(ConfigError, match=says):
             by_name(f"Multiclass{name}")(10)
+    with raises(ConfigError, "MulticlassAUROC", "'preds'"):
+        by_name("MulticlassAUROC")(10)
     with raises(UnknownNameError, "'MulticlassF1Score'"):
         by_name("MulticlassF1")
     logits, labels = drawn(10, 2000)

@@ -21,6 +21,7 @@ from fedcore_testing import (
     same_tensors,
     with_batch_norm,
 )
+from tests.sentences import raises
 
 LOG: list[dict] = []
 go = federations()
@@ -220,5 +221,5 @@ class Narrow(Plugin):
 
 
 def test_another_width_of_the_projection_head_is_refused(go):
-    with pytest.raises(PluginConflictError, match="width"):
+    with raises(PluginConflictError, 32, 256):
         go({"moon": {}, Narrow: {}})

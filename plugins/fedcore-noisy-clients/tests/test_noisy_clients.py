@@ -9,6 +9,7 @@ import torch
 from fedcore import Plugin, generator, hookimpl
 from fedcore_noisy_clients import noisy_inputs, wrong_labels
 from fedcore_testing import federations
+from tests.sentences import raises
 
 SEEN: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 go = federations(batch_size=16, samples=400, clients=4, participation=1.0, rounds=2, partition="iid", seed=3)
@@ -35,7 +36,7 @@ def test_the_noise_has_its_deviation():
 
 
 def test_tokens_have_no_noise():
-    with pytest.raises(ValueError, match=r"noisy-clients\.inputs=0"):
+    with raises(ValueError, "noisy-clients.inputs=0"):
         noisy_inputs(torch.ones(3, 4, dtype=torch.int64), 0.1, stream())
 
 

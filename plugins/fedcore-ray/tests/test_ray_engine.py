@@ -20,6 +20,7 @@ pytest.importorskip("ray", reason="ray is not installed")
 
 from fedcore_ray import engine as module
 from fedcore_ray import nodes
+from tests.sentences import raises
 
 SETTINGS = {"rounds": 3, "clients": 4, "local_epochs": 2, "client_test_fraction": 0.2}
 ONE_ROUND = {"rounds": 1, "clients": 4}
@@ -182,7 +183,7 @@ def test_workers_are_processes_of_one_thread(cluster, tmp_path):
 
 @pytest.mark.slow
 def test_a_broken_contract_ends_the_run(cluster, tmp_path):
-    with pytest.raises(PluginContractError, match="plugin 'breaks' hook local_loss") as caught:
+    with raises(PluginContractError, "'breaks'", "local_loss") as caught:
         federate(tmp_path, Breaks, **ONE_ROUND, engine="ray", workers=2)
     assert (caught.value.plugin, caught.value.hook) == ("breaks", "local_loss")
 
@@ -201,7 +202,7 @@ def test_relative_names_mean_the_same_to_a_worker(cluster, tmp_path, monkeypatch
 
 
 def test_a_worker_that_cannot_be_set_up_says_why(cluster, tmp_path):
-    with pytest.raises(FedcoreError, match="no such file on this machine"):
+    with raises(PluginContractError, "'cannotsetup'", "no such file on this machine"):
         federate(tmp_path, (CannotSetUp, {"driver": os.getpid()}), **ONE_ROUND, engine="ray", workers=1)
 
 

@@ -22,7 +22,7 @@ from fedcore_testing import (
     weights,
     with_batch_norm,
 )
-from tests.sentences import raises
+from tests.sentences import raises, warns
 
 FIVE = {"clients": 5, "rounds": 1}
 ARENA = {"clients": 10, "rounds": 4, "local_epochs": 3, "batch_size": 32, "partition": "iid", "eval_every": 4}
@@ -277,14 +277,14 @@ def test_few_clients(go, rule, clients):
 
 
 @pytest.mark.parametrize(
-    ("plugins", "words"),
+    ("plugins", "named"),
     [
-        ({"krum": {"fraction": 0.4}}, r"krum, round 1: 5 updates outvote 1 attackers at most.*0\.4 assumes 2"),
-        ({"trimmed-mean": {"fraction": 0.45}}, r"trimmed-mean, round 1: 5 updates outvote 2 .*assumes 3"),
+        ({"krum": {"fraction": 0.4}}, ("krum, round 1", "5 updates", "1 attackers", 0.4, 2)),
+        ({"trimmed-mean": {"fraction": 0.45}}, ("trimmed-mean, round 1", "5 updates", "2 attackers", 0.45, 3)),
     ],
 )
-def test_too_few_updates_for_the_assumed_attackers_are_warned_of(go, plugins, words):
-    with pytest.warns(RuntimeWarning, match=words):
+def test_too_few_updates_for_the_assumed_attackers_are_warned_of(go, plugins, named):
+    with warns(RuntimeWarning, *named):
         go(plugins)
 
 
@@ -307,10 +307,8 @@ def test_enough_updates_are_not(go, plugins):
     ],
 )
 def test_other_owners_are_refused_with_both_names_and_the_reason(go, rule, other, order):
-    with raises(PluginConflictError) as refusal:
+    with raises(PluginConflictError, repr(rule), repr(other.__name__.lower())):
         go({name: {} for name in [rule, other][::order]})
-    assert repr(rule) in str(refusal.value)
-    assert repr(other.__name__.lower()) in str(refusal.value)
 
 
 @pytest.mark.parametrize("pair", [("median", "krum"), ("krum", "trimmed-mean")])

@@ -97,13 +97,13 @@ def test_as_few_clients_as_are_allowed():
 
 @pytest.mark.parametrize("fault", ["availability", "no_show", "dropout", "stragglers", "deadline"])
 def test_lost_clients_beside_it(fault):
-    with pytest.raises(ValueError, match=f"concurrency has no rounds .* but {fault} is set"):
-        RunConfig(system={"concurrency": 2, fault: 0.5})
+    with raises(ConfigError, "--system", "concurrency", fault):
+        RunConfig.create({"system": {"concurrency": 2, fault: 0.5}})
 
 
 def test_more_clients_than_there_are():
-    with pytest.raises(ValueError, match=r"3 clients that train and up to 2 whose updates wait .* than the run's 4"):
-        RunConfig(clients=4, participation=0.75, system={"concurrency": 3})
+    with raises(ConfigError, "concurrency", "3 clients", "up to 2", "run's 4"):
+        RunConfig.create({"clients": 4, "participation": 0.75, "system": {"concurrency": 3}})
 
 
 class StartsLate(Plugin):

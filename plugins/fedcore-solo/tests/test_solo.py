@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedcore
-from fedcore import FedcoreError, Plugin, PluginConflictError, SplitModel, hookimpl
+from fedcore import Plugin, PluginConflictError, SplitModel, UnknownNameError, hookimpl
 from fedcore.client import evaluate
 from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore_functional import proximal_term
@@ -210,5 +210,5 @@ def test_what_needs_a_shared_model_is_refused(go, other, named):
 
 
 def test_there_are_no_options(go):
-    with pytest.raises(FedcoreError, match="mu"):
+    with raises(UnknownNameError, "solo", "'mu'"):
         go({"solo": {"mu": 1}})

@@ -133,7 +133,7 @@ class TestComparison:
         alone = [make({"my-method": {"strength": s, "other": 1}}, 0, [s]) for s in (0.01, 0.1)]
         labels = [row.label for row in join(alone)[0].blocks[0].rows]
         assert labels == ["my-method (strength=0.01)", "my-method (strength=0.1)"]
-        with pytest.raises(UnknownNameError, match="unknown baseline 'mon'"):
+        with raises(UnknownNameError, "'mon'", "moon+uscc (moon.mu=5)"):
             join(folders, baseline="mon")
 
     def test_rows_by_another_option(self, make):
@@ -151,10 +151,10 @@ class TestComparison:
         assert found.blocks[0].baseline is None
         (note,) = found.notes
         assert note == "2 rows are of fedavg, so none is the baseline; name it: --baseline 'fedavg, lr=0.1'"
-        with pytest.raises(UnknownNameError, match=r"Known: 'fedavg, lr=0\.1', 'fedcd, lr=0\.1', "):
+        with raises(UnknownNameError, "'x'", "Known: 'fedavg, lr=0.1', 'fedcd, lr=0.1', "):
             join([*folders, one], by=["plugin", "lr"], baseline="x")
         for wrong in ("seed", "out", "plugni"):
-            with pytest.raises(UnknownNameError, match="unknown --by"):
+            with raises(UnknownNameError, "--by", f"'{wrong}'"):
                 join(folders, by=[wrong])
 
     def test_tables_are_told_apart_by_the_options_of_their_method(self, make):
@@ -224,7 +224,7 @@ class TestComparison:
 
     @pytest.mark.parametrize("wrong", [{"target": 80.0}, {"target": 0.0}, {"confidence": 95.0}])
     def test_percentages_are_not_taken_for_fractions(self, make, wrong):
-        with pytest.raises(ConfigError, match=f"--{next(iter(wrong))}"):
+        with raises(ConfigError, *(f"--{option} is {value}" for option, value in wrong.items())):
             join([make([], 0, [0.1])], **wrong)
 
 
@@ -789,7 +789,7 @@ class TestTuned:
 
     def test_names_that_do_not_exist(self, make, cli):
         folders = [make([], 0, [0.5]), make(["moon"], 0, [0.5])]
-        with pytest.raises(UnknownNameError, match=r"unknown --tuned 'ml'"):
+        with raises(UnknownNameError, "--tuned", "'ml'"):
             join(folders, tuned=["ml"])
         with raises(UnknownNameError, "'mon'", "'moon'"):
             join(folders, labels={"mon": "MOON"})
@@ -1088,7 +1088,7 @@ class TestOtherFigures:
         frame = fedcore_study.compare(folders, metric=f"module:own_{sign}.Own")
         assert frame["Own_mean"].tolist() == [1, 1]
         assert len(fedcore_study.compare(folders, metric=f"module:own_{sign}.Own", each=True)) == 6
-        with pytest.raises(ConfigError, match="cannot import 'Other'"):
+        with raises(ConfigError, "'Other'"):
             join(folders, metric=f"module:own_{sign}.Other")
 
     def test_a_metric_of_torchmetrics_is_named_with_its_prefix(self, make):

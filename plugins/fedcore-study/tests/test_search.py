@@ -239,7 +239,7 @@ def test_a_trial_over_seeds_has_the_mean_of_their_best_figures(tmp_path, monkeyp
     assert result.best.number == 1
     assert [path.name for path in result.best.directories] == ["trial-0001-seed-0", "trial-0001-seed-1"]
     assert told.count((0, "start")) == told.count((0, "finished")) == told.count((2, "failed")) == 1
-    with pytest.raises(ConfigError, match="--seeds was 0,1 and is 0,1,2 now"):
+    with raises(ConfigError, "--seeds", "0,1,2"):
         search(SweepSpec(base=BASE, seeds=3), [Axis("lr", 0.1, 1.0)], 5, tmp_path)
 
 
@@ -291,29 +291,33 @@ def test_the_test_set_has_no_value():
 
 
 @pytest.mark.parametrize(
-    ("spec", "axes", "message"),
+    ("spec", "axes", "named"),
     [
-        ({"base": {}}, [Axis("lr", 0.1, 1.0)], "add --client-test-fraction"),
-        ({"base": {**BASE, "best_by": "f1"}}, [Axis("lr", 0.1, 1.0)], "unknown figure 'f1'"),
+        ({"base": {}}, [Axis("lr", 0.1, 1.0)], ("--optuna", "--client-test-fraction")),
+        ({"base": {**BASE, "best_by": "f1"}}, [Axis("lr", 0.1, 1.0)], ("--best-by", "'f1'")),
         (
             {"base": {**BASE, "metrics": ["calibration-slope"], "best_by": "calibration-slope"}},
             [Axis("lr", 0.1, 1.0)],
-            "--best-by calibration-slope: it is not known whether more of it is better",
+            ("--best-by calibration-slope",),
         ),
-        ({"base": BASE}, [], "nothing to search"),
+        ({"base": BASE}, [], ("--optuna", "--search")),
         (
             {"base": BASE},
             [Axis("mon.mu", 0.1, 1.0)],
-            r"unknown plugin 'mon'\. Did you mean 'moon'\? It stands in --search",
+            ("'mon'", "'moon'", "--search mon.mu"),
         ),
-        ({"base": BASE, "grid": {"lr": [0.1]}}, [Axis("momentum", 0.1, 0.9)], "no --grid"),
-        ({"base": BASE}, [Axis("moon.mu", 0.1, 1.0)], "add --plugin moon"),
-        ({"base": BASE}, [Axis("optimizer", choices=("sgd", "adamm"))], "run optimizer=adamm: --optimizer: .*'adam'"),
-        ({"base": BASE}, [Axis("plugins", choices=("fedavg", "moon")), Axis("moon.mu", -1.0, 1.0)], "greater than"),
+        ({"base": BASE, "grid": {"lr": [0.1]}}, [Axis("momentum", 0.1, 0.9)], ("--search", "--grid")),
+        ({"base": BASE}, [Axis("moon.mu", 0.1, 1.0)], ("--search moon.mu", "--plugin moon")),
+        ({"base": BASE}, [Axis("optimizer", choices=("sgd", "adamm"))], ("--optimizer", "'adam'", "'adamm'")),
+        (
+            {"base": BASE},
+            [Axis("plugins", choices=("fedavg", "moon")), Axis("moon.mu", -1.0, 1.0)],
+            ("'moon'", "mu", -1.0),
+        ),
     ],
 )
-def test_what_cannot_be_searched(tmp_path, spec, axes, message):
-    with pytest.raises(ConfigError, match=message):
+def test_what_cannot_be_searched(tmp_path, spec, axes, named):
+    with raises(ConfigError, *named):
         search(SweepSpec.create(spec), axes, 1, tmp_path / "s")
     assert not (tmp_path / "s").exists()
 

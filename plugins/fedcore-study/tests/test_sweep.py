@@ -92,33 +92,32 @@ class TestSpec:
         assert [(config.alpha, config.rounds) for _, config in changed.cells()] == [(1, 2), (2, 2)]
 
     @pytest.mark.parametrize(
-        ("values", "says"),
+        ("values", "named"),
         [
-            ({"cases": [{"alpha": 1}, {"alhpa": 1}]}, "unknown option of case 2 'alhpa'. Did you mean 'alpha'?"),
-            ({"cases": [{"alpha": 1}], "grid": {"alpha": [2]}}, "case 1: alpha is an axis of the grid, too"),
-            ({"cases": [{"seed": 1}]}, "write --seeds"),
-            ({"cases": [{"moon.mu": 1}]}, "no run of this sweep has the plugin 'moon'"),
-            ({"gird": {}}, "unknown key of a sweep 'gird'. Did you mean 'grid'?"),
-            ({"alpha": 0.1}, "'alpha' is an option of a run: write it under base, or under grid"),
-            ({"base": {"rouns": 1}}, "unknown option 'rouns'. Did you mean 'rounds'?"),
-            ({"base": {"seed": 1}}, "write --seeds"),
-            ({"grid": {"alhpa": [1]}}, "unknown grid axis 'alhpa'. Did you mean 'alpha'?"),
-            ({"grid": {"workers": [1, 2]}}, "does not change a run's results"),
-            ({"grid": {"seed": [1, 2]}}, "write --seeds"),
-            ({"grid": {"alpha": []}}, "'alpha' has no values"),
-            ({"base": {"alpha": 1}, "grid": {"alpha": [1]}}, "alpha is an axis of the grid and an option"),
-            ({"grid": {"alpha": [-1]}}, "run alpha=-1: --alpha: input should be greater than 0"),
-            ({"grid": {"plugin": ["fedavg"], "moon.mu": [1]}}, "no run of this sweep has the plugin 'moon'"),
-            ({"set": {"moon.mu": 1}}, "no run of this sweep has the plugin 'moon'"),
-            ({"set": {"moon": 1}}, "write plugin.option=value"),
-            ({"seeds": 0}, "at least 1"),
-            ({"seeds": []}, "seeds: list should have at least 1 item"),
+            ({"cases": [{"alpha": 1}, {"alhpa": 1}]}, ("case 2", "'alhpa'", "'alpha'")),
+            ({"cases": [{"alpha": 1}], "grid": {"alpha": [2]}}, ("case 1", "alpha", "grid")),
+            ({"cases": [{"seed": 1}]}, ("--seeds",)),
+            ({"cases": [{"moon.mu": 1}]}, ("'moon'",)),
+            ({"gird": {}}, ("'gird'", "'grid'")),
+            ({"alpha": 0.1}, ("'alpha'", "base", "grid")),
+            ({"base": {"rouns": 1}}, ("'rouns'", "'rounds'")),
+            ({"base": {"seed": 1}}, ("--seeds",)),
+            ({"grid": {"alhpa": [1]}}, ("grid", "'alhpa'", "'alpha'")),
+            ({"grid": {"workers": [1, 2]}}, ("workers",)),
+            ({"grid": {"seed": [1, 2]}}, ("--seeds",)),
+            ({"grid": {"alpha": []}}, ("'alpha'",)),
+            ({"base": {"alpha": 1}, "grid": {"alpha": [1]}}, ("alpha", "grid")),
+            ({"grid": {"alpha": [-1]}}, ("--alpha", -1)),
+            ({"grid": {"plugin": ["fedavg"], "moon.mu": [1]}}, ("'moon'",)),
+            ({"set": {"moon.mu": 1}}, ("'moon'",)),
+            ({"set": {"moon": 1}}, ("plugin.option=value",)),
+            ({"seeds": 0}, (1,)),
+            ({"seeds": []}, ("seeds", 1)),
         ],
     )
-    def test_what_cannot_work_is_refused_with_its_name(self, values, says):
-        with pytest.raises(ConfigError) as error:
+    def test_what_cannot_work_is_refused_with_its_name(self, values, named):
+        with raises(ConfigError, *named):
             cells(**values)
-        assert says in str(error.value)
 
     def test_flags_override_the_file(self, tmp_path):
         file = tmp_path / "s.yaml"

@@ -19,6 +19,7 @@ from fedcore_study.runs.overview import is_locked
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.run import run_sweep
 from fedcore_study.sweeps.spec import SweepSpec, override
+from tests.sentences import raises
 
 TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)
 LONG = {"clients": 2, "rounds": 60, "local_epochs": 1, "batch_size": 256, "workers": 0}
@@ -141,7 +142,7 @@ def test_a_folder_that_is_extended_writes_outside_only_if_it_is_allowed_to(cli, 
     assert cli("sweep", *TINY, "--tracker", "tensorboard", "--set", place, "--seeds", 1, "--out", "s").exit_code == 0
     result = cli("sweep", "s", "--seeds", 2, "--dry-run")
     assert (result.exit_code, "--allow-outside" in result.stderr) == (2, True), result.output
-    with pytest.raises(ConfigError, match="allow_outside=True"):
+    with raises(ConfigError, place, "allow_outside=True"):
         fedcore_study.sweep(out=tmp_path / "s", seeds=2)
     for permission in (("--allow-outside",), ("--set", place)):
         assert cli("sweep", "s", "--seeds", 2, "--dry-run", *permission).exit_code == 0

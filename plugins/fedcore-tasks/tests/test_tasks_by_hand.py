@@ -21,6 +21,7 @@ from fedcore_tasks import (
     SurvivalDiscrete,
     TaskFigure,
 )
+from tests.sentences import raises
 
 PARTS = [range(8), range(8, 30), range(30, 36)]
 ROUNDS, STEPS, LR = 5, 2, 0.1
@@ -204,7 +205,7 @@ def test_the_figures_of_a_result_are_those_of_its_predictions(case):
         assert again["rmse"] == pytest.approx(np.sqrt((errors**2).mean(axis=0)).mean(), rel=1e-9)
         assert again["mae"] == pytest.approx(np.abs(errors).mean(), rel=1e-9)
         assert abs(predicted.mean() - 40) < 10
-        with pytest.raises(fedcore.ConfigError, match="no probabilities"):
+        with raises(fedcore.ConfigError, f"'{result.config.task}'", "result.predict"):
             result.predict_proba(x[36:])
     else:
         shares = result.predict_proba(x[36:])

@@ -15,7 +15,7 @@ from fedcore_trackers.base import create_tracker, resolve_trackers
 from fedcore_trackers.process import Memory, memory_file
 from fedcore_trackers.testing import check_tracker
 from tests.reliability.processes import start, wait_for
-from tests.sentences import raises
+from tests.sentences import raises, warns
 
 RECORDER = "module:odd_trackers.Recorder"
 
@@ -92,12 +92,12 @@ def test_a_package_whose_import_fails_is_left_to_its_process(tmp_path, monkeypat
     (info / "entry_points.txt").write_text("[fedcore.trackers]\nbroken = broken_on_import:Tracker\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert resolve_trackers({"broken": {"some": 1}}) == {"broken": {"some": 1}}
-    with pytest.raises(PluginContractError, match="boom in import"):
+    with raises(PluginContractError, "'broken'", "RuntimeError: boom in import"):
         create_tracker("broken", {"some": 1})
 
 
 def test_a_python_caller_without_a_listener_is_warned(tmp_path):
-    with pytest.warns(RuntimeWarning, match="InStart' is switched off: start raised ValueError: boom in start"):
+    with warns(RuntimeWarning, "InStart'", "start raised ValueError: boom in start"):
         federate(tmp_path, rounds=1, trackers={"module:odd_trackers.InStart": {}})
 
 
@@ -171,15 +171,15 @@ def test_a_tracker_that_is_gone_does_not_keep_a_run_from_being_resumed(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("trackers", "error", "words"),
+    ("trackers", "error", "named"),
     [
-        ({"tensorbord": {}}, UnknownNameError, "unknown tracker 'tensorbord'. Did you mean 'tensorboard'?"),
-        ({"tensorboard": {"dri": 1}}, UnknownNameError, "unknown tensorboard option 'dri'. Did you mean 'dir'?"),
-        ({"tensorboard": {"patience": 0}}, ConfigError, "tracker 'tensorboard': patience"),
+        ({"tensorbord": {}}, UnknownNameError, ("'tensorbord'", "'tensorboard'")),
+        ({"tensorboard": {"dri": 1}}, UnknownNameError, ("'dri'", "'dir'")),
+        ({"tensorboard": {"patience": 0}}, ConfigError, ("'tensorboard'", "patience", 0)),
     ],
 )
-def test_bad_choices_are_refused_before_anything_is_written(tmp_path, trackers, error, words):
-    with pytest.raises(error, match=words.replace("?", r"\?")):
+def test_bad_choices_are_refused_before_anything_is_written(tmp_path, trackers, error, named):
+    with raises(error, *named):
         federate(tmp_path, trackers=trackers, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -222,21 +222,21 @@ def test_a_tracker_of_a_sweep_is_in_each_of_its_runs(tmp_path):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "named"),
     [
         ("InStart", "start raised ValueError: boom in start"),
-        ("InFinish", "finish raised ValueError"),
-        ("State", "not JSON serializable"),
-        ("Edits", "edits what it is given by evaluation"),
-        ("NoDescription", "option 'folder' has no description"),
-        ("NoTracker", "expected a subclass"),
-        ("Dies", "killed by SIGKILL"),
+        ("InFinish", "finish raised ValueError: boom in finish"),
+        ("State", "JSON"),
+        ("Edits", "evaluation"),
+        ("NoDescription", "'folder'"),
+        ("NoTracker", "fedcore_trackers.Tracker"),
+        ("Dies", "SIGKILL"),
     ],
 )
-def test_the_check_finds_what_is_wrong_with_a_tracker(tmp_path, name, words, monkeypatch):
+def test_the_check_finds_what_is_wrong_with_a_tracker(tmp_path, name, named, monkeypatch):
     if name == "Dies":  # the check hands over a run in this process first
         monkeypatch.setattr(os, "kill", lambda *_: None)
-    with pytest.raises(AssertionError, match=words):
+    with raises(AssertionError, name, named):
         check_tracker(f"module:odd_trackers.{name}", tmp_path)
 
 

@@ -244,7 +244,7 @@ def test_pickles_that_are_not_the_official_ones_are_not_opened(tmp_path, offline
 )
 def test_wrong_cifar_archives(tmp_path, offline, changes):
     np.savez(tmp_path / "cifar10.npz", **(cifar_arrays() | changes))
-    with pytest.raises(DataError, match=r"cifar10\.npz"):
+    with raises(DataError, "cifar10.npz"):
         load_dataset("cifar10", tmp_path)
 
 

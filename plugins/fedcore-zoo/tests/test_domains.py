@@ -70,25 +70,25 @@ def test_what_lists_of_domainnet_may_not_name(pacs):
             for part, files in (("train", train), ("test", test)):
                 (pacs / f"{domain}_{part}.txt").write_text("".join(f"{domain}/{file} 0\n" for file in files))
 
-    def refused(message):
-        with pytest.raises(DataError, match=message):
+    def refused(*named):
+        with raises(DataError, *named):
             load_dataset(f"domains:{pacs}?size=4")
 
     both = [f"{label}/pic_{k}.png" for label in ("dog", "horse") for k in range(5)]
     write_lists(both, both)
-    refused(r"art_painting_train.txt and art_painting_test.txt: 10 images are named twice, such as .*dog/pic_0\.png")
+    refused("art_painting_train.txt", "art_painting_test.txt", "10 images", "dog/pic_0.png")
     write_lists([*both, "dog/pic_0.png"], [])
-    refused("1 images are named twice")
+    refused("1 images", "dog/pic_0.png")
     write_lists(both[:8], [*both[8:], "dog/gone.png"])
-    refused(r"cannot read .*gone\.png")
+    refused("art_painting/dog/gone.png: No such file")
     (pacs / "art_painting/dog/gone.png").symlink_to(pacs / "photo/dog/pic_0.png")
-    refused("is a link or not a regular file")
+    refused("art_painting/dog/gone.png", "link")
     (pacs / "art_painting/dog/gone.png").unlink()
     (pacs / "art_painting/cow").symlink_to(pacs / "photo/dog")
     write_lists(both[:8], [*both[8:], "cow/pic_0.png"])
-    refused("art_painting/cow is a link or leads out of")
+    refused("art_painting/cow", "link")
     write_lists(both[:8], [*both[8:], "../secret.png"])
-    refused(r"art_painting/\.\. is a link or leads out of")
+    refused("art_painting/..", "link")
 
 
 def test_links_are_no_samples(pacs):

@@ -9,6 +9,7 @@ from torch import nn
 from fedcore import ConfigError, SplitModel
 from fedcore_testing import federations, initial_weights, same_tensors, weights, with_batch_norm
 from fedcore_zoo.group_norm import with_group_norm
+from tests.sentences import raises
 
 go = federations()
 
@@ -36,7 +37,7 @@ def test_a_layer_that_does_more_is_refused():
     class WithActivation(nn.BatchNorm2d):
         pass
 
-    with pytest.raises(ConfigError, match="'0' is a WithActivation, which does more than BatchNorm"):
+    with raises(ConfigError, "--norm group", "'0'", "WithActivation"):
         with_group_norm(nn.Sequential(WithActivation(4)))
 
 

@@ -61,32 +61,33 @@ def test_imagefolder_in_tiny_imagenets_layout(tmp_path):
 
 
 def test_wrong_imagefolders(tmp_path):
-    def refused(message):
-        with pytest.raises(DataError, match=message):
+    def refused(*named):
+        with raises(DataError, *named):
             load_dataset(f"imagefolder:{tmp_path}")
 
-    refused("train is not a directory")
+    refused(tmp_path / "train")
     (tmp_path / "train").mkdir()
-    refused(r"one folder of images \(\.jpg, .*\) per class")
+    refused(tmp_path / "train", ".jpg")
     write_image(tmp_path / "train/cat/1.png")
-    refused("neither test/ nor val/")
+    refused("test/", "val/")
     write_image(tmp_path / "val/cow/1.png")
     refused("'cow'")
     (tmp_path / "val/cow").rename(tmp_path / "val/cat")
     write_image(tmp_path / "train/cat/2.png", size=(8, 7))
-    refused("resize")
+    refused("2.png", "8x7", "8x6")
     (tmp_path / "train/cat/2.png").write_bytes(b"not an image")
-    refused("cannot read")
+    with pytest.raises(DataError, match=r"cannot read .*2\.png"):  # with what Pillow says
+        load_dataset(f"imagefolder:{tmp_path}")
     Image.fromarray(np.full((8, 8), 20_000, np.uint16)).save(tmp_path / "train/cat/2.png")
-    refused("more than 8 bits a channel")
+    refused("2.png", "8 bits")
     write_image(tmp_path / "train/cat/2.png")
     write_image(tmp_path / "val/cat/1.png", size=(9, 9))
-    refused("one size")
+    refused("(3, 6, 8)", "(3, 9, 9)")
     for text in ("", "no tabs", "../../etc/passwd\tcat"):
         (tmp_path / "val/val_annotations.txt").write_text(text)
-        refused("must hold lines")
+        refused("val_annotations.txt")
     (tmp_path / "val/val_annotations.txt").write_text("gone.png\tcat")
-    refused("cannot read")
+    refused("val_annotations.txt", "gone.png: No such file")
 
 
 def test_images_are_resized_if_asked(tmp_path):
@@ -164,13 +165,13 @@ def test_annotated_images_are_regular_files_each_once(tmp_path):
     write_image(tmp_path / "val/images/1.png")
     (tmp_path / "val/images/2.png").symlink_to(tmp_path / "train/cat/1.png")
     os.mkfifo(tmp_path / "val/images/3.png")
-    for text, message in (
-        ("1.png\tcat\n1.png\tcat", r"1 images are named twice, such as .*1\.png"),
-        ("2.png\tcat", r"2\.png is a link or not a regular file"),
-        ("3.png\tcat", r"3\.png is a link or not a regular file"),
+    for text, named in (
+        ("1.png\tcat\n1.png\tcat", ("1 images", "1.png")),
+        ("2.png\tcat", ("2.png",)),
+        ("3.png\tcat", ("3.png",)),
     ):
         (tmp_path / "val/val_annotations.txt").write_text(text)
-        with pytest.raises(DataError, match=message):
+        with raises(DataError, "val_annotations.txt", *named):
             load_dataset(f"imagefolder:{tmp_path}")
 
 

@@ -41,19 +41,22 @@ class TestTorchvision:
         check_model(resolve_split(SMALL), num_classes=4, input_shape=(1, 32, 32))
 
     @pytest.mark.parametrize(
-        ("name", "shape", "says"),
+        ("name", "shape", "named"),
         [
-            ("torchvision:resnet81", (3, 32, 32), "Did you mean 'resnet18'"),
-            ("torchvision:squeezenet1_1", (3, 64, 64), "does not end with a linear layer"),
-            (SMALL, (30,), "takes images"),
-            ("torchvision:vit_b_16", (3, 28, 28), "multiple of 16"),
-            ("torchvison:resnet18", (3, 32, 32), "torchvision:NAME"),
-            ("hf:folder", (3, 32, 32), "pip install .*fedcore-huggingface|folder is no folder on this machine"),
+            ("torchvision:resnet81", (3, 32, 32), ("'resnet81'", "'resnet18'")),
+            ("torchvision:squeezenet1_1", (3, 64, 64), ("'torchvision:squeezenet1_1'", "fedcore.SplitModel")),
+            (SMALL, (30,), (f"'{SMALL}'", "(30,)")),
+            ("torchvision:vit_b_16", (3, 28, 28), ("'torchvision:vit_b_16'", 16, "28x28")),
+            ("torchvison:resnet18", (3, 32, 32), ("'torchvison:resnet18'", "torchvision:NAME")),
         ],
     )
-    def test_what_cannot_be_built_is_said(self, name, shape, says):
-        with pytest.raises(ConfigError, match=says):
+    def test_what_cannot_be_built_is_said(self, name, shape, named):
+        with raises(ConfigError, *named):
             built(name, shape)
+
+    def test_a_folder_of_transformers_is_asked_for_or_their_package(self):
+        with pytest.raises(ConfigError, match=r"pip install .*fedcore-huggingface|folder is no folder on this machine"):
+            built("hf:folder", (3, 32, 32))
 
 
 def resolve_split(name):

@@ -109,7 +109,7 @@ def test_damaged_npz_files(tmp_path):
             load_dataset(f"npz:{path}")
     with raises(DataError, "b.npz"):
         read_npz(tmp_path / "b.npz")
-    with pytest.raises(DataError, match=f"{Path.cwd()}/b.npz does not exist; if it has moved, --data-dir names its"):
+    with raises(DataError, Path.cwd() / "b.npz", "--data-dir"):
         load_dataset("npz:b.npz")
 
 

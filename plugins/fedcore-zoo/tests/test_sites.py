@@ -121,7 +121,7 @@ def test_images_and_rows_have_the_mean_and_deviation_of_all():
 def test_answers_that_are_not_plausible_are_refused(kind, lie):
     site = table(rows_of(np.random.default_rng(0), 20, whole=False))
     honest = asked([site])
-    with pytest.raises(ConfigError, match=r"client .site 0. gives no usable sums|do not add up"):
+    with raises(ConfigError, "client"):
         statistics_of_sites(
             site,
             lambda question: (

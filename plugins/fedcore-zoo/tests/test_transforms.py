@@ -12,6 +12,7 @@ from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore_testing import federations, model_bytes
 from fedcore_zoo import Transforms
 from fedcore_zoo.transforms import torchvision
+from tests.sentences import raises
 
 go = federations()
 FLIP = "torchvision:RandomHorizontalFlip=1.0"
@@ -62,14 +63,14 @@ def test_the_option_switches_it_on_and_engines_have_the_same_bits(go):
 
 
 def test_what_cannot_be_made_is_refused(go):
-    with pytest.raises(UnknownNameError, match="Did you mean 'RandomRotation'"):
+    with raises(UnknownNameError, "'RandomRotatio'", "'RandomRotation'"):
         go({}, augmentation="torchvision:RandomRotatio")
     with pytest.raises(ConfigError, match="torchvision:RandomRotation cannot be made"):
         go({}, augmentation="torchvision:RandomRotation")
-    with pytest.raises(ConfigError, match="has no augmentation; leave the flag out"):
+    with raises(ConfigError, "--augment", "'digits'"):
         go({}, augment=True)
     halves = torchvision("CenterCrop=3")
-    with pytest.raises(ConfigError, match=r"turns an image \(1, 6, 6\) into \(1, 3, 3\)"):
+    with raises(ConfigError, "(1, 6, 6)", "(1, 3, 3)"):
         halves.apply(torch.rand(1, 1, 6, 6), torch.zeros(1, 1), (), ())
 
 
