@@ -46,8 +46,8 @@ class Spread:
 class Measured:
     """One row of the benchmark.
 
-    :param seconds: per round of what is measured.
-    :param beside: seconds per round of what it is compared with.
+    :param seconds: per round of the measured side.
+    :param beside: seconds per round of the other side.
     :param ratio: of the two, block by block.
     """
 
@@ -107,7 +107,7 @@ def against_reference(
             seconds = in_turn([lambda: ours.rounds(size), lambda: reference.rounds(size)], blocks)
         finally:
             reference.close()
-    return _measured(workload.name, "reference", seconds, size, lambda mine, its: its / mine, "throughput")
+    return _measured(workload.name, "reference", seconds, size, lambda engine, loop: loop / engine, "throughput")
 
 
 def beside_fedavg(plugin: str, options: Mapping[str, Any], *, blocks: int, block: int | None = None) -> Measured:
@@ -118,7 +118,7 @@ def beside_fedavg(plugin: str, options: Mapping[str, Any], *, blocks: int, block
     size = block or W3.block
     with engine(configured(W3, options, plugin)) as method, engine(configured(W3, options)) as fedavg:
         seconds = in_turn([lambda: method.rounds(size), lambda: fedavg.rounds(size)], blocks)
-    return _measured(f"W3 {plugin}", "fedavg", seconds, size, lambda mine, its: mine / its, "time")
+    return _measured(f"W3 {plugin}", "fedavg", seconds, size, lambda method, fedavg: method / fedavg, "time")
 
 
 def reference_for(config: RunConfig, dataset: Dataset, partition: Partition) -> CpuReference | CudaReference:

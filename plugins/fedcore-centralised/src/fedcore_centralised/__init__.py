@@ -23,7 +23,7 @@ class Centralised(Plugin):
 
     @hookimpl
     def check_run(self, setup: RunSetup) -> None:
-        """Refuse what needs several clients, or the samples of each."""
+        """Refuse options and plugins that need several clients, or the samples of each."""
         config = setup.config
         if config.min_clients > 1:
             raise ConfigError(f"centralised: one place trains, but min_clients is {config.min_clients}; leave it out")
@@ -32,14 +32,14 @@ class Centralised(Plugin):
         if len(config.client_models) > 1:
             raise ConfigError("centralised: one place trains one model; name it with --model, not --client-models")
         for other in setup.plugins:
-            for hook, what in (
+            for hook, effect in (
                 ("local_samples", "changes the samples of single clients"),
                 ("personal_parameters", "keeps parameters on each client"),
                 ("personal_model", "gives each client a model of its own"),
                 ("mid_local_epoch", "exchanges parameters between clients"),
             ):
                 if other.implements(hook):
-                    reason = f"{other.name!r} {what}, but 'centralised' trains in one place"
+                    reason = f"{other.name!r} {effect}, but 'centralised' trains in one place"
                     raise PluginConflictError.of("centralised", other.name, reason)
 
     @hookimpl

@@ -1,4 +1,4 @@
-"""The plugins: what is taken out of the update, what is sent for it, and how the server puts it back."""
+"""The plugins: they replace tensors of the update by an encoding, which the server turns back."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ class LiveDisplay(Display):
         times = f"{stopwatch(self.clock() - self.began)} elapsed"
         if self.left is not None and self.done < self.rounds:
             times += f", {stopwatch(self.left)} left"
-        what = Text(doing(self), style="cyan")
-        line.add_row(bar, f"{self.done}/{self.rounds} rounds", what, Text(times, style="dim"))
+        activity = Text(doing(self), style="cyan")
+        line.add_row(bar, f"{self.done}/{self.rounds} rounds", activity, Text(times, style="dim"))
         return line
 
 

@@ -122,7 +122,7 @@ def time_line(summary: Mapping[str, Any]) -> Text:
     """Return the time split of the process that finished the run. The line names its rounds if they are not all."""
     spent, rounds = summary["time"], summary["rounds"]
     timed = spent.get("rounds", rounds)
-    of = f" of the last {timed} of {rounds} rounds" if timed < rounds else ""
+    part = f" of the last {timed} of {rounds} rounds" if timed < rounds else ""
     each = spent["per_round"]
     parts = [f"local training {output.duration(each['local_training'])}"]
     parts += [
@@ -136,7 +136,7 @@ def time_line(summary: Mapping[str, Any]) -> Text:
         if whole > 0
     ]
     line = Text.assemble(
-        (f"time{of}: ", "bold"), f"{output.duration(summary['seconds'])}; per round {', '.join(parts)}"
+        (f"time{part}: ", "bold"), f"{output.duration(summary['seconds'])}; per round {', '.join(parts)}"
     )
     line.append(f"; of the clients' time {', '.join(terms)}" if terms else "")
     line.append(f"; workers {spent['workers']}, peak memory {spent['peak_memory_mib']:.0f} MiB")
@@ -153,8 +153,9 @@ def profile_table(spent: Mapping[str, Any]) -> Table:
     table.add_column("%", justify="right", no_wrap=True)
     table.add_column("of", style="dim")
 
-    def row(name: str, seconds: float, of: float, what: str) -> None:
-        table.add_row(output.text(name), f"{seconds:.3f}", f"{100 * seconds / of:.1f}" if of > 0 else "-", what)
+    def row(name: str, seconds: float, total: float, total_of: str) -> None:
+        percent = f"{100 * seconds / total:.1f}" if total > 0 else "-"
+        table.add_row(output.text(name), f"{seconds:.3f}", percent, total_of)
 
     for part in TIMED:
         row(part.replace("_", " "), each[part], whole, "the round")

@@ -53,12 +53,12 @@ def model_card(
     """
     config, dataset = run.config, run.dataset
     name, network = method(config.plugins), network_of(run, client)
-    who = "" if client is None else f"client {client}"
+    owner = "" if client is None else f"client {client}"
     if client is not None and "names" in run.partition.info:
-        who += f" ({_text(run.partition.names[client])})"
-    whose = "Global model" if client is None else f"Own model of {who}"
+        owner += f" ({_text(run.partition.names[client])})"
+    title = "Global model" if client is None else f"Own model of {owner}"
     if not took_part:
-        whose = f"Model for {who}, which took part in no round,"
+        title = f"Model for {owner}, which took part in no round,"
     names = {file.name for file in files}
     front = {
         "library_name": "transformers" if "config.json" in names else "fedcore",
@@ -68,7 +68,7 @@ def model_card(
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {_text(network)} trained with {_text(name)} on {_text(dataset.name)}",
-        f"{whose} of a federation of {config.clients} clients after {summary['rounds']} rounds of {_text(name)}, "
+        f"{title} of a federation of {config.clients} clients after {summary['rounds']} rounds of {_text(name)}, "
         f"seed {config.seed}. {_origin(summary, session)}",
         "## Figures",
         "\n".join(_figures(summary["metrics"]) if client is None else _own_figures(summary["metrics"], client)),
@@ -207,9 +207,9 @@ def _normalisation(samples: ResidentSamples) -> str:
     if samples.images.dtype == torch.uint8:
         return brightness
     low, high = (
-        torch.tensor([of(plane) for plane in samples.images.unbind(1)]).double() * torch.tensor(std)
+        torch.tensor([extreme(plane) for plane in samples.images.unbind(1)]).double() * torch.tensor(std)
         + torch.tensor(mean)
-        for of in (torch.min, torch.max)
+        for extreme in (torch.min, torch.max)
     )
     smallest, largest = round(float(low.min()), 4) + 0.0, round(float(high.max()), 4)  # + 0.0: no -0
     if smallest >= -_ROUNDING and largest <= 1 + _ROUNDING:
@@ -224,11 +224,11 @@ def _use(run: Run, model: nn.Module, client: int | None, files: set[str]) -> Ite
         load = 'session = onnxruntime.InferenceSession("model.onnx")'
         yield _code("import onnxruntime", load, '(logits,) = session.run(None, {"x": x.numpy()})')
     if "config.json" in files and isinstance(model, SplitModel):
-        made = type(model.network().get_submodule("network")).__name__
+        network = type(model.network().get_submodule("network")).__name__
         inputs = "pixel_values=x" if run.dataset.kind == "tensor" else "input_ids=tokens, attention_mask=mask"
         yield _code(
-            f"from transformers import {made}",
-            f'model = {made}.from_pretrained("this folder")',
+            f"from transformers import {network}",
+            f'model = {network}.from_pretrained("this folder")',
             f"logits = model({inputs}).logits",
         )
         return

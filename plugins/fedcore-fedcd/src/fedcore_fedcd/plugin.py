@@ -1,4 +1,4 @@
-"""The FedCD plugin: what is computed in which hook, and what travels."""
+"""The FedCD plugin: its hooks, with the equations that each computes, and its messages."""
 
 from __future__ import annotations
 

@@ -219,8 +219,8 @@ def mixed(labels: Tensor, points: eq.Points, indices: Tensor, partners: Tensor) 
     :param points: their importances are the counts n_{c,m}.
     :param partners: the index of the sample whose batch a prototype joins, (P,).
     """
-    here = (partners.unsqueeze(1) == indices.to(partners.device)).any(dim=1)  # (P,)
-    importance = torch.cat([points.importance.new_ones(labels.shape), points.importance * here])
+    in_batch = (partners.unsqueeze(1) == indices.to(partners.device)).any(dim=1)  # (P,)
+    importance = torch.cat([points.importance.new_ones(labels.shape), points.importance * in_batch])
     return eq.Rebalanced(points, torch.cat([labels, points.labels]), importance)
 
 

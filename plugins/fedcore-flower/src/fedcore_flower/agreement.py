@@ -196,8 +196,8 @@ def check_data(setup: Setup, dataset: Dataset) -> None:
         ours, theirs = tuple(dataset.input_shape), tuple(setup.input_shape)
         raise ConfigError(f"the run's samples have the shape {theirs}, the client's the shape {ours}")
     if dataset.num_classes > setup.num_classes:
-        what = "classes" if dataset.task.classes else "outputs"
-        raise ConfigError(f"the run has {setup.num_classes} {what}, the client's data {dataset.num_classes}")
+        outputs = "classes" if dataset.task.classes else "outputs"
+        raise ConfigError(f"the run has {setup.num_classes} {outputs}, the client's data {dataset.num_classes}")
 
 
 def of_task(setup: Setup, dataset: Dataset) -> Dataset:

@@ -102,8 +102,8 @@ class RequestHandler:
         config = own_config(setup, self._options, self._own.dataset.name, self._tell)
         own = getattr(self._own.dataset.train, "columns", ())
         if bool(own) != bool(setup.columns) and setup.kind == self._own.dataset.kind:
-            whose = "the server's" if own else "the client's"
-            self._tell(f"{whose} columns have no names, so their order must be: {', '.join(own or setup.columns)}")
+            unnamed = "the server's" if own else "the client's"
+            self._tell(f"{unnamed} columns have no names, so their order must be: {', '.join(own or setup.columns)}")
         site = self._own.site(config, setup, Path(self._options.state, "runs", setup.run))
         self._run = _Run(setup, ClientRuntime(site))
         for note in site.dataset.notes:

@@ -144,7 +144,7 @@ class Node:
         self._next_start = time.monotonic() + PAUSES[min(self._failed_starts, len(PAUSES) - 1)]
 
     def next_task(self) -> Task | None:
-        """Return the next message from the server, or None if there is none."""
+        """Return the next message from the server, or None without one."""
         if self._client is None:
             return None
         try:

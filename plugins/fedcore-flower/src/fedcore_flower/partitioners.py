@@ -80,10 +80,12 @@ def _divided(
     order = torch.randperm(len(columns["label"]), generator=generator(seed, "partition")).numpy()
     shuffled = {"position": order} | {key: column[order] for key, column in columns.items()}
     try:
-        made = cls(**options)
-        made.dataset = Table.from_dict(shuffled)
-        count = made.num_partitions
-        parts = [np.array(made.load_partition(k)["position"]) for k in range(clients)] if count == clients else []
+        partitioner = cls(**options)
+        partitioner.dataset = Table.from_dict(shuffled)
+        count = partitioner.num_partitions
+        parts = (
+            [np.array(partitioner.load_partition(k)["position"]) for k in range(clients)] if count == clients else []
+        )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name}: {error}") from error
     if count != clients:

@@ -147,10 +147,10 @@ def require_flower() -> None:
         installed = ""
     first, below = FLOWER
     if not installed or not first <= tuple(map(int, installed.split(".")[:2])) < below:
-        what = f"flwr {installed} is installed" if installed else "Flower is not installed"
+        problem = f"flwr {installed} is installed" if installed else "Flower is not installed"
         (major, minor), (_, end) = first, below
         raise ConfigError(
-            f"{what}; fedcore federate needs version {major}.{minor} to {major}.{end - 1}: pip install "
+            f"{problem}; fedcore federate needs version {major}.{minor} to {major}.{end - 1}: pip install "
             f"'flwr>={major}.{minor},<{major}.{end}', in an environment without packages that need newer versions of "
             "protobuf, typer or rich"
         )

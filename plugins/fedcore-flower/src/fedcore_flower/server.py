@@ -335,13 +335,13 @@ def _sizes(name: str, described: Mapping[str, Any], dataset: Dataset) -> tuple[i
             f"client {name!r} claims {wire.printable(train)} training and {wire.printable(test)} held-out samples; it "
             f"needs at least 1 to train on, and may have at most {MAX_SAMPLES:,} in total"
         )
-    for what, counted, expected in (
+    for trait, own, expected in (
         ("kind", described.get("kind"), dataset.kind),
         ("shape", described.get("input_shape"), list(dataset.input_shape)),
     ):
-        if counted != expected and not (what == "shape" and by_name):  # the client says which columns differ
+        if own != expected and not (trait == "shape" and by_name):  # the client says which columns differ
             raise ConfigError(
-                f"client {name!r} has samples of {what} {wire.printable(repr(counted))}, but the run's have the {what} "
+                f"client {name!r} has samples of {trait} {wire.printable(repr(own))}, but the run's have the {trait} "
                 f"{expected!r}"
             )
     return train, test

@@ -185,9 +185,9 @@ class SuperLink:
             if child.exit_code is not None:
                 raise self._failure(f"the {name} ended with exit code {child.exit_code}")
 
-    def _failure(self, what: str) -> FedcoreError:
+    def _failure(self, problem: str) -> FedcoreError:
         logs = [f"the log of the {name} ends with:\n{child.tail()}" for name, child in self._children.items()]
-        return FedcoreError("; ".join([what, *logs]))
+        return FedcoreError("; ".join([problem, *logs]))
 
     def _control(self, method: str, request: Any, answer: Any) -> Any:
         """Send a request to the Control API, as the command ``flwr`` does, with the secret.

@@ -247,7 +247,7 @@ def _samples(
         used = {*columns, *predicted, options.source, options.groups}
         left = [column for column in train.features if column not in used]
         notes.append(f"{name}: columns used: {_listed(columns)}; not used: {_listed(left)}")
-    notes += _little(train, cells, name)
+    notes += _column_notes(train, cells, name)
     recipe = (
         fitted.of(cells[0]) if fitted else Recipe.of(cells[0], missing=options.missing, indicators=options.indicators)
     )
@@ -779,7 +779,7 @@ def _cells(
     return [Cells(tuple(columns), rows, known) for rows in values]
 
 
-def _little(table: Table, parts: Sequence[Cells], name: str) -> tuple[str, ...]:
+def _column_notes(table: Table, parts: Sequence[Cells], name: str) -> tuple[str, ...]:
     """Return notes on columns of a table's parts that say little, or too much."""
     cells = parts[0]
     numbers = [column for column in cells.columns if _are_different(np.concatenate([part[column] for part in parts]))]
@@ -801,12 +801,12 @@ def _little(table: Table, parts: Sequence[Cells], name: str) -> tuple[str, ...]:
     return (
         *notes,
         *(
-            f"{name}: {words}: {_listed(itertools.compress(columns, which))}. Name other ?columns=... to leave them out"
-            for which, words in (
+            f"{name}: {note}: {_listed(itertools.compress(columns, mask))}. Name other ?columns=... to leave them out"
+            for mask, note in (
                 (constant, "one value in all training rows, which tells nothing, in"),
                 (inexact, "whole numbers above 2^53, which lose their last digits, in"),
             )
-            if np.any(which)
+            if np.any(mask)
         ),
     )
 

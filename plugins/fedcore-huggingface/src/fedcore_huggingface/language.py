@@ -49,7 +49,7 @@ class TokenBlocks(TensorSamples):
     def by(
         cls, keys: Sequence[Hashable], texts: Sequence[Sequence[int]], size: int, end: int
     ) -> tuple[Self, list[int]]:
-        """Pack the texts of each key by themselves, such as those of a source: no block has texts of two.
+        """Pack the texts of each key by themselves, such as a source's: no block has texts of two.
 
         :returns: the blocks, and for each block the position of a text that has its key.
         """

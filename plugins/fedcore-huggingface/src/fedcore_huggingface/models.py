@@ -172,14 +172,14 @@ def _network(kind: str, config: Any, folder: Path, num_classes: int | None, name
     """
     import transformers
 
-    made = getattr(transformers, kind)
+    auto_class = getattr(transformers, kind)
     if num_classes is not None:
         config.num_labels = num_classes
     if not (folder / WEIGHTS).is_file():
-        network: nn.Module = made.from_config(config, trust_remote_code=False)
+        network: nn.Module = auto_class.from_config(config, trust_remote_code=False)
         return network
     try:
-        network = made.from_pretrained(
+        network = auto_class.from_pretrained(
             str(folder),
             config=config,
             ignore_mismatched_sizes=num_classes is not None,  # the last layer, which build_model renews

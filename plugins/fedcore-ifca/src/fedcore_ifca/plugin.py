@@ -69,7 +69,7 @@ class IFCA(Plugin[IFCAOptions]):
 
     @hookimpl
     def accumulate(self, update: ClientUpdate) -> None:
-        """Refuse what is no number; one that is no cluster counts as the nearest, as a local noise makes it."""
+        """Refuse an answer that is no number. One outside of the clusters, as of local noise, counts as the nearest."""
         check_tensors(update.payload, {"cluster": ((), torch.int64)})
         update.payload["cluster"] = update.payload["cluster"].clamp(0, self.options.clusters - 1)
 

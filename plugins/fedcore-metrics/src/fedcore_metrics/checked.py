@@ -87,7 +87,7 @@ def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:
     :raises ConfigError: two metrics have the same short name, or records use a name for another figure.
     :raises PluginContractError: the object behind a name is not a metric, fails on samples, or counts no sums.
     """
-    made: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     counts: dict[str, Tensor] = {}
     for name in names:
         metric = registry.call("metric", name, registry.resolve("metric", name), num_classes)
@@ -95,9 +95,9 @@ def make_metrics(names: Sequence[str], num_classes: int) -> dict[str, Metric]:
             expected = "a fedcore.Metric for a number of classes"
             raise PluginContractError.of(name, f"makes a {type(metric).__name__}", kind="metric", expected=expected)
         short = short_name(name)
-        if short in made or short in protocols.FIGURES or short.endswith(protocols.OF_METRIC):
+        if short in metrics or short in protocols.FIGURES or short.endswith(protocols.OF_METRIC):
             raise ConfigError(f"metric {name!r}: the name {short!r} belongs to another figure; give it another name")
         checked = Checked(short, metric, num_classes)
         checked.try_samples(counts)
-        made[short] = checked
-    return made
+        metrics[short] = checked
+    return metrics

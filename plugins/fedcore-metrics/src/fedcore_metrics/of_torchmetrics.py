@@ -69,7 +69,8 @@ def by_name(name: str) -> Callable[[int], Metric]:
     """Return a metric of several classes in torchmetrics with its default options, such as ``MulticlassCohenKappa``.
 
     :raises UnknownNameError: torchmetrics has no such metric.
-    :raises ConfigError: by what is returned, if the metric needs options, or :class:`OfTorchmetrics` refuses it.
+    :raises ConfigError: when the returned function is called: the metric needs options, or :class:`OfTorchmetrics`
+        refuses it.
     """
     known = [known for known in classification.__all__ if known.startswith(PREFIX)]
     if name not in known:

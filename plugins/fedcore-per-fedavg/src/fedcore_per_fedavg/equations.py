@@ -29,7 +29,7 @@ def curvature(above: Mapping[str, Tensor], below: Mapping[str, Tensor], delta: f
 
 
 def parts(rows: int, count: int, smallest: int = 2) -> list[slice]:
-    """Return so many disjoint parts of a batch, the last of which has what is left over.
+    """Return so many disjoint parts of a batch, the last of which has the remaining samples.
 
     A batch of fewer than ``smallest`` rows in each is not split: every part is the whole.
 

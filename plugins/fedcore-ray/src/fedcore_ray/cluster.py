@@ -193,7 +193,7 @@ class Cluster:
     def _room(self, node: Mapping[str, Any]) -> int:
         resources: dict[str, float] = node["Resources"]
         shares = [(resources.get("CPU", 0.0), self.options.cpus_per_worker), (resources.get("GPU", 0.0), self.gpus)]
-        return min(math.floor(there / taken + 1e-9) for there, taken in shares if taken)
+        return min(math.floor(available / needed + 1e-9) for available, needed in shares if needed)
 
 
 def environment() -> dict[str, str]:
@@ -233,7 +233,7 @@ def _connect(options: RayOptions) -> OwnedFolder | None:
     Workers import from the folder that this process is in while Ray starts. It may be untrusted: another one is used.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # said, so that Ray does not announce a change
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # explicit, so that Ray does not announce a change
     ray_worker.print_to_stdstream = _print_to_stderr
     quiet: dict[str, Any] = {"log_to_driver": "FEDCORE_DEBUG" in os.environ, "logging_level": logging.ERROR}
     if options.address is not None:

@@ -96,7 +96,7 @@ class RayEngine:
             self._give_up()
 
     def _take(self, worker: _Worker) -> None:
-        """Put what a worker said where it is waited for."""
+        """Put a worker's message where it is waited for."""
         from fedcore_ray.cluster import WorkerLost, WorkerRaised
 
         answer, worker.answer = worker.answer, None

@@ -28,10 +28,10 @@ def check_nodes(cluster: Cluster, state_dir: Path) -> None:
     :raises FedcoreError: fedcore cannot be imported there at all.
     """
     token = uuid.uuid4().hex
-    ours = state_dir / f".seen-by-server-{token}"
-    with files.storing(ours):
+    marker = state_dir / f".seen-by-server-{token}"
+    with files.storing(marker):
         state_dir.mkdir(parents=True, exist_ok=True)
-        ours.write_text(token, encoding="utf-8")
+        marker.write_text(token, encoding="utf-8")
     try:
         here = describe()
         for name, answer in cluster.on_each_node(look, str(state_dir), token):
@@ -42,14 +42,14 @@ def check_nodes(cluster: Cluster, state_dir: Path) -> None:
 
 
 def look(state_dir: str, token: str) -> str:
-    """Run on a node: return, as JSON, what is installed there, and leave a file in the run's folder."""
+    """Run on a node: return its software as JSON, and leave a file in the run's folder."""
     folder = Path(state_dir)
     answer = {**describe(), "file": None}
     try:
         if (folder / f".seen-by-server-{token}").read_text(encoding="utf-8") == token:
-            mine = folder / f".seen-by-{uuid.uuid4().hex}-{token}"
-            mine.write_text(token, encoding="utf-8")
-            answer["file"] = mine.name
+            reply = folder / f".seen-by-{uuid.uuid4().hex}-{token}"
+            reply.write_text(token, encoding="utf-8")
+            answer["file"] = reply.name
     except OSError as error:
         answer["problem"] = str(error)
     return json.dumps(answer)

@@ -241,17 +241,19 @@ def _section(
         "Figures of plugins": lines.reported(group, colors),
         "Features": samples.embeddings(group, dataset, points) if points else [],
     }
-    made = {name: list(charts) for name, charts in parts.items()}
-    shown = _drawn_once({**made, **{f"protocol {name}": charts for name, charts in others.items()}})
+    charts_by_part = {name: list(charts) for name, charts in parts.items()}
+    shown = _drawn_once({**charts_by_part, **{f"protocol {name}": charts for name, charts in others.items()}})
     in_title = {name: group.settings[name] for name in telling if name in group.settings}
     return Section(
         title=named(in_title),
         settings=named(group.settings) if len(in_title) < len(group.settings) else "",
         opening=opened,
         main=main,
-        parts={name: shown[name] for name in made},
+        parts={name: shown[name] for name in charts_by_part},
         others={name: charts for name in others if (charts := shown[f"protocol {name}"])},
-        omitted=_joined([chart for charts in made.values() for chart in charts if isinstance(chart, Omitted)]),
+        omitted=_joined(
+            [chart for charts in charts_by_part.values() for chart in charts if isinstance(chart, Omitted)]
+        ),
     )
 
 
@@ -330,14 +332,14 @@ def _setting_of(config: RunConfig) -> tuple[str, ...]:
         partition += f" (alpha {config.alpha:g})"
     imbalance = getattr(config, "imbalance", 1)
     long_tail = f", imbalance {imbalance:g}" if imbalance > 1 else ""
-    some = "" if config.participation == 1 else f", {100 * config.participation:g} % in each round"
+    share = "" if config.participation == 1 else f", {100 * config.participation:g} % in each round"
     work = f"{config.local_steps} local steps" if config.local_steps else f"{config.local_epochs} local epochs"
     work = work.removesuffix("s") if work.startswith("1 ") else work
     return (
         f"{shown(config.dataset)}{long_tail}",
         f"model {shown(config.model)}",
         f"partition {partition}",
-        f"{config.clients} clients{some}",
+        f"{config.clients} clients{share}",
         f"{config.rounds} rounds of {work}",
     )
 

@@ -74,7 +74,7 @@ class Line:
 
     @property
     def parts(self) -> list[tuple[list[float], list[float]]]:
-        """The points of the mean, and those of each tail."""
+        """The points of the mean, and of each tail."""
         return [(self.x, self.y), *self.tails]
 
 
@@ -90,7 +90,7 @@ class Curves(Chart):
     rounds: bool = True
     """Whether x counts rounds, which are whole numbers and the same for all lines."""
     ends: Sequence[float] = ()
-    """Places on the x axis to show besides those of the lines."""
+    """Places on the x axis to show besides the lines' own."""
     least: float = 0.0
     """The smallest range of the y axis, so that small differences look small."""
     diagonal: bool = False
@@ -157,7 +157,7 @@ class Curves(Chart):
                 lines.append(line)
         named = [[line.label for line in lines] for lines in sets]
         labels = [" = ".join(names) if len(names) < 3 else f"{names[0]} = {len(names) - 1} others" for names in named]
-        drawn = [replace(of[0], label=label) for of, label in zip(sets, labels, strict=True)]
+        drawn = [replace(lines[0], label=label) for lines, label in zip(sets, labels, strict=True)]
         same = [f"{joined(names)} have the same line." for names in named if len(names) > 1]
         return replace(self, lines=drawn, about=" ".join([self.about, *same]))
 
@@ -298,7 +298,7 @@ class Bars(Chart):
     bars: list[str]
     parts: list[Part]
     totals: list[float]
-    """The whole of each bar, with what is too narrow to be drawn."""
+    """The whole of each bar, with the parts that are too narrow to be drawn."""
 
 
 @dataclass(frozen=True)

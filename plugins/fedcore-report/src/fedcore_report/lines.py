@@ -51,7 +51,7 @@ def against_costs(group: Group, colors: Mapping[str, int], protocol: str) -> Ite
     measure = measure_of(group)
     figure = named(measure)
     spent = "the bytes that all clients received and sent until then"
-    for name, title, x_title, places, of in (
+    for name, title, x_title, places, axis in (
         ("bytes", "bytes", "MB sent, down and up", megabytes, spent),
         ("time", "virtual time", "virtual seconds", virtual_seconds, "the clock of the simulated system (--system)"),
     ):
@@ -59,7 +59,7 @@ def against_costs(group: Group, colors: Mapping[str, int], protocol: str) -> Ite
             yield Curves(
                 name=f"{measure.name}-{name}",
                 title=f"{figure} against {title}, {protocol}",
-                about=f"{figure} of {PROTOCOLS[protocol].measures} over {of}. {how(lines)}",
+                about=f"{figure} of {PROTOCOLS[protocol].measures} over {axis}. {how(lines)}",
                 x_title=x_title,
                 y_title=f"{measure.name}{measure.unit}",
                 lines=lines,

@@ -92,7 +92,7 @@ def opening(group: Group, asked: Comparison, main: str, colors: Mapping[str, int
     :param colors: the number of each row's colour.
     :param baseline: the row that differences are to, if the group has it; by default fedavg.
     """
-    made, compared = Opening(), dict[str, Comparison]()
+    opened, compared = Opening(), dict[str, Comparison]()
     for protocol in PROTOCOLS:
         rows = _measured(group, protocol).rows
         if not rows:
@@ -104,27 +104,27 @@ def opening(group: Group, asked: Comparison, main: str, colors: Mapping[str, int
         by_client = replace(question, by_client=PROTOCOLS[protocol].on_clients)
         block = block_of(Group({}, rows), by_client, baseline if baseline in rows else None)
         compared[protocol] = replace(question, blocks=[block])
-        made.intervals[protocol] = _intervals(compared[protocol], rows, colors)
+        opened.intervals[protocol] = _intervals(compared[protocol], rows, colors)
     if not compared:
-        return made
+        return opened
     first = main if main in compared else next(iter(compared))
-    made.table = _table({first: compared[first]})
-    made.every = _table(compared) if len(compared) > 1 else None
+    opened.table = _table({first: compared[first]})
+    opened.every = _table(compared) if len(compared) > 1 else None
     on_clients = [name for name in dict.fromkeys([first, *compared]) if PROTOCOLS[name].on_clients]
-    made.clients = {name: _client_table(compared[name]) for name in on_clients}
-    made.each = _table_of_each(compared[on_clients[0]]) if on_clients else None
+    opened.clients = {name: _client_table(compared[name]) for name in on_clients}
+    opened.each = _table_of_each(compared[on_clients[0]]) if on_clients else None
     csv, tex = list[dict[str, Json]](), list[str]()
     shown = tuple(f"--protocol {protocol}" for protocol in compared)  # a note on a protocol that is not shown ends so
     for protocol, comparison in compared.items():
         (block,) = comparison.blocks
         sentences = [f"{protocol}: {sentence}" for sentence in block.findings]
-        made.findings += sentences[:FINDINGS] if protocol == first else []
-        made.more += sentences[FINDINGS:] if protocol == first else sentences
-        made.notes += [note for note in block.notes if note not in made.notes and not note.endswith(shown)]
+        opened.findings += sentences[:FINDINGS] if protocol == first else []
+        opened.more += sentences[FINDINGS:] if protocol == first else sentences
+        opened.notes += [note for note in block.notes if note not in opened.notes and not note.endswith(shown)]
         csv += plain_rows(comparison)
         tex.append(as_latex([comparison], label=f"tab:comparison-{protocol}"))
-    made.files = {"csv": csv_of(csv), "tex": "\n".join(tex)}
-    return made
+    opened.files = {"csv": csv_of(csv), "tex": "\n".join(tex)}
+    return opened
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ def page(report: Report) -> str:
     """Return the report as HTML."""
     sources = resources.files("fedcore_report") / "templates"
     style, script = ((sources / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    light, dark = ("".join(f"--{name}: {value}; " for name, value in of.items()) for of in (axes.LIGHT, axes.DARK))
+    light, dark = (
+        "".join(f"--{name}: {value}; " for name, value in palette.items()) for palette in (axes.LIGHT, axes.DARK)
+    )
     colors = f":root {{ {light}}}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"
     environment = Environment(
         loader=PackageLoader("fedcore_report"),

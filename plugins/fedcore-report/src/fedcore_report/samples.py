@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_dataset(group: Group, data_dir: Path | None) -> Dataset | str:
-    """Return the data set of all runs of a group, or the reason why there is none."""
+    """Return the data set of all runs of a group, or the reason why they have no common one."""
     config = next(iter(group.rows.values()))[0].config
     if any(run.config.dataset != config.dataset for runs in group.rows.values() for run in runs):
         return "the rows have different data sets; without --by dataset each has a separate section"

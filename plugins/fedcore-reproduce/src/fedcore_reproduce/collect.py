@@ -32,7 +32,7 @@ def collect(paths: Iterable[Path], root: Path, among: Cells, *, warn: Warn, only
     :param only_tables: leave out runs that belong to no cell, instead of writing them to ``runs/``.
     :raises RunDirectoryError: a path holds no run and no sweep, or a damaged one.
     """
-    made = Collected()
+    collected = Collected()
     for run in find_runs(paths, warn):
         if not run.rounds:
             warn(f"{run.path}: no round is recorded yet; it is left out")
@@ -45,15 +45,15 @@ def collect(paths: Iterable[Path], root: Path, among: Cells, *, warn: Warn, only
             evidence = [evidence_of(run, place, warn) for place in places]
         except FedcoreError as error:
             warn(f"{run.path}: {error}; it is left out")
-            made.refused.append(run.path)
+            collected.refused.append(run.path)
             continue
         for each in evidence:
             file = root / each.folder / each.file_name
             if _says_more(file, each, warn):
-                made.kept.append(file)
+                collected.kept.append(file)
             else:
-                made.written.append(write_evidence(each, root))
-    return made
+                collected.written.append(write_evidence(each, root))
+    return collected
 
 
 def changed_since(evidence: Evidence, among: Cells) -> str:
@@ -85,14 +85,14 @@ def _says_more(file: Path, evidence: Evidence, warn: Warn) -> bool:
     if not file.is_file():
         return False
     try:
-        there = read_evidence(file)
+        stored = read_evidence(file)
     except ConfigError as error:
         warn(f"{error}; it is replaced")
         return False
-    if there.identity != evidence.identity or there.partition != evidence.partition:
+    if stored.identity != evidence.identity or stored.partition != evidence.partition:
         warn(f"{file} was of another configuration; it is replaced")
         return False
-    if (there.is_finished, there.rounds) > (evidence.is_finished, evidence.rounds):
-        warn(f"{file} is kept: it holds {there.rounds} rounds, the run {evidence.rounds}")
+    if (stored.is_finished, stored.rounds) > (evidence.is_finished, evidence.rounds):
+        warn(f"{file} is kept: it holds {stored.rounds} rounds, the run {evidence.rounds}")
         return True
     return False

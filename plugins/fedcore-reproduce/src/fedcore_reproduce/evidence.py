@@ -50,7 +50,7 @@ class Place(Part):
 
 
 class Curve(Part):
-    """One protocol's figures over rounds: lists of the same length; ``loss`` is null where there is none."""
+    """One protocol's figures over rounds: lists of the same length; ``loss`` is null where it is unknown."""
 
     round: list[int] = Field(description="Number of rounds after which the model was evaluated, ascending from 1.")
     accuracy: list[Annotated[float, Field(ge=0, le=1)]]
@@ -160,7 +160,7 @@ class Evidence(Part):
 def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
     """Return a run's evidence. A run in progress has evidence of its rounds so far.
 
-    :raises ConfigError: what is recorded contradicts itself.
+    :raises ConfigError: the records contradict each other.
     """
     summary = run.summary
     if not run.sessions:
@@ -195,7 +195,7 @@ def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
 def read_evidence(file: Path) -> Evidence:
     """Read a file back.
 
-    :raises ConfigError: the file's name, and what is wrong in it.
+    :raises ConfigError: the file's name, and its fault.
     """
     try:
         evidence = Evidence.model_validate(files.parse_json(file.read_text(encoding="utf-8")))

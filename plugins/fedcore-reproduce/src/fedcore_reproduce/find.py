@@ -51,7 +51,7 @@ def find_recipes(warn: Callable[[str], object], method: str | None = None) -> li
 def find_recipe(warn: Callable[[str], object], method: str, number: str, kind: Kind = "table") -> Recipe:
     """Return the recipe of a method's table or figure, named by its number (``2``) or as printed (``II``).
 
-    :raises ConfigError: there is none; says which there are.
+    :raises ConfigError: there is no such recipe; the message lists those that exist.
     """
     recipes = [recipe for recipe in find_recipes(warn, method) if recipe.kind == kind]
     for recipe in recipes:

@@ -16,7 +16,7 @@ PAPERS = ("paper %", "minus paper")
 
 
 def blocks(reproduction: Reproduction) -> list[Table]:
-    """Return a block for each column: the paper's figure, ours and the difference in points, or why there is none.
+    """Return a block for each column: the paper's figure, ours and the difference in points, or why it is missing.
 
     If none of a column's cells was run, and all for the same reason, the block's title has the reason.
     """

@@ -117,10 +117,10 @@ def _panels(recipe: Recipe, name: str, results: Sequence[Evidence]) -> list[str]
 def panels(recipe: Recipe, results: Iterable[Evidence]) -> dict[str, list[str]]:
     """Return the columns of each panel that has finished runs."""
     done = {run.place.column for run in results if run.place and run.is_finished}
-    made: dict[str, list[str]] = {}
+    by_panel: dict[str, list[str]] = {}
     for column in recipe.columns:
-        made.setdefault(column.panel, []).append(column.name)
-    return {panel: columns for panel, columns in made.items() if done & set(columns)}
+        by_panel.setdefault(column.panel, []).append(column.name)
+    return {panel: columns for panel, columns in by_panel.items() if done & set(columns)}
 
 
 def values_of(recipe: Recipe, results: Iterable[Evidence]) -> dict[tuple[str, str], dict[int, float]]:
@@ -224,12 +224,12 @@ def _gain(runs: Sequence[Evidence], baseline: Sequence[Evidence], protocols: Seq
     splits = {(run.seed, run.partition) for run in finished}
     others = [run for run in baseline if run.is_finished and (run.seed, run.partition) in splits]
     for protocol in protocols:
-        values, theirs = (
-            {run.seed: value for run in of if (value := run.accuracy(protocol)) is not None}
-            for of in (finished, others)
+        values, baseline_values = (
+            {run.seed: value for run in evidence if (value := run.accuracy(protocol)) is not None}
+            for evidence in (finished, others)
         )
         if values:
-            difference = paired_difference(values, theirs)
+            difference = paired_difference(values, baseline_values)
             return _with_interval(difference, len(values)) if difference else "-"
     return "-"
 

@@ -295,7 +295,7 @@ class Recipe(Part):
         needed = [("plugin", name) for name in _plugins(values["plugins"])]
         for option, kind in _NAMED.items():
             value = values.get(option)
-            if isinstance(value, str) and value != "auto":  # RunConfig refuses what is not a name
+            if isinstance(value, str) and value != "auto":  # RunConfig refuses other values
                 needed.append((kind, value))
         for kind, name in needed:
             if name.startswith(_BY_PATH) or name.endswith(".json"):
@@ -320,7 +320,7 @@ def folder_name(method: str, kind: Kind, number: int, scale: str) -> str:
 def read_recipe(file: Path) -> Recipe:
     """Read a recipe, and check the configuration of each of its runs at both scales.
 
-    :raises ConfigError: names the file and what is wrong in it: keys, options, names, missing figures.
+    :raises ConfigError: names the file and its fault: keys, options, names, missing figures.
     """
     values = safe_yaml.read_config_file(file)
     unknown = [name for name in values if name not in Recipe.model_fields or name == "file"]

@@ -92,7 +92,7 @@ def plan(
     columns: Sequence[str] = (),
     note: Note = lambda message: None,
 ) -> Plan:
-    """Plan a recipe's runs; a cell whose data set cannot be loaded is not run, and ``note`` is told why.
+    """Plan a recipe's runs; a cell whose data set cannot be loaded is not run, and ``note`` gets the reason.
 
     :param changes: options of this machine, such as ``data_dir`` and ``device``, by name.
     :param seeds: how many, instead of the recipe's number.
@@ -132,7 +132,7 @@ def run(
     parallel: int | None = None,
     listen: Listener = lambda name, event, details: None,
 ) -> tuple[Reproduction, SweepResult | None]:
-    """Run what is not finished of a recipe in the sweep directory ``out``, and make its table.
+    """Run the unfinished runs of a recipe in the sweep directory ``out``, and make its table.
 
     :returns: the table, with notes on runs that failed or were stopped; and the sweep's result, if there were
         runs at all.
@@ -183,13 +183,15 @@ def _table(planned: Plan, out: Path, records: Mapping[str, RunRecord], reasons: 
     cells = []
     for cell in planned.cells:
         identities = planned.runs.get((cell.row, cell.column), [])
-        there = [records[identity] for identity in identities if identity in records]
+        recorded = [records[identity] for identity in identities if identity in records]
         reason = f"not run: {cell.reason}" if cell.reason else ""
         reason = next((reasons[identity] for identity in identities if identity in reasons), reason)
-        headings = planned.recipe.protocols if there else {}
-        ours = {heading: _ours(there, protocols, cell.paper) for heading, protocols in headings.items()}
-        values = _values(there, next((each.protocol for each in ours.values()), None))
-        cells.append(ResultCell(cell.row, cell.column, cell.paper, ours, values, len(there), len(identities), reason))
+        headings = planned.recipe.protocols if recorded else {}
+        ours = {heading: _ours(recorded, protocols, cell.paper) for heading, protocols in headings.items()}
+        values = _values(recorded, next((each.protocol for each in ours.values()), None))
+        cells.append(
+            ResultCell(cell.row, cell.column, cell.paper, ours, values, len(recorded), len(identities), reason)
+        )
     return Reproduction(planned.recipe, planned.scale, out, cells)
 
 

@@ -64,13 +64,13 @@ class Rule(Plugin):
 
         return mixed
 
-    def attackers(self, server: ServerContext, n: int, most: int, of: int | None = None) -> int:
+    def attackers(self, server: ServerContext, n: int, most: int, updates: int | None = None) -> int:
         """Return how many of n vectors are assumed to be attackers', at most as many as the rule can outvote.
 
-        :param of: the number of updates, of which the assumed share are attackers; default n.
+        :param updates: the number of updates, of which the assumed share are attackers; default n.
         """
         fraction, most = self.options.fraction, max(0, most)
-        assumed = math.ceil(fraction * (of or n) - 1e-9)  # 0.07 * 100 is a little more than 7
+        assumed = math.ceil(fraction * (updates or n) - 1e-9)  # 0.07 * 100 is a little more than 7
         if assumed > most:
             server.note(
                 f"{n} updates outvote {most} attackers at most, but fraction "

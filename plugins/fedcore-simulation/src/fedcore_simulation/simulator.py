@@ -61,8 +61,8 @@ class Simulator:
     def reachable(self, round: int, client: int) -> bool:
         """Return whether a client is available in a round and answers the server."""
         options = self.options
-        here = options.availability == 1 or bool(self._presence(round)[client])
-        return here and not self._happens(options.no_show, "no-show", round, client)
+        present = options.availability == 1 or bool(self._presence(round)[client])
+        return present and not self._happens(options.no_show, "no-show", round, client)
 
     def simulated(self, round: int, client: int, epochs: int | None = None) -> SimulatedOutcome:
         """Return the outcome of a selected client.

@@ -156,7 +156,7 @@ def compare(
         chosen, own = tuned_runs(records, [option(name) for name in fields], own)
         kept = comparison.usable(chosen, protocol, round, warn, short_name(metric))
         return frame.of_runs(kept, fields, protocol, round, tuned=own, labels=labels or {})
-    made = comparison.compare_protocols(
+    comparisons = comparison.compare_protocols(
         records,
         protocols,
         metric=metric,
@@ -171,7 +171,7 @@ def compare(
         reported=reported,
         warn=warn,
     )
-    return frame.of_protocols(made)
+    return frame.of_protocols(comparisons)
 
 
 def _asked_for(

@@ -84,7 +84,7 @@ class Table:
         ]
         names = min(needed[0], max(width // 2, len(heads[0])))
         parts = _side_by_side([wide + _BETWEEN for wide in needed[1:]], width - names - 1)
-        made = []
+        tables = []
         for number, places in enumerate(parts):
             table = Drawn(
                 title=output.text(self.title) if self.title and not number else None,
@@ -98,8 +98,8 @@ class Table:
                 table.add_column(output.text(heads[place]), justify="right", min_width=needed[place])
             for row in self.rows:
                 table.add_row(*(output.text(row[place]) for place in (0, *places)))
-            made.append(table)
-        return made
+            tables.append(table)
+        return tables
 
     def markdown(self) -> str:
         """Return a GitHub table under its title."""

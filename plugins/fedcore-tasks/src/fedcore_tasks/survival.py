@@ -95,7 +95,7 @@ class SurvivalDiscrete(Survival):
 
     @classmethod
     def form_of(cls, labels: Tensor) -> dict[str, Any]:
-        """Return the ends of the intervals, too; without an event, those of all times."""
+        """Return the ends of the intervals, too; without an event, the intervals of all times."""
         time, event = labels.double().unbind(dim=1)
         times = time[event > 0] if event.any() else time
         ends = torch.quantile(times, torch.linspace(0, 1, INTERVALS + 1, dtype=torch.float64)[1:])

@@ -155,13 +155,13 @@ def _converse(scope: ServerScope) -> None:
     engine.unshare("second")
 
 
-def _twice(what: str, call: Callable[[], None]) -> None:
+def _twice(subject: str, call: Callable[[], None]) -> None:
     """Call an idempotent function twice."""
     for time in ("", " a second time"):
         try:
             call()
         except Exception as error:
-            raise AssertionError(f"{what}{time} raises {type(error).__name__}: {error}") from error
+            raise AssertionError(f"{subject}{time} raises {type(error).__name__}: {error}") from error
 
 
 def _tasks(name: str, question: str = "answer") -> list[ClientTask]:
@@ -217,13 +217,15 @@ def _require_answers(tasks: Sequence[ClientTask], outcomes: Mapping[str, Outcome
             _require_equal(outcome.tensors[name], tensor, f"{task.id!r} (shared {task.shared!r}): tensor {name!r}")
 
 
-def _require_equal(value: Tensor, expected: Tensor, what: str) -> None:
+def _require_equal(value: Tensor, expected: Tensor, subject: str) -> None:
     form, wanted = ((tuple(tensor.shape), str(tensor.dtype)) for tensor in (value, expected))
-    assert form == wanted, f"{what} comes back as {form}, expected {wanted}"
-    assert torch.equal(value, expected), f"{what} comes back with other values: another client's, or another payload's"
+    assert form == wanted, f"{subject} comes back as {form}, expected {wanted}"
+    assert torch.equal(value, expected), (
+        f"{subject} comes back with other values: another client's, or another payload's"
+    )
 
 
-def _require_failure(outcome: Outcome, kind: FailureKind, what: str, words: str = "") -> None:
-    assert isinstance(outcome, ClientFailure), f"{what} gives a result, expected a ClientFailure of kind {kind!r}"
-    assert outcome.kind == kind, f"{what} is a failure of kind {outcome.kind!r}, expected {kind!r}"
-    assert words in outcome.message, f"{what}: the failure's message does not say why ({outcome.message!r})"
+def _require_failure(outcome: Outcome, kind: FailureKind, subject: str, words: str = "") -> None:
+    assert isinstance(outcome, ClientFailure), f"{subject} gives a result, expected a ClientFailure of kind {kind!r}"
+    assert outcome.kind == kind, f"{subject} is a failure of kind {outcome.kind!r}, expected {kind!r}"
+    assert words in outcome.message, f"{subject}: the failure's message does not say why ({outcome.message!r})"

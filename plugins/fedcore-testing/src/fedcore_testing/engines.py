@@ -41,7 +41,7 @@ class Listening(InProcessEngine):
 
 
 class Echoing(InProcessEngine):
-    """Replaces the tensors and counts of every update of a round with those of the first update."""
+    """Replaces the tensors and counts of every update of a round with the first update's."""
 
     def __init__(self, site: ClientSite) -> None:
         super().__init__(site)

@@ -26,8 +26,8 @@ def check_dataset(dataset: Dataset | Callable[[Path | None], Dataset]) -> None:
     second = loader(None)
     _require_untouched(before, loader)
     assert isinstance(first, Dataset), f"{_name(loader)} returns {type(first).__name__}, expected fedcore.data.Dataset"
-    for which, samples, again in (("train", first.train, second.train), ("test", first.test, second.test)):
-        where, labels = f"{first.name}'s {which} set", samples.labels
+    for part, samples, again in (("train", first.train, second.train), ("test", first.test, second.test)):
+        where, labels = f"{first.name}'s {part} set", samples.labels
         assert len(samples) == len(labels) > 0, f"{where} has {len(samples)} samples and {len(labels)} labels"
         assert labels.dtype == torch.int64, f"{where}: labels are {labels.dtype}, expected int64"
         assert 0 <= int(labels.min()) <= int(labels.max()) < first.num_classes, (

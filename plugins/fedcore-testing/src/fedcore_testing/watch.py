@@ -33,8 +33,8 @@ def watched(cls: type[Plugin], findings: list[Finding]) -> type[Plugin]:
         for part in plugin.parts:
             part.__class__ = watched(type(part), findings)
 
-    made = {**hooks, "__init__": init, "__doc__": cls.__doc__, "__module__": cls.__module__}
-    return type(cls.__name__, (cls,), made)
+    namespace = {**hooks, "__init__": init, "__doc__": cls.__doc__, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), namespace)
 
 
 def _around(hook: str, function: Any, findings: list[Finding], idle: dict[str, float]) -> Any:
@@ -42,8 +42,8 @@ def _around(hook: str, function: Any, findings: list[Finding], idle: dict[str, f
 
     @functools.wraps(function)
     def call(plugin: Plugin, *arguments: Any) -> Any:
-        def report(rule: Rule, what: str) -> None:
-            finding = Finding(rule, hook, what)
+        def report(rule: Rule, fault: str) -> None:
+            finding = Finding(rule, hook, fault)
             if finding not in findings:
                 findings.append(finding)
 

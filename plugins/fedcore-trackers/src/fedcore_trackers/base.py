@@ -73,7 +73,7 @@ class Tracker(ABC):
         """Take a round's evaluation, by protocol. It follows the ``round`` of the same round."""
 
     def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:  # noqa: B027
-        """Write what is left and close.
+        """Write the remaining values and close.
 
         :param status: ``finished``; ``stopped`` (Ctrl-C, or the run's process was killed), ``failed`` (an error).
         :param summary: summary.json of a finished run, else None.

@@ -65,8 +65,8 @@ class MLflow(Tracker):
             self._tag_changes(values)
             return
         tags = {"fedcore.run_dir": str(run.directory), "fedcore.plugins": str(values["plugins"])}
-        made = self.client.create_run(experiment_id, run_name=self.options.run_name or run.name, tags=tags)
-        self.id = run.state["run_id"] = made.info.run_id
+        created = self.client.create_run(experiment_id, run_name=self.options.run_name or run.name, tags=tags)
+        self.id = run.state["run_id"] = created.info.run_id
         self._log_parameters(values)
         self.client.log_artifact(self.id, str(run.directory / "config.yaml"))
 
@@ -97,16 +97,16 @@ class MLflow(Tracker):
         from mlflow.entities import Param
 
         items = [Param(name, str(value)[:LONGEST]) for name, value in values.items()]
-        for some in _batches(items, PARAMETERS_AT_ONCE):
-            self.client.log_batch(self.id, params=some)
+        for batch in _batches(items, PARAMETERS_AT_ONCE):
+            self.client.log_batch(self.id, params=batch)
 
     def _log(self, values: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         items = [Metric(name, value, now, step) for name, value in values.items()]
-        for some in _batches(items, METRICS_AT_ONCE):
-            self.client.log_batch(self.id, metrics=some)
+        for batch in _batches(items, METRICS_AT_ONCE):
+            self.client.log_batch(self.id, metrics=batch)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ EXIT_CODES = {"finished": 0, "stopped": 255, "failed": 1}
 
 
 class WandbOptions(TrackerOptions):
-    """Options of the tracker ``wandb``; what is left out follows W&B's own environment variables and settings."""
+    """Options of the tracker ``wandb``; the others follow W&B's own environment variables and settings."""
 
     project: str = Field(default="fedcore", min_length=1, description="Project that the run belongs to.")
     entity: str | None = Field(default=None, description="User or team; default the account's own.")

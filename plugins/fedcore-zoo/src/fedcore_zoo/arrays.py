@@ -35,7 +35,7 @@ _READ_AGAIN = 16  # samples; a random flip of each is missed once in 65,536 sets
 
 
 def arrays(data: Any, name: str, task: str) -> Dataset:
-    """Return what is no data set yet as one; see :func:`fedcore.data.as_dataset`."""
+    """Return arrays or torch's data sets as a data set; see :func:`fedcore.data.as_dataset`."""
     if isinstance(data, Mapping):
         missing = [key for key in KEYS if key not in data]
         if missing:

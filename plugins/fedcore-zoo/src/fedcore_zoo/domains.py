@@ -104,7 +104,7 @@ def read_domains(path: Path, *, size: int = 64, classes: Sequence[str] | None = 
             for file, label in files_of[folder.name][part]
             if label in number
         ]
-        images = decoded([file for file, _, _ in rows], size, what="domains")
+        images = decoded([file for file, _, _ in rows], size, where="domains")
         labels, domains = (torch.tensor([row[column] for row in rows], dtype=torch.int64) for column in (1, 2))
         parts.append((Split(images, labels), domains))
     (train, of_train), (test, of_test) = parts

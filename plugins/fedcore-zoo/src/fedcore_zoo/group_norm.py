@@ -35,12 +35,12 @@ def with_group_norm(model: nn.Module) -> None:
 
 def _group_norm_like(module: _BatchNorm) -> nn.GroupNorm:
     channels = module.num_features
-    made = nn.GroupNorm(math.gcd(GROUPS, channels, max(1, channels // 2)), channels, module.eps, module.affine)
+    norm = nn.GroupNorm(math.gcd(GROUPS, channels, max(1, channels // 2)), channels, module.eps, module.affine)
     if module.affine:
         with torch.no_grad():
-            made.weight.copy_(module.weight)
-            made.bias.copy_(module.bias)
-    return made.train(module.training)
+            norm.weight.copy_(module.weight)
+            norm.bias.copy_(module.bias)
+    return norm.train(module.training)
 
 
 def has_group_norm(model: nn.Module) -> bool:

@@ -92,7 +92,7 @@ def read_folder(path: Path, *, size: int | None = None, grouped: bool = False) -
     if others:
         notes += (f"{path}: folders not used: {', '.join(map(repr, sorted(others)))}",)
     half = (0.5, 0.5, 0.5)
-    made = assemble(
+    dataset = assemble(
         f"imagefolder:{path.resolve().name}",
         train,
         test,
@@ -101,12 +101,12 @@ def read_folder(path: Path, *, size: int | None = None, grouped: bool = False) -
         notes=notes,
     )
     if not grouped:
-        return made
+        return dataset
     parts = (
         np.array([_group(file, folder) for file, _ in files])
         for files, folder in ((train_files, path / "train"), (test_files, held_out))
     )
-    return replace(made, groups=numbered_groups(f"imagefolder: {path}", *parts))
+    return replace(dataset, groups=numbered_groups(f"imagefolder: {path}", *parts))
 
 
 def _group(file: Path, folder: Path) -> str:
@@ -120,13 +120,15 @@ def _group(file: Path, folder: Path) -> str:
     return parts[1]
 
 
-def class_folders(folder: Path, what: str = "imagefolder") -> tuple[list[tuple[Path, str]], list[str], tuple[str, ...]]:
+def class_folders(
+    folder: Path, where: str = "imagefolder"
+) -> tuple[list[tuple[Path, str]], list[str], tuple[str, ...]]:
     """Return a folder's images as (file, class name) in torchvision's order, the sorted class names, and notes.
 
     Names that begin with a dot are left out. A note counts other files that torchvision does not take for images, links
     and files that are not regular: each sample is one file inside of the folder, and reading it ends.
 
-    :param what: what is read, for the message.
+    :param where: the data set, for the message.
     :raises DataError: it does not hold a folder of images per class.
     """
     suffixes = load_torchvision().datasets.folder.IMG_EXTENSIONS
@@ -151,13 +153,13 @@ def class_folders(folder: Path, what: str = "imagefolder") -> tuple[list[tuple[P
                 else:
                     files.append((Path(inner.path), entry.name))
     except OSError as error:
-        raise DataError(f"{what}: cannot read {folder}: {error}") from error
+        raise DataError(f"{where}: cannot read {folder}: {error}") from error
     left = ", ".join(f"{count} {kind or 'without a suffix'}" for kind, count in sorted(others.items()))
     empty = sorted({*names} - {name for _, name in files})
     if empty or not names:
         lacking = f"{empty[0]!r} holds none" if empty else "it holds no folder"
         more = f". Left out: {left}; links are not followed, cp -RL copies what they lead to" if left else ""
-        raise DataError(f"{what}: {folder} must hold one folder of images ({known}) per class, but {lacking}{more}")
+        raise DataError(f"{where}: {folder} must hold one folder of images ({known}) per class, but {lacking}{more}")
     notes = (f"{folder}: files left out: {left}; images are {known}",) if left else ()
     return files, names, notes
 
@@ -181,26 +183,26 @@ def _visible(folder: Path) -> list[os.DirEntry[str]]:
     return [entry for _, _, entry in sorted(entries, key=lambda each: each[:2])]
 
 
-def check_listed(files: Sequence[Path], root: Path, what: str) -> None:
+def check_listed(files: Sequence[Path], root: Path, where: str) -> None:
     """Check files below ``root`` that a list names.
 
-    :param what: the list, for the message.
+    :param where: the list, for the message.
     :raises DataError: a file is named twice, is missing or not regular, or a link leads to it.
     """
     named = Counter(files)
     twice = [file for file, count in named.items() if count > 1]
     if twice:
-        raise DataError(f"{what}: {len(twice)} images are named twice, such as {twice[0]}; a sample is one image")
+        raise DataError(f"{where}: {len(twice)} images are named twice, such as {twice[0]}; a sample is one image")
     for folder in sorted({file.parent for file in files}):
         if folder.resolve() != root.resolve() / folder.relative_to(root):
-            raise DataError(f"{what}: {folder} is a link or leads out of {root}; links are not followed")
+            raise DataError(f"{where}: {folder} is a link or leads out of {root}; links are not followed")
     for file in files:
         try:
             mode = file.lstat().st_mode
         except OSError as error:
-            raise DataError(f"{what}: cannot read {file}: {error.strerror}") from error
+            raise DataError(f"{where}: cannot read {file}: {error.strerror}") from error
         if not stat.S_ISREG(mode):
-            raise DataError(f"{what}: {file} is a link or not a regular file; links are not followed")
+            raise DataError(f"{where}: {file} is a link or not a regular file; links are not followed")
 
 
 def _annotated_files(root: Path, annotations: Path) -> list[tuple[Path, str]]:
@@ -218,11 +220,11 @@ def _annotated_files(root: Path, annotations: Path) -> list[tuple[Path, str]]:
     return files
 
 
-def decoded(files: Sequence[Path], size: int | None = None, *, what: str = "imagefolder") -> Tensor:
+def decoded(files: Sequence[Path], size: int | None = None, *, where: str = "imagefolder") -> Tensor:
     """Return the images as (n, 3, H, W) uint8, read by Pillow.
 
     :param size: the side to which images are resized, with antialiasing; by default all must have one size.
-    :param what: what is read, for the message.
+    :param where: the data set, for the message.
     :raises DataError: an image cannot be read, or has another size than the first one.
     """
     from PIL import Image
@@ -236,7 +238,7 @@ def decoded(files: Sequence[Path], size: int | None = None, *, what: str = "imag
             image = image if size is None else image.resize((size, size), resample=2)  # bilinear
             return np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
         except Exception as error:  # Pillow's decoders may raise anything on damaged files
-            raise DataError(f"{what}: cannot read {file}: {error}") from error
+            raise DataError(f"{where}: cannot read {file}: {error}") from error
 
     height, width = (size, size) if size is not None else read(files[0]).shape[1:]
     images = np.empty((len(files), 3, height, width), dtype=np.uint8)
@@ -245,7 +247,7 @@ def decoded(files: Sequence[Path], size: int | None = None, *, what: str = "imag
         image = read(files[position])
         if image.shape[1:] != (height, width):
             raise DataError(
-                f"{what}: {files[position]} is {image.shape[2]}x{image.shape[1]}, but {files[0]} is "
+                f"{where}: {files[position]} is {image.shape[2]}x{image.shape[1]}, but {files[0]} is "
                 f"{width}x{height}: resize all images to one size, for example with ?size=64"
             )
         images[position] = image

@@ -85,7 +85,7 @@ def _set_channels(network: nn.Module, channels: int, name: str) -> None:
     path, first = next(((p, m) for p, m in network.named_modules() if isinstance(m, nn.Conv2d)), ("", None))
     if first is None or first.in_channels != 3 or first.groups != 1:
         raise ConfigError(f"model {name!r} takes images of 3 channels, those of this data set have {channels}")
-    made = nn.Conv2d(
+    convolution = nn.Conv2d(
         channels,
         first.out_channels,
         first.kernel_size,  # type: ignore[arg-type]
@@ -96,4 +96,4 @@ def _set_channels(network: nn.Module, channels: int, name: str) -> None:
         padding_mode=first.padding_mode,
     )
     parent, _, attribute = path.rpartition(".")
-    setattr(network.get_submodule(parent), attribute, made)
+    setattr(network.get_submodule(parent), attribute, convolution)

@@ -126,11 +126,10 @@ def _table_by(dataset: Dataset, recipe: Recipe | FittedRecipe) -> Dataset:
     train, test = dataset.train, dataset.test
     assert isinstance(train, TableSamples)
     assert isinstance(test, TableSamples)
-    made = dataset
     if recipe != train.made:
-        made = replace(_with(dataset, train.by(recipe), test.by(recipe)), input_shape=(len(recipe.outputs),))
+        dataset = replace(_with(dataset, train.by(recipe), test.by(recipe)), input_shape=(len(recipe.outputs),))
     notes = recipe.notes([train.cells, test.cells], dataset.name)
-    return replace(made, notes=(*made.notes, *notes))
+    return replace(dataset, notes=(*dataset.notes, *notes))
 
 
 def _images(config: RunConfig, dataset: Dataset, choice: str, train: ResidentSamples, rows: Tensor) -> Dataset:

@@ -62,16 +62,16 @@ def torchvision(names: str) -> Transforms:
     classes = {
         name: each for name, each in vars(v2).items() if isinstance(each, type) and issubclass(each, v2.Transform)
     }
-    made = []
+    transforms = []
     for text in names.split(","):
         name, _, value = text.partition("=")
         if name not in classes:
             raise UnknownNameError("transform of torchvision", name, sorted(classes))
         try:
-            made.append(classes[name](*([ast.literal_eval(value)] if value else [])))
+            transforms.append(classes[name](*([ast.literal_eval(value)] if value else [])))
         except (TypeError, ValueError, SyntaxError) as error:
             raise ConfigError(
                 f"torchvision:{text} cannot be made ({error}); write NAME or NAME=NUMBER, or make an object of Python: "
                 "fedcore_zoo.Transforms(v2.Compose([...])), named module:MODULE.OBJECT"
             ) from error
-    return Transforms(v2.Compose(made))
+    return Transforms(v2.Compose(transforms))

@@ -68,13 +68,13 @@ def load_weights(model: SplitModel, weights: str) -> None:
         for name, tensor in state.items():
             if not _fits(name, state, named):
                 continue
-            there = named[name]
-            if _kind(there) != _kind(tensor):  # copy_ would cut fractions or imaginary parts off
+            stored = named[name]
+            if _kind(stored) != _kind(tensor):  # copy_ would cut fractions or imaginary parts off
                 raise ConfigError(
-                    f"--weights {path}: {name.removeprefix(_BASE)!r} is {_kind(there)} there ({there.dtype}), "
+                    f"--weights {path}: {name.removeprefix(_BASE)!r} is {_kind(stored)} there ({stored.dtype}), "
                     f"but {_kind(tensor)} in the model ({tensor.dtype})"
                 )
-            tensor.copy_(there)
+            tensor.copy_(stored)
 
 
 def named_weights(model: SplitModel, weights: str) -> dict[str, Tensor]:

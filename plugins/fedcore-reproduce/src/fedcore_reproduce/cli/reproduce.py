@@ -130,7 +130,7 @@ def reproduce(
     if scale == "quick" and not quiet:
         _estimate(planned, folder, parallel)
     with SweepDisplay(output.stderr(), quiet=quiet) as display:
-        made, result = run.run(planned, folder, parallel=parallel, listen=display)
+        reproduction, result = run.run(planned, folder, parallel=parallel, listen=display)
     if evidence is not None and result is not None:
         _keep(planned, folder, evidence)
     if result is not None and result.interrupted:
@@ -139,14 +139,16 @@ def reproduce(
             label="stopped",
         )
         raise typer.Exit(INTERRUPTED)
-    _print(made, form)
+    _print(reproduction, form)
     failed = result.named("failed") if result else []
     for outcome in failed:
         output.error(f"{outcome.name}: {outcome.message}", label="failed")
     if failed:
         raise typer.Exit(SOME_FAILED)
     if result and form == "table" and not quiet:
-        output.note(f"the runs are in {made.directory}: fedcore compare {shlex.quote(str(made.directory))}")
+        output.note(
+            f"the runs are in {reproduction.directory}: fedcore compare {shlex.quote(str(reproduction.directory))}"
+        )
 
 
 def _estimate(planned: Plan, folder: Path, parallel: int | None) -> None:
@@ -168,8 +170,8 @@ def _keep(planned: Plan, folder: Path, evidence: Path) -> None:
     asked = {(planned.scale, cell.row, cell.column) for cell in planned.cells}
     configured = cells([planned.recipe])
     among = {place: configured[place] for place in configured if (place.scale, place.row, place.column) in asked}
-    made = collect([folder], evidence, among, warn=output.note, only_tables=True)
-    output.note(f"the evidence of {len(made.written)} runs is in {evidence}")
+    collected = collect([folder], evidence, among, warn=output.note, only_tables=True)
+    output.note(f"the evidence of {len(collected.written)} runs is in {evidence}")
 
 
 def _list(method: str | None) -> None:
@@ -211,14 +213,14 @@ def _show_plan(planned: Plan) -> None:
     output.note(f"{len(runs)} runs, none started")
 
 
-def _print(made: Reproduction, form: str) -> None:
+def _print(reproduction: Reproduction, form: str) -> None:
     from fedcore_reproduce import formats
 
     if form != "table":
-        typer.echo(formats.FORMATS[form](made), nl=False)
+        typer.echo(formats.FORMATS[form](reproduction), nl=False)
         return
-    output.line(formats.title(made), style="bold")
-    for block in formats.blocks(made):
+    output.line(formats.title(reproduction), style="bold")
+    for block in formats.blocks(reproduction):
         print_table(block)
-    for line in formats.caption(made):
+    for line in formats.caption(reproduction):
         output.line(line, style="dim")

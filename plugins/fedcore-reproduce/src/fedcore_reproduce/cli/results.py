@@ -37,12 +37,12 @@ def add(
     from fedcore_reproduce.find import find_recipes
     from fedcore_reproduce.places import cells
 
-    made = collect(runs, to, cells(find_recipes(output.note)), warn=output.note)
-    for file in made.written:
+    collected = collect(runs, to, cells(find_recipes(output.note)), warn=output.note)
+    for file in collected.written:
         output.line(f"written: {file}")
-    if made.refused:
-        raise ConfigError(f"{len(made.refused)} of the runs are left out, for the reasons above")
-    if not made.written and not made.kept:
+    if collected.refused:
+        raise ConfigError(f"{len(collected.refused)} of the runs are left out, for the reasons above")
+    if not collected.written and not collected.kept:
         raise ConfigError("there is no run with a finished round; nothing was written")
 
 

@@ -87,12 +87,12 @@ def list_(
         *([("state", state, lambda run: [run.state])] if state is not None else []),
     ]
     listed = runs
-    for what, value, values in wanted:
+    for column, value, values in wanted:
         listed = [run for run in listed if value in values(run)]
         known = sorted({str(one) for run in runs for one in values(run) if one is not None})
-        if runs and value not in known and what != "state":
+        if runs and value not in known and column != "state":
             near = nearest(value, known)
-            output.note(f"no run here has the {what} {value!r}" + (f". Did you mean {near!r}?" if near else ""))
+            output.note(f"no run here has the {column} {value!r}" + (f". Did you mean {near!r}?" if near else ""))
     listed = _sorted(listed, sort)
     if as_json:
         output.print_json([run.to_json() for run in listed])

@@ -73,8 +73,8 @@ def details_tables(run: Mapping[str, Any]) -> Iterator[Table | Text]:
     files = {**run["files"], "all": sum(run["files"].values())}
     yield _rows("Files", [(name, output.size(count)) for name, count in files.items()])
     if run["resume"]:
-        what = "for more rounds" if run["state"] == "finished" else "go on with"
-        yield Text.assemble((f"{what}: ", "bold"), output.clean(run["resume"]))
+        label = "for more rounds" if run["state"] == "finished" else "go on with"
+        yield Text.assemble((f"{label}: ", "bold"), output.clean(run["resume"]))
     elif run["state"] != "running":
         yield Text("It has no checkpoint from which it could go on, or its options were changed.")
 

@@ -120,8 +120,8 @@ def other_clients(rows: Mapping[str, Sequence[RunRecord]], protocol: str, round:
     }
     alike: dict[tuple[int, int], set[Any]] = {}
     for counts in measured.values():
-        for of, count in counts.items():
-            alike.setdefault(of, set()).add(count)
+        for seed_and_clients, count in counts.items():
+            alike.setdefault(seed_and_clients, set()).add(count)
     if all(len(counts) == 1 for counts in alike.values()):
         return ""
     clients = "; ".join(f"{label}: {', '.join(map(str, counts.values()))}" for label, counts in measured.items())
@@ -167,8 +167,8 @@ def own_models(rows: Mapping[str, Sequence[RunRecord]], protocol: str) -> list[s
         return []
     settings = {}
     for label, runs in rows.items():
-        if there := [name for name in OWN if any(name in run.protocols for run in runs)]:
-            settings[label] = there[0]
+        if measured := [name for name in OWN if any(name in run.protocols for run in runs)]:
+            settings[label] = measured[0]
     return [
         f"{', '.join(labels)} {'has' if len(labels) == 1 else 'have'} own models on the clients, which this table does "
         f"not measure: --protocol {name}"

@@ -257,12 +257,12 @@ def compare_protocols(
 def _only(groups: Sequence[Group], runs: Sequence[RunRecord]) -> list[Group]:
     """Return groups with these runs alone, without rows and groups that have none of them."""
     records = {run.path: run for run in runs}
-    made = []
+    kept = []
     for group in groups:
-        rows = {label: [records[run.path] for run in of if run.path in records] for label, of in group.rows.items()}
+        rows = {label: [records[run.path] for run in runs if run.path in records] for label, runs in group.rows.items()}
         if any(rows.values()):
-            made.append(replace(group, rows={label: of for label, of in rows.items() if of}))
-    return made
+            kept.append(replace(group, rows={label: runs for label, runs in rows.items() if runs}))
+    return kept
 
 
 def _check_columns(
@@ -272,12 +272,12 @@ def _check_columns(
 
     :raises UnknownNameError: with the word.
     """
-    there: dict[str, None] = {}
+    recorded: dict[str, None] = {}
     for protocol, runs in kept.items():
         for run in runs:
             figures = run.figures(protocol, round)
-            there |= dict.fromkeys(name for name in figures if number(figures[name]) is not None)
-    known = dict.fromkeys([SEEDS, DIFFERENCE, P, CLIENTS, "costs", *COSTS, measure, *there])
+            recorded |= dict.fromkeys(name for name in figures if number(figures[name]) is not None)
+    known = dict.fromkeys([SEEDS, DIFFERENCE, P, CLIENTS, "costs", *COSTS, measure, *recorded])
     for word in words:
         if word not in known and "." not in word:
             raise UnknownNameError("column", word, known)
@@ -356,19 +356,19 @@ def usable(
             f"{len(without)} runs have no figures for protocol {protocol!r} and are left out: {_methods(without)}{hint}"
         )
     if not kept:
-        there = sorted({name for run in runs for name in run.protocols})
-        if protocol in there:
+        protocols = sorted({name for run in runs for name in run.protocols})
+        if protocol in protocols:
             raise ConfigError(f"no run was evaluated after {round} rounds under protocol {protocol!r}")
         raise ConfigError(
-            f"no run has figures for protocol {protocol!r}; there are: {', '.join(there) or 'none'}. "
+            f"no run has figures for protocol {protocol!r}; there are: {', '.join(protocols) or 'none'}. "
             "Choose with --protocol"
         )
     measured = [run for run in kept if metric in run.figures(protocol, round)]
     if not measured:
-        there = [name for name in kept[0].metrics(protocol, round) if not name.endswith(OVER_CLIENTS)]
+        metrics = [name for name in kept[0].metrics(protocol, round) if not name.endswith(OVER_CLIENTS)]
         raise ConfigError(
             f"no run measured {metric!r} for protocol {protocol!r}; metrics of {kept[0].path}: "
-            f"{', '.join(there) or 'none'}. --metric of train and resume adds one"
+            f"{', '.join(metrics) or 'none'}. --metric of train and resume adds one"
         )
     if unmeasured := [run for run in kept if run not in measured]:
         warn(f"runs that did not measure {metric!r} are left out: {_methods(unmeasured)}")
@@ -466,7 +466,7 @@ def _row(
             for name in dict.fromkeys(name for of_run in metrics for name in of_run)
             if name.replace(OVER_CLIENTS, "_mean") != asked.measure.name
         },
-        costs={name: Figure.of(cost.of(run, round) for run in runs) for name, cost in COSTS.items()},
+        costs={name: Figure.of(cost.measured(run, round) for run in runs) for name, cost in COSTS.items()},
         asked={
             name: Figure.of(number(run.figures(protocol, round).get(name)) for run in runs) for name in asked.columns
         },

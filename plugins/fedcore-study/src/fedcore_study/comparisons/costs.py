@@ -1,4 +1,4 @@
-"""What a run costs: time, bytes, memory, privacy. Each figure is of the whole run, or of its first rounds."""
+"""The costs of a run: time, bytes, memory, privacy. Each figure is of the whole run, or of its first rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Cost(NamedTuple):
     """A cost as tables show it."""
 
     heading: str
-    of: Callable[[RunRecord, int | None], float | None]
+    measured: Callable[[RunRecord, int | None], float | None]
     """The cost of a run, or of so many rounds of it; None if it is not recorded."""
     digits: int
     """Decimal places."""
@@ -43,8 +43,8 @@ def _seconds(run: RunRecord, rounds: int | None) -> float | None:
 
 def _megabytes(*ways: str) -> Callable[[RunRecord, int | None], float | None]:
     def sent(run: RunRecord, rounds: int | None) -> float | None:
-        spent = [run.summary] if run.summary and rounds is None else run.rounds[:rounds]
-        return sum(float(of["bytes"][way]) for of in spent for way in ways) / 1e6
+        records = [run.summary] if run.summary and rounds is None else run.rounds[:rounds]
+        return sum(float(record["bytes"][way]) for record in records for way in ways) / 1e6
 
     return sent
 
@@ -71,4 +71,4 @@ COSTS = {
 """The costs by the words of ``--columns``."""
 
 EACH = ("s/round", "seconds", "MB-down", "MB-up", "memory", "epsilon")
-"""What the word ``costs`` of ``--columns`` stands for."""
+"""The columns that the word ``costs`` of ``--columns`` stands for."""

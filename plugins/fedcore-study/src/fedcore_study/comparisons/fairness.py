@@ -26,16 +26,16 @@ def headings(measure: Measure) -> dict[str, tuple[str, float, int, int]]:
     The variance is that of accuracies.
     """
     own = measure.of_client
-    of, factor, digits, sign, unit = own.name, own.scale, own.digits, own.sign, own.unit
+    name, factor, digits, sign, unit = own.name, own.scale, own.digits, own.sign, own.unit
     shown = {
-        "mean": (f"clients' mean{unit}" if of == "accuracy" else f"clients' {of}", factor, digits, sign),
+        "mean": (f"clients' mean{unit}" if name == "accuracy" else f"clients' {name}", factor, digits, sign),
         "std": (f"std{unit}", factor, digits, -1),
         "worst": ("worst 10 %", factor, digits, sign),
         "best": ("best 10 %", factor, digits, sign),
         "variance": ("variance", 1.0, 1, -1),
         "jain": ("Jain", 1.0, 4, 1),
     }
-    if of != "accuracy":
+    if name != "accuracy":
         del shown["variance"]
     return shown
 

@@ -24,7 +24,7 @@ class Figure:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Figure | None:
-        """Summarise the values that are not None; None if there is none."""
+        """Summarise the values that are not None; None if all are."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -90,9 +90,9 @@ def corrected(differences: Mapping[str, Difference | None], confidence: float) -
         {name: difference.p for name, difference in differences.items() if difference and difference.p is not None}
     )
     first = level(confidence) / max(1, len(p_values))
-    made = dict(differences)
+    completed = dict(differences)
     for name, difference in differences.items():
         if difference and name in p_values:
             seeds = seeds_needed(difference.mean / difference.std, first) if difference.std else None
-            made[name] = replace(difference, corrected=p_values[name], seeds=seeds and max(FEW, seeds))
-    return made
+            completed[name] = replace(difference, corrected=p_values[name], seeds=seeds and max(FEW, seeds))
+    return completed

@@ -76,13 +76,13 @@ def of_protocols(comparisons: Sequence[Comparison]) -> pandas.DataFrame:
     if len(comparisons) == 1:
         return of_methods(comparisons[0])
     frames = {comparison.protocol: of_methods(comparison) for comparison in comparisons}
-    made = pandas.concat(frames, names=["protocol"])
-    made.attrs = {
+    joined = pandas.concat(frames, names=["protocol"])
+    joined.attrs = {
         "findings": [f"{name}: {finding}" for name, frame in frames.items() for finding in frame.attrs["findings"]],
         "notes": notes_of(comparisons),
         "ranks": {name: frame.attrs["ranks"] for name, frame in frames.items()},
     }
-    return made
+    return joined
 
 
 def of_runs(

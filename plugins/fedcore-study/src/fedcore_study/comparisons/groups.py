@@ -129,14 +129,14 @@ def relabelled(groups: Sequence[Group], labels: Mapping[str, str]) -> list[Group
     for label in labels:
         if label not in present:
             raise UnknownNameError("row", label, present, "It stands in --label")
-    made = []
+    renamed = []
     for group in groups:
         names = {label: labels.get(label, label) for label in group.rows}
         for name, count in Counter(names.values()).items():
             if count > 1:
                 raise ConfigError(f"--label gives {count} rows the name {name!r}; give each row its own")
-        made.append(replace(group, rows={names[label]: runs for label, runs in group.rows.items()}))
-    return made
+        renamed.append(replace(group, rows={names[label]: runs for label, runs in group.rows.items()}))
+    return renamed
 
 
 def distinct(runs: Sequence[RunRecord], fields: Sequence[str], warn: Callable[[str], None]) -> list[RunRecord]:

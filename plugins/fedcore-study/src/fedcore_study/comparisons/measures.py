@@ -119,8 +119,8 @@ def direction(name: str, signs: Mapping[str, int] = NO_SIGNS) -> int:
     if name not in registry.available("metric") and not prefixed:
         return 0
     try:
-        made = registry.resolve("metric", name)
-        metric = made if isinstance(made, type) else registry.call("metric", name, made, 2)
+        provider = registry.resolve("metric", name)
+        metric = provider if isinstance(provider, type) else registry.call("metric", name, provider, 2)
     except FedcoreError:
         if prefixed:
             raise

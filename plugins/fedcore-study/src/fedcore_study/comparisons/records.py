@@ -189,7 +189,7 @@ class RunRecord:
         return mapping_in(mapping_in(self._record(rounds), "metrics"), protocol)
 
     def _record(self, rounds: int | None) -> Mapping[str, Any]:
-        """Return the summary, or the line after ``rounds`` rounds; empty if there is none."""
+        """Return the summary, or the line after ``rounds`` rounds; empty without one."""
         if rounds is None:
             return self.summary or {}
         return next((line for line in self.rounds if line["round"] + 1 == rounds), {})
@@ -287,9 +287,9 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
     """
     file = path / "config.yaml"
     if not os.path.lexists(file):
-        what = "does not exist" if not path.exists() else "is neither a run nor a sweep: it has no config.yaml"
+        problem = "does not exist" if not path.exists() else "is neither a run nor a sweep: it has no config.yaml"
         hint = f"For all runs in it, name {os.path.relpath(path)}/*" if any(path.glob("*/config.yaml")) else ""
-        raise RunDirectoryError(f"{path} {what}. {hint or 'Name folders that train or sweep printed.'}")
+        raise RunDirectoryError(f"{path} {problem}. {hint or 'Name folders that train or sweep printed.'}")
     files.refuse_links(path, deep=False)
     own = saved.SavedConfig.read(file)
     partition, labels = _hashes(path / "partition.json", own)

@@ -71,13 +71,13 @@ def _best(candidates: Sequence[Sequence[RunRecord]], tuned: Collection[str]) -> 
     measure = judge(done[0][0].config, done[0][0].signs)
     figures = [[_held_out(run, measure.name) for run in runs] for runs in done]
     known = [[figure for figure in of_runs if figure is not None] for of_runs in figures]
-    if not all(len(some) == len(every) for some, every in zip(known, figures, strict=True)):
+    if not all(len(held_out) == len(every) for held_out, every in zip(known, figures, strict=True)):
         one, two = done[0][0].path, done[1][0].path
         raise ConfigError(
             f"{one} and {two} differ in tuned options ({', '.join(tuned)}), and not all such runs have a figure on "
             "held-out parts to choose by. Train them with --client-test-fraction 0.2, or name the runs of one choice"
         )
-    means = [measure.sign * fmean(some) for some in known]
+    means = [measure.sign * fmean(held_out) for held_out in known]
     return done[means.index(max(means))]
 
 

@@ -1,4 +1,4 @@
-"""Delete runs, or what is left of them once their results are known. Nothing that fedcore did not write is deleted."""
+"""Delete runs, or their checkpoints and states once their results are known. Only fedcore's own files are deleted."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _removal(run: Overview, names: Sequence[str] = (), *, certain: bool = False)
 def _require_results(run: Overview) -> None:
     """Refuse to delete the states of a finished run whose records or model they could bring back.
 
-    :raises RunDirectoryError: names what is missing or damaged.
+    :raises RunDirectoryError: names the file that is missing or damaged.
     """
     from safetensors import SafetensorError, safe_open  # here: lists and helps do without it
 
@@ -184,7 +184,7 @@ def _refuse_others(path: Path, entries: Iterable[os.DirEntry[str]], pattern: str
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what is in a folder, at any depth. What is in a folder precedes it.
+    """Return the entries of a folder, at any depth. The entries of a folder precede it.
 
     The files by which a folder is known as a run come last, for a deletion that is cut short.
     """

@@ -143,8 +143,8 @@ def _versions(run: Mapping[str, Any]) -> dict[str, Any]:
     return {**run["versions"], "commit": commit}
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any], what: str) -> bool:
-    return one["digests"].get(what) is not None and one["digests"].get(what) == other["digests"].get(what)
+def _same(one: Mapping[str, Any], other: Mapping[str, Any], digest: str) -> bool:
+    return one["digests"].get(digest) is not None and one["digests"].get(digest) == other["digests"].get(digest)
 
 
 def _resume(run: Overview, config: RunConfig | None) -> str | None:

@@ -103,7 +103,7 @@ def find_runs(folder: Path, warn: Warn) -> list[Overview]:
 
 
 def find_usual_runs(warn: Warn) -> list[Overview]:
-    """Return the runs in the folders of ``train`` and ``sweep``; those of sweeps are called ``sweeps/...``."""
+    """Return the runs in the folders of ``train`` and ``sweep``; runs of sweeps are called ``sweeps/...``."""
     runs = find_runs(RUNS, warn)
     if SWEEPS.is_dir():
         runs += [read_overview(path, label_of(path, Path())) for path in _walk(SWEEPS, warn)]
@@ -149,10 +149,10 @@ def find_run(text: str) -> Overview:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        some = ", ".join(run.folder for run in matches[:4]) + (
+        listed = ", ".join(run.folder for run in matches[:4]) + (
             f" and {len(matches) - 4} more" if len(matches) > 4 else ""
         )
-        raise RunDirectoryError(f"{text!r} means {len(matches)} runs: {some}. Write more of one folder's name")
+        raise RunDirectoryError(f"{text!r} means {len(matches)} runs: {listed}. Write more of one folder's name")
     near = nearest(wanted, {name for several in names.values() for name in several})
     hint = f"Did you mean {near!r}?" if near else "Give a path, or a name in the table of: fedcore runs list"
     raise RunDirectoryError(f"there is no run {text!r}, neither here nor below {RUNS} or {SWEEPS}. {hint}")
@@ -246,8 +246,10 @@ def read_rounds(path: Path) -> Rounds:
             figures = mapping_in(record, "metrics")
             break
     if not done and (content or trained):
-        what = "holds no round that can be read" if content else "is missing or empty, although there are checkpoints"
-        return Rounds(problem=f"{file} {what}")
+        problem = (
+            "holds no round that can be read" if content else "is missing or empty, although there are checkpoints"
+        )
+        return Rounds(problem=f"{file} {problem}")
     return Rounds(done, figures)
 
 
@@ -290,8 +292,8 @@ def _read_options(file: Path) -> dict[str, Any]:
         if not all(isinstance(name, str) for name in options["plugins"]):
             raise ValueError("a plugin's name is no text")
     except (OSError, yaml.YAMLError, ValueError, LookupError, TypeError, RecursionError) as error:
-        what = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise RunDirectoryError(f"{file} is no configuration of a run: {what}") from None
+        problem = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise RunDirectoryError(f"{file} is no configuration of a run: {problem}") from None
     return dict(options)
 
 

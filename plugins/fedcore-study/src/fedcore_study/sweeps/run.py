@@ -161,7 +161,7 @@ def run_sweep(
         runs go on.
     :param parallel: runs side by side; default one per core as far as memory allows, one on a CUDA device.
     :param listen: called with a run's name, an event (``plan``, ``start``, ``round``, an outcome's status), details.
-    :param allow_code: import what runs that ``out`` holds already name as ``module:...``; those of ``spec`` are yours.
+    :param allow_code: import the code that runs in ``out`` name as ``module:...``; names of ``spec`` are yours.
     :param allow_outside: let their trackers write outside of their directories.
     :param submit: run each as a job of submitit's on ``slurm`` or ``local``, with ``parameters`` of its executor.
     :param objects: the objects that names of ``spec`` stand for.
@@ -236,10 +236,10 @@ def _require_checkpoints(directory: SweepDirectory, plan: Mapping[str, RunConfig
         and not any((directory.run_directory(name) / "checkpoint").glob("*.safetensors"))
     ]
     if stuck:
-        some = " ".join(shlex.quote(os.path.relpath(path)) for path in stuck[:4]) + " ..." * (len(stuck) > 4)
+        paths = " ".join(shlex.quote(os.path.relpath(path)) for path in stuck[:4]) + " ..." * (len(stuck) > 4)
         raise RunDirectoryError(
             f"{len(stuck)} finished runs are to get more rounds, but their checkpoints were deleted (runs clean). "
-            f"Sweep in a new folder (--out), or delete these runs to train them again: fedcore runs rm {some}"
+            f"Sweep in a new folder (--out), or delete these runs to train them again: fedcore runs rm {paths}"
         )
 
 

@@ -282,8 +282,8 @@ def override(
 ) -> SweepSpec:
     """Return a sweep with what the command line adds or replaces, as :func:`changed` does."""
     options = {f"{p}.{o}": value for p, o, value in map(safe_yaml.parse_setting, settings)}
-    which = None if seeds is None else parse_seeds(seeds)
-    return changed(spec, base, dict(map(parse_axis, grid)), which, options, preset=preset)
+    numbers = None if seeds is None else parse_seeds(seeds)
+    return changed(spec, base, dict(map(parse_axis, grid)), numbers, options, preset=preset)
 
 
 def changed(
@@ -304,7 +304,7 @@ def changed(
     axes = {axis_name(name): values for name, values in spec.grid.items()}
     axes.update((axis_name(name), values) for name, values in grid.items())  # type: ignore[misc]
     kept = {name: value for name, value in {**known, **spec.base}.items() if name not in axes}
-    made = SweepSpec.create(
+    new = SweepSpec.create(
         {
             "base": {**kept, **base},
             "grid": axes,
@@ -313,8 +313,8 @@ def changed(
             "set": {**spec.settings, **settings},
         }
     )
-    made._earlier = spec._earlier - {*grid, *settings}
-    return made
+    new._earlier = spec._earlier - {*grid, *settings}
+    return new
 
 
 def _combination(value: Json) -> Json:

@@ -110,9 +110,9 @@ def check_a_second_pass_changes_nothing(trial: Trial) -> None:
         raise NotApplicable("the plugin takes further passes itself")
     result = finished(trial.run(TakesSecondPasses))
     assert model_bytes(result) == model_bytes(trial.usual), "where passes are taken twice, the model differs"
-    for mine, theirs in zip(records(result), records(trial.usual), strict=True):
-        assert fingerprint(mine.get("losses")) == fingerprint(theirs.get("losses")), (
-            f"where passes are taken twice, the losses of round {mine.get('round', 'post_train')} differ"
+    for twice, once in zip(records(result), records(trial.usual), strict=True):
+        assert fingerprint(twice.get("losses")) == fingerprint(once.get("losses")), (
+            f"where passes are taken twice, the losses of round {twice.get('round', 'post_train')} differ"
         )
     require_same_states(result, trial.usual, "where passes are taken twice")
 
