@@ -13,9 +13,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from typer.testing import Result
 
 FILE = Path(__file__).with_name("sentences.json")
 UPDATE = "FEDCORE_UPDATE_SENTENCES"
@@ -39,6 +42,14 @@ def warns(kind: type[Warning], *named: object) -> Iterator[pytest.WarningsRecord
     check(next(text for text in texts if re.match(every, text)), *named)
 
 
+def refused(result: Result, *named: object) -> None:
+    """Check that a command ended with exit code 2 and an error, without a traceback, that has what is ``named``."""
+    assert (result.exit_code, "Traceback" in result.output) == (2, False), result.output
+    _, error, text = result.stderr.partition("error: ")
+    assert error, result.output
+    check(" ".join(text.split()), *named)
+
+
 def check(text: str, *named: object) -> None:
     """Check the text of an error, or of a command's output."""
     absent = [name for name in map(str, named) if name not in text]
@@ -55,7 +66,7 @@ def plain(text: str) -> str:
 
     >>> plain("client 3 of '/tmp/a' sends 'w' to /check/of-me/run: 0.5 > 1e-3")
     "client # of '...' sends '...' to ...: # > #"
-    >>> plain("hf:/tmp/a/set: see https://example.org/a/b, ../../tmp/a")
+    >>> plain("hf:/tmp/a/0x1g: see https://example.org/a/b, ../../tmp/a")
     'hf:...: see https://example.org/a/b, ...'
     >>> plain("unknown metric 'f2'. Known: auroc, fedcore.ece. Did you mean 'f1'?")
     "unknown metric '...'. Known: .... Did you mean '...'?"
@@ -65,8 +76,8 @@ def plain(text: str) -> str:
     text = re.sub(r"\bOr [\w-]+:NAME(, [\w-]+:NAME)*", "Or ...", text)
     text = re.sub(r"\bKnown: .+?(?=\.(?:\s|$))", "Known: ...", text)
     text = re.sub(r"(?<!\w)'[^'\n]*'(?!\w)", "'...'", text)
-    text = re.sub(r"0x[0-9a-f]+", "#", text)
     text = re.sub(r"(?<![\w./])(?:/|(?:\.\./)+)[\w.-]+/[\w./-]*\w", "...", text)
+    text = re.sub(r"0x[0-9a-f]+", "#", text)
     return re.sub(r"(?<![\w-])-?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?\b", "#", text)
 
 

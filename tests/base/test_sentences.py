@@ -64,6 +64,14 @@ def test_one_of_several_warnings_has_what_is_named(file, monkeypatch):
         warn()
 
 
+def test_a_refused_command_has_exit_code_2_and_an_error(cli, file, monkeypatch):
+    monkeypatch.setenv(sentences.UPDATE, "1")
+    sentences.refused(cli("train", "--rounds", 0), "--rounds", 0)
+    assert [*json.loads(file.read_text())] == ["--rounds: input should be greater than or equal to # (given: #)"]
+    with pytest.raises(AssertionError, match="Commands"):
+        sentences.refused(cli("--help"))
+
+
 def test_numbers_quoted_names_and_folders_are_left_out():
     text = "client 3 of '/tmp/a' sends the client's 'w' to /tmp/pytest-of-me/run: 0.5 > -1e-3, fp16"
     assert sentences.plain(text) == "client # of '...' sends the client's '...' to ...: # > #, fp16"

@@ -213,7 +213,7 @@ def test_an_update_that_makes_a_hook_raise_is_rejected_and_names_plugin_hook_rou
     assert first["failures"] == []
     (failure,) = second["failures"]
     assert (failure["client"], failure["kind"], second["accepted"]) == (2, "rejected", 3)
-    assert f"plugin 'breaker' hook {hook} (round 2, client 2) raised KeyError" in failure["message"]
+    assert f"'breaker' hook {hook} (round 2, client 2) raised KeyError" in failure["message"]
 
 
 @pytest.mark.parametrize("hook", CLIENT_HOOKS)

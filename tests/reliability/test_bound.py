@@ -23,6 +23,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import SavedConfig
 from fedcore.runs.training import Experiment
 from tests.reliability import damages, kills
+from tests.sentences import refused
 
 COMMANDS = ("resume", "evaluate")
 
@@ -54,16 +55,16 @@ def edit(out: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 @pytest.mark.parametrize("digest", [False, True], ids=["by hand", "with its digest"])
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "named"),
     [
-        ({"seed": 5}, "seed is 5, the checkpoint was written with 0"),
-        ({"plugins": {"moon": {}}}, "plugins is {'moon'"),
-        ({"rounds": 9}, "rounds is 9, the checkpoint was written with 3"),
-        ({"partition": "shards"}, "partition is 'shards', the checkpoint was written with 'iid'"),
+        ({"seed": 5}, ("seed is 5", 0)),
+        ({"plugins": {"moon": {}}}, ("plugins is {'moon'",)),
+        ({"rounds": 9}, ("rounds is 9", 3)),
+        ({"partition": "shards"}, ("partition is 'shards'", "'iid'")),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_changed_option_is_named(out: Path, values: dict[str, Any], says: str, digest: bool) -> None:
+def test_a_changed_option_is_named(out: Path, values: dict[str, Any], named: tuple[object, ...], digest: bool) -> None:
     if digest:
         if "rounds" in values:
             pytest.skip("more rounds are no other run")
@@ -73,8 +74,7 @@ def test_a_changed_option_is_named(out: Path, values: dict[str, Any], says: str,
         edit(out, lambda content: content.update(values))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for command in COMMANDS:
-        result = cli(command, out)
-        assert (result.exit_code, says in said(result)) == (2, True), result.output
+        refused(cli(command, out), *named)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 

@@ -27,7 +27,7 @@ from fedcore_testing import (
     same_tensors,
     weights,
 )
-from tests.sentences import raises, warns
+from tests.sentences import raises, refused, warns
 from tests.support import brief
 
 DIGITS = load_dataset("digits")
@@ -96,21 +96,20 @@ def test_hospitals_that_are_named_never_train(cli, plugin):
 
 
 @pytest.mark.parametrize(
-    ("unseen", "words"),
+    ("unseen", "named"),
     [
-        ("Gnf", "unknown client 'Gnf'. Did you mean 'Genf'?"),
-        ("1.5", "unknown client '1.5'"),
-        ("-0.2", "unknown client '-0.2'"),
-        (",".join(HOSPITALS), "at least one has to train"),
+        ("Gnf", ("'Gnf'", "'Genf'")),
+        ("1.5", ("'1.5'",)),
+        ("-0.2", ("'-0.2'",)),
+        (",".join(HOSPITALS), ("unseen_clients", "5 of 5")),
     ],
 )
-def test_unseen_clients_without_such_a_name_are_refused(cli, unseen, words):
-    named = "module:tests.runs.test_unseen_clients.of_hospitals"
+def test_unseen_clients_without_such_a_name_are_refused(cli, unseen, named):
+    partition = "module:tests.runs.test_unseen_clients.of_hospitals"
     result = cli(
-        "train", "--clients", 5, "--client-test-fraction", 0.25, "--partition", named, f"--unseen-clients={unseen}"
+        "train", "--clients", 5, "--client-test-fraction", 0.25, "--partition", partition, f"--unseen-clients={unseen}"
     )
-    assert result.exit_code == 2
-    assert words in " ".join(result.stderr.split())
+    refused(result, *named)
 
 
 def test_clients_without_names_have_their_numbers():

@@ -21,6 +21,7 @@ from fedcore_export import export
 from fedcore_export.card import _block, _input, _span
 from fedcore_zoo import SequenceSamples, embedding_bag
 from tests import support
+from tests.sentences import refused
 from tests.support import weights
 
 
@@ -200,18 +201,14 @@ def test_what_cannot_be_exported_is_refused(cli, trained, tmp_path: Path, monkey
     (tmp_path / "mine" / "thesis.tex").write_text("")
     personal = support.run(tmp_path, rounds=1, buffers="local", model="module:tests.toy.batch_norm_mlp")
     monkeypatch.setattr(export, "ONNX_PACKAGES", ("onnx", "no_such_package"))
-    for arguments, says in (
-        ([trained.directory, "--to", "pickle"], "unknown format 'pickle'"),
-        ([trained.directory, "--to", "torch", "--out", "mine"], "mine exists already; name a new folder"),
-        ([tmp_path, "--to", "torch"], "is not a run directory"),
-        (
-            [stopped, "--to", "torch"],
-            "is not finished, and the model is written at the end; go on with: fedcore resume",
-        ),
-        ([trained.directory, "--to", "onnx"], "no_such_package"),
-        ([damaged, "--to", "torch"], "its contents do not match its checksum"),
-        ([personal.directory, "--to", "torch", "--allow-code"], "has no global model to export"),
+    for arguments, named in (
+        ([trained.directory, "--to", "pickle"], ("'pickle'",)),
+        ([trained.directory, "--to", "torch", "--out", "mine"], ("mine",)),
+        ([tmp_path, "--to", "torch"], (tmp_path, "config.yaml")),
+        ([stopped, "--to", "torch"], (f"fedcore resume {stopped}",)),
+        ([trained.directory, "--to", "onnx"], ("no_such_package",)),
+        ([damaged, "--to", "torch"], (damaged / "model.safetensors",)),
+        ([personal.directory, "--to", "torch", "--allow-code"], (personal.directory.name,)),
     ):
-        result = cli("export", *arguments)
-        assert (result.exit_code, says in result.stderr) == (2, True), result.output
+        refused(cli("export", *arguments), *named)
     assert not [path for path in tmp_path.iterdir() if "torch" in path.name or "onnx" in path.name]

@@ -19,7 +19,7 @@ from fedcore_reproduce.find import find_recipe, find_recipes
 from fedcore_reproduce.formats import PAPERS
 from fedcore_reproduce.recipe import SCALES, Recipe, read_recipe
 from fedcore_study.sweeps.run import resolved
-from tests.sentences import raises
+from tests.sentences import raises, refused
 
 RECIPE = {
     "method": "fedprox",
@@ -191,14 +191,12 @@ def test_mistakes_in_a_recipe(tmp_path: Path, changes, named) -> None:
 
 
 def test_mistakes_on_the_command_line(cli, recipe: Recipe) -> None:
-    for arguments, says in (
-        (("fedprox", "--figure", 7, "--table", 7), "--table and --figure: a recipe is of one of them"),
-        (("--figure", 7), "Write fedcore reproduce METHOD --figure 7"),
-        (("fedprox", "--figure", 2), "unknown figure of fedprox '2'. Known: 7."),
+    for arguments, named in (
+        (("fedprox", "--figure", 7, "--table", 7), ("--table", "--figure")),
+        (("--figure", 7), ("fedcore reproduce METHOD --figure 7",)),
+        (("fedprox", "--figure", 2), ("fedprox", "'2'", "Known: 7.")),
     ):
-        result = cli("reproduce", *arguments)
-        assert result.exit_code == 2
-        assert says in result.stderr.replace("\n", " ")
+        refused(cli("reproduce", *arguments), *named)
 
 
 @pytest.mark.parametrize("scale", SCALES)

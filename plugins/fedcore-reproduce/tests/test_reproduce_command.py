@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.sentences import refused
+
 RECIPE = {
     "method": "fedprox",
     "table": 7,
@@ -179,21 +181,18 @@ def test_the_list_and_the_dry_run_start_nothing(cli, recipe: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "named"),
     [
-        (("fedprx",), "unknown method with recipes 'fedprx'. Did you mean 'fedprox'?"),
-        (("fedprox", "--table", "8"), "unknown table of fedprox '8'. Known: 7."),
-        (("--table", "7"), "of which method?"),
-        (("fedprox", "--table", "7", "--scale", "papre"), "unknown scale 'papre'. Did you mean 'paper'?"),
-        (("fedprox", "--table", "7", "--format", "html"), "unknown format 'html'"),
-        (("fedprox", "--table", "7", "--row", "fedprox"), "unknown row of Table 7 of fedprox 'fedprox'. Did you mean"),
-        (("fedprox", "--table", "7", "--column", "A"), "unknown column of Table 7 of fedprox 'A'. Did you mean 'a'?"),
-        (("fedprox", "--row", "FedAvg"), "--row FedAvg: of which table? Add --table N"),
-        (("fedprox", "--table", "7", "--out", "table_7.yaml"), "cannot write"),
+        (("fedprx",), ("'fedprx'", "'fedprox'")),
+        (("fedprox", "--table", "8"), ("fedprox", "'8'", "Known: 7.")),
+        (("--table", "7"), ("METHOD --table 7",)),
+        (("fedprox", "--table", "7", "--scale", "papre"), ("'papre'", "'paper'")),
+        (("fedprox", "--table", "7", "--format", "html"), ("'html'",)),
+        (("fedprox", "--table", "7", "--row", "fedprox"), ("row of Table 7", "'fedprox'", "'FedProx'")),
+        (("fedprox", "--table", "7", "--column", "A"), ("column of Table 7", "'A'", "'a'")),
+        (("fedprox", "--row", "FedAvg"), ("--row FedAvg", "--table N")),
+        (("fedprox", "--table", "7", "--out", "table_7.yaml"), ("table_7.yaml",)),
     ],
 )
-def test_mistakes(cli, recipe: Path, arguments, says) -> None:
-    result = cli("reproduce", *arguments)
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert "Traceback" not in result.output
+def test_mistakes(cli, recipe: Path, arguments, named) -> None:
+    refused(cli("reproduce", *arguments), *named)

@@ -15,6 +15,7 @@ from fedcore import RunConfig
 from fedcore_reproduce.evidence import Evidence, evidence_of, read_all, read_evidence
 from fedcore_reproduce.places import cells, nearest, places_of
 from fedcore_study.comparisons.records import read_run
+from tests.sentences import refused
 
 from .test_reproduce_command import RECIPE
 
@@ -298,45 +299,38 @@ def test_a_table_without_runs_and_evidence_without_a_place(cli, recipes: Path, t
 
 
 def test_mistakes(cli, recipes: Path, tmp_path: Path) -> None:
-    def refused(*arguments: object) -> str:
-        result = cli("results", *arguments)
-        assert result.exit_code == 2, result.output
-        assert "Traceback" not in result.output
-        return result.stderr
-
-    assert "does not exist" in refused("add", "nowhere")
-    assert "nowhere.md cannot be read" in refused("page", "nowhere.md")
+    refused(cli("results", "add", "nowhere"), "nowhere")
+    refused(cli("results", "page", "nowhere.md"), "nowhere.md")
     page = tmp_path / "page.md"
     page.write_text(PAGE, encoding="utf-8")
-    assert "results is no folder; fedcore results add" in refused("page", page)
+    refused(cli("results", "page", page), "results", "fedcore results add")
     (tmp_path / "results").mkdir()
     page.write_text(PAGE.replace("fedprox", "fedporx"), encoding="utf-8")
-    assert "unknown table in a marker 'fedporx-table-7-quick'. Did you mean 'fedprox-table-7-" in refused("page", page)
+    refused(cli("results", "page", page), "'fedporx-table-7-quick'", "'fedprox-table-7-quick'")
     page.write_text(PAGE.replace("<!-- end of results -->", ""), encoding="utf-8")
-    assert "has no line <!-- end of results --> after it" in refused("page", page)
+    refused(cli("results", "page", page), "<!-- end of results -->")
     page.write_text(PAGE, encoding="utf-8")
     cli("results", "add", recipes / "sweep")
     (first, *_) = sorted((tmp_path / "results").glob("*/*.json"))
     values = json.loads(first.read_text())
-    for change, says in (
-        ({"rounds": 9}, "9 rounds are recorded of 2 planned ones"),
-        ({"rounds": 1}, "it has final figures after 1 of 2 rounds"),
-        ({"figures": {"global": {"accuracy": 50}}}, "the accuracy of global is not between 0 and 1"),
-        ({"seed": 4}, "is evidence of another run than its name says"),
-        ({"format": "fedcore-evidence-9"}, "format: input should be 'fedcore-evidence-1'"),
-        ({"hostname": "me"}, "hostname: extra inputs are not permitted"),
+    for change, named in (
+        ({"rounds": 9}, ("9 rounds", "2 planned")),
+        ({"rounds": 1}, ("1 of 2 rounds",)),
+        ({"figures": {"global": {"accuracy": 50}}}, ("global", "between 0 and 1")),
+        ({"seed": 4}, ("name",)),
+        ({"format": "fedcore-evidence-9"}, ("format", "'fedcore-evidence-1'")),
+        ({"hostname": "me"}, ("hostname",)),
     ):
         first.write_text(json.dumps(values | change))
-        error = refused("page", page)
-        assert says in error, error
-        assert first.name in error
+        refused(cli("results", "page", page), first.name, *named)
     first.write_text("{half")
-    assert "cannot be read as a run's evidence" in refused("page", page)
+    done = cli("results", "page", page)  # with what json says
+    assert (done.exit_code, "cannot be read as a run's evidence" in done.stderr) == (2, True), done.output
     first.unlink()
     for part, name in (("row", "a_gone_seed-0.json"), ("column", "gone_fedavg_seed-0.json")):
         gone = first.parent / name
         gone.write_text(json.dumps(values | {"place": {**values["place"], part: "Gone"}}))
-        assert f"name the {part} 'Gone', which the table no longer has" in refused("page", page)
+        refused(cli("results", "page", page), f"{part} 'Gone'")
         gone.unlink()
 
 

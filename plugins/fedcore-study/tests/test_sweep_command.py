@@ -19,7 +19,7 @@ from fedcore_study.runs.overview import is_locked
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.run import run_sweep
 from fedcore_study.sweeps.spec import SweepSpec, override
-from tests.sentences import raises
+from tests.sentences import raises, refused
 
 TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)
 LONG = {"clients": 2, "rounds": 60, "local_epochs": 1, "batch_size": 256, "workers": 0}
@@ -155,26 +155,26 @@ def test_dry_run_lists_and_starts_nothing(cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "named"),
     [
-        ((), "nothing to sweep"),
-        (("none.yaml",), "config file none.yaml does not exist"),
-        (("bad.yaml",), "unknown key of a sweep 'grids'. Did you mean 'grid'? (in bad.yaml)"),
-        ((".",), "holds no sweep"),
-        ((".", "--seeds", 2), "holds no sweep"),
-        (("--grid", "plugin=fedavg,mooon"), "Did you mean 'moon'?"),
-        (("--grid", "plugin=fedavg,fedper+uscc"), "plugins 'uscc' and 'fedper' cannot be combined"),
-        (("--grid", "plugin=fedavg,scaffold", "--optimizer", "adam"), "run scaffold seed=0: plugin 'scaffold' derives"),
-        (("--grid", "alpha=0"), "--alpha"),
-        (("--alpha", 1, "--grid", "alpha=1,2"), "alpha is an axis of the grid and an option"),
-        (("--set", "moon.mu=1"), "no run of this sweep has the plugin 'moon'"),
+        ((), ("--grid", "--seeds")),
+        (("none.yaml",), ("none.yaml",)),
+        (("bad.yaml",), ("'grids'", "'grid'", "bad.yaml")),
+        ((".",), ("sweep.json",)),
+        ((".", "--seeds", 2), ("sweep.json",)),
+        (("--grid", "plugin=fedavg,mooon"), ("'mooon'", "'moon'")),
+        (("--grid", "plugin=fedavg,fedper+uscc"), ("'uscc'", "'fedper'")),
+        (("--grid", "plugin=fedavg,scaffold", "--optimizer", "adam"), ("run scaffold seed=0", "'scaffold'")),
+        (("--grid", "alpha=0"), ("--alpha", 0)),
+        (("--alpha", 1, "--grid", "alpha=1,2"), ("alpha", "grid")),
+        (("--set", "moon.mu=1"), ("moon.mu", "'moon'")),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(cli, tmp_path: Path, arguments, says) -> None:
+def test_bad_input_is_one_message_and_exit_code_2(cli, tmp_path: Path, arguments, named) -> None:
     (tmp_path / "bad.yaml").write_text("grids: {plugin: [moon]}\n")
     result = cli("sweep", *arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert says in result.stderr.replace("\n", " ")
+    assert result.stdout == ""
+    refused(result, *named)
     assert not (tmp_path / "sweeps").exists()
 
 

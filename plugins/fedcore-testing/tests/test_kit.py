@@ -31,7 +31,7 @@ from fedcore_testing import (
 )
 from fedcore_testing.checks import runs
 from fedcore_testing.trial import Trial
-from tests.sentences import raises
+from tests.sentences import raises, refused
 
 
 def broken(*parents, **contents):
@@ -1053,18 +1053,15 @@ def test_the_command_starts_processes_only_if_it_is_asked_to(check, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "named"),
     [
-        (["fedprx"], "Did you mean 'fedprox'?"),
-        (["fedprox", "--only", "check_train"], "Did you mean 'check_trains'?"),
-        (["fedprox", "--expect", "check_train=it cannot"], "Did you mean 'check_trains'?"),
+        (["fedprx"], "'fedprox'"),
+        (["fedprox", "--only", "check_train"], "'check_trains'"),
+        (["fedprox", "--expect", "check_train=it cannot"], "'check_trains'"),
     ],
 )
-def test_the_command_refuses_unknown_names(check, arguments, words):
-    result = check(*arguments)
-    assert result.exit_code == 2
-    assert words in result.stderr
-    assert "Traceback" not in result.output
+def test_the_command_refuses_unknown_names(check, arguments, named):
+    refused(check(*arguments), named)
 
 
 # --- other options than the defaults -----------------------------------------------------------------------------
@@ -1169,19 +1166,17 @@ def test_parametrized_checks_take_options():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "named"),
     [
-        (["--set", "moon.mu=5"], "only an option of fedprox can be set here: --set fedprox.OPTION=VALUE"),
-        (["--set", "mu=5"], "write --set fedprox.mu=5"),
-        (["--set", "fedprox.muu=5"], "Did you mean 'mu'?"),
-        (["--set", "fedprox.mu=-5"], "greater than or equal to 0"),
-        (["--model", "mpl"], "Did you mean 'mlp'?"),
-        (["--public", "2"], "--public: a share of the training set"),
+        (["--set", "moon.mu=5"], ("--set fedprox.OPTION=VALUE",)),
+        (["--set", "mu=5"], ("--set fedprox.mu=5",)),
+        (["--set", "fedprox.muu=5"], ("'muu'", "'mu'")),
+        (["--set", "fedprox.mu=-5"], ("'fedprox'", "mu", -5)),
+        (["--model", "mpl"], ("'mpl'", "'mlp'")),
+        (["--public", "2"], ("--public",)),
     ],
 )
-def test_options_that_cannot_be_used_are_refused_before_any_check(check, arguments, words):
+def test_options_that_cannot_be_used_are_refused_before_any_check(check, arguments, named):
     result = check("fedprox", *arguments)
-    assert result.exit_code == 2
-    assert words in result.stderr
-    assert "Traceback" not in result.output
+    refused(result, *named)
     assert not result.stdout

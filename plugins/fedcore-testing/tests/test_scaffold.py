@@ -13,6 +13,7 @@ import pytest
 from fedcore import __version__
 from fedcore.tools import process
 from fedcore_testing.scaffold import KINDS
+from tests.sentences import refused
 from tests.support import run_code
 
 FLAGS = {
@@ -154,37 +155,34 @@ def test_what_is_written_is_typed(new, tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "named"),
     [
-        (["My_Method"], "Write 'my-method'"),
-        (["Scaffold2"], "Write 'scaffold2'"),
-        (["2fast"], "Write 'fast'"),
-        (["a--b"], "Write 'a-b'"),
-        (["../up"], "Write 'up'"),
-        (["x" * 51], "at most 50 characters"),
-        (["fedcore-new"], "write 'new'"),
-        (["fedprox"], "exists already"),
-        (["scaffold"], "exists already"),
-        (["digits", "--kind", "dataset"], "exists already"),
-        (["wandb", "--kind", "tracker"], "exists already"),
-        (["local", "--kind", "engine"], "exists already"),
-        (["ray", "--kind", "engine"], "exists already"),
-        (["graph", "--kind", "dataset"], "package 'fedcore-graph' exists already"),
-        (["fl"], "package 'fedcore-fl' exists already"),
-        (["client-site", "--kind", "engine"], "means something else"),
-        (["place", "--kind", "engine"], "means something else"),
-        (["plugin"], "means something else"),
-        (["lambda", "--kind", "model"], "means something else"),
-        (["torch", "--kind", "dataset"], "means something else"),
-        (["fine", "--kind", "methd"], "Did you mean 'method'?"),
+        (["My_Method"], "'my-method'"),
+        (["Scaffold2"], "'scaffold2'"),
+        (["2fast"], "'fast'"),
+        (["a--b"], "'a-b'"),
+        (["../up"], "'up'"),
+        (["x" * 51], 50),
+        (["fedcore-new"], "'new'"),
+        (["fedprox"], "'fedprox'"),
+        (["scaffold"], "'scaffold'"),
+        (["digits", "--kind", "dataset"], "'digits'"),
+        (["wandb", "--kind", "tracker"], "'wandb'"),
+        (["local", "--kind", "engine"], "'local'"),
+        (["ray", "--kind", "engine"], "'ray'"),
+        (["graph", "--kind", "dataset"], "'fedcore-graph'"),
+        (["fl"], "'fedcore-fl'"),
+        (["client-site", "--kind", "engine"], "'client-site'"),
+        (["place", "--kind", "engine"], "'place'"),
+        (["plugin"], "'plugin'"),
+        (["lambda", "--kind", "model"], "'lambda'"),
+        (["torch", "--kind", "dataset"], "'torch'"),
+        (["fine", "--kind", "methd"], "'method'"),
     ],
     ids=lambda value: " ".join(value)[:20] if isinstance(value, list) else "",
 )
-def test_bad_names_are_refused(new, tmp_path, arguments, words):
-    result = new(*arguments)
-    assert result.exit_code == 2
-    assert words in result.stderr
-    assert "Traceback" not in result.output
+def test_bad_names_are_refused(new, tmp_path, arguments, named):
+    refused(new(*arguments), named)
     assert list(tmp_path.iterdir()) == []
 
 
