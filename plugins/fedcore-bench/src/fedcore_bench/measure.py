@@ -168,14 +168,14 @@ def _measured(
     ratio: Callable[[float, float], float],
     ratio_is: str,
 ) -> Measured:
-    mine, its = seconds
+    own, other = seconds
     return Measured(
         name,
         beside,
-        Spread.of([own / block for own in mine]),
-        Spread.of([other / block for other in its]),
-        Spread.of(list(map(ratio, mine, its))),
+        Spread.of([taken / block for taken in own]),
+        Spread.of([taken / block for taken in other]),
+        Spread.of(list(map(ratio, own, other))),
         ratio_is,
-        len(mine),
+        len(own),
         block,
     )

@@ -11,7 +11,7 @@ def completed(run: Progress) -> float:
 
 
 def doing(run: Progress) -> str:
-    """Return what a run does now, in a few words."""
+    """Return a run's present activity in a few words."""
     if run.ending or run.directory is None:
         return run.ending or "starting"
     if run.done >= run.rounds:

@@ -29,7 +29,7 @@ def spent_epsilon(
 ) -> float:
     """Return epsilon at ``delta`` after so many rounds of the (Poisson-sampled) Gaussian mechanism; may be infinite.
 
-    :param noise_multiplier: standard deviation of the noise over the sensitivity of what it is added to, > 0.
+    :param noise_multiplier: standard deviation of the noise over the sensitivity of the sum that it is added to, > 0.
     :param sampling_rate: chance that one's data is in a round, each by itself; 1 is all data in every round.
     :param rounds: 0 has spent nothing.
     :param accountant: ``pld``: privacy loss distributions, rounded up; exact without sampling. ``rdp``: Renyi

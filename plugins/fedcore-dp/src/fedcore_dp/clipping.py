@@ -22,7 +22,7 @@ def joint_norm(tensors: Iterable[Tensor]) -> float:
 
 
 def clip_factor(norm: float, bound: float) -> float:
-    r"""Return :math:`\min(1, S / \|\Delta\|)`, what a vector of this norm is multiplied by.
+    r"""Return :math:`\min(1, S / \|\Delta\|)`, the factor for a vector of this norm.
 
     :source: McMahan, Ramage, Talwar, Zhang, ICLR 2018, arXiv 1710.06963, FlatClip.
 

@@ -1,4 +1,4 @@
-"""The plugin: what the server keeps and mixes, and what a client is pulled to."""
+"""The plugin: the server keeps the clients' models and mixes one for each client, to which it is pulled."""
 
 from __future__ import annotations
 
@@ -107,5 +107,5 @@ class FedAMP(Plugin[FedAMPOptions]):
 
 
 def _shapes(server: ServerContext) -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
-    """Return what a client sends, by name: shape and dtype of the model's floating tensors."""
+    """Return shape and dtype of each tensor that a client sends, the model's floating ones, by name."""
     return {n: (tuple(w.shape), w.dtype) for n, w in server.model.items() if w.is_floating_point()}

@@ -48,7 +48,7 @@ def maximum_mean_discrepancy(x: Tensor, y: Tensor) -> Tensor:
 
 
 def mixed_head(personal: Tensor, received: Tensor) -> Tensor:
-    """Return what a client uploads of its head: 0.5 * personal + 0.5 * global, tensor by tensor."""
+    """Return a tensor of the head that a client uploads: 0.5 * personal + 0.5 * global."""
     return 0.5 * personal + 0.5 * received
 
 

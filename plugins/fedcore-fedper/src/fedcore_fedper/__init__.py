@@ -33,7 +33,7 @@ class FedPer(Plugin[FedPerOptions]):
 
     @hookimpl
     def personal_parameters(self, model: SplitModel) -> list[str]:
-        """Keep W_P on each client: its last K_P layers, or what the patterns name."""
+        """Keep W_P on each client: its last K_P layers, or the parameters that the patterns name."""
         personal = self.options.personal
         if isinstance(personal, list):
             return personal

@@ -97,7 +97,7 @@ class FedTGP(Plugin[FedTGPOptions]):
 
     @hookimpl
     def end_round(self, server: ServerContext) -> None:
-        """Train the global prototypes on what the clients sent."""
+        """Train the global prototypes on the clients' prototypes."""
         sent, labels, margin = self._received(server)
         options = self.options
         parameters = {

@@ -213,7 +213,7 @@ def _samples(
     """Return the fields of a data set that hold its samples, without those of the classes.
 
     :param labels: of each table, (n,) int64: classes, or zeros in the place of targets.
-    :param predicted: the columns of what is predicted, which are no inputs.
+    :param predicted: the columns of labels or targets, which are no inputs.
     """
     train = tables[0]
     fields: dict[str, Any] = {"notes": ()}
@@ -419,11 +419,11 @@ def _in_two(
     options: Options,
     name: str,
 ) -> tuple[list[Table], list[Array]]:
-    """Return the training and the test part, and the cells of each that hold what is predicted.
+    """Return the training and the test part, and the cells of each one's labels or targets.
 
     Without a test part one is split off the training part; that of one client's part is empty.
 
-    :param strata_of: returns what the split is stratified by, and its names.
+    :param strata_of: returns the strata of the split, (n,) int64, and their names.
     """
     cells = cells_of(train)
     if test is not None:
@@ -552,7 +552,7 @@ def _group_names(table: Table, column: str, name: str) -> Array:
 
 
 def _inputs(table: Table, labels: Tensor, options: Options, used: Sequence[str], name: str) -> tuple[str, list[str]]:
-    """Return what the samples are, ``image``, ``text`` or ``table``, and the columns that hold them.
+    """Return the samples' kind, ``image``, ``text`` or ``table``, and the columns that hold them.
 
     Further columns of classes are not among them, unless they are named: another one of ``LABELS``, and words for the
     classes.

@@ -56,7 +56,7 @@ class OfTorchmetrics(Metric):
         return torch.cat([getattr(metric, name).flatten().double() for name in self._states])
 
     def value(self, counts: Tensor) -> float:
-        """Return what the metric computes from its states."""
+        """Return the metric's figure from its states."""
         metric = copy.deepcopy(self._metric)
         parts = counts.split([state.numel() for state in self._states.values()])
         for (name, state), part in zip(self._states.items(), parts, strict=True):

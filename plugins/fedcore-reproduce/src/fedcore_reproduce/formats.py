@@ -51,7 +51,7 @@ def _ours(reproduction: Reproduction, cell: ResultCell, common: str) -> list[str
 
 
 def title(reproduction: Reproduction) -> str:
-    """Return what the table is."""
+    """Return the line above a table: the method, the paper and the table."""
     recipe = reproduction.recipe
     return f"{recipe.label} of {recipe.source}: {recipe.title}"
 

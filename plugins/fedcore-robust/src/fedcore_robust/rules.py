@@ -30,7 +30,7 @@ class RuleOptions(PluginOptions):
 
 
 class Rule(Plugin):
-    """Owns everything that is shared; what a client says of its samples weighs nothing, since it could say anything."""
+    """Owns everything that is shared; a client's number of samples weighs nothing, since it could claim any number."""
 
     Options = RuleOptions
     options: RuleOptions

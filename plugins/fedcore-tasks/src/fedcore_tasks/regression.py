@@ -70,7 +70,7 @@ class Regression(Targets):
         return type(self)(labels)
 
     def standardised(self, labels: Tensor) -> Tensor:
-        """Return labels as what the logits stand for, (B, C) float64."""
+        """Return labels in the units of the logits, (B, C) float64."""
         each = zip(columns(labels).double().unbind(dim=1), self.mean, self.std, strict=True)
         return torch.stack([(column - mean) / std for column, mean, std in each], dim=1)  # scalars: nothing is copied
 

@@ -76,7 +76,7 @@ class Targets(Task):
 
     @classmethod
     def form_of(cls, labels: Tensor) -> dict[str, Any]:
-        """Return what the task keeps of training labels, plain values."""
+        """Return the form of training labels, plain values."""
         grid = {"grid": [*labels.shape[1:]]} if cls.on_grid else {}
         return {"width": cls.width(labels), "flat": labels.ndim == 1, **grid}
 

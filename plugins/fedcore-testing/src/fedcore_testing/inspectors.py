@@ -112,6 +112,6 @@ INSPECTORS = (_loss, _gradients, _payload, _samples)
 
 
 def repeated(call: Call, first: Any, second: Any) -> None:
-    """Compare what a hook returned with what it returns when it is called again."""
+    """Compare a hook's result with that of a second call."""
     if fingerprint(dict(first or {})) != fingerprint(dict(second or {})):
         call.report(Rule.BROADCAST, "gives other tensors when it is called again")

@@ -60,7 +60,7 @@ def run_checks(
     _require_known([*only, *expected])
     trial = trial_of(plugin, options, run)
     if options or run:
-        with suppress(PluginContractError):  # the checks tell what the plugin does wrong
+        with suppress(PluginContractError):  # the checks name the plugin's fault
             initial_weights(trial.config)
     broken = ""
     first_checks: dict[str, str] = {}

@@ -49,7 +49,7 @@ class Probe(Plugin[ProbeOptions]):
 
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
-        """Add up what the clients drew."""
+        """Add up the clients' draws."""
         server.state["drawn"] = server.state.get("drawn", torch.zeros(())) + update.payload["drawn"]
 
     @hookimpl

@@ -86,7 +86,7 @@ class MLflow(Tracker):
         self.client.set_terminated(self.id, STATUS[status])
 
     def _tag_changes(self, values: Mapping[str, Any]) -> None:
-        """Note what a resume changed, such as the rounds: MLflow does not let a parameter change."""
+        """Note the changes of a resume, such as the rounds: MLflow does not let a parameter change."""
         logged = self.client.get_run(self.id).data.params
         for name, value in values.items():
             if str(value)[:LONGEST] != logged.get(name):

@@ -202,7 +202,7 @@ def image_split(x: Array, y: Array, part: str, where: str = "") -> Split:
         floating point.
     :param y: whole numbers (n,) or (n, 1).
     :param part: ``train`` or ``test``, for the message.
-    :param where: what the message begins with, such as ``FILE: ``.
+    :param where: the beginning of the message, such as ``FILE: ``.
     :raises DataError: they have another shape or type, or hold no pixels or numbers that are not finite.
     """
     name = f"{where}x_{part}"

@@ -158,7 +158,7 @@ def spelled_alike(words: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def numbers_as_words(words: Sequence[str]) -> str:
-    """Return what is wrong with the words of a column, most of which are numbers; nothing if they are words."""
+    """Return the fault of a column's words, if most of them are numbers; else nothing."""
     strange = [word for word in words if not _is_number(word)]
     commas = [word for word in strange if DECIMAL.fullmatch(word)]
     if len(words) < FEW_WORDS or not strange or len(strange) - len(commas) > len(words) / 4:

@@ -142,7 +142,7 @@ def _loaded(content: bytes) -> Any:
 
 
 def _numbers(content: bytes, cells: Cells, where: str) -> Any:
-    """Return what the transformer makes of cells, (n, outputs) float64."""
+    """Return the transformer's numbers of cells, (n, outputs) float64."""
     import pandas as pd
 
     frame = {}

@@ -102,7 +102,7 @@ def difference_tables(
 
 
 def removals_table(removals: Sequence[Removal]) -> Table:
-    """Return the table of what would be deleted."""
+    """Return the table of the files that would be deleted."""
     figures = ("rounds", "size")
     table = _table("", "run", "state", "rounds", "deleted", "size", right=figures, whole=figures)
     for removal in removals:

@@ -219,7 +219,7 @@ def _asked_for(
 ) -> tuple[SweepSpec | None, Path]:
     """Return the grid, None for all that a folder has planned, and the sweep's folder.
 
-    :param changed: adds what the command line says to a sweep; None if it says nothing.
+    :param changed: adds the options of the command line to a sweep; None without options.
     """
     from fedcore_study.sweeps.directory import SweepDirectory, new_folder
     from fedcore_study.sweeps.spec import SweepSpec, read_earlier, read_spec

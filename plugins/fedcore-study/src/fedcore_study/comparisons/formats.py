@@ -332,7 +332,7 @@ def as_latex(
 
 
 def _caption(table: Table, caption: str) -> str:
-    """Return what a table of a paper says below or above it."""
+    """Return the caption of a table in a paper."""
     words = f"{table.title}; {caption}" if table.title else caption
     words = f"{words[0].upper()}{words[1:]}. Mean ± standard deviation over seeds; the best mean of a column is bold."
     if paired := [heading for heading in table.headings if heading.startswith(MINUS)]:

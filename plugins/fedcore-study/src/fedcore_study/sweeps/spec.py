@@ -280,7 +280,7 @@ def override(
     *,
     preset: str | None = None,
 ) -> SweepSpec:
-    """Return a sweep with what the command line adds or replaces, as :func:`changed` does."""
+    """Return a sweep with the options and axes of the command line, as :func:`changed` does."""
     options = {f"{p}.{o}": value for p, o, value in map(safe_yaml.parse_setting, settings)}
     numbers = None if seeds is None else parse_seeds(seeds)
     return changed(spec, base, dict(map(parse_axis, grid)), numbers, options, preset=preset)

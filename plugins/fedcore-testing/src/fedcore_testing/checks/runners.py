@@ -96,6 +96,6 @@ def check_the_same_as_one_by_one(trial: Trial) -> None:
 
 
 def _installed() -> Offer:
-    """Return what the installed packages offer: their first runner. It may be lent in the place of each of them."""
+    """Return the offer of the installed packages: their first runner. It may be lent in the place of each of them."""
     offers: list[Offer] = [registry.resolve("runner", name) for name in registry.available("runner")]
     return lambda config, dataset: next(filter(None, (offer(config, dataset) for offer in offers)), None)
