@@ -19,7 +19,7 @@ from fedcore.hooks.checks import create_plugin
 from fedcore.runs.directory import RunDirectory
 from fedcore_functional.statistics import check_statistics
 from fedcore_testing.fingerprint import fingerprint
-from tests.sentences import raises
+from tests.sentences import check, raises
 from tests.support import CORRECTED
 
 NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} - {"fedavg", "dp", "local-dp"})
@@ -227,7 +227,7 @@ def test_negative_counts_of_prototypes_are_refused(tmp_path):
     for record in RunDirectory(result.directory).metrics.read():
         (failure,) = record["failures"]
         assert (failure["client"], failure["kind"]) == (1, "rejected")
-        assert "'counts' holds -100, expected no number below 0" in failure["message"]
+        check(failure["message"], "client 1", "'counts'", -100, 0)
 
 
 class Asks(Plugin):

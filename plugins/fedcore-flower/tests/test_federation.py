@@ -975,13 +975,9 @@ def test_other_columns_than_the_run_s_are_refused_with_both_lists(tmp_path, monk
         )
         for own, parts in ((each, torch.arange(140).split(100)) for each in (renamed, fewer, unnamed))
     ]
-    with pytest.raises(ConfigError) as raised:
+    with raises(ConfigError, "'alder'", "mean radius; ", "age.", "mean radius, mean texture; ", "none.") as raised:
         serve(Here(handlers), tmp_path, monkeypatch, dataset="breast-cancer")
-    said = str(raised.value)
-    assert "'alder' does not take part" in said
-    assert "Missing: mean radius; not in the run: age." in said
-    assert "Missing: mean radius, mean texture; not in the run: none." in said
-    assert "cedar" not in said
+    assert "cedar" not in str(raised.value)
     assert any("columns have no names, so their order must be: mean radius, mean texture" in line for line in told)
 
 

@@ -383,14 +383,13 @@ class TestPlan:
         assert (nothing.sweep, {cell.reason for cell in nothing.cells}) == (None, {"there is no such data set"})
 
     @pytest.mark.parametrize(
-        ("chosen", "says"),
+        ("chosen", "named"),
         [
-            ({"rows": ["Fedprox"]}, "unknown row of Table VII of fedprox 'Fedprox'. Did you mean 'FedProx'?"),
-            ({"rows": ["FedAvg", "MOON"]}, "unknown row of Table VII of fedprox 'MOON'. Known: FedAvg, FedProx, Lost."),
-            ({"columns": ["alpha"]}, "unknown column of Table VII of fedprox 'alpha'. Known: a, b, c."),
+            ({"rows": ["Fedprox"]}, ("row", "'Fedprox'", "'FedProx'")),
+            ({"rows": ["FedAvg", "MOON"]}, ("row", "'MOON'", "Known: FedAvg, FedProx, Lost.")),
+            ({"columns": ["alpha"]}, ("column", "'alpha'", "Known: a, b, c.")),
         ],
     )
-    def test_a_row_or_column_that_the_table_does_not_have(self, write, chosen, says):
-        with pytest.raises(UnknownNameError) as error:
+    def test_a_row_or_column_that_the_table_does_not_have(self, write, chosen, named):
+        with raises(UnknownNameError, "Table VII of fedprox", *named):
             reproducing.plan(read_recipe(write()), "paper", **chosen)
-        assert str(error.value) == says
