@@ -7,6 +7,7 @@ or altered.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,6 @@ def _parse(blob: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return contiguous CPU tensors that share no memory with one another: safetensors requires this."""
-    plain: dict[str, Tensor] = {}
-    memory: set[int] = set()
-    for name, tensor in tensors.items():
-        value = tensor.detach().to("cpu").contiguous()
-        if value.numel() and value.untyped_storage().data_ptr() in memory:
-            value = value.clone()
-        memory.add(value.untyped_storage().data_ptr())
-        plain[name] = value
-    return plain
+    plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    users = Counter(tensor.untyped_storage().data_ptr() for tensor in plain.values())
+    return {name: t.clone() if users[t.untyped_storage().data_ptr()] > 1 else t for name, t in plain.items()}

@@ -46,8 +46,8 @@ from fedcore.hooks.plugin import Plugin
 CORE = "fedcore"
 """The core's namespace in a client's state, next to the plugins' namespaces: the models that are kept for the client.
 
-``previous/NAME``: its model after its last committed participation, if a plugin reads it. ``personal/NAME``: the
-parameters and buffers that stay on the client.
+``previous/NAME``: its model after its last committed participation, if a plugin reads it, in the layout
+``Setup.snapshots``. ``personal/NAME``: the parameters and buffers that stay on the client.
 """
 
 
@@ -217,7 +217,7 @@ class ClientRuntime:
             lr=shared.lr,
             received=received,
             start={**working.first_personal, **shared.model, **kept.get("personal", {})},
-            previous=kept.get("previous", {}),
+            previous=self.setup.snapshots.named(kept["previous"]) if "previous" in kept else {},
             states=States(saved, read_only=read_only, device=device),
             public=self.dataset.public,
         )
@@ -269,7 +269,7 @@ class ClientRuntime:
             if not value - value == 0:  # nan or inf
                 raise Failed("diverged", f"loss {name!r} became {value}")
         plugins = self.setup.plugins
-        previous = session.working.snapshot() if plugins.reads("previous") else {}
+        previous = self.setup.snapshots.join(session.working.state) if plugins.reads("previous") else {}
         payload: dict[str, Tensors] = {}
         if plugins.implements("end_local"):  # a context takes its time
             for _, sent in plugins.each("end_local", client=context_of(session, "")):

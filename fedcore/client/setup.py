@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, permutations
 from typing import Any
@@ -133,9 +133,14 @@ class Setup:
 
     @cached_property
     def uploads(self) -> Layout:
-        """The layout of updates: by name if plugins read updates, else with the parameters in one flat tensor."""
-        read = any(map(self.plugins.implementers, ("pre_upload", "guard_upload")))
-        return self.layout if read or self.reads_updates else FlatLayout.flat(self.layout)
+        """The layout of updates: by name if plugins change updates, else with the parameters in one flat tensor."""
+        changed = any(map(self.plugins.implementers, ("pre_upload", "guard_upload", "all_updates", "pre_aggregate")))
+        return self.layout if changed else FlatLayout.flat(self.layout)
+
+    @cached_property
+    def snapshots(self) -> Layout:
+        """The layout of whole models that are kept for clients: the personal parameters are in the flat tensor, too."""
+        return FlatLayout.flat(replace(self.layout, personal=frozenset()))
 
     @cached_property
     def reads_updates(self) -> bool:

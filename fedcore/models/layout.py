@@ -61,8 +61,8 @@ class Layout:
         """Return copies of a model's shared tensors in this layout."""
         return clone({name: state[name] for name in self.shared})
 
-    def split(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Return tensors in this layout by their names in the model."""
+    def named(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """Return tensors in this layout by their names in the model; joined ones are views."""
         return dict(tensors)
 
     def check(self, tensors: Mapping[str, Tensor], names: Iterable[str], what: str, *, most: float = LARGEST) -> float:
@@ -87,7 +87,7 @@ class Layout:
         largest = largest_values(tensors)
         if broken := too_large(largest, most):
             # The name of a flat tensor tells nothing: look again, name by name.
-            name, fault = out_of_range(self.split(tensors), most) or broken
+            name, fault = out_of_range(self.named(tensors), most) or broken
             raise NonFiniteUpdate(f"{what}: {name!r} {fault}")
         return max(largest.values(), default=0.0)
 
@@ -132,8 +132,8 @@ class FlatLayout(Layout):
         flat = torch.cat([state[name].flatten() for name in self.joined])
         return {JOINED: flat, **clone({name: state[name] for name in self.shapes if name != JOINED})}
 
-    def split(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Return tensors in this layout by their names in the model; joined ones are copied."""
+    def named(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """Return tensors in this layout by their names in the model; joined ones are views."""
         pieces = tensors[JOINED].split([shape.numel() for shape in self.joined.values()])
-        named = {n: piece.view(shape).clone() for (n, shape), piece in zip(self.joined.items(), pieces, strict=True)}
+        named = {name: piece.view(shape) for (name, shape), piece in zip(self.joined.items(), pieces, strict=True)}
         return {**named, **{name: tensor for name, tensor in tensors.items() if name != JOINED}}

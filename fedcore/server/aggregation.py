@@ -45,7 +45,7 @@ def aggregate(
     setup = current.federation.setup
     plugins = setup.plugins
     try:
-        mean = setup.uploads.split(on_cpu(running.mean()))
+        mean = setup.uploads.named(on_cpu(running.mean()))
     except ArithmeticError as error:
         given = "".join(f", given by plugin {plugin.name!r} hook weight" for plugin in plugins.implementers("weight"))
         raise RoundFailedError(f"round {current.number + 1}: {error}{given}") from None

@@ -72,23 +72,27 @@ class Collector:
         return accepted
 
     def _accept(self, task: ClientTask, outcome: Outcome) -> None:
-        current, plugins = self._current, self._federation.setup.plugins
+        current, setup = self._current, self._federation.setup
+        plugins, uploads = setup.plugins, setup.uploads
         sent, largest = self._federation.validator.update(task, outcome, self.server.lr)
         # Sizes of what the client sent: hooks change the update, and its payload is cleared below.
         sizes = defaultdict(int, model=bytes_of(sent.model))
         for namespace, tensors in sent.payload.items():
             sizes[plugins.namespaces[namespace]] += bytes_of(tensors)
-        update, weight = sent, float(sent.samples)  # as FedAvg weighs it
-        if self._federation.setup.reads_updates:
+        update, weight, same = sent, float(sent.samples), True  # as FedAvg weighs it
+        if setup.reads_updates:
+            named = uploads.named(sent.model)
+            before = [*map(id, named.values())]
             with current.states.undone_on_error(self._touching):
-                update = self._inspected(task, sent)
+                update = self._inspected(task, replace(sent, model=named))
                 weight = self._weight(update)
                 for plugin in plugins.implementers("accumulate"):
                     plugins.call(plugin.name, "accumulate", server=self.server, update=update)
+            same = before == [*map(id, update.model.values())]
         for namespace, tensors in update.payload.items():
             if plugins.namespaces[namespace] not in self._owners:
                 tensors.clear()
-        self.running_mean.add(update.model, weight=weight, samples=update.samples)
+        self.running_mean.add(sent.model if same else uploads.join(update.model), weight=weight, samples=update.samples)
         for plugin_name, names in self._owners.items():
             self.kept[plugin_name].append(_kept(update.scoped(plugins.aggregates_in(plugin_name)), names))
         current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
@@ -109,8 +113,8 @@ class Collector:
         for plugin in (plugin for plugin in implementers if plugin.encodes):
             update = plugins.call(plugin.name, "pre_aggregate", server=self.server, update=update) or update
         if validator.encoded:
-            decoders = [plugin.name for plugin in implementers if plugin.encodes]
-            self._check_changed(task, update, *decoders)  # whole models from here on
+            # Whole models from here on.
+            self._check_changed(task, update, *(plugin.name for plugin in implementers if plugin.encodes))
         for plugin in (plugin for plugin in implementers if not plugin.encodes):
             replaced = plugins.call(plugin.name, "pre_aggregate", server=self.server, update=update)
             if replaced is not None:

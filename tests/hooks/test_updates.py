@@ -44,7 +44,7 @@ def test_previous_is_the_trained_model_before_pre_upload_and_end_local_edit_it(t
                 client.model.encoder.base.w.fill_(9.0)
 
     result = toy(Editor)
-    assert client_state(result, 0)["fedcore"][f"previous/{W}"].tolist() == [1.5, 0.0]
+    assert client_state(result, 0)["fedcore"]["previous/parameters"].tolist()[:2] == [1.5, 0.0]
     assert weights(result)[W].tolist() == [4.5, 4.5], "what end_local wrote into the model goes up"
 
 

@@ -78,15 +78,14 @@ def test_the_parameters_of_one_dtype_are_one_tensor_and_the_others_stay_by_name(
     FLAT.check(joined, FLAT.shared, "an update")
 
 
-def test_splitting_gives_the_model_back_as_copies():
+def test_the_names_of_joined_copies_give_the_model_back():
     state = network().state_dict()
     before = {name: tensor.clone() for name, tensor in state.items()}
-    joined = FLAT.join(state)
-    split = FLAT.split(joined)
-    for tensor in (*state.values(), joined[JOINED]):
+    named = FLAT.named(FLAT.join(state))
+    for tensor in state.values():
         tensor.zero_()
-    assert split.keys() == set(LAYOUT.shared)
-    for name, tensor in split.items():
+    assert named.keys() == set(LAYOUT.shared)
+    for name, tensor in named.items():
         assert torch.equal(tensor, before[name]), name
         assert tensor.is_contiguous(), name
 
@@ -97,7 +96,7 @@ def test_the_mean_has_the_bits_of_the_mean_by_name():
         state = network(seed).state_dict()
         by_name.add(LAYOUT.join(state), weight=weight, samples=seed + 1)
         flat.add(FLAT.join(state), weight=weight, samples=seed + 1)
-    expected, found = by_name.mean(), FLAT.split(flat.mean())
+    expected, found = by_name.mean(), FLAT.named(flat.mean())
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
@@ -122,6 +121,21 @@ class Reads(Plugin):
     @hookimpl
     def accumulate(self, server, update):
         assert "classifier.weight" in update.model
+
+
+class Changes(Plugin):
+    """Changes updates where they are only read."""
+
+    @hookimpl
+    def accumulate(self, server, update):
+        update.model["classifier.bias"] = torch.full((10,), 3.0)
+        update.model["classifier.weight"].fill_(2.0)
+
+
+def test_a_change_of_what_accumulate_sees_is_in_the_mean(tmp_path):
+    model = fedcore.run(support.config(tmp_path, Changes, clients=3, rounds=1, workers=0)).model.state_dict()
+    assert model["classifier.bias"].unique().tolist() == [3.0]
+    assert model["classifier.weight"].unique().tolist() == [2.0]
 
 
 def test_a_run_has_the_same_bits_whether_a_plugin_reads_updates_or_none(tmp_path):

@@ -94,7 +94,7 @@ def models(tap, number=0):
     found = {}
     for (at, client), update in sorted(tap.sent.items()):
         if at == number:
-            model = tap._runtime.setup.uploads.split(update.model)
+            model = tap._runtime.setup.uploads.named(update.model)
             found[client] = {name: tensor.double().numpy() for name, tensor in model.items()}
     return found
 

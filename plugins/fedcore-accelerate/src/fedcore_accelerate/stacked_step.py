@@ -101,7 +101,8 @@ def require_same(values: Sequence[Any]) -> None:
 class Reads:
     """The values that hooks read of the clients of a group, with their tensors stacked.
 
-    :param values_of: returns the clients' values of a path; raises KeyError if a client lacks it.
+    :param values_of: returns the clients' values of a path, or a single one for all; raises KeyError if a client lacks
+        it.
     :param names: the names of the first client's parameters by id. A hook that reads one sees the stacked weights.
     """
 

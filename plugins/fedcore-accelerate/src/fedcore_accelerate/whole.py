@@ -11,7 +11,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, groupby, islice
@@ -36,7 +36,7 @@ from fedcore.client import (
     refuse_edits,
 )
 from fedcore.engines import ClientRuntime, ClientTask, Outcome, flatten, unflatten
-from fedcore.models import Outputs, forward_chunk
+from fedcore.models import Layout, Outputs, forward_chunk
 from fedcore_accelerate.stacked_step import AnyClient, NotStackable, Path, value_at
 from fedcore_accelerate.stacks import Group, Stacked, trained_by
 
@@ -84,7 +84,11 @@ class Whole:
             payloads = self._ended(cohort) if runtime.setup.plugins.implements("end_local") else [{}] * len(cohort)
             refuse_edits(one)
             frozen = (one.excluded & one.working.layout.trainable).intersection(one.working.layout.shared)
-        uploads = _uploads(runtime, self._stack)
+        setup = runtime.setup
+        uploads = self._rows(setup.uploads, on_cpu=setup.reads_updates)
+        kept: list[Tensors] = [{}] * len(cohort)
+        if setup.plugins.reads("previous"):
+            kept = uploads if setup.uploads == setup.snapshots else self._rows(setup.snapshots, on_cpu=False)
         outcomes: list[Outcome] = []
         for slot, (task, means) in enumerate(zip(cohort.tasks, losses.means(), strict=True)):
             if broken := next((name for name, value in means.items() if not math.isfinite(value)), ""):
@@ -104,7 +108,7 @@ class Whole:
                 payload=payload,
                 metrics={"losses": means},
                 frozen=frozen,
-                version=self._kept(cohort, slot),
+                version=_stored(cohort, slot, kept[slot]),
             )
             outcomes.append(update)
         seconds = (time.perf_counter() - began) / len(tasks)
@@ -173,19 +177,19 @@ class Whole:
         """Call ``end_local`` for neighbours with the same number of samples at once.
 
         :returns: the payloads by slot; None where the hooks have to see the client alone.
-        :raises NotStackable: hooks have changed weights before they failed.
+        :raises NotStackable: hooks have changed weights: clients keep the model from before.
         """
         payloads: list[Payload | None] = []
         weights = [*self._stack.weights.values(), *self._stack.added.values()]
         for size, run in groupby(range(len(cohort)), cohort.sizes.__getitem__):
             slots = [*run]
             group = Group(self._stack, slots[0], len(slots), cohort.one, partial(cohort.values_of, slots))
-            versions = [tensor._version for tensor in weights]
-            try:
+            versions, sent = [tensor._version for tensor in weights], None
+            with suppress(Exception):  # as above; the hooks are called again, client by client
                 sent = group.end(cohort.one, *cohort.samples_of(slots, size))
-            except Exception:  # as above; the hooks are called again, client by client
-                if versions != [tensor._version for tensor in weights]:
-                    raise NotStackable("end_local changes weights in place") from None
+            if versions != [tensor._version for tensor in weights]:
+                raise NotStackable("end_local changes weights in place")
+            if sent is None:
                 payloads += [None] * len(slots)
                 continue
             if cohort.begin.runtime.setup.reads_updates:
@@ -216,15 +220,22 @@ class Whole:
             failure: Outcome = runtime.failed(task, error)
             return failure
 
-    def _kept(self, cohort: Cohort, slot: int) -> int | None:
-        """Store what a client keeps until its next training; return its version."""
-        runtime, task = cohort.begin.runtime, cohort.tasks[slot]
-        kept = {plugin: values for plugin, values in cohort.saved[slot].items() if plugin != CORE}
-        if runtime.setup.plugins.reads("previous"):
-            model = {name: tensor[slot] for name, tensor in self._stack.weights.items()}
-            kept[CORE], _ = flatten({"previous": model})
-        version: int | None = runtime.store.write(task.client, task.round, kept)
-        return version
+    def _rows(self, layout: Layout, *, on_cpu: bool) -> list[Tensors]:
+        """Return each client's model in a layout. It stands in memory of its own, next to that of the others."""
+        joined = vmap(layout.join)(self._stack.weights)
+        if on_cpu:
+            joined = {name: tensor.cpu() for name, tensor in joined.items()}
+        rows = zip(*(tensor.unbind() for tensor in joined.values()), strict=True)
+        return [dict(zip(joined, own, strict=True)) for own in rows]
+
+
+def _stored(cohort: Cohort, slot: int, previous: Tensors) -> int | None:
+    """Store what a client keeps until its next training; return its version."""
+    task, kept = cohort.tasks[slot], {plugin: own for plugin, own in cohort.saved[slot].items() if plugin != CORE}
+    if previous:
+        kept[CORE], _ = flatten({"previous": previous})
+    version: int | None = cohort.begin.runtime.store.write(task.client, task.round, kept)
+    return version
 
 
 def _begin(one: LocalSession) -> None:
@@ -265,7 +276,8 @@ class Cohort:
         self.slots = sorted(range(len(tasks)), key=order.__getitem__)
         self.tasks, self.saved = tasks, saved = [tasks[k] for k in order], [saved[k] for k in order]
         self.returning = sum(map(bool, models))
-        self._previous = _stacked([models[k] for k in order[: self.returning]], one.working.device)
+        previous = _stacked([models[k] for k in order[: self.returning]], one.working.device)
+        self._previous = vmap(runtime.setup.snapshots.named)(previous) if previous else {}
         self._samples, held = runtime.dataset.train, runtime.partition.train
         clients = torch.tensor([task.client for task in tasks])
         begins, ends = held.offsets[clients], held.offsets[clients + 1]
@@ -321,7 +333,7 @@ class Cohort:
         return first, x, labels.view(-1, size), positions.view(-1, size)
 
     def values_of(self, slots: Sequence[int], path: Path) -> list[Any]:
-        """Return what hooks read of some clients, client by client."""
+        """Return what hooks read of some clients, client by client; a single value if it is the same for all."""
         if path.kind == "n":
             return [self.sizes[slot] for slot in slots]
         if path.kind == "class_counts":
@@ -330,7 +342,7 @@ class Cohort:
             return [torch.bincount(part, minlength=classes) for part in own]
         if path.kind == "module" and path.owner == "previous" and slots[0] < self.returning:
             return [{name: tensor[slot] for name, tensor in self._previous.items()} for slot in slots]
-        return [value_at(self.one, path)] * len(slots)
+        return [value_at(self.one, path)]
 
     def previous(self, slots: Sequence[int]) -> Tensors:
         """Return the previous models of neighbours, (K, ...) each."""
@@ -443,12 +455,3 @@ def _room(tensor: Tensor, count: int) -> Tensor:
 def _stacked(models: Sequence[Tensors], device: torch.device) -> Tensors:
     """Return the tensors of models of one kind, (K, ...) each; empty without models."""
     return {name: torch.stack([model[name] for model in models]).to(device) for name in models[0]} if models else {}
-
-
-def _uploads(runtime: ClientRuntime, stack: Stacked) -> list[Tensors]:
-    """Return what each client sends of its model. It stands in memory of its own, next to that of the others."""
-    joined = vmap(runtime.setup.uploads.join)(stack.weights)
-    if runtime.setup.reads_updates:
-        joined = {name: tensor.cpu() for name, tensor in joined.items()}
-    rows = zip(*(tensor.unbind() for tensor in joined.values()), strict=True)
-    return [dict(zip(joined, own, strict=True)) for own in rows]

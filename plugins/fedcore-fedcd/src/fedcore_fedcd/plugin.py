@@ -197,9 +197,9 @@ class FedCD(Plugin[FedCDOptions]):
         check_tensors(update.payload, expected)
         prototypes, counts = update.payload.pop("prototypes"), update.payload["counts"]
         check_counts(counts, int(server.client_sizes[update.client]))
-        known = server.state.get("counts", torch.zeros_like(counts)) > 0
-        self._check_first(prototypes[(counts > 0) & ~known])
-        self._check_trained(server, prototypes, (counts > 0) & known, update.steps)
+        held, known = counts > 0, server.state.get("counts", torch.zeros_like(counts)) > 0
+        self._check_first(prototypes[held & ~known])
+        self._check_trained(server, prototypes, held & known, update.steps)
         self._add(server, update, prototypes, counts)
 
     def _check_first(self, prototypes: Tensor) -> None:

@@ -55,7 +55,7 @@ class Echoing(InProcessEngine):
             if isinstance(outcome, ClientUpdate):
                 if first is None:
                     first = _copy(outcome)
-                    sent = self._runtime.setup.uploads.split(clone(first.model))
+                    sent = self._runtime.setup.uploads.named(clone(first.model))
                     self.rounds.append((self._shared[task.shared or ""].model, sent))
                 outcome = replace(_copy(first), client=outcome.client, version=outcome.version)
             yield task, outcome
