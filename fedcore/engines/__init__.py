@@ -19,6 +19,7 @@ with importing():  # at once: a worker process begins here
 
 if TYPE_CHECKING:
     from fedcore.base.process import cores as cores
+    from fedcore.base.seeding import nobody_draws_outside as nobody_draws_outside
     from fedcore.base.serial import dumps as dumps
     from fedcore.base.serial import loads as loads
     from fedcore.base.tensors import flatten as flatten

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,3 +58,21 @@ def test_the_global_generators_are_left_as_they_were():
     torch.manual_seed(3)
     assert torch.equal(torch.rand(2), inside)
     torch.set_rng_state(before)
+
+
+def test_where_nobody_draws_outside_only_the_blocks_around_are_restored(monkeypatch):
+    monkeypatch.setattr(seeding, "_nobody_outside", True)
+
+    def draws():
+        return random.random(), np.random.rand(), float(torch.rand(()))
+
+    with seeding.host_generators_kept(), torch.random.fork_rng(devices=[]):
+        with seeding.random_stream(1):
+            whole = draws(), draws()
+        with seeding.random_stream(1):
+            first = draws()
+            with seeding.random_stream(2):
+                other = draws()
+            assert (first, draws()) == whole
+        with seeding.random_stream(2):
+            assert draws() == other

@@ -13,7 +13,7 @@ import sys
 import time
 
 from fedcore import FedcoreError
-from fedcore.engines import ClientRuntime, SharedPayload
+from fedcore.engines import ClientRuntime, SharedPayload, nobody_draws_outside
 from fedcore.tools import process
 from fedcore_workers.forks import die_with_parent
 from fedcore_workers.messages import pack_error, pack_outcomes, unpack_shared, unpack_site, unpack_task
@@ -30,6 +30,7 @@ def main(fd: int, engine: int | None = None) -> None:
         die_with_parent(engine)
     for number in (signal.SIGINT, signal.SIGTERM):  # SLURM sends it to every process of a job; the engine ends workers
         signal.signal(number, signal.SIG_IGN)
+    nobody_draws_outside()
     with process.one_thread(), contextlib.suppress(EOFError, ConnectionError):
         serve(Channel(socket.socket(fileno=fd)))
 
