@@ -10,7 +10,7 @@ import torch
 
 from fedcore.tools import StorageError
 from fedcore_workers import transport
-from fedcore_workers.transport import LENGTHS, Channel, get_frame, put_frame
+from fedcore_workers.transport import LENGTHS, ROOM, Channel, get_frame, put_frame
 
 LARGE = 1 << 20
 
@@ -76,6 +76,51 @@ def test_messages_arrive_one_by_one_in_order(ends):
     for number in range(3):
         tensors, value, descriptor = receiver.receive()
         assert (float(tensors["x"].sum()), value, descriptor) == (5.0 * number, {"number": number}, None)
+
+
+@pytest.mark.parametrize("numbers", [10, ROOM.start // 4, ROOM.stop // 8, ROOM.stop // 4])
+def test_answers_of_every_size_arrive_whole_and_are_the_receivers_own(ends, numbers):
+    """Answers of middle size go through one room, which the next answer uses again."""
+    asking, answering = ends
+    kept = []
+    for round_number in range(3):
+        size = numbers + 1000 * (round_number == 1)  # a larger one needs another room
+        asking.send({}, round_number)
+        assert answering.receive()[1] == round_number
+        tensors, value, lent = received((answering, asking), {"x": torch.full((size,), round_number)}, ["answer"])
+        assert (value, lent) == (["answer"], None)
+        kept.append(tensors["x"])
+    read = [(len(own), own.unique().tolist()) for own in kept]
+    assert read == [(numbers, [0]), (numbers + 1000, [1]), (numbers, [2])]
+
+
+def test_a_room_is_not_written_before_the_other_end_has_read_it(ends):
+    """Who sends twice without an answer in between sends the second frame through the socket."""
+    one, other = ends
+    other.send({}, "go")
+    one.receive()
+    sending = threading.Thread(target=lambda: [one.send({"x": torch.full((LARGE,), k)}, k) for k in range(3)])
+    sending.start()
+    arrived = [other.receive() for _ in range(3)]
+    sending.join()
+    assert [(value, tensors["x"].unique().tolist()) for tensors, value, _ in arrived] == [(k, [k]) for k in range(3)]
+
+
+def test_a_room_is_freed_with_its_ends():
+    def rooms():
+        links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+        return [link for link in links if os.path.islink(link) and "memfd:fedcore" in os.readlink(link)]
+
+    before = rooms()
+    one, other = (Channel(end) for end in socket.socketpair())
+    other.send({}, "go")
+    one.receive()
+    received((one, other), {"x": torch.arange(LARGE)}, None)
+    assert len(rooms()) > len(before)
+    for end in (one, other):
+        end.connection.close()
+    del one, other, end
+    assert rooms() == before
 
 
 def test_memory_is_lent_with_a_message_and_what_a_process_writes_stays_its_own(ends):
