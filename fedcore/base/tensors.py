@@ -26,19 +26,18 @@ def largest_values(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     It is nan or inf for a tensor with values that are not finite. For complex numbers it is the largest real or
     imaginary part. Tensors on the CPU take one pass without copies. All tensors on another device take one wait.
     """
-    parts = {
-        name: torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-        for name, tensor in tensors.items()
-        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
-    }
-    away = {name: torch.linalg.vector_norm(part, math.inf) for name, part in parts.items() if not part.is_cpu}
-    on_device = numbers(away)
-    return {name: on_device[name] if name in on_device else _largest(tensor) for name, tensor in parts.items()}
-
-
-def _largest(tensor: Tensor) -> float:
-    least, most = torch.aminmax(tensor)  # as fast as a dot product, and keeps nan
-    return max(-least.item(), most.item())
+    largest: dict[str, float] = {}
+    away: Tensors = {}
+    for name, tensor in tensors.items():
+        if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+            continue
+        part = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        if part.is_cpu:
+            least, most = torch.aminmax(part)  # as fast as a dot product, and keeps nan
+            largest[name] = max(-least.item(), most.item())
+        else:
+            away[name] = torch.linalg.vector_norm(part, math.inf)
+    return largest | numbers(away) if away else largest
 
 
 def numbers(scalars: Mapping[str, Tensor]) -> dict[str, float]:

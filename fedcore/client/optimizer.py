@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,19 +87,10 @@ class Optimizer:
     def _step(self, group: ParameterGroup, used: list[Tensor], gradients: list[Tensor]) -> None:
         options = self.options
         states = [self.state[id(parameter)] for parameter in used]
+        rates: dict[str, Any] = {"lr": group.lr, "weight_decay": group.weight_decay, "fused": True, "maximize": False}
         if options.optimizer == "sgd":
-            sgd(
-                used,
-                gradients,
-                [state.get("momentum") for state in states],
-                fused=True,
-                lr=group.lr,
-                weight_decay=group.weight_decay,
-                momentum=options.momentum,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-            )
+            buffers = [state.get("momentum") for state in states]
+            sgd(used, gradients, buffers, momentum=options.momentum, dampening=0.0, nesterov=False, **rates)
         else:
             step = adamw if options.optimizer == "adamw" else adam
             step(
@@ -108,12 +100,9 @@ class Optimizer:
                 [state["second"] for state in states],
                 [],
                 [state["steps"] for state in states],
-                fused=True,
-                lr=group.lr,
-                weight_decay=group.weight_decay,
                 beta1=options.beta1,
                 beta2=options.beta2,
                 eps=options.epsilon,
                 amsgrad=False,
-                maximize=False,
+                **rates,
             )

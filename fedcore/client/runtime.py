@@ -275,8 +275,8 @@ class ClientRuntime:
             for _, sent in plugins.each("end_local", client=context_of(session, "")):
                 for namespace, tensors in (sent or {}).items():
                     payload[namespace] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        kept, _ = flatten({"previous": previous, "personal": personal()})
-        return losses, payload, {CORE: kept} if kept else {}
+        kept = {"previous": previous, "personal": personal()}
+        return losses, payload, {CORE: flatten(kept)[0]} if any(kept.values()) else {}
 
     def _sent(self, plugin: str, tensors: Mapping[str, Any]) -> Tensors:
         """Return tensors of an update: on the CPU if a plugin on the server reads them, else where they are.
@@ -370,8 +370,8 @@ def begin_local(session: LocalSession) -> None:
     """Call ``begin_local``: of the plugins that choose starts, then of the others, which see the client's start."""
     plugins = session.plugins.implementers("begin_local")
     session.requests.open = True
-    session.start_from(_chosen_starts(session, [plugin for plugin in plugins if plugin.starts]))
-    _chosen_starts(session, [plugin for plugin in plugins if not plugin.starts])
+    for chooses in (True, False) if plugins else ():
+        session.start_from(_chosen_starts(session, [plugin for plugin in plugins if bool(plugin.starts) is chooses]))
     session.requests.open = False
 
 

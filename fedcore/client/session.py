@@ -219,8 +219,9 @@ class LocalSession:
         # Others train while it pauses, and added parameters are its own.
         self.memory = Memory() if self.working.setup.breaks or self.requests.groups else self.working.memory
         self.losses = LossTotals(self.memory.losses())
-        epochs = self.work.epochs
-        self._throughout = frozenset.intersection(*(self.requests.excluded(e, epochs) for e in range(epochs or 1)))
+        if self.requests.frozen:
+            every = (self.requests.excluded(epoch, self.work.epochs) for epoch in range(self.work.epochs or 1))
+            self._throughout = frozenset.intersection(*every)
         self.working.set_trainable(self._throughout)
         self.excluded = self._throughout
         own = ParameterGroup(list(self.working.trained.values()), self.lr, self.config.weight_decay)

@@ -191,8 +191,9 @@ class WorkingModel:
             if parameter.requires_grad != (name in trainable):
                 parameter.requires_grad_(name in trainable)
             parameter.grad = None
-        self.trained = {name: parameter for name, parameter in self.parameters.items() if name in trainable}
-        self.shared = {name: parameter for name, parameter in self.trained.items() if name not in self.layout.personal}
+        if trainable != self.trained.keys():
+            self.trained = {name: own for name, own in self.parameters.items() if name in trainable}
+            self.shared = {name: own for name, own in self.trained.items() if name not in self.layout.personal}
 
     def load_frozen(self, start: Tensors, previous: Tensors) -> None:
         """Load the frozen copies: the model from which the round starts, and the client's previous model, if any."""

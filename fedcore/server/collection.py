@@ -27,6 +27,7 @@ class Collector:
         self._current, self._federation = current, current.federation
         self.server = ScopeContext(current)
         """The round as hooks see it."""
+        self._lr = self.server.lr
         setup = current.federation.setup
         self._owners = {
             plugin.name: setup.claimed(plugin, "owns")
@@ -74,7 +75,7 @@ class Collector:
     def _accept(self, task: ClientTask, outcome: Outcome) -> None:
         current, setup = self._current, self._federation.setup
         plugins, uploads = setup.plugins, setup.uploads
-        sent, largest = self._federation.validator.update(task, outcome, self.server.lr)
+        sent, largest = self._federation.validator.update(task, outcome, self._lr)
         # Sizes of what the client sent: hooks change the update, and its payload is cleared below.
         sizes = defaultdict(int, model=bytes_of(sent.model))
         for namespace, tensors in sent.payload.items():

@@ -184,26 +184,27 @@ class UpdateValidator:
         unit, work = training.work_of(task.meta)
         most = work * training.batches(held) if unit == "epochs" else work
         kept = claims.version is None or (claims.version == task.round and self._store.has(task.client, task.round))
-        in_epochs = f", in {work} epochs" if unit == "epochs" else ""
         for name, holds, expected in (
-            ("client", claims.client == task.client, f"{task.client}"),
-            ("samples", claims.samples <= held, f"at most the {held} that it holds"),
-            ("steps", claims.steps <= most, f"at most {most}{in_epochs}"),
-            ("lr", claims.lr == lr, f"the round's {lr}"),
-            ("momentum", claims.momentum == training.momentum, f"the run's {training.momentum}"),
+            ("client", claims.client == task.client, "{task.client}"),
+            ("samples", claims.samples <= held, "at most the {held} that it holds"),
+            ("steps", claims.steps <= most, "at most {most}" + ", in {work} epochs" * (unit == "epochs")),
+            ("lr", claims.lr == lr, "the round's {lr}"),
+            ("momentum", claims.momentum == training.momentum, "the run's {training.momentum}"),
             ("frozen", claims.frozen <= self._trainable, "names of trainable shared parameters"),
-            ("version", kept, f"a state of round {task.round} that is there, or None"),
+            ("version", kept, "a state of round {task.round} that is there, or None"),
         ):
             if not holds:
+                right = expected.format(task=task, held=held, most=most, work=work, lr=lr, training=training)
                 raise RejectUpdate(
-                    f"client {task.client}: {name} is {reprlib.repr(getattr(claims, name))}, expected {expected}"
+                    f"client {task.client}: {name} is {reprlib.repr(getattr(claims, name))}, expected {right}"
                 )
 
     def _check_metrics(self, given: Any, losses: Mapping[str, float], what: str) -> None:
         """Refuse metrics that are not JSON of at most METRICS_BYTES, and losses of unknown plugins."""
         try:
-            size = len(_FINITE_JSON.encode(given))
-        except (TypeError, ValueError, RecursionError) as error:
+            others = {name: value for name, value in given.items() if name != "losses"}
+            size = sum(map(len, losses)) + (len(_FINITE_JSON.encode(others)) if others else 0)  # losses are numbers
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise RejectUpdate(f"{what}: metrics are not JSON with finite numbers ({error})") from None
         if size > METRICS_BYTES:
             raise RejectUpdate(f"{what}: metrics take {size} bytes, at most {METRICS_BYTES} are allowed")
