@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedcore.client.context import context_of as context_of
     from fedcore.client.evaluation import evaluate as evaluate
     from fedcore.client.evaluation import own_model as own_model
+    from fedcore.client.loop import epochs_of as epochs_of
     from fedcore.client.loop import take_step as take_step
     from fedcore.client.objective import require_gradient as require_gradient
     from fedcore.client.objective import total_loss as total_loss

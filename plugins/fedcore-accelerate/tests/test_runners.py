@@ -10,7 +10,7 @@ from fedcore import Loss, Plugin, RunConfig, hookimpl
 from fedcore.client import OneByOne, drain, runner_of, take_step
 from fedcore.data import Dataset, load_dataset
 from fedcore.tools import registry
-from fedcore_accelerate import Stacks, offer_graphs, offer_lanes, offer_stack
+from fedcore_accelerate import Series, Stacks, offer_graphs, offer_lanes, offer_stack
 from fedcore_accelerate.graphs import captures
 from fedcore_testing import NotApplicable, federate, records, the_same_as_one_by_one
 from fedcore_zoo import SequenceSamples
@@ -25,15 +25,16 @@ TOGETHER = {"clients": 8, "rounds": 2, "workers": 0, "partition": "iid", "model"
 
 
 def test_they_are_found_by_their_names() -> None:
-    assert {"graphs", "lanes", "stack"} <= {*registry.available("runner")}
+    assert {"graphs", "lanes", "series", "stack"} <= {*registry.available("runner")}
 
 
 @pytest.mark.parametrize("options", [{}, {"lanes": 4}, {"stack": 3, "client_models": ["mlp", "simple-cnn"]}])
-def test_none_applies_on_a_cpu_without_a_stack(options: dict[str, object]) -> None:
+def test_on_a_cpu_without_a_stack_clients_train_in_series(options: dict[str, object]) -> None:
     config, dataset = RunConfig.create({"device": "cpu", **options}), load_dataset("digits")
     assert offer_graphs(config, dataset) is None
     assert offer_lanes(config, dataset) is None
-    assert isinstance(runner_of(config, dataset), OneByOne)
+    assert offer_stack(config, dataset) is None
+    assert isinstance(runner_of(config, dataset), Series)
 
 
 def test_a_stack_takes_as_many_trainings_as_it_is_asked_for() -> None:

@@ -13,6 +13,7 @@ from fedcore.models import resolve_device
 from fedcore_accelerate.graphs import Graphs, captures
 from fedcore_accelerate.lanes import Lanes
 from fedcore_accelerate.options import options_of
+from fedcore_accelerate.series import Series
 from fedcore_accelerate.stack import Stacks
 
 
@@ -39,3 +40,9 @@ def offer_stack(config: RunConfig, dataset: Dataset) -> Stacks | None:
     """Return the runner of ``--stack``."""
     size = options_of(config).stack_size
     return Stacks(size) if size > 1 and not config.client_models and not torch.is_anomaly_enabled() else None
+
+
+def offer_series(config: RunConfig, dataset: Dataset) -> Series | None:
+    """Return the runner of clients that no hook sees: on the CPU, unless they train in stacks."""
+    on_cpu = resolve_device(config.device).type == "cpu" and not torch.is_anomaly_enabled()
+    return Series() if on_cpu and offer_stack(config, dataset) is None else None

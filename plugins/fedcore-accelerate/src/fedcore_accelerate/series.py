@@ -1,0 +1,101 @@
+"""Clients that no hook sees, one after the other in one session: what a client's training costs besides its steps.
+
+The steps are the core's, so that the results are those of one by one to the last bit. A session, its contexts and
+its optimizer are made once per round instead of once per client.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from fedcore import ClientUpdate
+from fedcore.client import (
+    Begin,
+    LocalSession,
+    LocalWork,
+    LossTotals,
+    OneByOne,
+    Setup,
+    WorkingModel,
+    drain,
+    epochs_of,
+    refuse_edits,
+    take_step,
+)
+from fedcore.data import ClientData
+from fedcore.engines import ClientRuntime, ClientTask, Outcome, SharedPayload
+from fedcore_accelerate.whole import OF_ONE_CLIENT
+
+OF_CLIENTS = (*OF_ONE_CLIENT, "begin_local", "task_loss", "local_loss", "end_local")
+"""Hooks on the client that would see a session, and could keep what they read of it."""
+
+
+class Series:
+    """Trains clients that keep nothing and that no hook sees in one session, all others one by one."""
+
+    together = 1
+
+    def working(self, setup: Setup) -> WorkingModel:
+        """Return the only working model."""
+        self._alone, self._shared = OneByOne(), None
+        self._working = working = self._alone.working(setup)
+        self._applies = not (
+            any(map(setup.plugins.implementers, OF_CLIENTS)) or setup.breaks or setup.layout.personal or working.frozen
+        )
+        return working
+
+    _alone: OneByOne
+    _one: LocalSession
+    _shared: SharedPayload | None
+    """The broadcast of the round that the session is for."""
+
+    def run(self, tasks: Sequence[ClientTask], begin: Begin) -> list[Outcome]:
+        """Take all steps; see :class:`fedcore.client.runner.Runner`."""
+        return [self._trained(task, begin) or self._alone.run([task], begin)[0] for task in tasks]
+
+    def _trained(self, task: ClientTask, begin: Begin) -> Outcome | None:
+        """Return a client's outcome; None if it has to be trained by itself, which then also says why it cannot."""
+        if not self._applies or task.kind != "fit_begin" or task.version is not None or task.tensors:
+            return None
+        runtime: ClientRuntime = begin.runtime
+        began = time.perf_counter()
+        try:
+            one = self._next(task, begin)
+            drain(epochs_of(one, range(one.work.epochs)), take_step)
+            refuse_edits(one)
+            losses = one.losses.means()
+        except Exception as error:  # a model can raise anything
+            self._shared = None
+            return runtime.failed(task, error)
+        if not losses or not all(map(math.isfinite, losses.values())):
+            return None  # it took no step, or diverged
+        return ClientUpdate(
+            client=task.client,
+            model=runtime.setup.uploads.join(one.working.state),
+            samples=len(one.data),
+            steps=one.steps,
+            lr=one.lr,
+            momentum=one.config.momentum,
+            metrics={"losses": losses},
+            seconds=time.perf_counter() - began,
+            plugin_seconds=dict.fromkeys(runtime.setup.plugins.seconds, 0.0),
+        )
+
+    def _next(self, task: ClientTask, begin: Begin) -> LocalSession:
+        """Return the session with the client's samples, the round's weights and fresh optimizer state."""
+        runtime: ClientRuntime = begin.runtime
+        if begin.shared is not self._shared:
+            self._one = runtime.session(task, begin.shared, working=self._working)
+            self._one.prepare_training()
+            self._shared = begin.shared
+            return self._one
+        one, device = self._one, self._working.device
+        one.client, one.steps, one.losses = task.client, 0, LossTotals({})
+        held = runtime.partition.train[task.client]
+        one.data = ClientData.training(runtime.dataset, held, device, augmented=one.config.augment)
+        one.work = LocalWork.of(one.config, len(one.data), self._working.smallest_batch, task.meta)
+        self._working.load(one.start)
+        one.optimizer.begin(one.optimizer.parameters)
+        return one
