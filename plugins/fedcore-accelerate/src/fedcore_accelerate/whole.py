@@ -81,12 +81,14 @@ class Whole:
             if not all(cohort.turns) or (one.requests.frozen and len({work.epochs for work in cohort.works}) > 1):
                 return None  # clients without a step fail, and epochs without some parameters count from the end
             losses = self._trained(cohort)
-            payloads = self._ended(cohort) if runtime.setup.plugins.implements("end_local") else [{}] * len(cohort)
+            payloads = (
+                self._ended(cohort) if runtime.setup.plugins.implements("end_local") else [{} for _ in cohort.tasks]
+            )
             refuse_edits(one)
             frozen = (one.excluded & one.working.layout.trainable).intersection(one.working.layout.shared)
         setup = runtime.setup
         uploads = self._rows(setup.uploads, on_cpu=setup.reads_updates)
-        kept: list[Tensors] = [{}] * len(cohort)
+        kept: list[Tensors] = [{} for _ in cohort.tasks]
         if setup.plugins.reads("previous"):
             kept = uploads if setup.uploads == setup.snapshots else self._rows(setup.snapshots, on_cpu=False)
         outcomes: list[Outcome] = []
