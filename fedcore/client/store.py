@@ -24,7 +24,7 @@ class ClientStore:
 
     def path(self, client: int, version: int) -> Path:
         """Return the file of one version."""
-        return self.root / f"{client:06d}" / f"{version:06d}.safetensors"
+        return self.root / f"{client:06d}/{version:06d}.safetensors"
 
     def has(self, client: int, version: int) -> bool:
         """Return whether a version exists, whole or damaged."""

@@ -81,9 +81,7 @@ class Whole:
             if not all(cohort.turns) or (one.requests.frozen and len({work.epochs for work in cohort.works}) > 1):
                 return None  # clients without a step fail, and epochs without some parameters count from the end
             losses = self._trained(cohort)
-            payloads = (
-                self._ended(cohort) if runtime.setup.plugins.implements("end_local") else [{} for _ in cohort.tasks]
-            )
+            payloads = self._ended(cohort)
             refuse_edits(one)
             frozen = (one.excluded & one.working.layout.trainable).intersection(one.working.layout.shared)
         setup = runtime.setup
@@ -91,33 +89,37 @@ class Whole:
         kept: list[Tensors] = [{} for _ in cohort.tasks]
         if setup.plugins.reads("previous"):
             kept = uploads if setup.uploads == setup.snapshots else self._rows(setup.snapshots, on_cpu=False)
-        outcomes: list[Outcome] = []
-        for slot, (task, means) in enumerate(zip(cohort.tasks, losses.means(), strict=True)):
-            if broken := next((name for name, value in means.items() if not math.isfinite(value)), ""):
-                problem = f"loss {broken!r} became {means[broken]}"
-                outcomes.append(runtime.failed(task, Failed("diverged", problem)))
-                continue
-            if (payload := payloads[slot]) is None:
-                outcomes.append(self._ended_alone(cohort, slot, losses))
-                continue
-            update = ClientUpdate(
-                client=task.client,
-                model=uploads[slot],
-                samples=cohort.sizes[slot],
-                steps=len(cohort.turns[slot]),
-                lr=one.lr,
-                momentum=one.config.momentum,
-                payload=payload,
-                metrics={"losses": means},
-                frozen=frozen,
-                version=_stored(cohort, slot, kept[slot]),
-            )
-            outcomes.append(update)
+        means, ended = losses.means(), list[Outcome | int | None]()
+        for slot, task in enumerate(cohort.tasks):
+            if broken := next((name for name, value in means[slot].items() if not math.isfinite(value)), ""):
+                problem = f"loss {broken!r} became {means[slot][broken]}"
+                ended.append(runtime.failed(task, Failed("diverged", problem)))
+            elif payloads[slot] is None:
+                ended.append(self._ended_alone(cohort, slot, losses))
+            else:
+                ended.append(_stored(cohort, slot, kept[slot]))
         seconds = (time.perf_counter() - began) / len(tasks)
-        spent = {name: (now - before[name]) / len(tasks) for name, now in runtime.setup.plugins.seconds.items()}
-        for slot, outcome in enumerate(outcomes):
-            if isinstance(outcome, ClientUpdate):
-                outcomes[slot] = replace(outcome, seconds=seconds, plugin_seconds=spent)
+        spent = {name: (now - before[name]) / len(tasks) for name, now in setup.plugins.seconds.items()}
+        outcomes: list[Outcome] = []
+        for slot, (task, done) in enumerate(zip(cohort.tasks, ended, strict=True)):
+            if isinstance(done, ClientUpdate):
+                done = replace(done, seconds=seconds, plugin_seconds=spent)
+            elif done is None or isinstance(done, int):
+                done = ClientUpdate(
+                    client=task.client,
+                    model=uploads[slot],
+                    samples=cohort.sizes[slot],
+                    steps=len(cohort.turns[slot]),
+                    lr=one.lr,
+                    momentum=one.config.momentum,
+                    payload=payloads[slot] or {},
+                    metrics={"losses": means[slot]},
+                    frozen=frozen,
+                    version=done,
+                    seconds=seconds,
+                    plugin_seconds=spent,
+                )
+            outcomes.append(done)
         return [outcomes[slot] for slot in cohort.slots]
 
     def _trained(self, cohort: Cohort) -> Losses:
@@ -182,6 +184,8 @@ class Whole:
         :raises NotStackable: hooks have changed weights: clients keep the model from before.
         """
         payloads: list[Payload | None] = []
+        if not cohort.one.plugins.implements("end_local"):
+            return [{} for _ in cohort.tasks]
         weights = [*self._stack.weights.values(), *self._stack.added.values()]
         for size, run in groupby(range(len(cohort)), cohort.sizes.__getitem__):
             slots = [*run]
@@ -234,6 +238,8 @@ class Whole:
 def _stored(cohort: Cohort, slot: int, previous: Tensors) -> int | None:
     """Store what a client keeps until its next training; return its version."""
     task, kept = cohort.tasks[slot], {plugin: own for plugin, own in cohort.saved[slot].items() if plugin != CORE}
+    if not kept and not previous:
+        return None
     if previous:
         kept[CORE], _ = flatten({"previous": previous})
     version: int | None = cohort.begin.runtime.store.write(task.client, task.round, kept)
