@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from fedcore import Loss, Plugin, hookimpl
+from fedcore.client import OneByOne
 from fedcore_accelerate.captured_steps import take_watched_step
 from fedcore_testing import HostSync, forbid_host_sync, steps_without_host_sync
+from fedcore_testing.checks.runners import steps_taken_by
 from fedcore_testing.problems import few_digits
 from tests.support import brief
 
@@ -29,7 +31,8 @@ LOOKS = {  # methods whose packages do not ask this themselves
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("plugins", LOOKS, ids="+".join)
 def test_a_step_neither_waits_for_the_device_nor_looks_at_more_than_it_needs(go, plugins):
-    with steps_without_host_sync() as looked:
+    one_by_one = steps_taken_by(lambda config, dataset: OneByOne())  # in a series they are not looked at
+    with one_by_one, steps_without_host_sync() as looked:
         go(*map(brief, plugins), dataset=few_digits, batch_size=8, rounds=2, local_epochs=2)
     assert max(looked, key=len) == LOOKS[plugins]
 

@@ -9,9 +9,9 @@ from on_cpu import CpuRecorder, assert_same, captured_on_cpu, side_by_side, stor
 from torch import nn
 
 from fedcore import Loss, Plugin, PluginContractError, hookimpl
-from fedcore.client import OneByOne, runner_of
+from fedcore.client import runner_of
 from fedcore.data import load_dataset
-from fedcore_accelerate import Graphs, Lanes
+from fedcore_accelerate import Graphs, Lanes, Series
 from fedcore_accelerate.captured_steps import CaptureWarning
 from fedcore_testing import small_config
 from tests import support
@@ -108,7 +108,7 @@ def test_clients_of_one_model_train_side_by_side_next_to_clients_of_another(both
 def test_lanes_are_for_steps_that_are_captured(tmp_path, monkeypatch):
     dataset, alone = load_dataset("digits"), small_config(tmp_path, clients=3)
     config = small_config(tmp_path, lanes=4, clients=3)
-    assert type(runner_of(config, dataset)) is OneByOne  # no graphs on a CPU
+    assert type(runner_of(config, dataset)) is Series  # no graphs on a CPU
     with captured_on_cpu(monkeypatch, CpuRecorder()):
         runner = runner_of(config, dataset)
         assert isinstance(runner, Lanes)
