@@ -78,7 +78,7 @@ class PluginContractError(FedcoreError):
         expected: str = "",
         hint: str = "",
     ) -> Self:
-        """Return the error ``KIND NAME hook HOOK (round R, client C) FOUND, expected EXPECTED. Hint: HINT``.
+        """Return the error ``KIND NAME hook HOOK (round R, client C) FAULT, expected EXPECTED. Hint: HINT``.
 
         :param name: the object's name; None if the plugins of a run break the contract together.
         :param hook: a hook, or ``question NAME``.

@@ -82,9 +82,9 @@ class State(MutableMapping[str, Any]):
             self._own[key].add_(tensor, alpha=weight)
             return
         if not isinstance(total, Tensor) or total.dtype != torch.float64:
-            held = total.dtype if isinstance(total, Tensor) else type(total).__name__
-            found = f"adds to state[{key!r}], which is {held}"
-            raise PluginContractError.of(self._plugin, found, expected="a float64 tensor, as state.add makes it")
+            kind = total.dtype if isinstance(total, Tensor) else type(total).__name__
+            fault = f"adds to state[{key!r}], which is {kind}"
+            raise PluginContractError.of(self._plugin, fault, expected="a float64 tensor, as state.add makes it")
         if total.shape != tensor.shape:
             raise ValueError(f"state[{key!r}] is a sum of shape {tuple(total.shape)}, not {tuple(tensor.shape)}")
         in_place = key in self._own and not self._is_from_before(key)
@@ -98,8 +98,8 @@ class State(MutableMapping[str, Any]):
 
     def _check_writable(self, key: str) -> None:
         if self._read_only:
-            found = f"changes state[{key!r}], but state is read-only in {self._read_only}"
-            raise PluginContractError.of(self._plugin, found)
+            fault = f"changes state[{key!r}], but state is read-only in {self._read_only}"
+            raise PluginContractError.of(self._plugin, fault)
 
     def _check_value(self, key: str, value: Any) -> None:
         if isinstance(value, Tensor):
@@ -108,10 +108,10 @@ class State(MutableMapping[str, Any]):
             json.dumps(value)
             _check_keys(value)
         except (TypeError, ValueError) as error:
-            found = f"sets state[{key!r}] to a {type(value).__name__} ({error})"
+            fault = f"sets state[{key!r}] to a {type(value).__name__} ({error})"
             holds_tensors = any(f"type {kind}" in str(error) for kind in ("Tensor", "Parameter"))
             hint = f"give each tensor a name: state[f'{key}/{{i}}'] = tensor" if holds_tensors else ""
-            raise PluginContractError.of(self._plugin, found, expected="a tensor or a JSON value", hint=hint) from None
+            raise PluginContractError.of(self._plugin, fault, expected="a tensor or a JSON value", hint=hint) from None
 
     def _is_from_before(self, key: str) -> bool:
         """Return whether :meth:`undone_on_error` needs an own value as it is."""
@@ -187,6 +187,6 @@ class States:
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Return the values of the next version, by plugin."""
-        kept = {plugin: dict(values) for plugin, values in self._saved.items()}
-        kept.update({plugin: state.values_to_keep() for plugin, state in self._open.items()})
-        return {plugin: values for plugin, values in sorted(kept.items()) if values}
+        by_plugin = {plugin: dict(values) for plugin, values in self._saved.items()}
+        by_plugin.update({plugin: state.values_to_keep() for plugin, state in self._open.items()})
+        return {plugin: values for plugin, values in sorted(by_plugin.items()) if values}

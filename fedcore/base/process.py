@@ -54,8 +54,8 @@ def keep_freed_memory() -> bool:
     Page faults then bring the memory back, and evaluation took 15 % longer. If the user's environment sets glibc's
     options, they stay unchanged.
     """
-    given = [name for name in os.environ if name.startswith("MALLOC_")]
-    if given or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+    options = [name for name in os.environ if name.startswith("MALLOC_")]
+    if options or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(*option) for option in _MEMORY_OPTIONS)
@@ -63,9 +63,9 @@ def keep_freed_memory() -> bool:
 
 def cores() -> int:
     """Return the number of processors that this process may use. The environment counts first, then the affinity."""
-    given = os.environ.get(CORES, "")
-    if given.isdecimal() and int(given):
-        return int(given)
+    number = os.environ.get(CORES, "")
+    if number.isdecimal() and int(number):
+        return int(number)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -84,7 +84,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def search_path() -> str:
     """Return this process's import path in the form of ``PYTHONPATH``."""
-    return os.pathsep.join(place or os.getcwd() for place in sys.path)
+    return os.pathsep.join(folder or os.getcwd() for folder in sys.path)
 
 
 _turn = threading.RLock()
@@ -132,9 +132,9 @@ def one_torch_thread() -> Iterator[None]:
     """Compute with one thread of torch in the block."""
     import torch
 
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)

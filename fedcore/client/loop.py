@@ -75,9 +75,9 @@ def take_step(batch: Batch, view: ViewOf = BatchStep) -> None:
     try:
         total.backward()
     except RuntimeError as error:
-        for words, (found, hint) in GRAPH_FAULTS.items():
+        for words, (fault, hint) in GRAPH_FAULTS.items():
             if words in str(error):
-                raise _broken_graph(session, found, hint) from error
+                raise _broken_graph(session, fault, hint) from error
         raise
     if changes:
         second = SecondPass(session, lambda rows: _forward(batch.part(rows), view, record=False)[1], random)
@@ -100,12 +100,12 @@ def _forward(batch: Batch, view: ViewOf, *, record: bool = True) -> tuple[BatchS
     return step, total
 
 
-def _broken_graph(session: LocalSession, found: str, hint: str) -> PluginContractError:
+def _broken_graph(session: LocalSession, fault: str, hint: str) -> PluginContractError:
     """Return the error for a graph that autograd cannot go through. Autograd does not know who made it."""
     hooks = [
         f"plugin {plugin.name!r} hook {hook}"
         for hook in ("task_loss", "local_loss")
         for plugin in session.plugins.implementers(hook)
     ]
-    who = " or ".join([*hooks, "the model"])
-    return PluginContractError(f"{who} (round {session.round + 1}, client {session.client}) {found}. Hint: {hint}")
+    suspects = " or ".join([*hooks, "the model"])
+    return PluginContractError(f"{suspects} (round {session.round + 1}, client {session.client}) {fault}. Hint: {hint}")

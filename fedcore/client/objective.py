@@ -20,9 +20,9 @@ from fedcore.hooks.plugin import Plugin
 def require_gradient(session: LocalSession, total: Tensor) -> None:
     """Refuse an objective that does not depend on the model. Inside of ``vmap`` this cannot be seen."""
     if not total.requires_grad:
-        found = "give no part of the local objective that depends on the model"
+        fault = "give no part of the local objective that depends on the model"
         hint = "return a term that has a gradient, or a task_scale above 0"
-        raise session.broken(None, found, hint=hint)
+        raise session.broken(None, fault, hint=hint)
 
 
 def total_loss(session: LocalSession, step: Step, *, record: bool = True) -> Tensor:
@@ -66,28 +66,28 @@ def _versions(step: Step) -> dict[str, int]:
     return {"y": step.y._version, "features": step.features._version, "logits": step.logits._version}
 
 
-def _check_unedited(session: LocalSession, plugin: Plugin, hook: str, step: Step, before: Mapping[str, int]) -> None:
-    for name in [name for name, version in _versions(step).items() if version != before[name]]:
-        found = f"edits step.{name} in place, which all plugins share"
-        raise session.broken(plugin.name, found, hook=hook, hint=f"edit a copy: step.{name}.clone()")
+def _check_unedited(session: LocalSession, plugin: Plugin, hook: str, step: Step, versions: Mapping[str, int]) -> None:
+    for name in [name for name, version in _versions(step).items() if version != versions[name]]:
+        fault = f"edits step.{name} in place, which all plugins share"
+        raise session.broken(plugin.name, fault, hook=hook, hint=f"edit a copy: step.{name}.clone()")
 
 
 def _check_loss(session: LocalSession, plugin: Plugin, loss: Any) -> None:
     if not isinstance(loss, Loss):
-        found, expected = f"returned {type(loss).__name__}", "Loss, a list of Loss or None"
-        raise session.broken(plugin.name, found, hook="local_loss", expected=expected, hint="wrap it: Loss(value)")
+        fault, expected = f"returned {type(loss).__name__}", "Loss, a list of Loss or None"
+        raise session.broken(plugin.name, fault, hook="local_loss", expected=expected, hint="wrap it: Loss(value)")
     if loss.value is not None:
         _check_scalar(session, plugin, "local_loss", loss.value)
     if loss.task_scale != 1.0 and not plugin.scales_task:
-        found = f"returned task_scale {loss.task_scale} without declaring scales_task = True"
-        raise session.broken(plugin.name, found, hook="local_loss")
+        fault = f"returned task_scale {loss.task_scale} without declaring scales_task = True"
+        raise session.broken(plugin.name, fault, hook="local_loss")
 
 
 def _check_scalar(session: LocalSession, plugin: Plugin, hook: str, value: Any) -> None:
     if not isinstance(value, Tensor) or value.ndim != 0:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        found, expected, hint = f"returned a value of {shape}", "a 0-dim tensor", "did you forget .mean()?"
-        raise session.broken(plugin.name, found, hook=hook, expected=expected, hint=hint)
+        fault, expected, hint = f"returned a value of {shape}", "a 0-dim tensor", "did you forget .mean()?"
+        raise session.broken(plugin.name, fault, hook=hook, expected=expected, hint=hint)
 
 
 Rows = Tensor | slice | None
@@ -112,8 +112,8 @@ class SecondPass:
         trained = self._session.working.trained
         with self._undisturbed(trained, weights), self._same_numbers(), torch.enable_grad():
             total = self._evaluate(rows)
-            found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
-        return {name: gradient for name, gradient in zip(trained, found) if gradient is not None}
+            gradients = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
+        return {name: gradient for name, gradient in zip(trained, gradients) if gradient is not None}
 
     @contextmanager
     def _undisturbed(self, trained: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> Iterator[None]:
@@ -121,9 +121,9 @@ class SecondPass:
         session = self._session
         notes = {plugin: dict(values) for plugin, values in session.scratch.items()}
         replaced = [trained[name] for name in weights]
-        own = [*replaced, *session.working.module.buffers(), *_tensors_in(notes)]
+        tensors = [*replaced, *session.working.module.buffers(), *_tensors_in(notes)]
         with torch.no_grad():
-            values = [tensor.clone() for tensor in own]
+            copies = [tensor.clone() for tensor in tensors]
             for parameter, value in zip(replaced, weights.values()):
                 parameter.copy_(value)
         try:
@@ -131,7 +131,7 @@ class SecondPass:
         finally:
             # Every tensor, as torch counts no edit of BatchNorm's statistics; and through .data, as a note may be a
             # received tensor: the copy must not count as an edit of it.
-            for tensor, value in zip(own, values):
+            for tensor, value in zip(tensors, copies):
                 tensor.data.copy_(value)
             for plugin, noted in session.scratch.items():
                 noted.clear()
@@ -144,12 +144,12 @@ class SecondPass:
             yield
             return
         generator = global_generators(self._session.working.device)[-1]
-        now = generator.get_state()
+        state = generator.get_state()
         generator.set_state(self.before)
         try:
             yield
         finally:
-            generator.set_state(now)
+            generator.set_state(state)
 
 
 def change_gradients(session: LocalSession, step: Step) -> None:
@@ -158,18 +158,18 @@ def change_gradients(session: LocalSession, step: Step) -> None:
     :raises PluginContractError: a name or a shape does not fit.
     """
     trained = {name: p for name, p in session.working.trained.items() if p.grad is not None}
-    given = MappingProxyType({name: p.grad for name, p in trained.items()})
+    gradients = MappingProxyType({name: p.grad for name, p in trained.items()})
     with torch.no_grad():
-        for plugin, found in session.plugins.each("gradients", step=step, gradients=given):
-            if found is None:
+        for plugin, replacements in session.plugins.each("gradients", step=step, gradients=gradients):
+            if replacements is None:
                 continue
             names = "the names that it was given"
-            session.check_fit(found, trained, plugin=plugin.name, hook="gradients", names=names)
+            session.check_fit(replacements, trained, plugin=plugin.name, hook="gradients", names=names)
             for name, parameter in trained.items():
-                if name not in found:
+                if name not in replacements:
                     parameter.grad = None
-                elif found[name] is not parameter.grad:
-                    parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(found[name])
+                elif replacements[name] is not parameter.grad:
+                    parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(replacements[name])
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:

@@ -97,8 +97,8 @@ class ClientRuntime:
         """
         outcomes: dict[str, Outcome] = {}
         for runtime in dict.fromkeys(self.of(task.client) for task in tasks):
-            own = [task for task in tasks if self.of(task.client) is runtime]
-            outcomes |= zip((task.id for task in own), runtime.runner.run(own, Begin(runtime, shared)), strict=True)
+            group = [task for task in tasks if self.of(task.client) is runtime]
+            outcomes |= zip((task.id for task in group), runtime.runner.run(group, Begin(runtime, shared)), strict=True)
         return [outcomes[task.id] for task in tasks]
 
     def training(self, shared: SharedPayload | None, task: ClientTask, working: WorkingModel) -> Training:
@@ -202,7 +202,7 @@ class ClientRuntime:
         config, working, device = config or self.config, working or self.working, self.working.device
         data = ClientData.training(self.dataset, self.partition.train[task.client], device, augmented=config.augment)
         saved = self.store.read(task.client, task.version) if saved is None else {**saved}
-        kept = unflatten(saved.pop(CORE, {}))
+        models = unflatten(saved.pop(CORE, {}))
         to_it_alone = {} if task.kind == "ask" else task.tensors
         own = unflatten({name: tensor.to(device, copy=True) for name, tensor in to_it_alone.items()})
         received = {name: {**shared.received.get(name, {}), **own.get(name, {})} for name in {**shared.received, **own}}
@@ -216,8 +216,8 @@ class ClientRuntime:
             work=LocalWork.of(config, len(data), working.smallest_batch, task.meta),
             lr=shared.lr,
             received=received,
-            start={**working.first_personal, **shared.model, **kept.get("personal", {})},
-            previous=self.setup.snapshots.named(kept["previous"]) if "previous" in kept else {},
+            start={**working.first_personal, **shared.model, **models.get("personal", {})},
+            previous=self.setup.snapshots.named(models["previous"]) if "previous" in models else {},
             states=States(saved, read_only=read_only, device=device),
             public=self.dataset.public,
         )
@@ -246,15 +246,15 @@ class ClientRuntime:
             update = plugins.call(plugin.name, "pre_upload", client=client, update=update) or update
             update = _with_json_metrics(session, plugin.name, "pre_upload", update)
         if plugins.implements("guard_upload"):  # a context takes its time
-            for plugin, seen in plugins.each("guard_upload", client=context_of(session, ""), update=update):
-                update = _with_json_metrics(session, plugin.name, "guard_upload", update if seen is None else seen)
+            for plugin, changed in plugins.each("guard_upload", client=context_of(session, ""), update=update):
+                update = _with_json_metrics(session, plugin.name, "guard_upload", changed or update)
         refuse_edits(session)
         version = self.store.write(session.client, session.round, {**session.states.snapshot(), **kept})
-        sent = {plugin: self._sent(plugin, tensors) for plugin, tensors in update.payload.items() if tensors}
+        payload = {plugin: self._sent(plugin, tensors) for plugin, tensors in update.payload.items() if tensors}
         model = self._sent("", update.model)
         session.stop_clock()
-        seconds, of_plugins = session.seconds, dict(session.plugin_seconds)
-        return replace(update, model=model, payload=sent, version=version, seconds=seconds, plugin_seconds=of_plugins)
+        seconds, by_plugin = session.seconds, dict(session.plugin_seconds)
+        return replace(update, model=model, payload=payload, version=version, seconds=seconds, plugin_seconds=by_plugin)
 
     def _end_local(
         self, session: LocalSession, personal: Callable[[], Tensors]
@@ -272,11 +272,11 @@ class ClientRuntime:
         previous = self.setup.snapshots.join(session.working.state) if plugins.reads("previous") else {}
         payload: dict[str, Tensors] = {}
         if plugins.implements("end_local"):  # a context takes its time
-            for _, sent in plugins.each("end_local", client=context_of(session, "")):
-                for namespace, tensors in (sent or {}).items():
+            for _, returned in plugins.each("end_local", client=context_of(session, "")):
+                for namespace, tensors in (returned or {}).items():
                     payload[namespace] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        kept = {"previous": previous, "personal": personal()}
-        return losses, payload, {CORE: flatten(kept)[0]} if any(kept.values()) else {}
+        models = {"previous": previous, "personal": personal()}
+        return losses, payload, {CORE: flatten(models)[0]} if any(models.values()) else {}
 
     def _sent(self, plugin: str, tensors: Mapping[str, Any]) -> Tensors:
         """Return tensors of an update: on the CPU if a plugin on the server reads them, else where they are.
@@ -296,8 +296,8 @@ class ClientRuntime:
         with closing(self.session(task, shared, read_only=f"question {question}")) as session:
             tensors = {name: tensor.to(self.working.device) for name, tensor in task.tensors.items()}
             answer = plugins.answer(plugin, question, client=context_of(session, plugin), tensors=tensors) or {}
-            for _, seen in plugins.each("pre_answer", client=context_of(session, ""), answer=answer):
-                answer = answer if seen is None else seen
+            for _, changed in plugins.each("pre_answer", client=context_of(session, ""), answer=answer):
+                answer = answer if changed is None else changed
         return Reply(on_cpu({name: tensor.detach().clone() for name, tensor in answer.items()}))
 
     def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> Evaluation:
@@ -306,9 +306,9 @@ class ClientRuntime:
         saved = self._adapted(task, shared) if "adapt" in task.meta else None
         with closing(self.session(task, shared, read_only="personal_model", saved=saved)) as session:
             with random_stream(session.derive_seed("evaluation"), self.working.device):
-                found = evaluate_client(session, self.dataset, parts, task.meta)
+                evaluation = evaluate_client(session, self.dataset, parts, task.meta)
             refuse_edits(session, hook="personal_model")
-            return found
+            return evaluation
 
     def _adapted(self, task: ClientTask, shared: SharedPayload | None) -> dict[str, dict[str, Any]]:
         """Train a client for the task's ``adapt`` epochs; return the state that it would keep. Nothing is stored.
@@ -323,18 +323,18 @@ class ClientRuntime:
             begin_local(session)
             session.prepare_training()
             drain(epochs_of(session, range(session.work.epochs)), take_step)
-            own = session.working.personal if self.setup.has_own_models else session.working.snapshot
-            _, _, kept = self._end_local(session, own)
+            personal = session.working.personal if self.setup.has_own_models else session.working.snapshot
+            _, _, kept = self._end_local(session, personal)
             return {**session.states.snapshot(), **kept}
 
 
 def _require_steps(session: LocalSession) -> None:
     """Fail a client that took no step. A later epoch has batches of the same sizes, so it would take none either."""
     if session.steps == 0:
-        found = f"client {session.client} has {len(session.data)} samples and made no optimizer step"
+        fault = f"client {session.client} has {len(session.data)} samples and made no optimizer step"
         skipped = session.working.smallest_batch > 1
-        why = "; with BatchNorm in the model a batch of one sample is skipped" if skipped else ""
-        raise Failed("no_steps", f"{found}{why}")
+        reason = "; with BatchNorm in the model a batch of one sample is skipped" if skipped else ""
+        raise Failed("no_steps", f"{fault}{reason}")
 
 
 def _with_json_metrics(session: LocalSession, plugin: str, hook: str, update: ClientUpdate) -> ClientUpdate:
@@ -355,15 +355,15 @@ def refuse_edits(session: LocalSession, *, hook: str | None = None) -> None:
     """
     for name, parameter in session.working.parameters.items():
         if parameter.data_ptr() != session.working.state[name].data_ptr():
-            found = f"assign to .data of {name!r} of client.model, which is then not what is loaded, trained and sent"
+            fault = f"assign to .data of {name!r} of client.model, which is then not what is loaded, trained and sent"
             hint = "return a start from begin_local (starts), or put weights into a copy: client.network(weights)"
-            raise session.broken(None, found, hook=hook, hint=hint)
+            raise session.broken(None, fault, hook=hook, hint=hint)
     for plugin, tensors in session.received.items():
         for name, tensor in tensors.items():
             if tensor._version:  # torch counts edits; every engine makes copies of what it receives
-                found = f"edits client.received[{name!r}] in place, which other clients share"
+                fault = f"edits client.received[{name!r}] in place, which other clients share"
                 hint = f"edit a copy: client.received[{name!r}].clone()"
-                raise session.broken(plugin, found, hook=hook, hint=hint)
+                raise session.broken(plugin, fault, hook=hook, hint=hint)
 
 
 def begin_local(session: LocalSession) -> None:
@@ -380,20 +380,20 @@ def _chosen_starts(session: LocalSession, plugins: Iterable[Plugin]) -> Tensors:
 
     :raises PluginContractError: a plugin returned an undeclared name or a wrong shape, or it edited the model.
     """
-    like, starts = session.working.state, Tensors()
-    before = {name: tensor._version for name, tensor in like.items()}
+    state, starts = session.working.state, Tensors()
+    versions = {name: tensor._version for name, tensor in state.items()}
     for plugin in plugins:
         returned = session.plugins.call(plugin.name, "begin_local", client=context_of(session, ""))
-        edited = next((name for name, version in before.items() if like[name]._version != version), None)
+        edited = next((name for name, version in versions.items() if state[name]._version != version), None)
         if edited is not None:
-            found = f"edits {edited!r} of client.model in place"
+            fault = f"edits {edited!r} of client.model in place"
             hint = "declare the names in starts and return their values, so that other plugins start from them, too"
-            raise session.broken(plugin.name, found, hook="begin_local", hint=hint)
+            raise session.broken(plugin.name, fault, hook="begin_local", hint=hint)
         tensors = returned or {}
         declared = session.working.setup.claimed(plugin, "starts", personal=True) if tensors else []
         names = f"names that it declares in starts = {plugin.starts}, without those that are not trained"
-        startable = {name: like[name] for name in declared}
+        startable = {name: state[name] for name in declared}
         session.check_fit(tensors, startable, plugin=plugin.name, hook="begin_local", names=names)
         for name, tensor in tensors.items():
-            starts[name] = torch.empty_like(like[name], requires_grad=False).copy_(tensor.detach())
+            starts[name] = torch.empty_like(state[name], requires_grad=False).copy_(tensor.detach())
     return starts

@@ -42,15 +42,15 @@ class LocalWork:
     """Whether every sample is in some batch."""
 
     @classmethod
-    def of(cls, options: TrainingOptions, samples: int, needed: int, asked: Mapping[str, Any]) -> LocalWork:
+    def of(cls, options: TrainingOptions, samples: int, needed: int, meta: Mapping[str, Any]) -> LocalWork:
         """Return the work of a client.
 
         :param samples: the number of its samples.
         :param needed: the number of samples that the model needs in a batch.
-        :param asked: the task's ``epochs`` or ``steps``; without them the client does the configuration's work.
+        :param meta: the task's ``epochs`` or ``steps``; without them the client does the configuration's work.
         """
         smallest_batch = options.smallest_batch(samples, needed)
-        unit, work = options.work_of(asked)
+        unit, work = options.work_of(meta)
         if unit == "epochs":
             return cls(work, None, smallest_batch, True)
         per_epoch = options.batches(samples, needed)
@@ -159,9 +159,9 @@ class LocalSession:
         """Drop the contexts. They refer back to the session, which would outlive its use."""
         self.contexts.clear()
 
-    def broken(self, plugin: str | None, found: str, **more: Any) -> PluginContractError:
+    def broken(self, plugin: str | None, fault: str, **more: Any) -> PluginContractError:
         """Return the error that a plugin breaks its contract at this client."""
-        return PluginContractError.of(plugin, found, round=self.round, client=self.client, **more)
+        return PluginContractError.of(plugin, fault, round=self.round, client=self.client, **more)
 
     def check_fit(
         self, returned: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, plugin: str, hook: str, names: str
@@ -175,8 +175,8 @@ class LocalSession:
         for name, tensor in returned.items():
             shape = expected[name].shape if name in expected else None
             if tensor.shape != shape:
-                found = f"gives {name!r} of shape {tuple(tensor.shape)}"
-                raise self.broken(plugin, found, hook=hook, expected=names if shape is None else str(tuple(shape)))
+                fault = f"gives {name!r} of shape {tuple(tensor.shape)}"
+                raise self.broken(plugin, fault, hook=hook, expected=names if shape is None else str(tuple(shape)))
 
     def start_clock(self) -> None:
         """Begin to count the seconds of the client and of its plugins."""
@@ -220,8 +220,8 @@ class LocalSession:
         self.memory = Memory() if self.working.setup.breaks or self.requests.groups else self.working.memory
         self.losses = LossTotals(self.memory.losses())
         if self.requests.frozen:
-            every = (self.requests.excluded(epoch, self.work.epochs) for epoch in range(self.work.epochs or 1))
-            self._throughout = frozenset.intersection(*every)
+            by_epoch = (self.requests.excluded(epoch, self.work.epochs) for epoch in range(self.work.epochs or 1))
+            self._throughout = frozenset.intersection(*by_epoch)
         self.working.set_trainable(self._throughout)
         self.excluded = self._throughout
         own = ParameterGroup(list(self.working.trained.values()), self.lr, self.config.weight_decay)
@@ -244,13 +244,13 @@ class LocalSession:
         :raises PluginContractError: the model assigned a buffer, or changed a parameter that is not trained.
         """
         if changed := self.working.changed_parameter():
-            found = f"changes {changed!r}, a parameter without gradients, which is neither sent nor reset"
+            fault = f"changes {changed!r}, a parameter without gradients, which is neither sent nor reset"
             hint = "register it as a buffer, which is both: self.register_buffer(name, tensor)"
-            raise PluginContractError.of(self.config.model, found, kind="model", hint=hint)
+            raise PluginContractError.of(self.config.model, fault, kind="model", hint=hint)
         if assigned := self.working.assigned_buffer():
-            found = f"assigns the buffer {assigned}, and the new tensor would be neither sent nor reset"
+            fault = f"assigns the buffer {assigned}, and the new tensor would be neither sent nor reset"
             hint = f"write into it: self.{assigned.rpartition('.')[2]}.copy_(value)"
-            raise PluginContractError.of(self.config.model, found, kind="model", hint=hint)
+            raise PluginContractError.of(self.config.model, fault, kind="model", hint=hint)
         self._exclude(self._throughout)
         self.working.switch(training=False)
 
@@ -282,6 +282,6 @@ class LocalSession:
         self.working.load({**self._parked, **patches}, self.excluded)
         self.working.load_frozen(self.start, self.previous)
         self._parked = None
-        named = self.working.parameters.items()
-        patched = [parameter for name, parameter in named if name in patches and parameter.requires_grad]
+        parameters = self.working.parameters.items()
+        patched = [parameter for name, parameter in parameters if name in patches and parameter.requires_grad]
         self.optimizer.begin(patched)

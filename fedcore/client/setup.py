@@ -85,8 +85,8 @@ class Setup:
             section.built(config, model)
         for plugin, changed in plugins.each("configure_model", model=model, task=task):
             if changed is not None and not isinstance(changed, SplitModel):
-                found, expected = f"returned {type(changed).__name__}", "a SplitModel or None"
-                raise PluginContractError.of(plugin.name, found, hook="configure_model", expected=expected)
+                fault, expected = f"returned {type(changed).__name__}", "a SplitModel or None"
+                raise PluginContractError.of(plugin.name, fault, hook="configure_model", expected=expected)
             model = changed or model
         _check_forward(config, model, task, sample, [p.name for p in plugins.implementers("configure_model")])
         if config.memory_format == "channels_last" and (problem := problem_in_channels_last(model, sample)):
@@ -106,8 +106,8 @@ class Setup:
             _check_needs(setup, plugin)
         for section in RunConfig.sections():
             section.check(config, setup)
-        seen: RunSetup = setup
-        plugins.call_all("check_run", setup=seen)
+        run_setup: RunSetup = setup
+        plugins.call_all("check_run", setup=run_setup)
         return setup
 
     @cached_property
@@ -116,10 +116,10 @@ class Setup:
         kind, names = self.task.kind, self.config.metrics
         if names and not kind.classes:
             raise ConfigError(f"--metric {names[0]} is of classes; task {kind.name!r} has {', '.join(kind.metrics)}")
-        made: Metrics = kind.metrics
+        metrics: Metrics = kind.metrics
         if names:
-            made = registry.needed("feature", "make_metrics", f"--metric {names[0]}")(names, self.task.num_classes)
-        return made
+            metrics = registry.needed("feature", "make_metrics", f"--metric {names[0]}")(names, self.task.num_classes)
+        return metrics
 
     @cached_property
     def placement(self) -> Placement:
@@ -280,10 +280,10 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, sample
 
 def _check_training(options: ModelOptions, model: SplitModel, dataset: Dataset) -> None:
     """Refuse a model that works in evaluation, but cannot be trained by a step."""
-    for path, part in model.named_modules():
-        if getattr(part, "sparse", False) is True:
+    for path, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
             raise ConfigError(
-                f"model {options.model!r}: {path!r}, of class {type(part).__name__}, has sparse gradients, which no "
+                f"model {options.model!r}: {path!r}, of class {type(module).__name__}, has sparse gradients, which no "
                 "optimizer of a run takes; make it with sparse=False"
             )
     batch = dataset.train.gather(torch.zeros(2, dtype=torch.int64)).to(torch.device("cpu"))
@@ -301,11 +301,11 @@ def _check_training(options: ModelOptions, model: SplitModel, dataset: Dataset) 
 
 def _check_untied(options: ModelOptions, model: SplitModel) -> None:
     """Refuse tied weights that are trained: under two names one tensor is averaged, changed and kept twice."""
-    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if parameter.requires_grad and first[id(parameter)] != name:
+        if parameter.requires_grad and names[id(parameter)] != name:
             raise ConfigError(
-                f"model {options.model!r}: {first[id(parameter)]!r} and {name!r} are one tensor (tied weights), which "
+                f"model {options.model!r}: {names[id(parameter)]!r} and {name!r} are one tensor (tied weights), which "
                 "cannot be averaged under two names; register one module under one name, or give the model two tensors"
             )
 
@@ -313,10 +313,10 @@ def _check_untied(options: ModelOptions, model: SplitModel) -> None:
 def _check_values(options: ModelOptions, model: SplitModel, layout: Layout) -> None:
     """Refuse tensors that no client can train and send: complex ones, and values that no update may have."""
     state = model.state_dict()
-    sent = {name: state[name] for name in layout.shapes if name in layout.trainable or name in layout.shared}
-    faults = ((name, "is complex, which is not averaged") for name, tensor in sent.items() if tensor.is_complex())
-    if found := next(faults, None) or out_of_range(sent):
-        name, fault = found
+    tensors = {name: state[name] for name in layout.shapes if name in layout.trainable or name in layout.shared}
+    faults = ((name, "is complex, which is not averaged") for name, tensor in tensors.items() if tensor.is_complex())
+    if problem := next(faults, None) or out_of_range(tensors):
+        name, fault = problem
         hint = "parameters have to be finite real numbers"
         if name in layout.buffers:
             hint = "a buffer that is the same everywhere need not travel: register_buffer(..., persistent=False)"
@@ -408,7 +408,7 @@ def _check_claims(setup: Setup) -> None:
 
 
 def _breaks(options: TrainingOptions, plugins: PluginSet) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
+    breaks: dict[int, list[str]] = {}
     for plugin in plugins:
         if plugin.exchanges is None:
             continue
@@ -425,5 +425,5 @@ def _breaks(options: TrainingOptions, plugins: PluginSet) -> dict[int, list[str]
                     f"exchanges at the start of epoch {epoch}",
                     expected=f"epochs from 1 to {options.local_epochs - 1} (local_epochs is {options.local_epochs})",
                 )
-            found.setdefault(epoch, []).append(plugin.name)
-    return dict(sorted(found.items()))
+            breaks.setdefault(epoch, []).append(plugin.name)
+    return dict(sorted(breaks.items()))

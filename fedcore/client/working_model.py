@@ -35,8 +35,8 @@ def all_outputs(model: SplitModel, data: ClientData, positions: Tensor | None = 
     """Return a model's outputs on a client's samples (default all), in the given order."""
     order = _order(data, positions)
     with torch.no_grad():
-        chunks = [model(data.inputs(part)) for part in order.split(forward_chunk(order.device))]
-    return Outputs(torch.cat([c.features for c in chunks]), torch.cat([c.logits for c in chunks]))
+        outputs = [model(data.inputs(chunk)) for chunk in order.split(forward_chunk(order.device))]
+    return Outputs(torch.cat([each.features for each in outputs]), torch.cat([each.logits for each in outputs]))
 
 
 def mean_gradients(
@@ -47,14 +47,14 @@ def mean_gradients(
     :param names: the names of the parameters. A parameter that the loss does not depend on has gradient 0.
     """
     order = _order(data, positions)
-    own = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if name in names}
-    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in own.items()}
+    parameters = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if name in names}
+    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
     with evaluating(model), torch.enable_grad():
-        for part in order.split(max(100, forward_chunk(order.device) // 8)):
-            outputs = Outputs(*functional_call(model, own, (data.inputs(part),)))
-            value = loss(outputs, data.labels[part]) * (len(part) / len(order))
-            gradients = torch.autograd.grad(value, list(own.values()), allow_unused=True)
-            for name, gradient in zip(own, gradients):
+        for chunk in order.split(max(100, forward_chunk(order.device) // 8)):
+            outputs = Outputs(*functional_call(model, parameters, (data.inputs(chunk),)))
+            value = loss(outputs, data.labels[chunk]) * (len(chunk) / len(order))
+            gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+            for name, gradient in zip(parameters, gradients):
                 if gradient is not None:
                     total[name].add_(gradient)
     return total
@@ -125,8 +125,8 @@ class WorkingModel:
     def __init__(self, setup: Setup, memory: Memory | None = None) -> None:
         self.setup, self.layout, self.device = setup, setup.layout, setup.placement.device
         self.module = setup.placement.model(setup.model)
-        self._parts = list(self.module.modules())
-        self._own_switch = any(type(part).train is not nn.Module.train for part in self._parts)
+        self._submodules = list(self.module.modules())
+        self._overrides_train = any(type(module).train is not nn.Module.train for module in self._submodules)
         self.state = self.module.state_dict()
         """All tensors of the model by name (views, not copies)."""
         self.parameters = dict(self.module.named_parameters())
@@ -149,13 +149,13 @@ class WorkingModel:
         """The buffers in ``state``."""
         self.unsaved: list[tuple[nn.Module, str, Tensor, Tensor]] = []
         """The buffers that ``state`` lacks, with their first values: each client starts with these."""
-        for part in self._parts:
-            for name, buffer in part.named_buffers(recurse=False):
-                if name in part._non_persistent_buffers_set:
-                    own = part._buffers[name] = buffer.contiguous()  # an expanded one cannot be written
-                    self.unsaved.append((part, name, own, own.clone()))
+        for module in self._submodules:
+            for name, buffer in module.named_buffers(recurse=False):
+                if name in module._non_persistent_buffers_set:
+                    buffer = module._buffers[name] = buffer.contiguous()  # an expanded one cannot be written
+                    self.unsaved.append((module, name, buffer, buffer.clone()))
                 else:
-                    self._saved.append((part, name, buffer))
+                    self._saved.append((module, name, buffer))
         self._plain = PlainAttributes(self.module)
         self.set_trainable(())  # a copy of another working model has its client's frozen parameters
         self.smallest_batch = setup.smallest_batch
@@ -168,21 +168,21 @@ class WorkingModel:
         copy_into(self.state, self._fixed_buffers)
         copy_into(self.state, tensors)
         self._plain.restore()
-        for part, name, buffer, first in self.unsaved:
-            held = getattr(part, name)
-            if held is None or held.shape == first.shape:  # else a cache, which the model made longer
-                part._buffers[name] = buffer.copy_(first)
+        for module, name, buffer, first in self.unsaved:
+            current = getattr(module, name)
+            if current is None or current.shape == first.shape:  # else a cache, which the model made longer
+                module._buffers[name] = buffer.copy_(first)
         if self.module.training:
             self.switch(training=False)
         self.set_trainable(excluded)
 
     def switch(self, *, training: bool) -> None:
         """Switch to training or eval mode as ``module.train`` does, which takes as long as a step of a small model."""
-        if self._own_switch:
+        if self._overrides_train:
             self.module.train(training)
         else:
-            for part in self._parts:
-                vars(part)["training"] = training
+            for module in self._submodules:
+                vars(module)["training"] = training
 
     def set_trainable(self, excluded: Collection[str]) -> None:
         """Enable gradients of the trainable parameters that are not excluded, and drop all present gradients."""
@@ -192,8 +192,8 @@ class WorkingModel:
                 parameter.requires_grad_(name in trainable)
             parameter.grad = None
         if trainable != self.trained.keys():
-            self.trained = {name: own for name, own in self.parameters.items() if name in trainable}
-            self.shared = {name: own for name, own in self.trained.items() if name not in self.layout.personal}
+            self.trained = {name: p for name, p in self.parameters.items() if name in trainable}
+            self.shared = {name: p for name, p in self.trained.items() if name not in self.layout.personal}
 
     def load_frozen(self, start: Tensors, previous: Tensors) -> None:
         """Load the frozen copies: the model from which the round starts, and the client's previous model, if any."""
@@ -203,8 +203,8 @@ class WorkingModel:
 
     def assigned_buffer(self) -> str:
         """Return a buffer of ``state`` that the model replaced by another tensor; empty if there is none."""
-        others = ((part, name) for part, name, own in self._saved if getattr(part, name) is not own)
-        return next((f"{type(part).__name__}.{name}" for part, name in others), "")
+        replaced = ((module, name) for module, name, buffer in self._saved if getattr(module, name) is not buffer)
+        return next((f"{type(module).__name__}.{name}" for module, name in replaced), "")
 
     def changed_parameter(self) -> str:
         """Return a fixed parameter that a forward pass has changed, as a momentum encoder does; empty without one."""
@@ -212,7 +212,7 @@ class WorkingModel:
 
     def _sums_of_fixed(self) -> dict[str, float]:
         # Edits through .data, which such code uses, leave torch's count of edits as it is.
-        return numbers({name: own.detach().sum(dtype=torch.float64) for name, own in self._fixed_parameters.items()})
+        return numbers({name: p.detach().sum(dtype=torch.float64) for name, p in self._fixed_parameters.items()})
 
     def snapshot(self) -> Tensors:
         """Return a copy of all parameters and buffers, without the fixed ones."""

@@ -47,10 +47,10 @@ class InProcessEngine:
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
         """Run tasks, as many at a time as the runner takes together."""
-        for together in groups_of(tasks, self._runtime.runner.together):
-            shared = self._shared.get(together[0].shared or "")
-            outcomes = self._runtime.handle_together([each.complete() for each in together], shared)
-            yield from zip(together, outcomes, strict=True)
+        for group in groups_of(tasks, self._runtime.runner.together):
+            shared = self._shared.get(group[0].shared or "")
+            outcomes = self._runtime.handle_together([task.complete() for task in group], shared)
+            yield from zip(group, outcomes, strict=True)
 
     def close(self) -> None:
         """Drop the shared payloads and the paused clients."""
@@ -60,10 +60,10 @@ class InProcessEngine:
 
 def groups_of(tasks: Iterable[ClientTask], most: int) -> Iterator[list[ClientTask]]:
     """Join trainings of neighbours, up to ``most``. Who is joined depends on nothing else, as bits depend on it."""
-    for (kind, *_), run in itertools.groupby(tasks, alike):
+    for (kind, *_), neighbours in itertools.groupby(tasks, alike):
         size = most if kind == "fit_begin" else 1
-        while together := list(itertools.islice(run, size)):
-            yield together
+        while group := list(itertools.islice(neighbours, size)):
+            yield group
 
 
 def alike(task: ClientTask) -> tuple[str, str | None, str]:

@@ -29,7 +29,7 @@ from fedcore.hooks.plugin import BUILTIN, Plugin, patterns_of
 CALLED: Mapping[str, Mapping[str, Any]] = {name: getattr(spec, "fedcore_called", {}) for name, spec in HOOKS.items()}
 """Hook -> how the core calls it (:func:`fedcore.hooks.hookspecs.called`)."""
 
-REJECTING = tuple(hook for hook, how in CALLED.items() if how.get("rejects"))
+REJECTING = tuple(hook for hook, traits in CALLED.items() if traits.get("rejects"))
 """Hooks that can reject an update."""
 
 
@@ -74,10 +74,10 @@ class PluginSet:
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"plugin {name!r} is listed twice; list it once")
-        made = cls([*plugins, create_plugin(BUILTIN, choices.get(BUILTIN, {}))])
-        for one, other in combinations(made, 2):
+        plugin_set = cls([*plugins, create_plugin(BUILTIN, choices.get(BUILTIN, {}))])
+        for one, other in combinations(plugin_set, 2):
             refuse_together(one, other)
-        return made
+        return plugin_set
 
     def __iter__(self) -> Iterator[Plugin]:
         """Iterate over the user's plugins, without the built-in plugin."""
@@ -122,8 +122,8 @@ class PluginSet:
 
         If all results are None, the pair is the built-in plugin and None.
         """
-        found = (pair for pair in self.each(hook, **arguments) if pair[1] is not None)
-        return next(found, (self.plugins[-1], None))
+        results = (pair for pair in self.each(hook, **arguments) if pair[1] is not None)
+        return next(results, (self.plugins[-1], None))
 
     def call(self, plugin_name: str, hook: str, **arguments: Any) -> Any:
         """Call a hook on one plugin only; return None if the plugin does not implement it."""
@@ -139,8 +139,8 @@ class PluginSet:
 
         :raises PluginContractError: ``method`` is not a method of the plugin that is marked as a question.
         """
-        for name, own in self._questions[plugin_name].items():
-            if method == own:
+        for name, marked in self._questions[plugin_name].items():
+            if method == marked:
                 return name
         raise PluginContractError.of(
             plugin_name, f"asks {method!r}", expected="a method of the plugin that is marked with @question"
@@ -151,54 +151,54 @@ class PluginSet:
 
         :raises PluginContractError: the plugin marks no method of this name as a question.
         """
-        method = self._questions[plugin_name].get(question)
-        if method is None:
+        function = self._questions[plugin_name].get(question)
+        if function is None:
             raise PluginContractError.of(plugin_name, f"is asked {question!r}, which it does not mark as a question")
-        asked = _Method(method, tuple(inspect.signature(method).parameters), plugin_name)
-        return self._invoke_one(plugin_name, asked, f"{QUESTION} {question}", arguments)
+        method = _Method(function, tuple(inspect.signature(function).parameters), plugin_name)
+        return self._invoke_one(plugin_name, method, f"{QUESTION} {question}", arguments)
 
     def _invoke(self, name: str, methods: list[_Method], hook: str, arguments: Mapping[str, Any]) -> Any:
         """Call a plugin's implementation of a hook, and join the results of its parts."""
         result: Any = None
         for method in methods:
-            found = self._invoke_one(name, method, hook, arguments)
-            if found is None:
+            returned = self._invoke_one(name, method, hook, arguments)
+            if returned is None:
                 continue
             if replaced := CALLED[hook].get("replaces"):
-                if isinstance(found, ClientUpdate):
-                    found = arguments[replaced].merged(method.namespace, found)
-                arguments, result = {**arguments, replaced: found}, found
+                if isinstance(returned, ClientUpdate):
+                    returned = arguments[replaced].merged(method.namespace, returned)
+                arguments, result = {**arguments, replaced: returned}, returned
             else:
-                found = {method.namespace: found} if CALLED[hook].get("apart") else found
-                result = found if result is None else _joined(result, found, name, hook)
+                returned = {method.namespace: returned} if CALLED[hook].get("apart") else returned
+                result = returned if result is None else _joined(result, returned, name, hook)
         return result
 
     def _invoke_one(self, name: str, method: _Method, hook: str, arguments: Mapping[str, Any]) -> Any:
         """Call one method of the plugin of a name, or of its part."""
-        values, how = [], CALLED.get(hook, {})
+        values, traits = [], CALLED.get(hook, {})
         for argument in method.arguments:
             value = arguments[argument]
-            whole = name == BUILTIN or argument == how.get("whole")
+            whole = name == BUILTIN or argument == traits.get("whole")
             view = method.namespace if argument == "update" else name
             values.append(value if whole or not hasattr(value, "scoped") else value.scoped(view))
         began = time.perf_counter()
         try:
             result = method.function(*values)
         except RejectUpdate as error:
-            if how.get("rejects"):
+            if traits.get("rejects"):
                 raise
-            raised = f"raised RejectUpdate, which only {', '.join(REJECTING)} can: {error}"
-            raise PluginContractError.of(name, raised, hook=hook, **_where(arguments)) from error
+            fault = f"raised RejectUpdate, which only {', '.join(REJECTING)} can: {error}"
+            raise PluginContractError.of(name, fault, hook=hook, **_where(arguments)) from error
         except Exception as error:
             # An object that the hook used, such as its state, does not know the hook: its error is named here.
             if isinstance(error, PluginContractError) and error.plugin == name and error.hook is None:
-                found = str(error).removeprefix(f"plugin {name!r} ")
-                raise PluginContractError.of(name, found, hook=hook, **_where(arguments)) from error
+                fault = str(error).removeprefix(f"plugin {name!r} ")
+                raise PluginContractError.of(name, fault, hook=hook, **_where(arguments)) from error
             # An error of fedcore is raised as it is. In a hook that can leave an update out, only a broken contract is.
-            if isinstance(error, PluginContractError if how.get("rejects") else FedcoreError):
+            if isinstance(error, PluginContractError if traits.get("rejects") else FedcoreError):
                 raise
-            raised = f"raised {type(error).__name__}: {error}{place_of(error, method.function.__module__)}"
-            raise PluginCallError.of(name, raised, hook=hook, **_where(arguments)) from error
+            fault = f"raised {type(error).__name__}: {error}{place_of(error, method.function.__module__)}"
+            raise PluginCallError.of(name, fault, hook=hook, **_where(arguments)) from error
         if name in self.seconds:
             self.seconds[name] += time.perf_counter() - began
         if result is not None and (problem := problem_with(hook, result)):
@@ -220,7 +220,7 @@ class PluginSet:
                     if other is not plugin:
                         reason = f"both declare {declaration.name} = {name!r}"
                         raise PluginConflictError.of(other.name, plugin.name, reason)
-                    keepers = [keeper for keeper, own in kept.items() if name in own and keeper != plugin.name]
+                    keepers = [keeper for keeper, staying in kept.items() if name in staying and keeper != plugin.name]
                     if declaration.shared and keepers and patterns_of(plugin, declaration.name) != ("*",):
                         claim = f"{plugin.name!r} {declaration.name} {name!r}"
                         reason = f"{claim}, which {keepers[0]!r} keeps on each client"
@@ -286,8 +286,8 @@ def _calls(plugins: tuple[Plugin, ...]) -> dict[str, _Methods]:
     for hook in HOOKS:
         calls[hook] = {}
         for method in reversed(getattr(manager.hook, hook).get_hookimpls()):
-            name, own = owners[id(method.plugin)]
-            calls[hook].setdefault(name, []).append(_Method(method.function, method.argnames, own))
+            name, payload_name = owners[id(method.plugin)]
+            calls[hook].setdefault(name, []).append(_Method(method.function, method.argnames, payload_name))
     return calls
 
 
@@ -302,7 +302,7 @@ def _joined(one: Any, other: Any, plugin: str, hook: str) -> Any:
     :raises PluginContractError: both mappings have the same name.
     """
     if not isinstance(other, Mapping):
-        return [item for found in (one, other) for item in (found if isinstance(found, (list, tuple)) else [found])]
+        return [item for result in (one, other) for item in (result if isinstance(result, (list, tuple)) else [result])]
     if twice := sorted(map(str, set(one).intersection(other))):
         raise PluginContractError.of(plugin, f"returns {twice[0]!r} from two of the plugin's parts", hook=hook)
     return {**one, **other}

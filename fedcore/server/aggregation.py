@@ -30,7 +30,7 @@ BLOCK = 1 << 16
 
 
 def aggregate(
-    current: Round, server: ServerContext, running: RunningMean, kept: Mapping[str, list[ClientUpdate]]
+    current: Round, server: ServerContext, running: RunningMean, for_owners: Mapping[str, list[ClientUpdate]]
 ) -> None:
     """Compute w_{t+1}, which becomes the model of the round, then call ``end_round``.
 
@@ -38,7 +38,7 @@ def aggregate(
 
     :param server: the round as hooks see it.
     :param running: the mean of the accepted updates.
-    :param kept: by plugin, the updates that the plugin aggregates itself.
+    :param for_owners: by plugin, the updates that the plugin aggregates itself.
     :raises RoundFailedError: the weights add up to 0 or to infinity.
     :raises DivergedError: the new model is not finite.
     """
@@ -47,11 +47,11 @@ def aggregate(
     try:
         mean = setup.uploads.named(on_cpu(running.mean()))
     except ArithmeticError as error:
-        given = "".join(f", given by plugin {plugin.name!r} hook weight" for plugin in plugins.implementers("weight"))
-        raise RoundFailedError(f"round {current.number + 1}: {error}{given}") from None
+        origin = "".join(f", given by plugin {plugin.name!r} hook weight" for plugin in plugins.implementers("weight"))
+        raise RoundFailedError(f"round {current.number + 1}: {error}{origin}") from None
     model = {name: mean.get(name, tensor) for name, tensor in current.model.items()}
     current.phase = "aggregate"
-    for name, updates in kept.items():
+    for name, updates in for_owners.items():
         owned = plugins.call(name, "aggregate", server=server, updates=updates)
         model.update(_checked(setup, plugins[name], "aggregate", owned, setup.claimed(plugins[name], "owns")))
     current.phase = "round"
@@ -86,11 +86,11 @@ def with_singular_vectors(setup: Setup, tensors: Tensors) -> Tensors:
     state = model.state_dict()
     copy_into(state, {name: tensor for name, tensor in tensors.items() if name in state})
     iterations: list[Callable[[], object]] = []
-    for part in model.modules():
-        if isinstance(part, ParametrizationList) and any(type(each).__name__ == "_SpectralNorm" for each in part):
-            iterations.append(part.train())
-        hooks = [hook for hook in part._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
-        iterations += [partial(hook, part.train(), ()) for hook in hooks]
+    for module in model.modules():
+        if isinstance(module, ParametrizationList) and any(type(each).__name__ == "_SpectralNorm" for each in module):
+            iterations.append(module.train())
+        hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
+        iterations += [partial(hook, module.train(), ()) for hook in hooks]
     with torch.no_grad():
         for iterate in iterations * POWER_ITERATIONS:
             iterate()
@@ -115,7 +115,7 @@ def require_enough(current: Round) -> None:
             "--min-clients 0 such a round changes nothing and the run goes on."
         )
     failures = [failure for failure in current.failures if "question" not in failure]
-    what = (
+    shortage = (
         f"round {current.number + 1}: {len(current.accepted)} of {len(current.cohort)} clients gave a usable update, "
         f"--min-clients asks for {needed}. {_reasons(failures) or 'No other client was selected'}."
     )
@@ -123,8 +123,8 @@ def require_enough(current: Round) -> None:
     kinds = Counter(failure["kind"] for failure in failures)
     lacking = needed - len(current.accepted)
     if lacking <= kinds["diverged"]:  # there would be enough if they had not diverged
-        raise DivergedError(f"{what} {_against_divergence(current)}")
-    raise RoundFailedError(what, raised=lacking <= kinds["raised"] + len(current.raised))
+        raise DivergedError(f"{shortage} {_against_divergence(current)}")
+    raise RoundFailedError(shortage, raised=lacking <= kinds["raised"] + len(current.raised))
 
 
 def _reasons(failures: Iterable[Mapping[str, Any]]) -> str:
@@ -135,12 +135,12 @@ def _reasons(failures: Iterable[Mapping[str, Any]]) -> str:
         message = str(failure["message"]).removeprefix(f"client {client}: ").replace(f", client {client})", ")")
         reason = f"{failure['kind']}, {message}"
         clients.setdefault(reason, []).append(client)
-    said = []
+    listed = []
     for reason, failed in [*clients.items()][:5]:
         shown = ", ".join(map(str, failed[:10])) + ", ..." * (len(failed) > 10)
-        said.append(f"client{'s' * (len(failed) > 1)} {shown}: {reason}")
+        listed.append(f"client{'s' * (len(failed) > 1)} {shown}: {reason}")
     more = sum(map(len, [*clients.values()][5:]))
-    return "; ".join(said) + (f"; and {more} more" if more else "")
+    return "; ".join(listed) + (f"; and {more} more" if more else "")
 
 
 def _checked(
@@ -212,8 +212,8 @@ class RunningMean:
             if name not in self._sums:
                 self._sums[name] = torch.zeros(tensor.numel(), dtype=torch.float64, device=tensor.device)
             factor = samples if name in self._layout.buffers else weight
-            for total, part in zip(_blocks(self._sums[name]), _blocks(tensor.flatten()), strict=True):
-                total.add_(part, alpha=factor)  # torch converts the part to float64 first
+            for total, block in zip(_blocks(self._sums[name]), _blocks(tensor.flatten()), strict=True):
+                total.add_(block, alpha=factor)  # torch converts the block to float64 first
 
     def mean(self) -> Tensors:
         """Return the mean of the added models.

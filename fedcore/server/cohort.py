@@ -27,8 +27,8 @@ class Broadcasts:
     def __init__(self, scope: ServerScope, key: str) -> None:
         self.key = key
         plugins = scope.federation.setup.plugins
-        self._scope, self._plugins, self._seen = scope, plugins, scope.as_of_now()
-        self._own = [plugin.name for plugin in plugins.implementers("broadcast_to")]
+        self._scope, self._plugins, self._snapshot = scope, plugins, scope.as_of_now()
+        self._sends_singly = bool(plugins.implementers("broadcast_to"))
         broadcasts = plugins.each("broadcast", server=self._server("broadcast"))
         self._to_all = {plugin.name: dict(tensors) for plugin, tensors in broadcasts if tensors}
         self._shared = scope.share(key, self._to_all)
@@ -39,31 +39,31 @@ class Broadcasts:
 
         :returns: None if no plugin has ``broadcast_to``.
         """
-        return partial(self._message, client) if self._own else None
+        return partial(self._message, client) if self._sends_singly else None
 
     def count(self, clients: Iterable[int]) -> None:
         """Count the bytes sent to these clients. Their own messages that no engine has sent are computed first."""
         for client in clients:
-            if self._own and client not in self._sizes:
+            if self._sends_singly and client not in self._sizes:
                 self._message(client)
             for sender, size in (*self._shared.items(), *self._sizes.get(client, {}).items()):
                 self._scope.ledger[sender, "down"] += size
 
     def _server(self, hook: str) -> ScopeContext:
-        seen = copy.copy(self._seen)
+        scope = copy.copy(self._snapshot)
         # New states for each call: an edit in place must not reach the next call.
-        seen.states = States(seen.committed.plugins, read_only=hook)
-        return ScopeContext(seen)
+        scope.states = States(scope.committed.plugins, read_only=hook)
+        return ScopeContext(scope)
 
     def _message(self, client: int) -> Tensors:
         broadcasts = self._plugins.each("broadcast_to", server=self._server("broadcast_to"), client=client)
-        sent = {plugin.name: tensors or {} for plugin, tensors in broadcasts}
-        for plugin, tensors in sent.items():
+        by_plugin = {plugin.name: tensors or {} for plugin, tensors in broadcasts}
+        for plugin, tensors in by_plugin.items():
             if twice := sorted(set(tensors).intersection(self._to_all.get(plugin, {}))):
                 clash = f"sends {twice[0]!r}, which broadcast sends to all clients"
                 raise PluginContractError.of(plugin, clash, hook="broadcast_to", client=client)
-        self._sizes[client] = {name: bytes_of(tensors) for name, tensors in sent.items()}
-        return flatten(sent)[0]
+        self._sizes[client] = {name: bytes_of(tensors) for name, tensors in by_plugin.items()}
+        return flatten(by_plugin)[0]
 
 
 def train_cohort(current: Round, broadcasts: Broadcasts | None) -> Iterator[tuple[ClientTask, Outcome]]:
@@ -145,15 +145,15 @@ def _without_lost(
     :param before: the epoch; None for the end of the training.
     :returns: the tasks that stay, and the lost ones with their failures.
     """
-    kept: list[ClientTask] = []
+    staying: list[ClientTask] = []
     failed: list[tuple[ClientTask, Outcome]] = []
     for task in tasks:
         simulated = current.simulated[task.client]
         if simulated.failure is not None and simulated.lost_before(before):
             failed.append((task, ClientFailure(*simulated.failure)))
         else:
-            kept.append(task)
-    return kept, failed
+            staying.append(task)
+    return staying, failed
 
 
 def _exchange(current: Round, epoch: int, names: list[str], snapshots: Mapping[int, Tensors]) -> dict[int, Tensors]:
@@ -161,18 +161,18 @@ def _exchange(current: Round, epoch: int, names: list[str], snapshots: Mapping[i
     setup = current.federation.setup
     patches: dict[int, Tensors] = {client: {} for client in snapshots}
     for plugin in (setup.plugins[name] for name in names):
-        own = setup.claimed(plugin, "exchanges")
-        own_snapshots = {client: {name: tensors[name] for name in own} for client, tensors in snapshots.items()}
-        result = setup.plugins.call(
-            plugin.name, "mid_local_epoch", server=ScopeContext(current), epoch=epoch, snapshots=own_snapshots
+        layers = setup.claimed(plugin, "exchanges")
+        excerpts = {client: {name: tensors[name] for name in layers} for client, tensors in snapshots.items()}
+        returned = setup.plugins.call(
+            plugin.name, "mid_local_epoch", server=ScopeContext(current), epoch=epoch, snapshots=excerpts
         )
-        for tensors in own_snapshots.values():
+        for tensors in excerpts.values():
             current.ledger[plugin.name, "up"] += bytes_of(tensors)
-        for client, tensors in (result or {}).items():
+        for client, tensors in (returned or {}).items():
             if client not in snapshots:
-                found = f"patches client {client}, which is not paused"
-                raise PluginContractError.of(plugin.name, found, hook="mid_local_epoch", round=current.number)
-            check_partial(setup, tensors, own, plugin.name, "mid_local_epoch")
+                fault = f"patches client {client}, which is not paused"
+                raise PluginContractError.of(plugin.name, fault, hook="mid_local_epoch", round=current.number)
+            check_partial(setup, tensors, layers, plugin.name, "mid_local_epoch")
             current.ledger[plugin.name, "down"] += bytes_of(tensors)
             patches[client].update(tensors)
     return patches

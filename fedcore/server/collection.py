@@ -34,10 +34,10 @@ class Collector:
             for plugin in setup.plugins.implementers("aggregate")
             if plugin.owns
         }
-        self._touching = {plugin.name for hook in REJECTING for plugin in setup.plugins.implementers(hook)}
+        self._rejecting = {plugin.name for hook in REJECTING for plugin in setup.plugins.implementers(hook)}
         self.running_mean = RunningMean(setup.uploads, setup.uploads.shared)
         """The mean of the accepted models."""
-        self.kept: dict[str, list[ClientUpdate]] = {plugin: [] for plugin in self._owners}
+        self.for_owners: dict[str, list[ClientUpdate]] = {plugin: [] for plugin in self._owners}
         """By plugin that owns parameters, the updates that it aggregates itself."""
         self.versions: dict[int, int | None] = {}
         """The version of each accepted client's state; None if the client keeps nothing."""
@@ -80,22 +80,22 @@ class Collector:
         sizes = defaultdict(int, model=bytes_of(sent.model))
         for namespace, tensors in sent.payload.items():
             sizes[plugins.namespaces[namespace]] += bytes_of(tensors)
-        update, weight, same = sent, float(sent.samples), True  # as FedAvg weighs it
+        update, weight, model = sent, float(sent.samples), sent.model  # as FedAvg weighs it
         if setup.reads_updates:
             named = uploads.named(sent.model)
-            before = [*map(id, named.values())]
-            with current.states.undone_on_error(self._touching):
+            ids = [*map(id, named.values())]
+            with current.states.undone_on_error(self._rejecting):
                 update = self._inspected(task, replace(sent, model=named))
                 weight = self._weight(update)
                 for plugin in plugins.implementers("accumulate"):
                     plugins.call(plugin.name, "accumulate", server=self.server, update=update)
-            same = before == [*map(id, update.model.values())]
+            model = sent.model if ids == [*map(id, update.model.values())] else uploads.join(update.model)
         for namespace, tensors in update.payload.items():
             if plugins.namespaces[namespace] not in self._owners:
                 tensors.clear()
-        self.running_mean.add(sent.model if same else uploads.join(update.model), weight=weight, samples=update.samples)
+        self.running_mean.add(model, weight=weight, samples=update.samples)
         for plugin_name, names in self._owners.items():
-            self.kept[plugin_name].append(_kept(update.scoped(plugins.aggregates_in(plugin_name)), names))
+            self.for_owners[plugin_name].append(_owned_part(update.scoped(plugins.aggregates_in(plugin_name)), names))
         current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
         current.accepted.append(task.client)
         current.largest[task.client] = largest
@@ -139,8 +139,8 @@ class Collector:
 
         :raises RejectUpdate: the weight is negative or not finite; with the name of the plugin.
         """
-        plugin, found = self._federation.setup.plugins.first("weight", server=self.server, update=update)
-        weight = float(found)
+        plugin, returned = self._federation.setup.plugins.first("weight", server=self.server, update=update)
+        weight = float(returned)
         if not (math.isfinite(weight) and weight >= 0):
             raise RejectUpdate(
                 f"client {update.client}: plugin {plugin.name!r} hook weight returned {weight}, expected a finite "
@@ -158,7 +158,7 @@ class Collector:
         }
 
 
-def _kept(update: ClientUpdate, names: Iterable[str]) -> ClientUpdate:
+def _owned_part(update: ClientUpdate, names: Iterable[str]) -> ClientUpdate:
     """Return a copy of the part of an update that its owner aggregates, so that the rest of the update is freed."""
     payload = {name: value.clone() if isinstance(value, Tensor) else value for name, value in update.payload.items()}
     return replace(update, model=clone({name: update.model[name] for name in names}), payload=payload)

@@ -126,17 +126,17 @@ class ScopeContext(View, ServerContext):
             works = f"which works in {', '.join(ASKING[:-1])} and {ASKING[-1]} only"
             raise PluginContractError.of(self._plugin, f"calls server.ask, {works}")
         if isinstance(clients, str) and clients == "cohort" and scope.phase == "select_clients":
-            found, hint = "asks the cohort before it is selected", "name the candidates: ids of server.available"
-            raise PluginContractError.of(self._plugin, found, hook="select_clients", hint=hint)
+            fault, hint = "asks the cohort before it is selected", "name the candidates: ids of server.available"
+            raise PluginContractError.of(self._plugin, fault, hook="select_clients", hint=hint)
         name = scope.federation.setup.plugins.question(self._plugin, question)
-        named = {"all": range(self.num_clients), "cohort": self.cohort}
-        chosen = named[clients] if isinstance(clients, str) else whole_numbers(clients, self._plugin, scope.phase)
+        groups = {"all": range(self.num_clients), "cohort": self.cohort}
+        chosen = groups[clients] if isinstance(clients, str) else whole_numbers(clients, self._plugin, scope.phase)
         ids = sorted(set(chosen))
         if ids and not 0 <= ids[0] <= ids[-1] < self.num_clients:
-            found, expected = f"asks clients {ids[:1]} to {ids[-1:]}", f"ids from 0 to {self.num_clients - 1}"
-            raise PluginContractError.of(self._plugin, found, expected=expected)
-        scope.asked += 1
-        key, sent = f"ask-{self.round}-{scope.phase}-{scope.asked}", dict(tensors or {})
+            fault, expected = f"asks clients {ids[:1]} to {ids[-1:]}", f"ids from 0 to {self.num_clients - 1}"
+            raise PluginContractError.of(self._plugin, fault, expected=expected)
+        scope.questions += 1
+        key, sent = f"ask-{self.round}-{scope.phase}-{scope.questions}", dict(tensors or {})
         sizes = {**scope.share(key, {}), self._plugin: bytes_of(sent)}
         tasks = [
             ClientTask(
@@ -165,8 +165,8 @@ class ScopeContext(View, ServerContext):
                     check(Answer(task.client, tensors))
                 except Exception as error:  # a client's tensors can make the plugin's check raise anything
                     words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-                    what = f"client {task.client}: its answer to plugin {self._plugin!r}"
-                    raise RejectUpdate(f"{what}: {words}") from error
+                    subject = f"client {task.client}: its answer to plugin {self._plugin!r}"
+                    raise RejectUpdate(f"{subject}: {words}") from error
             return tensors
 
         for task, tensors in scope.answers(tasks, parse, window=self.config.max_waiting):

@@ -45,13 +45,13 @@ def run_round(
         broadcasts = Broadcasts(current, f"round-{current.number}") if any_reachable else None
         sent = time.perf_counter()
         collector = Collector(current)
-        for task, outcome in _seen_together(current, collector, train_cohort(current, broadcasts)):
+        for task, outcome in _after_all_updates(current, collector, train_cohort(current, broadcasts)):
             accepted = collector.take(task, outcome)
             notify("client", {"client": task.client, "failed": not accepted})
         trained = time.perf_counter()
         require_enough(current)
         if current.accepted:
-            aggregate(current, collector.server, collector.running_mean, collector.kept)
+            aggregate(current, collector.server, collector.running_mean, collector.for_owners)
         ended = time.perf_counter()
     state = _next_state(current, collector)
     training = trained - sent - collector.seconds
@@ -87,7 +87,7 @@ def _select(current: Round) -> None:
     current.phase = "round"
 
 
-def _seen_together(
+def _after_all_updates(
     current: Round, collector: Collector, outcomes: Iterable[tuple[ClientTask, Outcome]]
 ) -> Iterable[tuple[ClientTask, Outcome]]:
     """Return the outcomes after every ``all_updates``. Without such a hook no outcome is kept.
@@ -106,8 +106,8 @@ def _seen_together(
         replaced = plugins.call(plugin.name, "all_updates", server=collector.server, updates=[*valid.values()])
         changed = {update.client: update for update in replaced or ()}
         if unknown := sorted(set(changed).difference(valid)):
-            found = f"returned an update of client {unknown[0]}, which sent none"
-            raise PluginContractError.of(plugin.name, found, hook="all_updates", round=current.number)
+            fault = f"returned an update of client {unknown[0]}, which sent none"
+            raise PluginContractError.of(plugin.name, fault, hook="all_updates", round=current.number)
         valid.update(changed)
     return [(task, valid.get(task.client, outcome)) for task, outcome in arrived]
 
@@ -128,20 +128,20 @@ def _checked_cohort(cohort: Iterable[int], federation: Federation, plugin: str) 
     numbers = whole_numbers(cohort.values(), plugin, "select_clients")
     steps = [isinstance(value, Steps) for value in cohort.values()]
     if config.local_steps is not None and not all(steps):
-        found, hint = "gives clients local epochs, but the run has --local-steps", "return fedcore.Steps(number)"
-        raise PluginContractError.of(plugin, found, hook="select_clients", hint=hint)
+        fault, hint = "gives clients local epochs, but the run has --local-steps", "return fedcore.Steps(number)"
+        raise PluginContractError.of(plugin, fault, hook="select_clients", hint=hint)
     if config.local_steps is None and any(steps) and (breaks or not isinstance(federation.system, Everybody)):
-        found = "gives clients steps, but exchanges and --system count local epochs"
-        raise PluginContractError.of(plugin, found, hook="select_clients", hint="return numbers of local epochs")
-    most, first = config.local_epochs, max(breaks, default=0) + 1
+        fault = "gives clients steps, but exchanges and --system count local epochs"
+        raise PluginContractError.of(plugin, fault, hook="select_clients", hint="return numbers of local epochs")
+    most, least = config.local_epochs, max(breaks, default=0) + 1
     work = {ids[k]: Steps(number) if steps[k] else number for k, number in enumerate(numbers)}
     for client, number in work.items():
-        if not (number >= 1 if isinstance(number, Steps) else first <= number <= most):
-            after = f", after the exchange at epoch {first - 1}" if first > 1 else ""
+        if not (number >= 1 if isinstance(number, Steps) else least <= number <= most):
+            after = f", after the exchange at epoch {least - 1}" if least > 1 else ""
             unit, limit = ("steps", "") if isinstance(number, Steps) else ("epochs", f" to {most} (--local-epochs)")
-            expected = f"a whole number from {first}{limit}{after}"
-            found = f"gives client {client} {number} local {unit}"
-            raise PluginContractError.of(plugin, found, hook="select_clients", expected=expected)
+            expected = f"a whole number from {least}{limit}{after}"
+            fault = f"gives client {client} {number} local {unit}"
+            raise PluginContractError.of(plugin, fault, hook="select_clients", expected=expected)
     return {client: work[client] for client in sorted(ids)}
 
 

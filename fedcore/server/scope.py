@@ -90,7 +90,7 @@ class ServerScope:
     """The keys of the payloads that the engine holds until this scope is closed."""
     notes: set[tuple[str, str]] = field(default_factory=set)
     """Plugins with their notes. Hooks are called in an order that depends on the workers; records sort the notes."""
-    asked: int = 0
+    questions: int = 0
     """The number of questions so far."""
     # Of a round; empty outside of one.
     cohort: list[int] = field(default_factory=list)
@@ -136,10 +136,10 @@ class ServerScope:
         """Return a copy that does not see what happens to this scope's model, states and clients from now on."""
         plugins = self.states.snapshot()
         self.states = States(plugins)  # changes in place reach copies of these values
-        seen = copy.copy(self)
-        seen.committed = replace(self.committed, plugins=plugins)
-        seen.accepted = list(self.accepted)
-        return seen
+        snapshot = copy.copy(self)
+        snapshot.committed = replace(self.committed, plugins=plugins)
+        snapshot.accepted = list(self.accepted)
+        return snapshot
 
     def commit(self, **more: Any) -> ServerState:
         """Return the state to commit: this scope's model and plugins' states, and the bytes sent and received in it.
@@ -170,7 +170,7 @@ class ServerScope:
         model = {name: self.model[name] for name in setup.layout.shared}
         self.federation.engine.share(key, SharedPayload(model, broadcast, self.lr, setup.fixed_digest))
         self.shared_keys.append(key)
-        return {"model": bytes_of(model), **{plugin: bytes_of(sent) for plugin, sent in broadcast.items()}}
+        return {"model": bytes_of(model), **{plugin: bytes_of(tensors) for plugin, tensors in broadcast.items()}}
 
     def reachable(self, clients: Iterable[int]) -> Iterator[int]:
         """Yield the clients that a question reaches. Outside of a round the server waits for all of them."""
@@ -191,16 +191,16 @@ class ServerScope:
         raised: list[str] = []
         for task, outcome in self.outcomes(tasks, window=window):
             answer = None
-            asked = {"question": f"{task.meta['plugin']}.{task.meta['question']}"} if task.kind == "ask" else {}
+            details = {"question": f"{task.meta['plugin']}.{task.meta['question']}"} if task.kind == "ask" else {}
             if isinstance(outcome, ClientFailure):
-                self.fail(task.client, outcome.kind, outcome.message, **asked)
-                if asked and outcome.kind == "raised":
+                self.fail(task.client, outcome.kind, outcome.message, **details)
+                if details and outcome.kind == "raised":
                     raised.append(outcome.message)
             else:
                 try:
                     answer = parse(task, outcome)
                 except RejectUpdate as error:
-                    self.fail(task.client, error.kind, str(error), **asked)
+                    self.fail(task.client, error.kind, str(error), **details)
             yield task, answer
         if raised and len(raised) == len(tasks):
             plugin, question = tasks[0].meta["plugin"], tasks[0].meta["question"]
@@ -243,7 +243,7 @@ class Round(ServerScope):
     """The errors of plugins for which updates are left out."""
     work: dict[int, int] = field(default_factory=dict)
     """Client -> its local epochs or ``Steps``, if ``select_clients`` chose them."""
-    _away: set[int] = field(default_factory=set)
+    _unreached: set[int] = field(default_factory=set)
 
     @property
     def outliers(self) -> dict[str, float]:
@@ -257,7 +257,7 @@ class Round(ServerScope):
             if self.federation.system.reachable(self.number, client):
                 yield client
             elif self.phase == "select_clients":  # :meth:`select` records it, unless it is in the cohort
-                self._away.add(client)
+                self._unreached.add(client)
             elif client not in self.simulated:  # a client of the cohort is recorded when its training fails
                 self.fail(client, "unavailable", UNREACHED)
 
@@ -270,7 +270,7 @@ class Round(ServerScope):
         self.work = {client: work for client, work in cohort.items() if work is not None}
         system = self.federation.system
         self.simulated = {client: system.simulated(self.number, client, work) for client, work in cohort.items()}
-        for client in sorted(self._away.difference(cohort)):
+        for client in sorted(self._unreached.difference(cohort)):
             self.fail(client, "unavailable", UNREACHED)
 
     def dispatch_order(self) -> list[int]:

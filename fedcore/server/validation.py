@@ -90,29 +90,29 @@ class UpdateValidator:
         self._trainable = setup.layout.trainable.intersection(setup.layout.shared)
         self._shared = frozenset(setup.uploads.shared)
         self._metrics, self._plugins = setup.metrics, setup.plugins.namespaces
-        nothing = torch.zeros(0, setup.task.num_classes), torch.zeros(0, dtype=torch.int64)
-        self._no_counts = cache(partial(setup.task.kind.count, *nothing))
+        no_samples = torch.zeros(0, setup.task.num_classes), torch.zeros(0, dtype=torch.int64)
+        self._no_counts = cache(partial(setup.task.kind.count, *no_samples))
         self.encoded = {name for plugin in setup.plugins for name in setup.claimed(plugin, "encodes")}
         """The parameters that an update may lack until ``pre_aggregate`` of the plugin that ``encodes`` them."""
         hooks = ("end_local", "pre_upload", "guard_upload")
         self._senders = {plugin.name for hook in hooks for plugin in setup.plugins.implementers(hook)}
         shapes = setup.layout.shapes.values()
-        model = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
+        model_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
         limit = setup.config.max_payload
-        self._limit = max(PAYLOAD_FLOOR, PAYLOAD_FACTOR * model) if limit is None else limit * MIB
+        self._limit = max(PAYLOAD_FLOOR, PAYLOAD_FACTOR * model_bytes) if limit is None else limit * MIB
 
     def update(self, task: ClientTask, outcome: Outcome, lr: float) -> tuple[ClientUpdate, float]:
         """Return the update of a finished training, and the largest magnitude in its model and payload.
 
         :param lr: the learning rate that the server set.
         """
-        what, update = f"client {task.client}", _expected(ClientUpdate, outcome, task)
-        _check_plain(update.model, what, self._updates_on)
-        claims = _parsed(_Claims, update, what)
+        subject, update = f"client {task.client}", _expected(ClientUpdate, outcome, task)
+        _check_plain(update.model, subject, self._updates_on)
+        claims = _parsed(_Claims, update, subject)
         self._check_claims(claims, task, lr)
-        self._check_metrics(update.metrics, claims.metrics.losses, what)
+        self._check_metrics(update.metrics, claims.metrics.losses, subject)
         for plugin in sorted({self._plugins.get(name, "") for name in update.payload} - {"", *self._senders}):
-            raise RejectUpdate(f"{what}: sent tensors for plugin {plugin!r}, which has no hook that sends tensors")
+            raise RejectUpdate(f"{subject}: sent tensors for plugin {plugin!r}, which has no hook that sends tensors")
         return update, self.check(task, update, encoded=True)
 
     def check(self, task: ClientTask, update: ClientUpdate, *, encoded: bool = False) -> float:
@@ -122,35 +122,35 @@ class UpdateValidator:
 
         :param encoded: whether parameters that plugins encode may be absent.
         """
-        what = f"client {task.client}"
+        subject = f"client {task.client}"
         if update.client != task.client:
-            raise RejectUpdate(f"{what}: the update says that it comes from client {update.client}")
+            raise RejectUpdate(f"{subject}: the update says that it comes from client {update.client}")
         for name, number in (("samples", update.samples), ("steps", update.steps)):
             if type(number) is not int or number < 1:
-                raise RejectUpdate(f"{what}: {name} is {number!r}, expected a whole number of at least 1")
+                raise RejectUpdate(f"{subject}: {name} is {number!r}, expected a whole number of at least 1")
         absent = self.encoded.difference(update.model) if encoded else frozenset[str]()
-        largest = self._uploads.check(update.model, self._shared - absent, what)
+        largest = self._uploads.check(update.model, self._shared - absent, subject)
         for plugin, tensors in update.payload.items():
             if plugin not in self._plugins:
-                raise RejectUpdate(f"{what}: sent tensors for {plugin!r}, which is not a plugin of this run")
-            _check_plain(tensors, what, self._updates_on)
-            largest = max(largest, self._check_extra(tensors, what, f"plugin {plugin!r}"))
+                raise RejectUpdate(f"{subject}: sent tensors for {plugin!r}, which is not a plugin of this run")
+            _check_plain(tensors, subject, self._updates_on)
+            largest = max(largest, self._check_extra(tensors, subject, f"plugin {plugin!r}"))
         return largest
 
     def snapshot(self, task: ClientTask, outcome: Outcome, names: Collection[str], epoch: int) -> Tensors:
         """Return the tensors of a client that paused at an exchange."""
-        what, pause = f"client {task.client} at the exchange", _expected(Pause, outcome, task)
+        subject, pause = f"client {task.client} at the exchange", _expected(Pause, outcome, task)
         if pause.epoch != epoch:
-            raise RejectUpdate(f"{what}: did not pause at epoch {epoch}")
-        _check_plain(pause.tensors, what)
-        self._layout.check(pause.tensors, names, what)
+            raise RejectUpdate(f"{subject}: did not pause at epoch {epoch}")
+        _check_plain(pause.tensors, subject)
+        self._layout.check(pause.tensors, names, subject)
         return pause.tensors
 
     def answer(self, task: ClientTask, outcome: Outcome) -> Tensors:
         """Return the tensors of an answer to ``server.ask``."""
-        what, tensors = f"client {task.client}", _expected(Reply, outcome, task).tensors
-        _check_plain(tensors, what)
-        self._check_extra(tensors, what, f"plugin {task.meta['plugin']!r}")
+        subject, tensors = f"client {task.client}", _expected(Reply, outcome, task).tensors
+        _check_plain(tensors, subject)
+        self._check_extra(tensors, subject, f"plugin {task.meta['plugin']!r}")
         return tensors
 
     def evaluation(
@@ -163,65 +163,65 @@ class UpdateValidator:
 
         :param totals: protocol -> the number of samples of its evaluation. Exactly these protocols are expected.
         """
-        what, sent = f"client {task.client}", _expected(Evaluation, outcome, task)
-        _check_plain(sent.tensors, what)
-        if not isinstance(sent.failed, str):
-            raise RejectUpdate(f"{what}: failed is {reprlib.repr(sent.failed)}, expected a text")
-        counts, groups = {}, unflatten(sent.tensors)
+        subject, evaluation = f"client {task.client}", _expected(Evaluation, outcome, task)
+        _check_plain(evaluation.tensors, subject)
+        if not isinstance(evaluation.failed, str):
+            raise RejectUpdate(f"{subject}: failed is {reprlib.repr(evaluation.failed)}, expected a text")
+        counts, groups = {}, unflatten(evaluation.tensors)
         for protocol, samples in totals.items():
             own_model = PROTOCOLS[protocol].own_model
-            if sent.failed and own_model:
+            if evaluation.failed and own_model:
                 continue
-            tensors, asked = groups.get(protocol, {}), task.meta["confusion"] and own_model
+            tensors, matrix = groups.get(protocol, {}), task.meta["confusion"] and own_model
             try:
-                counts[protocol] = Counts.received(tensors, samples, self._no_counts(confusion=asked), self._metrics)
+                counts[protocol] = Counts.received(tensors, samples, self._no_counts(confusion=matrix), self._metrics)
             except (ValueError, PluginContractError) as error:
-                raise RejectUpdate(f"{what}: evaluation {protocol!r}: {error}") from None
-        return counts, sent.failed
+                raise RejectUpdate(f"{subject}: evaluation {protocol!r}: {error}") from None
+        return counts, evaluation.failed
 
     def _check_claims(self, claims: _Claims, task: ClientTask, lr: float) -> None:
-        training, held = self._training, self._partition.train.size(task.client)
+        training, samples = self._training, self._partition.train.size(task.client)
         unit, work = training.work_of(task.meta)
-        most = work * training.batches(held) if unit == "epochs" else work
-        kept = claims.version is None or (claims.version == task.round and self._store.has(task.client, task.round))
-        for name, holds, expected in (
+        most = work * training.batches(samples) if unit == "epochs" else work
+        version = claims.version is None or (claims.version == task.round and self._store.has(task.client, task.round))
+        for name, holds, template in (
             ("client", claims.client == task.client, "{task.client}"),
-            ("samples", claims.samples <= held, "at most the {held} that it holds"),
+            ("samples", claims.samples <= samples, "at most the {samples} that it holds"),
             ("steps", claims.steps <= most, "at most {most}" + ", in {work} epochs" * (unit == "epochs")),
             ("lr", claims.lr == lr, "the round's {lr}"),
             ("momentum", claims.momentum == training.momentum, "the run's {training.momentum}"),
             ("frozen", claims.frozen <= self._trainable, "names of trainable shared parameters"),
-            ("version", kept, "a state of round {task.round} that is there, or None"),
+            ("version", version, "a state of round {task.round} that is there, or None"),
         ):
             if not holds:
-                right = expected.format(task=task, held=held, most=most, work=work, lr=lr, training=training)
+                expected = template.format(task=task, samples=samples, most=most, work=work, lr=lr, training=training)
                 raise RejectUpdate(
-                    f"client {task.client}: {name} is {reprlib.repr(getattr(claims, name))}, expected {right}"
+                    f"client {task.client}: {name} is {reprlib.repr(getattr(claims, name))}, expected {expected}"
                 )
 
-    def _check_metrics(self, given: Any, losses: Mapping[str, float], what: str) -> None:
+    def _check_metrics(self, metrics: Any, losses: Mapping[str, float], subject: str) -> None:
         """Refuse metrics that are not JSON of at most METRICS_BYTES, and losses of unknown plugins."""
         try:
-            others = {name: value for name, value in given.items() if name != "losses"}
+            others = {name: value for name, value in metrics.items() if name != "losses"}
             size = sum(map(len, losses)) + (len(_FINITE_JSON.encode(others)) if others else 0)  # losses are numbers
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
-            raise RejectUpdate(f"{what}: metrics are not JSON with finite numbers ({error})") from None
+            raise RejectUpdate(f"{subject}: metrics are not JSON with finite numbers ({error})") from None
         if size > METRICS_BYTES:
-            raise RejectUpdate(f"{what}: metrics take {size} bytes, at most {METRICS_BYTES} are allowed")
+            raise RejectUpdate(f"{subject}: metrics take {size} bytes, at most {METRICS_BYTES} are allowed")
         for name in losses:
             if name != "task" and name not in self._plugins and name.partition(".")[0] not in self._plugins:
-                raise RejectUpdate(f"{what}: loss {reprlib.repr(name)} belongs to no plugin of this run")
+                raise RejectUpdate(f"{subject}: loss {reprlib.repr(name)} belongs to no plugin of this run")
 
-    def _check_extra(self, tensors: Mapping[str, Tensor], what: str, sender: str) -> float:
+    def _check_extra(self, tensors: Mapping[str, Tensor], subject: str, sender: str) -> float:
         size = bytes_of(tensors)
         if size > self._limit:
             raise RejectUpdate(
-                f"{what}: the tensors of {sender} take {size / MIB:.1f} MiB, at most {self._limit / MIB:.0f} are "
+                f"{subject}: the tensors of {sender} take {size / MIB:.1f} MiB, at most {self._limit / MIB:.0f} are "
                 "allowed; --max-payload sets this limit"
             )
         largest = largest_values(tensors)
         if broken := too_large(largest):
-            raise RejectUpdate(f"{what}: {broken[0]!r} of {sender} {broken[1]}")
+            raise RejectUpdate(f"{subject}: {broken[0]!r} of {sender} {broken[1]}")
         return max(largest.values(), default=0.0)
 
 
@@ -245,27 +245,27 @@ def _expected(kind: type[Expected], outcome: Outcome, task: ClientTask) -> Expec
     return outcome
 
 
-def _check_plain(tensors: Mapping[str, Tensor], what: str, device: torch.device = CPU) -> None:
+def _check_plain(tensors: Mapping[str, Tensor], subject: str, device: torch.device = CPU) -> None:
     """Refuse anything but a mapping of names to dense tensors of a common dtype, on the CPU or this device."""
     if not isinstance(tensors, dict):
-        raise RejectUpdate(f"{what}: sent a {type(tensors).__name__}, expected tensors by name")
+        raise RejectUpdate(f"{subject}: sent a {type(tensors).__name__}, expected tensors by name")
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise RejectUpdate(f"{what}: {reprlib.repr(name)} is a {type(tensor).__name__}, expected a tensor")
+            raise RejectUpdate(f"{subject}: {reprlib.repr(name)} is a {type(tensor).__name__}, expected a tensor")
         places = (CPU.type, device.type)
         if tensor.dtype not in PLAIN or tensor.layout != torch.strided or tensor.device.type not in places:
             raise RejectUpdate(
-                f"{what}: {reprlib.repr(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device.type}; "
+                f"{subject}: {reprlib.repr(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device.type}; "
                 "expected a dense tensor on the CPU of a common dtype"
             )
 
 
-def _parsed(model: type[Model], value: Any, what: str) -> Model:
+def _parsed(model: type[Model], value: Any, subject: str) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = "".join(f" {part}" for part in first["loc"][:3])
-        given = "" if first["type"] == "missing" else f" (given: {reprlib.repr(first['input'])})"
-        problem = first["msg"].partition(" or instance of ")[0]  # the rest names a private class
-        raise RejectUpdate(f"{what}:{where}: {lower_first(problem)}{given}") from None
+        problem = error.errors(include_url=False)[0]
+        path = "".join(f" {part}" for part in problem["loc"][:3])
+        ending = "" if problem["type"] == "missing" else f" (given: {reprlib.repr(problem['input'])})"
+        message = problem["msg"].partition(" or instance of ")[0]  # the rest names a private class
+        raise RejectUpdate(f"{subject}:{path}: {lower_first(message)}{ending}") from None

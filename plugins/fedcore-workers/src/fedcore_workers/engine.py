@@ -84,15 +84,15 @@ class _Worker:
         self.channel = Channel(connection)
         self.task: ClientTask | None = None
         self.ready = False
-        self._shared, self._has = shared, SITE  # the payload that the process has
+        self._shared, self._payload_key = shared, SITE  # the payload that the process has
         self._send({}, None, shared[SITE])
 
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()
-        packed = [pack_task(each) for each in (task.tasks if isinstance(task, Bundle) else [task])]
-        lent = None if task.shared in (None, self._has) else self._shared[task.shared]
-        self._has = task.shared or self._has
-        self._send(packed[0][0], [meta for _, meta in packed], lent)
+        packed = [pack_task(entry) for entry in (task.tasks if isinstance(task, Bundle) else [task])]
+        descriptor = None if task.shared in (None, self._payload_key) else self._shared[task.shared]
+        self._payload_key = task.shared or self._payload_key
+        self._send(packed[0][0], [meta for _, meta in packed], descriptor)
 
     def _send(self, tensors: Tensors, value: Any, descriptor: int | None) -> None:
         with contextlib.suppress(OSError):  # the engine finds a dead worker when it waits for the answer
@@ -145,10 +145,10 @@ class WorkerEngine:
         tasks = list(tasks)
         together = self._together > 1 and all(task.kind == "fit_begin" for task in tasks)
         if together:
-            tasks = [Bundle.of(each) for each in groups_of(tasks, self._together)]
+            tasks = [Bundle.of(group) for group in groups_of(tasks, self._together)]
         elif window is None and self._timeout is None:  # both limits concern single tasks
             tasks = list(bundled(tasks, self.workers, self._seconds))
-        again: list[ClientTask] = []
+        repeated: list[ClientTask] = []
         for task, outcome in self._dispatcher.run(tasks, self._collect, window=window):
             if not isinstance(task, Bundle):
                 yield task, outcome
@@ -157,8 +157,8 @@ class WorkerEngine:
             elif together:
                 yield from zip(task.tasks, itertools.repeat(outcome))
             else:
-                again += task.tasks
-        yield from self._dispatcher.run(again, self._collect, window=None)
+                repeated += task.tasks
+        yield from self._dispatcher.run(repeated, self._collect, window=None)
 
     def close(self) -> None:
         """Stop the workers and free the memory."""
@@ -199,19 +199,19 @@ class WorkerEngine:
 
     def _hear(self, worker: _Worker) -> None:
         try:
-            tensors, (kind, *answer), _ = worker.channel.receive()
+            tensors, (kind, *details), _ = worker.channel.receive()
         except (EOFError, TimeoutError) as error:
             self._replace(worker, overdue=isinstance(error, TimeoutError))
             return
         if kind != "outcomes":
-            self._dispatcher.take(worker, kind, tensors, *answer)
+            self._dispatcher.take(worker, kind, tensors, *details)
             return
-        meta, seconds = answer
+        meta, seconds = details
         outcomes = unpack_outcomes(tensors, meta)
         task = worker.task
         if task is not None:
-            each = seconds / len(outcomes)
-            self._seconds[task.kind] = 0.9 * self._seconds.get(task.kind, each) + 0.1 * each
+            per_task = seconds / len(outcomes)
+            self._seconds[task.kind] = 0.9 * self._seconds.get(task.kind, per_task) + 0.1 * per_task
         self._dispatcher.finish(worker, outcomes if isinstance(task, Bundle) else outcomes[0])
 
     def _replace(self, worker: _Worker, *, overdue: bool) -> None:
@@ -228,8 +228,8 @@ class WorkerEngine:
             self._lost_early += 1
             if code >= 0 or self._lost_early > LOST_EARLY:
                 late = f"was not ready within {max(self._timeout or 0, STARTS_WITHIN):g} s, {self._lost_early} times"
-                why = f", {self._lost_early} times" if code < 0 else "; its output above says why"
-                died = f"ended ({ending}) before it was ready{why}"
+                details = f", {self._lost_early} times" if code < 0 else "; its output above says why"
+                died = f"ended ({ending}) before it was ready{details}"
                 raise FedcoreError(
                     f"a worker process {late if overdue else died}. --workers 0 runs everything in one process."
                 )
@@ -251,13 +251,13 @@ def bundled(tasks: list[ClientTask], workers: int, seconds: Mapping[str, float])
 
     :param seconds: how long a task takes, by kind, where that is known.
     """
-    left = len(tasks)
+    remaining = len(tasks)
     for (kind, *_), run in itertools.groupby(tasks, alike):
-        same = list(run)
+        queue = list(run)
         at_once = max(1, int(BUNDLE_SECONDS / max(seconds.get(kind, BUNDLE_SECONDS), 1e-6)))
-        while same:
-            each = min(at_once, math.ceil(ASSIGNED_AT_ONCE * left / workers))
-            assigned, same = same[: each * workers], same[each * workers :]
-            left -= len(assigned)
+        while queue:
+            per_worker = min(at_once, math.ceil(ASSIGNED_AT_ONCE * remaining / workers))
+            assigned, queue = queue[: per_worker * workers], queue[per_worker * workers :]
+            remaining -= len(assigned)
             for group in (assigned[number::workers] for number in range(min(workers, len(assigned)))):
                 yield Bundle.of(group)

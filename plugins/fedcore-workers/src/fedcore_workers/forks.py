@@ -216,13 +216,13 @@ def template(*modules: str, outlived: bool = False) -> Iterator[Template | None]
     if _current or sys.platform != "linux":
         yield current()
         return
-    made = Template(*modules, outlived=outlived)
-    _current.append(made)
+    started = Template(*modules, outlived=outlived)
+    _current.append(started)
     try:
-        yield made
+        yield started
     finally:
-        _current.remove(made)
-        made.close()
+        _current.remove(started)
+        started.close()
 
 
 os.register_at_fork(after_in_child=_current.clear)  # it belongs to the process that started it
@@ -280,8 +280,8 @@ def main(fd: int, parent: int, *modules: str) -> None:
                 status, *opened = descriptors
                 pid = os.fork()
                 if pid == 0:
-                    for own in (fd, ended, wakeup, status, *running.values()):
-                        os.close(own)
+                    for descriptor in (fd, ended, wakeup, status, *running.values()):
+                        os.close(descriptor)
                     _work(opened, *json.loads(request))
                 running[pid] = status
                 _write(status, pid)
@@ -325,8 +325,8 @@ def _work(
         os.environ.clear()
         os.environ.update(variables)
         os.chdir(folder)
-        own = list(filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)))
-        sys.path[:] = [*own, *(place for place in sys.path if place not in own)]
+        paths = list(filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)))
+        sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
         module, _, function = call.partition(":")
         sys.exit(getattr(importlib.import_module(module), function)(*arguments))
 

@@ -117,13 +117,12 @@ def unpack_outcome(tensors: Tensors, meta: Mapping[str, Any]) -> Outcome:
 def pack_outcomes(outcomes: Sequence[Outcome]) -> tuple[Tensors, Any]:
     """Split the outcomes of one message into tensors and JSON. Those of one form have one tensor (K, ...) per name."""
     packed = [pack_outcome(outcome) for outcome in outcomes]
-    (first, meta), *others = packed
-    forms = [(name, tensor.shape, tensor.dtype) for name, tensor in first.items()]
-    for own, its in others:
-        if its.keys() != meta.keys() or [(name, tensor.shape, tensor.dtype) for name, tensor in own.items()] != forms:
-            return flatten({str(k): own for k, (own, _) in enumerate(packed)})[0], [its for _, its in packed]
-    tensors = {name: _stacked([own[name] for own, _ in packed]) for name in first}
-    return tensors, {key: [its[key] for _, its in packed] for key in meta}
+    groups, metas = [tensors for tensors, _ in packed], [meta for _, meta in packed]
+    forms = [[(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()] for tensors in groups]
+    if any(meta.keys() != metas[0].keys() for meta in metas) or any(form != forms[0] for form in forms):
+        return flatten({str(k): tensors for k, tensors in enumerate(groups)})[0], metas
+    stacked = {name: _stacked([tensors[name] for tensors in groups]) for name in groups[0]}
+    return stacked, {key: [meta[key] for meta in metas] for key in metas[0]}
 
 
 def unpack_outcomes(tensors: Tensors, meta: Any) -> list[Outcome]:
@@ -133,12 +132,12 @@ def unpack_outcomes(tensors: Tensors, meta: Any) -> list[Outcome]:
     """
     if isinstance(meta, list):
         groups = unflatten(tensors)
-        return [unpack_outcome(groups.get(f"{k}", {}), its) for k, its in enumerate(meta)]
+        return [unpack_outcome(groups.get(f"{k}", {}), entry) for k, entry in enumerate(meta)]
     metas = [dict(zip(meta, values)) for values in zip(*meta.values(), strict=True)]
     if not tensors:
-        return [unpack_outcome({}, its) for its in metas]
+        return [unpack_outcome({}, entry) for entry in metas]
     rows = zip(*(tensor.unbind() for tensor in tensors.values()), strict=True)
-    return [unpack_outcome(dict(zip(tensors, own)), its) for own, its in zip(rows, metas, strict=True)]
+    return [unpack_outcome(dict(zip(tensors, row)), entry) for row, entry in zip(rows, metas, strict=True)]
 
 
 def _stacked(tensors: list[Tensor]) -> Tensor:

@@ -29,11 +29,11 @@ def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) 
         def persistent_id(self, part: Any) -> str | None:
             return apart(part)
 
-    file, sent = io.BytesIO(), {key: lent for key, lent in registry.LENT.items() if key[0] != "dataset"}
+    file, objects = io.BytesIO(), {key: lent for key, lent in registry.LENT.items() if key[0] != "dataset"}
     try:
-        Pickler(file).dump((value, sent))
+        Pickler(file).dump((value, objects))
     except Exception as error:  # a program's objects can raise anything
-        names = ", ".join(f"{kind} {name!r}" for kind, name in sent) or "its data set"
+        names = ", ".join(f"{kind} {name!r}" for kind, name in objects) or "its data set"
         raise ConfigError(
             f"an object that was given to the run cannot be sent to a worker process ({names}: {error}). Use workers=0"
         ) from error

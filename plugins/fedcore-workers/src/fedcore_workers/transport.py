@@ -120,25 +120,25 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._asked = False
+        self._owes_answer = False
         self._room, self._theirs = mmap.mmap(-1, 1), mmap.mmap(-1, 1)  # no frame fits: the first one makes another
 
     def send(self, tensors: Mapping[str, Tensor], value: Any, *, descriptor: int | None = None) -> None:
         """Send a frame, and a descriptor with it if one is given. The descriptor stays open here."""
         lengths, text, *data = _pieces(tensors, value)
         size = LENGTHS.unpack(lengths)[1]
-        if self._asked and size in ROOM and descriptor is None:
-            self._asked = False
-            lent = self._make_room(size)
+        if self._owes_answer and size in ROOM and descriptor is None:
+            self._owes_answer = False
+            descriptors = self._make_room(size)
             for piece in data:
                 self._room.write(piece)
-            self._send([IN_ROOM, lengths, text], lent)
-            for number in lent:
+            self._send([IN_ROOM, lengths, text], descriptors)
+            for number in descriptors:
                 os.close(number)
             return
-        whole = data if size < ROOM.start else []
-        self._send([IN_LINE, lengths, text, *whole], [] if descriptor is None else [descriptor])
-        for piece in data if not whole else []:
+        at_once = data if size < ROOM.start else []
+        self._send([IN_LINE, lengths, text, *at_once], [] if descriptor is None else [descriptor])
+        for piece in data if not at_once else []:
             self.connection.sendall(piece)
 
     def _make_room(self, size: int) -> list[int]:
@@ -168,21 +168,21 @@ class Channel:
                 raise EOFError("the connection was closed")
             lengths = bytearray(head[1:].ljust(LENGTHS.size))
             self._fill(memoryview(lengths)[len(head) - 1 :])
-            text, data = LENGTHS.unpack(lengths)
-            frame = torch.empty(LENGTHS.size + text + data, dtype=torch.uint8)
+            text_size, data_size = LENGTHS.unpack(lengths)
+            frame = torch.empty(LENGTHS.size + text_size + data_size, dtype=torch.uint8)
             content = memoryview(frame.numpy())  # type: ignore[arg-type]
             content[: LENGTHS.size] = lengths
             if head[:1] == IN_ROOM:
                 if descriptors:
                     self._theirs = mmap.mmap(descriptors[0], 0, access=mmap.ACCESS_READ)
                     os.close(descriptors.pop())
-                self._fill(content[LENGTHS.size : -data])
-                content[-data:] = memoryview(self._theirs)[:data]
+                self._fill(content[LENGTHS.size : -data_size])
+                content[-data_size:] = memoryview(self._theirs)[:data_size]
             else:
                 self._fill(content[LENGTHS.size :])
         except ConnectionError as error:
             raise EOFError(str(error)) from error
-        self._asked = True
+        self._owes_answer = True
         return *unpack_frame(frame), next(iter(descriptors), None)
 
     def _fill(self, target: memoryview) -> None:

@@ -57,11 +57,11 @@ def serve(channel: Channel) -> None:
         began = time.process_time()
         try:
             outcomes = runtime.handle_together([unpack_task(tensors, meta) for meta in tasks], shared)
-            sent, meta = pack_outcomes(outcomes)
+            packed, meta = pack_outcomes(outcomes)
         except FedcoreError as error:
             channel.send({}, ["broken", pack_error(error)])
             continue
-        channel.send(sent, ["outcomes", meta, time.process_time() - began])
+        channel.send(packed, ["outcomes", meta, time.process_time() - began])
 
 
 if __name__ == "__main__":
