@@ -534,3 +534,70 @@ def test_an_exception_of_observe_is_its_clients(both):
     assert_close(stacked, plain)
     failures = support.lines(stacked)[0]["failures"]
     assert [(each["client"], each["kind"]) for each in failures] == [(1, "raised")]
+
+
+class RemembersItsBias(Plugin):
+    """It has a state from its second training on, which ``end_local`` writes client by client."""
+
+    @hookimpl
+    def local_loss(self, step):
+        kept = step.client.state.get("bias")
+        return None if kept is None else Loss((step.logits.mean(0) - kept).square().sum())
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["bias"] = client.model.classifier.bias
+
+
+class AddsOtherParametersLater(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.add_parameters({"scale": torch.ones(1 if client.round else client.num_classes)}, lr=0.05)
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss((step.logits * step.added["scale"]).square().mean() + step.added["scale"].square().sum())
+
+
+class CountsInATensor(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["steps"] = torch.zeros(())
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.logits.square().mean(), weight=0.01 * step.client.scratch["steps"].add_(1))
+
+
+class CountsInAList(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["steps"] = []
+
+    @hookimpl
+    def local_loss(self, step):
+        step.client.scratch["steps"].append(0)
+        return Loss(step.logits.square().mean(), weight=0.01 * len(step.client.scratch["steps"]))
+
+
+class CountsAtTheEnd(CountsInATensor):
+    @hookimpl
+    def local_loss(self, step):
+        return None
+
+    @hookimpl
+    def end_local(self, client):
+        return {"steps": client.scratch["steps"].add_(1)}
+
+    @hookimpl
+    def accumulate(self, server, update):
+        server.state.add("steps", update.payload["steps"])
+
+
+@pytest.mark.filterwarnings("ignore::fedcore_accelerate.StackWarning")
+@pytest.mark.parametrize(
+    "plugin", [RemembersItsBias, AddsOtherParametersLater, CountsInATensor, CountsInAList, CountsAtTheEnd]
+)
+def test_what_hooks_keep_of_a_client_is_not_lost_in_a_stack(tmp_path, plugin):
+    stacked, plain = (support.run(tmp_path, plugin, **{**EQUAL, "lr": 0.02, "stack": size}) for size in (STACK, 1))
+    assert_close(stacked, plain)

@@ -6,6 +6,7 @@ that is no tensor must be the same for all clients. A number that differs become
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -166,6 +167,53 @@ class Reads:
     def _slot(self, tensor: Tensor) -> _Slot:
         self.tensors.append(tensor)
         return _Slot(len(self.tensors) - 1)
+
+
+class Lent:
+    """The notes in ``scratch`` and ``state`` that hooks have read in one call for all clients.
+
+    Such a call would lose an edit in place, or make it once for all clients. Each call begins with an own object.
+    """
+
+    def __init__(self) -> None:
+        self._lent: list[tuple[Path, Any, Any]] = []
+        self._versions: list[tuple[Path, Tensor, int]] = []
+
+    def lend(self, path: Path, value: Any) -> Any:
+        """Return a value that a hook reads, and remember it as it is."""
+        if path.kind not in ("scratch", "state"):
+            return value
+
+        def remembered(values: Sequence[Any]) -> Any:
+            (part,) = values
+            if isinstance(part, Tensor):
+                self._versions.append((path, part, part._version))
+            return part if isinstance(part, (Tensor, nn.Module)) else copy.copy(part)
+
+        self._lent.append((path, value, mapped([value], remembered)))
+        return value
+
+    def require_unedited(self) -> None:
+        """Refuse edits in place.
+
+        :raises NotStackable: with the name of the value.
+        """
+        edited = next((path for path, tensor, version in self._versions if tensor._version != version), None)
+        for path, *values in self._lent:
+            try:
+                mapped(values, _require_equal)
+            except NotStackable:
+                edited = edited or path
+        if edited is not None:
+            raise NotStackable(
+                f"plugin {edited.owner!r} edits client.{edited.kind}[{edited.name!r}] in place in a step"
+            )
+
+
+def _require_equal(values: Sequence[Any]) -> None:
+    one, other = values
+    if one is not other and (isinstance(one, Tensor) or isinstance(other, Tensor) or one != other):
+        raise NotStackable
 
 
 def value_at(session: LocalSession, path: Path) -> Any:

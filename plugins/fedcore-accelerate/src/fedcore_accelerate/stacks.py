@@ -35,7 +35,7 @@ from fedcore.client import (
     total_loss,
 )
 from fedcore.models import Outputs
-from fedcore_accelerate.stacked_step import NotStackable, Path, Read, Reads, StackedStep, TrainedClient, Unread
+from fedcore_accelerate.stacked_step import Lent, NotStackable, Path, Read, Reads, StackedStep, TrainedClient, Unread
 
 
 class Stacked:
@@ -287,9 +287,11 @@ class Group:
         def of_client(
             weights: dict[str, Tensor], tensors: list[Tensor], outputs: dict[Path, Any], *given: Tensor
         ) -> Any:
+            lent = Lent()
+
             def read(path: Path) -> Any:
                 if path.kind not in ("frozen", "forward"):
-                    return self._reads.get(path, weights, tensors)
+                    return lent.lend(path, self._reads.get(path, weights, tensors))
                 if path not in outputs:
                     raise Unread(path)
                 return outputs[path]
@@ -297,13 +299,20 @@ class Group:
             own = {f"trained.{name}": weights[name] for name in self._stack.weights}
             for path in modules:
                 own |= {f"{path.owner}.{name}": tensor for name, tensor in read(path).items()}
-            return functional_call(self._models, own, (lambda model: function(read, model, *given),))
+            found = functional_call(self._models, own, (lambda model: function(read, model, *given),))
+            lent.require_unedited()
+            return found
 
         given: Any = self._weights, self._reads.tensors, dict(outputs), *joined
+        versions = [tensor._version for tensor in self._reads.tensors]  # those inside of vmap count no edits
         if self._where.stop - self._where.start == 1:  # vmap takes its time
             alone = of_client(*tree_map(lambda tensor: tensor.squeeze(0), given))
-            return tree_map(lambda tensor: tensor.unsqueeze(0), alone)
-        return vmap(of_client)(*given)
+            found = tree_map(lambda tensor: tensor.unsqueeze(0), alone)
+        else:
+            found = vmap(of_client)(*given)
+        if versions != [tensor._version for tensor in self._reads.tensors]:
+            raise NotStackable("a plugin edits a tensor of its client in place in a step")
+        return found
 
 
 def _observed(batch: Batch, features: Tensor, logits: Tensor) -> Exception | None:

@@ -80,6 +80,8 @@ class Whole:
             cohort = Cohort(tasks, begin, one)
             if not all(cohort.turns) or (one.requests.frozen and len({work.epochs for work in cohort.works}) > 1):
                 return None  # clients without a step fail, and epochs without some parameters count from the end
+            if any(own.keys() - {CORE} for own in cohort.saved):
+                return None  # plugins may read what they have kept of each client
             losses = self._trained(cohort)
             payloads = self._ended(cohort)
             refuse_edits(one)
@@ -161,8 +163,8 @@ class Whole:
             name: {"weight": p.detach(), **one.optimizer.state.get(id(p), {})} for name, p in (own | trained).items()
         }
         for name, tensors in kinds.items():
-            memory = self._memory.get(name, {})
-            if memory.keys() != tensors.keys() or len(memory["weight"]) < count:
+            memory, shape = self._memory.get(name, {}), tensors["weight"].shape  # a plugin's own may change its shape
+            if memory.keys() != tensors.keys() or len(memory["weight"]) < count or memory["weight"].shape[1:] != shape:
                 self._memory[name] = {kind: _room(tensor, count) for kind, tensor in tensors.items()}
         memories = {name: {kind: t[:count] for kind, t in self._memory[name].items()} for name in kinds}
         stack = Stacked({name: memories[name]["weight"] for name in own})
@@ -237,12 +239,10 @@ class Whole:
 
 def _stored(cohort: Cohort, slot: int, previous: Tensors) -> int | None:
     """Store what a client keeps until its next training; return its version."""
-    task, kept = cohort.tasks[slot], {plugin: own for plugin, own in cohort.saved[slot].items() if plugin != CORE}
-    if not kept and not previous:
+    if not previous:
         return None
-    if previous:
-        kept[CORE], _ = flatten({"previous": previous})
-    version: int | None = cohort.begin.runtime.store.write(task.client, task.round, kept)
+    task, store = cohort.tasks[slot], cohort.begin.runtime.store
+    version: int | None = store.write(task.client, task.round, {CORE: flatten({"previous": previous})[0]})
     return version
 
 
