@@ -41,6 +41,7 @@ from fedcore.runs.resolve import (
     tracking,
 )
 from fedcore.runs.result import RunResult
+from fedcore.runs.resuming import Finished, Refused, TrainOn, next_state
 from fedcore.runs.rounds import may_be_unsaved
 from fedcore.runs.saved import (
     SavedConfig,
@@ -50,7 +51,7 @@ from fedcore.runs.saved import (
     partition_digest,
     places_in,
 )
-from fedcore.runs.training import Experiment, Finished, OnRound, Refused, TrainOn, next_state
+from fedcore.runs.training import Experiment, OnRound
 from fedcore.server.round import Notify
 from fedcore.server.scope import Federation
 from fedcore.server.state import ServerState
@@ -372,7 +373,7 @@ class Run:
         return step
 
     def _next(self, state: ServerState) -> TrainOn | Finished:
-        """Return how the run goes on from a checkpoint; see :func:`~fedcore.runs.training.next_state`."""
+        """Return how the run goes on from a checkpoint; see :func:`~fedcore.runs.resuming.next_state`."""
         step = next_state(state, self.config, self.asked)
         if isinstance(step, Refused):
             raise RunDirectoryError(f"{self.directory.path} {step.reason}")

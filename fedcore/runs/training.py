@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -306,50 +306,3 @@ class Experiment:
 def out_of_patience(options: TrainingOptions, state: ServerState) -> bool:
     """Whether the best round by the clients' held-out parts lies ``patience`` rounds before the last one."""
     return options.patience is not None and state.round - 1 - state.best.get("round", state.round) >= options.patience
-
-
-class TrainOn(NamedTuple):
-    """A run trains its next round from a state."""
-
-    state: ServerState
-
-
-class Finished(NamedTuple):
-    """A run trains no further round. What follows its training may be left to do."""
-
-    state: ServerState
-    note: str = ""
-    """Why no round is trained though more were asked for."""
-
-
-class Refused(NamedTuple):
-    """A run cannot go on as it was asked to."""
-
-    reason: str
-    """The predicate of a sentence about the run."""
-
-
-def next_state(state: ServerState, options: TrainingOptions, asked: Collection[str]) -> Finished | TrainOn | Refused:
-    """Return how a run goes on from a checkpoint, and its state from there.
-
-    A run whose training has ended trains more rounds only if it is asked to, or was by a resume that was killed.
-    From a ``done`` state, which ``post_train`` has changed, it needs the checkpoint before that.
-
-    :param options: the run's options by now.
-    :param asked: the names of those that were given anew, with other values or the same.
-    """
-    if "rounds" in asked and options.rounds < state.round:
-        return Refused(f"has had {state.round} rounds already, more than --rounds {options.rounds}")
-    more = state.round < options.rounds
-    if state.phase == "train":
-        return TrainOn(state) if more else Finished(replace(state, phase="post_train"))
-    if more and out_of_patience(options, state):
-        note = (
-            f"no round is trained: --patience {options.patience} ended the run after round {state.round}; to go on, "
-            "add a larger --patience"
-        )
-        return Finished(state, note if "rounds" in asked else "")
-    was_extended = state.phase == "post_train" and not state.stopped
-    if more and (was_extended or {"rounds", "patience"} & {*asked}):
-        return TrainOn(replace(state, phase="train", stopped=False))
-    return Finished(state)

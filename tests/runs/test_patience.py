@@ -14,7 +14,8 @@ from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.data import load_dataset
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.evaluation import Evaluator
-from fedcore.runs.training import Finished, Refused, TrainOn, next_state, out_of_patience
+from fedcore.runs.resuming import Finished, Refused, TrainOn, next_state
+from fedcore.runs.training import out_of_patience
 from fedcore.server.state import ServerState
 from fedcore_testing import model_bytes, records
 from tests.sentences import raises, warns
