@@ -31,12 +31,12 @@ def largest_values(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     for name, tensor in tensors.items():
         if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
             continue
-        part = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-        if part.is_cpu:
-            least, most = torch.aminmax(part)  # as fast as a dot product, and keeps nan
+        real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        if real.is_cpu:
+            least, most = torch.aminmax(real)  # as fast as a dot product, and keeps nan
             largest[name] = max(-least.item(), most.item())
         else:
-            away[name] = torch.linalg.vector_norm(part, math.inf)
+            away[name] = torch.linalg.vector_norm(real, math.inf)
     return largest | numbers(away) if away else largest
 
 

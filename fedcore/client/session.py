@@ -224,8 +224,8 @@ class LocalSession:
             self._throughout = frozenset.intersection(*by_epoch)
         self.working.set_trainable(self._throughout)
         self.excluded = self._throughout
-        own = ParameterGroup(list(self.working.trained.values()), self.lr, self.config.weight_decay)
-        self.optimizer = Optimizer(self.config, [own, *self.requests.groups], self.memory.optimizer)
+        model_group = ParameterGroup(list(self.working.trained.values()), self.lr, self.config.weight_decay)
+        self.optimizer = Optimizer(self.config, [model_group, *self.requests.groups], self.memory.optimizer)
         self._refer_to_start()
         self.optimizer.begin(self.optimizer.parameters)
 

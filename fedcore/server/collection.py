@@ -152,8 +152,8 @@ class Collector:
         """Return the clients' mean losses by name, weighted by samples."""
         names = sorted({name for _, losses in self._losses for name in losses})
         return {
-            name: sum(n * losses[name] for n, losses in self._losses if name in losses)
-            / sum(n for n, losses in self._losses if name in losses)
+            name: sum(samples * losses[name] for samples, losses in self._losses if name in losses)
+            / sum(samples for samples, losses in self._losses if name in losses)
             for name in names
         }
 
