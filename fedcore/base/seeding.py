@@ -68,7 +68,7 @@ def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[Non
         _nested.append(np.random.MT19937(0))
     if _depth or not _nobody_outside:
         outside = mtrand.get_bit_generator(), random.getstate(), [each.get_state() for each in generators]
-    mtrand.set_bit_generator(_nested[_depth])
+        mtrand.set_bit_generator(_nested[_depth])
     for each in generators:
         each.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
