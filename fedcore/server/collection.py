@@ -83,13 +83,13 @@ class Collector:
         update, weight, model = sent, float(sent.samples), sent.model  # as FedAvg weighs it
         if setup.reads_updates:
             named = uploads.named(sent.model)
-            ids = [*map(id, named.values())]
             with current.states.undone_on_error(self._rejecting):
-                update = self._inspected(task, replace(sent, model=named))
+                update = self._inspected(task, replace(sent, model={**named}))
                 weight = self._weight(update)
                 for plugin in plugins.implementers("accumulate"):
                     plugins.call(plugin.name, "accumulate", server=self.server, update=update)
-            model = sent.model if ids == [*map(id, update.model.values())] else uploads.join(update.model)
+            if any(update.model.get(name) is not tensor for name, tensor in named.items()):
+                model = uploads.join(update.model)
         for namespace, tensors in update.payload.items():
             if plugins.namespaces[namespace] not in self._owners:
                 tensors.clear()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedcore import Plugin, SplitModel, hookimpl
-from fedcore_testing import federate
+from fedcore_testing import federate, weights
 from fedcore_testing.problems import few_digits
 
 CLIENTS = 8
@@ -52,3 +52,17 @@ class OwnsTheBiasAndSends(OwnsTheBias):
 def test_owned_parameters_do_not_keep_whole_updates(tmp_path, plugin):
     federate(tmp_path, plugin, model=wide, **OPTIONS)
     assert SEEN["memory"] <= 2 * SEEN["kept"]
+
+
+class RoundsTheBias(Plugin):
+    """Its second tensor can have the address of the one that the client sent, which nobody else holds by then."""
+
+    @hookimpl
+    def accumulate(self, server, update):
+        update.model["classifier.bias"] = update.model["classifier.bias"].clamp(-1, 1)
+        update.model["classifier.bias"] = update.model["classifier.bias"].round()
+
+
+def test_what_a_hook_puts_into_an_update_is_aggregated(tmp_path):
+    result = federate(tmp_path, RoundsTheBias, model=wide, **OPTIONS)
+    assert not weights(result)["classifier.bias"].any()
