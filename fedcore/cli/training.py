@@ -72,8 +72,8 @@ def _begun_early(config: RunConfig) -> AbstractContextManager[object]:
 def _what_ran(config: RunConfig) -> str:
     """Return the line that says what a fast dev run has tried."""
     work = f"{config.rounds} rounds of {config.clients} client{'s' * (config.clients > 1)}"
-    what = f"{method(config.plugins)} on {config.dataset} ({config.model})"
-    return f"everything ran: {what}, {work} with a few batches of {config.batch_size}. Nothing is kept."
+    subject = f"{method(config.plugins)} on {config.dataset} ({config.model})"
+    return f"everything ran: {subject}, {work} with a few batches of {config.batch_size}. Nothing is kept."
 
 
 @options.config_flags(only=CHANGEABLE, with_defaults=False)

@@ -166,7 +166,7 @@ def _checked(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def _check_numbers(what: str, known: str, train: Tensor, test: Tensor, count: int) -> None:
+def _check_numbers(groups: str, known: str, train: Tensor, test: Tensor, count: int) -> None:
     """Refuse numbers of classes or domains that are not 0 to ``count - 1``.
 
     :param known: where the count comes from, for the message.
@@ -175,6 +175,6 @@ def _check_numbers(what: str, known: str, train: Tensor, test: Tensor, count: in
         outside = numbers[(numbers < 0) | (numbers >= count)]
         if len(outside):
             raise DataError(
-                f"dataset: {len(outside)} of {len(numbers)} {part} samples have {what} outside of 0..{count - 1}, "
-                f"such as {int(outside[0])}; {known}. Leave out samples without one, and number the {what} from 0"
+                f"dataset: {len(outside)} of {len(numbers)} {part} samples have {groups} outside of 0..{count - 1}, "
+                f"such as {int(outside[0])}; {known}. Leave out samples without one, and number the {groups} from 0"
             )

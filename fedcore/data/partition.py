@@ -277,9 +277,9 @@ def check_partition(partition: Partition, dataset: Dataset, where: object) -> No
     :raises ConfigError: it belongs to another data set.
     """
     info: Any = partition.info
-    for key, (kind, what) in _INFO.items():
+    for key, (kind, description) in _INFO.items():
         if not isinstance(info.get(key), kind) or isinstance(info.get(key), bool):
-            raise DataError(f'{where}: "info" needs {key!r}, {what}, as fedcore.data.make_partition writes it')
+            raise DataError(f'{where}: "info" needs {key!r}, {description}, as fedcore.data.make_partition writes it')
     names = info.get("names", [])
     if not isinstance(names, list) or (names and not len(names) == len({*map(str, names)}) == partition.num_clients):
         raise DataError(f'{where}: "names" in "info" should have a name for each client, and none twice')

@@ -94,8 +94,8 @@ class Layout:
 
 def _fixed(model: nn.Module) -> frozenset[str]:
     frozen = {id(buffer) for module in frozen_modules(model) for buffer in module.buffers()}
-    names = [name for name, own in model.named_parameters(remove_duplicate=False) if not own.requires_grad]
-    names += [name for name, own in model.named_buffers(remove_duplicate=False) if id(own) in frozen]
+    names = [name for name, tensor in model.named_parameters(remove_duplicate=False) if not tensor.requires_grad]
+    names += [name for name, tensor in model.named_buffers(remove_duplicate=False) if id(tensor) in frozen]
     return frozenset(names)
 
 
@@ -115,16 +115,16 @@ class FlatLayout(Layout):
         """Return a layout whose shared parameters of the most common dtype are joined; unchanged without parameters."""
         parameters = {name: layout.shapes[name] for name in layout.shared if name not in layout.buffers}
         numbers = Counter[torch.dtype]()
-        for shape, own in parameters.values():
-            if own.is_floating_point:
-                numbers[own] += shape.numel()
+        for shape, dtype in parameters.values():
+            if dtype.is_floating_point:
+                numbers[dtype] += shape.numel()
         if not numbers:
             return layout
-        dtype = max(numbers, key=numbers.__getitem__)
-        joined = {name: shape for name, (shape, own) in parameters.items() if own == dtype}
-        size = torch.Size([numbers[dtype]])
+        common = max(numbers, key=numbers.__getitem__)
+        joined = {name: shape for name, (shape, dtype) in parameters.items() if dtype == common}
+        size = torch.Size([numbers[common]])
         others = {name: layout.shapes[name] for name in layout.shared if name not in joined}
-        shapes = {JOINED: (size, dtype), **others}
+        shapes = {JOINED: (size, common), **others}
         return cls(shapes, layout.buffers, layout.trainable, frozenset(), joined=joined)
 
     def join(self, state: Mapping[str, Tensor]) -> Tensors:

@@ -210,11 +210,11 @@ class RunDirectory(RunFiles):
                 raise ValueError(f"it is of round {meta['best_round']}, but the best round is {best}")
             inputs = Inputs.from_json(meta["inputs"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+            fault = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
             again = "A resume does not write it again"
             if best is None and self.checkpoints.any():
                 again = f"{self.how_to_resume} writes it again"
-            raise RunDirectoryError(f"{file} {what}. {again}") from error
+            raise RunDirectoryError(f"{file} {fault}. {again}") from error
         own, names = model.state_dict(), model.file_names()
         expected = {names[name]: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
         if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} != expected:

@@ -412,12 +412,12 @@ class Run:
         self.file.require_binding(self.directory.checkpoints.meta["binding"], self.directory.path)
 
         models = self.setup.model.state_dict(), state.model
-        own, saved = ({name: (tensor.shape, tensor.dtype) for name, tensor in model.items()} for model in models)
-        wrong = [name for name in sorted({*own, *saved}) if own.get(name) != saved.get(name)]
-        if wrong:
+        expected, saved = ({name: (tensor.shape, tensor.dtype) for name, tensor in model.items()} for model in models)
+        differing = [name for name in sorted({*expected, *saved}) if expected.get(name) != saved.get(name)]
+        if differing:
             raise RunDirectoryError(
                 f"the checkpoint in {self.directory.path} is not of the model that config.yaml describes, or that was "
-                f"given: they differ in {', '.join(wrong[:3])}{' and others' * (len(wrong) > 3)}"
+                f"given: they differ in {', '.join(differing[:3])}{' and others' * (len(differing) > 3)}"
             )
 
 
