@@ -88,7 +88,7 @@ class Collector:
                 weight = self._weight(update)
                 for plugin in plugins.implementers("accumulate"):
                     plugins.call(plugin.name, "accumulate", server=self.server, update=update)
-            if any(update.model.get(name) is not tensor for name, tensor in named.items()):
+            if [*named] != [*update.model] or any(update.model[name] is not named[name] for name in named):
                 model = uploads.join(update.model)
         for namespace, tensors in update.payload.items():
             if plugins.namespaces[namespace] not in self._owners:
