@@ -199,7 +199,7 @@ class OnlyOne(InProcessEngine):
     def run(self, tasks, *, window=None):
         for task, outcome in super().run(tasks, window=window):
             if self.many and isinstance(outcome, ClientUpdate):
-                for tensor in outcome.model.values():  # by name, or all parameters as one
+                for tensor in filter(torch.is_floating_point, outcome.model.values()):  # by name, or all as one
                     tensor += 1e-6
             yield task, outcome
 
