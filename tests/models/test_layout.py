@@ -90,6 +90,11 @@ def test_the_names_of_joined_copies_give_the_model_back():
         assert tensor.is_contiguous(), name
 
 
+def test_a_model_that_was_kept_name_by_name_is_read_as_it_is():
+    state = network().state_dict()
+    assert all(torch.equal(FLAT.named(state)[name], tensor) for name, tensor in state.items())
+
+
 def test_the_mean_has_the_bits_of_the_mean_by_name():
     by_name, flat = RunningMean(LAYOUT, LAYOUT.shared), RunningMean(FLAT, FLAT.shared)
     for seed, weight in enumerate((0.3, 2.0, 0.7)):
