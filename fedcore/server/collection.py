@@ -80,7 +80,7 @@ class Collector:
         sizes = defaultdict(int, model=bytes_of(sent.model))
         for namespace, tensors in sent.payload.items():
             sizes[plugins.namespaces[namespace]] += bytes_of(tensors)
-        update, weight, model = sent, float(sent.samples), sent.model  # as FedAvg weighs it
+        update, weight, changed = sent, float(sent.samples), False  # as FedAvg weighs it
         if setup.reads_updates:
             named = uploads.named(sent.model)
             with current.states.undone_on_error(self._rejecting):
@@ -88,12 +88,13 @@ class Collector:
                 weight = self._weight(update)
                 for plugin in plugins.implementers("accumulate"):
                     plugins.call(plugin.name, "accumulate", server=self.server, update=update)
-            if [*named] != [*update.model] or any(update.model[name] is not named[name] for name in named):
-                model = uploads.join(update.model)
+            changed = [*named] != [*update.model] or any(update.model[name] is not named[name] for name in named)
         for namespace, tensors in update.payload.items():
             if plugins.namespaces[namespace] not in self._owners:
                 tensors.clear()
-        self.running_mean.add(model, weight=weight, samples=update.samples)
+        self.running_mean.add(
+            uploads.join(update.model) if changed else sent.model, weight=weight, samples=update.samples
+        )
         for plugin_name, names in self._owners.items():
             self.for_owners[plugin_name].append(_owned_part(update.scoped(plugins.aggregates_in(plugin_name)), names))
         current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
