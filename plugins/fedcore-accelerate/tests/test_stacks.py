@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import warnings
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -192,6 +194,12 @@ class Draws(Plugin):
         return Loss((step.features * torch.rand(step.features.shape)).mean())
 
 
+class DrawsOutsideOfTorch(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.features.square().mean(), weight=random.random() + np.random.rand())  # noqa: S311
+
+
 class Writes(Plugin):
     @hookimpl
     def local_loss(self, step):
@@ -226,6 +234,7 @@ class HasNoWeightForSome(Plugin):
         (ReadsTheId, "'readstheid' reads client.id"),
         (WarmsUp, "'warmsup' reads client.steps"),
         (Draws, "random"),
+        (DrawsOutsideOfTorch, "draws random numbers from a global generator"),
         (Writes, r"writes client.scratch\['seen'\]"),
         (HasNotesOfOtherLengths, "different values"),
         (HasNoWeightForSome, r"different values: 0\.0, 0\.[12]"),
@@ -244,6 +253,13 @@ def test_a_hook_that_cannot_be_stacked_is_named_once(tmp_path, steps, plugin, re
 def with_dropout(num_classes, input_shape):
     base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5))
     return SplitModel(base, 16, num_classes)
+
+
+@pytest.mark.filterwarnings("ignore::fedcore_accelerate.StackWarning")
+def test_clients_whose_batches_have_sizes_of_their_own_draw_from_their_own_streams(tmp_path):
+    """No two of them take a step together, so that vmap refuses nothing."""
+    run = partial(support.run, tmp_path, **{**UNEQUAL, "rounds": 1, "model": f"module:{__name__}.with_dropout"})
+    assert support.model_bytes(run(stack=2, batch_size=2000)) == support.model_bytes(run(batch_size=2000))
 
 
 def with_batch_norm(num_classes, input_shape):

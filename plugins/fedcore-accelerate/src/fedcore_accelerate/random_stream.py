@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fedcore.client import global_generators, random_stream
+from fedcore_accelerate.stacked_step import NotStackable
 
 
 class RandomStream:
@@ -45,3 +46,32 @@ class RandomStream:
             finally:
                 self.states = [each.get_state() for each in self._generators]
                 self._host = np.random.get_state(legacy=False), random.getstate()
+
+
+@contextmanager
+def draws_refused(device: torch.device) -> Iterator[None]:
+    """Refuse draws from the global generators in a block that works for several clients, and undo them.
+
+    Each client has a stream of its own. ``vmap`` refuses torch's draws alone, and not those for a single client.
+
+    :raises NotStackable: the block has drawn random numbers.
+    """
+    generators = global_generators(device)
+    of_numpy, of_python, states = np.random.get_state(legacy=False), random.getstate(), _states(generators)
+    try:
+        yield
+    finally:
+        now = np.random.get_state(legacy=False)["state"]
+        same = now["pos"] == of_numpy["state"]["pos"] and np.array_equal(now["key"], of_numpy["state"]["key"])
+        drawn = not same or random.getstate() != of_python or not all(map(torch.equal, states, _states(generators)))
+        if drawn:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
+            for each, state in zip(generators, states, strict=True):
+                each.set_state(state)
+    if drawn:
+        raise NotStackable("a hook or the model draws random numbers from a global generator")
+
+
+def _states(generators: list[torch.Generator]) -> list[torch.Tensor]:
+    return [each.get_state() for each in generators]

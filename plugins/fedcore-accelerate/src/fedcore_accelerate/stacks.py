@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from fedcore.client import (
     total_loss,
 )
 from fedcore.models import Outputs
+from fedcore_accelerate.random_stream import draws_refused
 from fedcore_accelerate.stacked_step import Lent, NotStackable, Path, Read, Reads, StackedStep, TrainedClient, Unread
 
 
@@ -194,7 +196,8 @@ class Group:
         :raises Exception: the step cannot be taken at once. Nothing has changed.
         """
         one = first.session
-        total, losses, *outputs = self._forward(first, frozen, *joined)
+        with nullcontext() if observe is None else draws_refused(one.working.device):  # else its caller does
+            total, losses, *outputs = self._forward(first, frozen, *joined)
         require_gradient(one, total)
         self._optimizer.zero_grad()
         total.sum().backward()  # a client's objective depends on no other client's weights

@@ -32,11 +32,11 @@ from fedcore.client import (
     LossTotals,
     Picked,
     begin_local,
-    global_generators,
     refuse_edits,
 )
 from fedcore.engines import ClientRuntime, ClientTask, Outcome, flatten, unflatten
 from fedcore.models import Layout, Outputs, forward_chunk
+from fedcore_accelerate.random_stream import draws_refused
 from fedcore_accelerate.stacked_step import AnyClient, NotStackable, Path, value_at
 from fedcore_accelerate.stacks import Group, Stacked, trained_by
 
@@ -75,7 +75,8 @@ class Whole:
         if len(tasks) == 1 or any(task.kind != "fit_begin" for task in tasks):
             return None
         began, before = time.perf_counter(), dict(runtime.setup.plugins.seconds)
-        with closing(runtime.session(tasks[0], begin.shared, saved={})) as one:
+        session = runtime.session(tasks[0], begin.shared, saved={})
+        with closing(session) as one, draws_refused(one.working.device):
             _begin(one)
             cohort = Cohort(tasks, begin, one)
             if not all(cohort.turns) or (one.requests.frozen and len({work.epochs for work in cohort.works}) > 1):
@@ -249,15 +250,11 @@ def _stored(cohort: Cohort, slot: int, previous: Tensors) -> int | None:
 def _begin(one: LocalSession) -> None:
     """Call ``begin_local`` once for all clients of a stack, and prepare their training.
 
-    :raises NotStackable: a hook reads what differs between clients, or draws random numbers.
+    :raises NotStackable: a hook reads what differs between clients.
     """
-    generators = global_generators(one.working.device)
-    before = [generator.get_state() for generator in generators]
     one.contexts[""] = cast("ClientContext", AnyClient(one, ""))
     begin_local(one)
     one.close()  # from here on hooks see clients otherwise
-    if not all(torch.equal(state, each.get_state()) for state, each in zip(before, generators, strict=True)):
-        raise NotStackable("begin_local draws random numbers")
     one.prepare_training()
 
 
