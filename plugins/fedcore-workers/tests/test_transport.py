@@ -106,11 +106,13 @@ def test_a_room_is_not_written_before_the_other_end_has_read_it(ends):
     assert [(value, tensors["x"].unique().tolist()) for tensors, value, _ in arrived] == [(k, [k]) for k in range(3)]
 
 
-def test_a_room_is_freed_with_its_ends():
-    def rooms():
-        links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
-        return [link for link in links if os.path.islink(link) and "memfd:fedcore" in os.readlink(link)]
+def rooms():
+    """Return the rooms that this process has open, with their descriptors."""
+    links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+    return [link for link in links if os.path.islink(link) and "memfd:fedcore" in os.readlink(link)]
 
+
+def test_a_room_is_freed_with_its_ends():
     before = rooms()
     one, other = (Channel(end) for end in socket.socketpair())
     other.send({}, "go")
@@ -120,6 +122,19 @@ def test_a_room_is_freed_with_its_ends():
     for end in (one, other):
         end.connection.close()
     del one, other, end
+    assert rooms() == before
+
+
+def test_a_room_for_an_end_that_is_gone_does_not_stay_open():
+    before = rooms()
+    one, other = (Channel(end) for end in socket.socketpair())
+    other.send({}, "go")
+    one.receive()
+    other.connection.close()
+    with pytest.raises(ConnectionError):
+        one.send({"x": torch.arange(LARGE)}, None)
+    one.connection.close()
+    del one
     assert rooms() == before
 
 

@@ -132,9 +132,11 @@ class Channel:
             descriptors = self._make_room(size)
             for piece in data:
                 self._room.write(piece)
-            self._send([IN_ROOM, lengths, text], descriptors)
-            for number in descriptors:
-                os.close(number)
+            try:
+                self._send([IN_ROOM, lengths, text], descriptors)
+            finally:
+                for number in descriptors:
+                    os.close(number)
             return
         at_once = data if size < ROOM.start else []
         self._send([IN_LINE, lengths, text, *at_once], [] if descriptor is None else [descriptor])
