@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import pytest
 from torch import nn
 
 from fedcore import DivergedError, Plugin, RoundFailedError, SplitModel, hookimpl
 from fedcore.data import load_dataset
-from fedcore.engines import ClientRuntime
+from fedcore.engines import ClientRuntime, SharedPayload
 from fedcore_accelerate import offer_series
 from fedcore_testing import federate, records, the_same_as_one_by_one
 from tests.sentences import raises
@@ -110,3 +111,19 @@ def test_a_client_that_diverges_says_so(tmp_path):
     options = {"clients": 3, "rounds": 1, "partition": "iid", "workers": 0, "participation": 1.0, "lr": 1e30}
     with raises(DivergedError):
         federate(tmp_path, Sums, model="mlp", local_epochs=4, **options)
+
+
+def test_a_rounds_broadcast_is_freed_before_the_next_one_arrives(tmp_path, monkeypatch):
+    """A worker maps one payload at a time."""
+    copy_to, tensors, alive = SharedPayload.copy_to, [], []
+
+    def copied(payload, placement):
+        alive.append(sum(tensor() is not None for tensor in tensors))
+        copy = copy_to(payload, placement)
+        tensors.extend(map(weakref.ref, copy.model.values()))
+        return copy
+
+    monkeypatch.setattr(SharedPayload, "copy_to", copied)
+    federate(tmp_path, Sums, clients=3, rounds=3, partition="iid", model="mlp", workers=0, participation=1.0)
+    assert alive
+    assert not any(alive)

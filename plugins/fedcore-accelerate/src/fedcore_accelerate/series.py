@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Sequence
 
 from fedcore import ClientUpdate
@@ -39,7 +40,7 @@ class Series:
 
     def working(self, setup: Setup) -> WorkingModel:
         """Return the only working model."""
-        self._alone, self._shared = OneByOne(), None
+        self._alone = OneByOne()
         self._working = working = self._alone.working(setup)
         self._applies = not (
             any(map(setup.plugins.implementers, OF_CLIENTS)) or setup.breaks or setup.layout.personal or working.frozen
@@ -47,9 +48,9 @@ class Series:
         return working
 
     _alone: OneByOne
-    _one: LocalSession
-    _shared: SharedPayload | None
-    """The broadcast of the round that the session is for."""
+    _one: LocalSession | None = None
+    _shared: weakref.ref[SharedPayload] | None = None
+    """The broadcast of the round that the session is for. Both are freed when the engine drops the broadcast."""
 
     def run(self, tasks: Sequence[ClientTask], begin: Begin) -> list[Outcome]:
         """Take all steps; see :class:`fedcore.client.runner.Runner`."""
@@ -67,7 +68,7 @@ class Series:
             refuse_edits(one)
             losses = one.losses.means()
         except Exception as error:  # a model can raise anything
-            self._shared = None
+            self._one = None
             return runtime.failed(task, error)
         if not losses or not all(map(math.isfinite, losses.values())):
             return None  # it took no step, or diverged
@@ -86,12 +87,13 @@ class Series:
     def _next(self, task: ClientTask, begin: Begin) -> LocalSession:
         """Return the session with the client's samples, the round's weights and fresh optimizer state."""
         runtime: ClientRuntime = begin.runtime
-        if begin.shared is not self._shared:
-            self._one = runtime.session(task, begin.shared, working=self._working)
-            self._one.prepare_training()
-            self._shared = begin.shared
-            return self._one
         one, device = self._one, self._working.device
+        if one is None or self._shared is None or self._shared() is not begin.shared:
+            assert begin.shared is not None
+            one = runtime.session(task, begin.shared, working=self._working)
+            one.prepare_training()
+            self._one, self._shared = one, weakref.ref(begin.shared, self._forget)
+            return one
         one.client, one.steps, one.losses = task.client, 0, LossTotals({})
         held = runtime.partition.train[task.client]
         one.data = ClientData.training(runtime.dataset, held, device, augmented=one.config.augment)
@@ -99,3 +101,7 @@ class Series:
         self._working.load(one.start)
         one.optimizer.begin(one.optimizer.parameters)
         return one
+
+    def _forget(self, shared: weakref.ref[SharedPayload]) -> None:
+        if shared is self._shared:
+            self._one = self._shared = None
