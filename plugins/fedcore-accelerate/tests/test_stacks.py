@@ -278,13 +278,30 @@ class Centred(nn.Linear):
         return features - self.mean
 
 
+class CountsItsCalls(nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        return x * (1 + 0.05 * self.calls)
+
+
+def with_a_count(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), CountsItsCalls()), 16, num_classes)
+
+
 def with_unsaved_buffer(num_classes, input_shape):
     return SplitModel(Centred(), 16, num_classes)
 
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [("with_dropout", "random"), ("with_batch_norm", "buffers"), ("with_unsaved_buffer", "buffers")],
+    [
+        ("with_dropout", "random"),
+        ("with_batch_norm", "buffers"),
+        ("with_unsaved_buffer", "buffers"),
+        ("with_a_count", "changes its attribute CountsItsCalls.calls"),
+    ],
 )
 def test_a_model_that_cannot_be_stacked_trains_plainly(tmp_path, model, reason):
     run = partial(support.run, tmp_path, **{**UNEQUAL, "rounds": 1, "model": f"module:{__name__}.{model}"})

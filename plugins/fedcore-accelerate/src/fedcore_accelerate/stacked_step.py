@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -214,6 +215,39 @@ def _require_equal(values: Sequence[Any]) -> None:
     one, other = values
     if one is not other and (isinstance(one, Tensor) or isinstance(other, Tensor) or one != other):
         raise NotStackable
+
+
+@contextmanager
+def attributes_refused(model: nn.Module) -> Iterator[None]:
+    """Refuse a block in which a network's own modules change attributes, such as a count of their calls; undo it.
+
+    Each client begins with the first values, but a call for several clients is one call.
+
+    :raises NotStackable: names the attribute.
+    """
+    parts = [part for part in model.modules() if not type(part).__module__.startswith("torch.")]
+    before, sizes, changed = [*map(_attributes, parts)], [*map(_sizes, parts)], ""
+    try:
+        yield
+    finally:
+        for part, first, size in zip(parts, before, sizes, strict=True):
+            now = _attributes(part)
+            others = [name for name in {**first, **now} if now.get(name, parts) is not first.get(name, parts)]
+            others += [name for name, count in _sizes(part).items() if size.get(name) != count]
+            changed = next((f"{type(part).__name__}.{name}" for name in others), changed)
+            for name in now.keys() - first.keys():
+                del vars(part)[name]
+            vars(part).update(first)
+    if changed:
+        raise NotStackable(f"the model changes its attribute {changed}")
+
+
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(part).items() if name != "training"}
+
+
+def _sizes(part: nn.Module) -> dict[str, int]:
+    return {name: len(own) for name, own in vars(part).items() if isinstance(own, (list, dict, set)) and name[0] != "_"}
 
 
 def value_at(session: LocalSession, path: Path) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,17 @@ from fedcore.client import (
 )
 from fedcore.models import Outputs
 from fedcore_accelerate.random_stream import draws_refused
-from fedcore_accelerate.stacked_step import Lent, NotStackable, Path, Read, Reads, StackedStep, TrainedClient, Unread
+from fedcore_accelerate.stacked_step import (
+    Lent,
+    NotStackable,
+    Path,
+    Read,
+    Reads,
+    StackedStep,
+    TrainedClient,
+    Unread,
+    attributes_refused,
+)
 
 
 class Stacked:
@@ -196,7 +206,10 @@ class Group:
         :raises Exception: the step cannot be taken at once. Nothing has changed.
         """
         one = first.session
-        with nullcontext() if observe is None else draws_refused(one.working.device):  # else its caller does
+        with ExitStack() as watched:
+            if observe is not None:  # else its caller watches all steps
+                watched.enter_context(draws_refused(one.working.device))
+                watched.enter_context(attributes_refused(one.working.module))
             total, losses, *outputs = self._forward(first, frozen, *joined)
         require_gradient(one, total)
         self._optimizer.zero_grad()

@@ -37,7 +37,7 @@ from fedcore.client import (
 from fedcore.engines import ClientRuntime, ClientTask, Outcome, flatten, unflatten
 from fedcore.models import Layout, Outputs, forward_chunk
 from fedcore_accelerate.random_stream import draws_refused
-from fedcore_accelerate.stacked_step import AnyClient, NotStackable, Path, value_at
+from fedcore_accelerate.stacked_step import AnyClient, NotStackable, Path, attributes_refused, value_at
 from fedcore_accelerate.stacks import Group, Stacked, trained_by
 
 OF_ONE_CLIENT = ("local_samples", "gradients", "observe", "pre_upload", "guard_upload")
@@ -76,7 +76,7 @@ class Whole:
             return None
         began, before = time.perf_counter(), dict(runtime.setup.plugins.seconds)
         session = runtime.session(tasks[0], begin.shared, saved={})
-        with closing(session) as one, draws_refused(one.working.device):
+        with closing(session) as one, draws_refused(one.working.device), attributes_refused(one.working.module):
             _begin(one)
             cohort = Cohort(tasks, begin, one)
             if not all(cohort.turns) or (one.requests.frozen and len({work.epochs for work in cohort.works}) > 1):
