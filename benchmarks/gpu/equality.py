@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +25,35 @@ RUN: dict[str, Any] = {
 }  # fmt: skip
 CLOSE = 1e-3
 """Largest relative difference of a weight: atomic additions on a GPU have no fixed order."""
+AGAIN = 4
+"""The further plain runs of a method with a larger difference. They differ as much where it makes much of rounding, as
+FedDecorr does and what FedECCR and FedCME choose by a comparison."""
 
 
-def differences(plugin: str, device: str) -> tuple[float, float]:
+def differences(plugin: str, device: str) -> tuple[float, float, float]:
     """Return the largest difference of the weights from those of a plain run, relative to their magnitude.
 
-    Of a run with captured steps, and of one with two clients side by side.
+    Of a run with captured steps, of one with two clients side by side, and of further plain ones: 0 where none is made.
     """
-    weights = []
-    for how in ({"capture": False}, {}, {"lanes": 2}):
-        with tempfile.TemporaryDirectory() as folder:
-            chosen = {} if plugin == "fedavg" else {plugin: {}}
-            options = {**RUN, "plugins": chosen, "device": device, **how, "out": Path(folder) / "run"}
-            model = fedcore.run(fedcore.RunConfig.create(options)).model
-            weights.append(torch.cat([tensor.double().flatten() for tensor in model.state_dict().values()]))
-    plain, captured, lanes = weights
-    one, other = (float((found - plain).abs().max() / plain.abs().max()) for found in (captured, lanes))
-    return one, other
+    plain, captured, lanes = (weights(plugin, device, how) for how in ({"capture": False}, {}, {"lanes": 2}))
+    of_captured, of_lanes = difference(captured, plain), difference(lanes, plain)
+    again = AGAIN if max(of_captured, of_lanes) > CLOSE else 0
+    of_plain = [difference(weights(plugin, device, {"capture": False}), plain) for _ in range(again)]
+    return of_captured, of_lanes, max(of_plain, default=0.0)
+
+
+def weights(plugin: str, device: str, how: Mapping[str, Any]) -> torch.Tensor:
+    """Return the weights after a run with these options."""
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = {} if plugin == "fedavg" else {plugin: {}}
+        options = {**RUN, "plugins": chosen, "device": device, **how, "out": Path(folder) / "run"}
+        model = fedcore.run(fedcore.RunConfig.create(options)).model
+        return torch.cat([tensor.double().flatten() for tensor in model.state_dict().values()])
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest difference relative to the largest magnitude."""
+    return float((one - other).abs().max() / other.abs().max())
 
 
 def main() -> int:
@@ -54,9 +67,10 @@ def main() -> int:
     different = False
     for plugin in ("fedavg", "moon") if given.small else sorted(available("plugin")):
         try:
-            one, other = differences(plugin, given.device)
-            same = max(one, other) <= CLOSE
-            row: dict[str, Any] = {"method": plugin, "difference": one, "difference in lanes": other, "same": same}
+            captured, lanes, plain = differences(plugin, given.device)
+            same = max(captured, lanes) <= max(CLOSE, 2 * plain)
+            row: dict[str, Any] = {"method": plugin, "difference": captured, "difference in lanes": lanes, "same": same}
+            row |= {"difference of plain runs": plain} if plain else {}
         except fedcore.FedcoreError as error:  # some methods need options or another data set
             row = {"method": plugin, "not run": str(error).partition("\n")[0][:200]}
         different |= row.get("same") is False
