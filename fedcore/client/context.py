@@ -140,8 +140,8 @@ class SessionContext(View, ClientContext):
     def freeze(self, patterns: tuple[str, ...] | list[str], *, epochs: slice = slice(None)) -> None:
         self._require_begin_local("freeze")
         if isinstance(patterns, str):
-            found = f"calls client.freeze with the text {patterns!r}"
-            raise PluginContractError.of(self._plugin, found, expected=f"a list of patterns, such as [{patterns!r}]")
+            fault = f"calls client.freeze with the text {patterns!r}"
+            raise PluginContractError.of(self._plugin, fault, expected=f"a list of patterns, such as [{patterns!r}]")
         session, plugin = self._session, self._session.plugins[self._plugin]
         if epochs != slice(None):
             session.plugins.require_unfrozen_steps(self._plugin)
@@ -294,8 +294,8 @@ class BatchStep(View, Step):
     @override
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
         if self._second is None:
-            found = "calls step.gradients_at, which works in the hook gradients only"
-            raise PluginContractError.of(self._plugin, found)
+            fault = "calls step.gradients_at, which works in the hook gradients only"
+            raise PluginContractError.of(self._plugin, fault)
         trained, names = self._session.working.trained, "names of parameters that the step trains"
         self._session.check_fit(weights, trained, plugin=self._plugin, hook="gradients", names=names)
         return self._second.gradients_at(weights, rows)

@@ -241,11 +241,11 @@ def has_own_tensors(session: LocalSession) -> bool:
 
 def held(session: LocalSession) -> dict[tuple[str, str], Any]:
     """Return the plugins' values of this client, by plugin and name; :func:`same` compares them."""
-    found: dict[tuple[str, str], Any] = {}
+    values: dict[tuple[str, str], Any] = {}
     for plugin in session.scratch:
-        found.update({(plugin, f"scratch/{name}"): value for name, value in session.scratch[plugin].items()})
-        found.update({(plugin, f"state/{name}"): value for name, value in session.states.of(plugin).items()})
-    return {name: _marked(value, session.working.device) for name, value in found.items()}
+        values.update({(plugin, f"scratch/{name}"): value for name, value in session.scratch[plugin].items()})
+        values.update({(plugin, f"state/{name}"): value for name, value in session.states.of(plugin).items()})
+    return {name: _marked(value, session.working.device) for name, value in values.items()}
 
 
 def _marked(value: Any, device: torch.device) -> Any:

@@ -68,13 +68,13 @@ class Acceleration(Section):
             return []
         from fedcore_accelerate.tuning import lacks_lanes, why_unstacked
 
-        found = []
+        cautions = []
         if self.lanes > 1 and lacks_lanes(setup):
             why = "on the CPU, with worker processes or with --no-capture"
-            found.append(f"--lanes {self.lanes} has no effect {why}")
+            cautions.append(f"--lanes {self.lanes} has no effect {why}")
         if self.stack_size > 1 and (reason := why_unstacked(setup)):
-            found.append(f"--stack {self.stack} has no effect: {reason}")
-        return found
+            cautions.append(f"--stack {self.stack} has no effect: {reason}")
+        return cautions
 
 
 def options_of(config: RunConfig) -> Acceleration:

@@ -268,14 +268,13 @@ class StackedStep(BatchStep):
 
     :param batch: the first client's.
     :param read: returns a value of the client as ``vmap`` shows it.
-    :param given: the inputs, the labels and the positions in the client's samples.
+    :param x: the inputs; ``y`` the labels and ``indices`` the positions in the client's samples.
     """
 
     _read: Read
 
-    def __init__(self, batch: Batch, outputs: Outputs, read: Read, *given: Tensor) -> None:
+    def __init__(self, batch: Batch, outputs: Outputs, read: Read, x: Any, y: Tensor, indices: Tensor) -> None:
         super().__init__(batch, outputs)
-        x, y, indices = given
         vars(self).update(x=x, y=y, indices=indices, _read=read)
 
     @property
@@ -349,8 +348,8 @@ class TrainedClient(StackedClient):
         """Return (features, logits, labels) of the client's samples under its trained weights."""
         if indices is not None or model not in (None, self.model):
             raise NotStackable(f"plugin {self._plugin!r} takes a pass over some samples, or of another model")
-        found: tuple[Tensor, Tensor, Tensor] = self._read(Path("forward"))
-        return found
+        outputs: tuple[Tensor, Tensor, Tensor] = self._read(Path("forward"))
+        return outputs
 
 
 class AnyClient:

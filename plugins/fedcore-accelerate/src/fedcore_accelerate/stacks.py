@@ -108,9 +108,7 @@ def stacked(tensors: list[Tensor]) -> Tensor:
 def trained_by(session: LocalSession) -> dict[str, nn.Parameter]:
     """Return the parameters that some epoch of a session trains, and those that plugins added."""
     own = {name: p for name, p in session.working.parameters.items() if id(p) in session.optimizer.state}
-    return own | {
-        f"{plugin}/{name}": p for plugin, found in session.requests.added.items() for name, p in found.items()
-    }
+    return own | {f"{plugin}/{name}": p for plugin, own in session.requests.added.items() for name, p in own.items()}
 
 
 class _Models(nn.Module):
@@ -230,16 +228,16 @@ class Group:
         def of_path(path: Path) -> Outputs | None:
             return outputs(path.owner) if outputs is not None and working.frozen[path.owner].present else None
 
-        def step(read: Read, model: SplitModel, x: Tensor, *given: Tensor) -> tuple[Any, ...]:
+        def step(read: Read, model: SplitModel, x: Tensor, y: Tensor, indices: Tensor) -> tuple[Any, ...]:
             one.losses = LossTotals({})
             with one.autocast():
                 outputs = Outputs(*model(x))
-                total = total_loss(one, StackedStep(first, outputs, read, x, *given))
+                total = total_loss(one, StackedStep(first, outputs, read, x, y, indices))
             self._counts = one.losses.counts
             return total, one.losses.sums, *outputs
 
-        found: tuple[Any, ...] = self._mapped(self._stack.known, of_path, step, *joined)
-        return found
+        results: tuple[Any, ...] = self._mapped(self._stack.known, of_path, step, *joined)
+        return results
 
     def end(self, one: LocalSession, labels: Tensor, chunks: Iterable[Tensor]) -> dict[str, dict[str, Tensor]]:
         """Call ``end_local`` for all clients at once; return the payloads, by namespace and name, (K, ...) each.
@@ -260,13 +258,13 @@ class Group:
 
         def hooks(read: Read, model: SplitModel) -> dict[str, dict[str, Tensor]]:
             sent: dict[str, dict[str, Tensor]] = {}
-            for _, found in one.plugins.each("end_local", client=TrainedClient(one, "", read)):
-                for namespace, tensors in (found or {}).items():
+            for _, payload in one.plugins.each("end_local", client=TrainedClient(one, "", read)):
+                for namespace, tensors in (payload or {}).items():
                     sent[namespace] = {name: tensor.detach() for name, tensor in tensors.items()}
             return sent
 
-        found: dict[str, dict[str, Tensor]] = self._mapped(self._stack.known_at_end, of_path, hooks)
-        return {plugin: {name: tensor.clone() for name, tensor in own.items()} for plugin, own in found.items()}
+        payloads: dict[str, dict[str, Tensor]] = self._mapped(self._stack.known_at_end, of_path, hooks)
+        return {plugin: {name: tensor.clone() for name, tensor in own.items()} for plugin, own in payloads.items()}
 
     def _mapped(
         self,
@@ -286,8 +284,8 @@ class Group:
             for path in known:
                 if path.kind not in ("frozen", "forward"):
                     self._reads.read(path)
-                elif path not in outputs and (found := of_path(path)) is not None:
-                    outputs[path] = found
+                elif path not in outputs and (stacked_outputs := of_path(path)) is not None:
+                    outputs[path] = stacked_outputs
             try:
                 return self._vmapped(known, outputs, function, *joined)
             except Unread as error:
@@ -301,7 +299,7 @@ class Group:
         modules = [path for path in known if path.kind == "module"]
 
         def of_client(
-            weights: dict[str, Tensor], tensors: list[Tensor], outputs: dict[Path, Any], *given: Tensor
+            weights: dict[str, Tensor], tensors: list[Tensor], outputs: dict[Path, Any], *part: Tensor
         ) -> Any:
             lent = Lent()
 
@@ -315,20 +313,20 @@ class Group:
             own = {f"trained.{name}": weights[name] for name in self._stack.weights}
             for path in modules:
                 own |= {f"{path.owner}.{name}": tensor for name, tensor in read(path).items()}
-            found = functional_call(self._models, own, (lambda model: function(read, model, *given),))
+            result = functional_call(self._models, own, (lambda model: function(read, model, *part),))
             lent.require_unedited()
-            return found
+            return result
 
-        given: Any = self._weights, self._reads.tensors, dict(outputs), *joined
+        of_all: Any = self._weights, self._reads.tensors, dict(outputs), *joined
         versions = [tensor._version for tensor in self._reads.tensors]  # those inside of vmap count no edits
         if self._where.stop - self._where.start == 1:  # vmap takes its time
-            alone = of_client(*tree_map(lambda tensor: tensor.squeeze(0), given))
-            found = tree_map(lambda tensor: tensor.unsqueeze(0), alone)
+            alone = of_client(*tree_map(lambda tensor: tensor.squeeze(0), of_all))
+            results = tree_map(lambda tensor: tensor.unsqueeze(0), alone)
         else:
-            found = vmap(of_client)(*given)
+            results = vmap(of_client)(*of_all)
         if versions != [tensor._version for tensor in self._reads.tensors]:
             raise NotStackable("a plugin edits a tensor of its client in place in a step")
-        return found
+        return results
 
 
 def _observed(batch: Batch, features: Tensor, logits: Tensor) -> Exception | None:

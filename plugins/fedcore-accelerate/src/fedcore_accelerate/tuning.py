@@ -74,11 +74,11 @@ def why_unstacked(setup: Setup) -> str:
 def measure(config: RunConfig, model: SplitModel, dataset: Dataset) -> dict[str, float]:
     """Return the minimum seconds of a training step in each memory format, measured in turns."""
     steps = {name: _step(config.model_copy(update={"memory_format": name}), model, dataset) for name in FORMATS}
-    found = dict.fromkeys(FORMATS, float("inf"))
+    seconds = dict.fromkeys(FORMATS, float("inf"))
     for _ in range(TURNS):
         for name, step in steps.items():
-            found[name] = min(found[name], step())
-    return found
+            seconds[name] = min(seconds[name], step())
+    return seconds
 
 
 def _step(config: RunConfig, model: SplitModel, dataset: Dataset) -> Callable[[], float]:

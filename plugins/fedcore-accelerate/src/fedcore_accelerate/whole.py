@@ -393,10 +393,11 @@ class Frozen:
                 return self._computed(name, slots, x)
             places = cohort.places(slots, positions)
             if first.epoch == 0:
-                found = self._computed(name, slots, x)
+                computed = self._computed(name, slots, x)
                 if name not in self._known:
-                    self._known[name] = Outputs(*(part.new_empty(sum(cohort.sizes), *part.shape[2:]) for part in found))
-                for known, part in zip(self._known[name], found, strict=True):
+                    rooms = (part.new_empty(sum(cohort.sizes), *part.shape[2:]) for part in computed)
+                    self._known[name] = Outputs(*rooms)
+                for known, part in zip(self._known[name], computed, strict=True):
                     known[places] = part
             return Outputs(*(part[places] for part in self._known[name]))
 
