@@ -100,9 +100,13 @@ class Stack(Stacked):
 
 
 def stacked(tensors: list[Tensor]) -> Tensor:
-    """Stack tensors, (K, ...). Each keeps its memory format: a kernel's last bits depend on it."""
-    one = tensors[0]
-    return torch.stack(tensors, out=one.new_empty_strided((len(tensors), *one.shape), (one.numel(), *one.stride())))
+    """Stack tensors, (K, ...), in their memory format."""
+    return torch.stack(tensors, out=room(tensors[0], len(tensors)))
+
+
+def room(tensor: Tensor, count: int) -> Tensor:
+    """Return room for so many tensors, (K, ...). Each keeps its memory format: a kernel's last bits depend on it."""
+    return tensor.new_empty_strided((count, *tensor.shape), (tensor.numel(), *tensor.stride()))
 
 
 def trained_by(session: LocalSession) -> dict[str, nn.Parameter]:

@@ -38,7 +38,7 @@ from fedcore.engines import ClientRuntime, ClientTask, Outcome, flatten, unflatt
 from fedcore.models import Layout, Outputs, forward_chunk
 from fedcore_accelerate.random_stream import draws_refused
 from fedcore_accelerate.stacked_step import AnyClient, NotStackable, Path, attributes_refused, value_at
-from fedcore_accelerate.stacks import Group, Stacked, trained_by
+from fedcore_accelerate.stacks import Group, Stacked, room, trained_by
 
 OF_ONE_CLIENT = ("local_samples", "gradients", "observe", "pre_upload", "guard_upload")
 """Hooks that are called client by client."""
@@ -166,7 +166,7 @@ class Whole:
         for name, tensors in kinds.items():
             memory, shape = self._memory.get(name, {}), tensors["weight"].shape  # a plugin's own may change its shape
             if memory.keys() != tensors.keys() or len(memory["weight"]) < count or memory["weight"].shape[1:] != shape:
-                self._memory[name] = {kind: _room(tensor, count) for kind, tensor in tensors.items()}
+                self._memory[name] = {kind: room(tensor, count) for kind, tensor in tensors.items()}
         memories = {name: {kind: t[:count] for kind, t in self._memory[name].items()} for name in kinds}
         stack = Stacked({name: memories[name]["weight"] for name in own})
         stack.added = {name: memories[name]["weight"] for name in trained.keys() - own.keys()}
@@ -451,11 +451,6 @@ def _turns(work: LocalWork, samples: int, batch_size: int) -> dict[Turn, int]:
     every = ((epoch, number, size) for epoch in range(work.epochs) for number, size in enumerate(sizes))
     trained = (each for each in every if each[2] >= work.smallest_batch)
     return {(epoch, number): size for epoch, number, size in islice(trained, work.most_steps)}
-
-
-def _room(tensor: Tensor, count: int) -> Tensor:
-    """Return room for so many tensors, (K, ...). Each keeps its memory format: a kernel's last bits depend on it."""
-    return tensor.new_empty_strided((count, *tensor.shape), (tensor.numel(), *tensor.stride()))
 
 
 def _stacked(models: Sequence[Tensors], device: torch.device) -> Tensors:
