@@ -172,6 +172,11 @@ class ClientRuntime:
             raise Failed("session_lost", f"session {task.session!r} is not live in this worker")
         return session
 
+    def samples_of(self, client: int) -> ClientData:
+        """Return the training part of a client."""
+        held, augment = self.partition.train[client], self.config.augment
+        return ClientData.training(self.dataset, held, self.working.device, augmented=augment)
+
     def session(
         self,
         task: ClientTask,
@@ -200,7 +205,7 @@ class ClientRuntime:
                 hint="draw from task.random and read the same files, so that the weights are the same everywhere",
             )
         config, working, device = config or self.config, working or self.working, self.working.device
-        data = ClientData.training(self.dataset, self.partition.train[task.client], device, augmented=config.augment)
+        data = self.samples_of(task.client)
         saved = self.store.read(task.client, task.version) if saved is None else {**saved}
         models = unflatten(saved.pop(CORE, {}))
         to_it_alone = {} if task.kind == "ask" else task.tensors

@@ -25,7 +25,6 @@ from fedcore.client import (
     refuse_edits,
     take_step,
 )
-from fedcore.data import ClientData
 from fedcore.engines import ClientRuntime, ClientTask, Outcome, SharedPayload
 from fedcore_accelerate.whole import OF_ONE_CLIENT
 
@@ -87,7 +86,7 @@ class Series:
     def _next(self, task: ClientTask, begin: Begin) -> LocalSession:
         """Return the session with the client's samples, the round's weights and fresh optimizer state."""
         runtime: ClientRuntime = begin.runtime
-        one, device = self._one, self._working.device
+        one = self._one
         if one is None or self._shared is None or self._shared() is not begin.shared:
             assert begin.shared is not None
             one = runtime.session(task, begin.shared, working=self._working)
@@ -95,8 +94,7 @@ class Series:
             self._one, self._shared = one, weakref.ref(begin.shared, self._forget)
             return one
         one.client, one.steps, one.losses = task.client, 0, LossTotals({})
-        held = runtime.partition.train[task.client]
-        one.data = ClientData.training(runtime.dataset, held, device, augmented=one.config.augment)
+        one.data = runtime.samples_of(task.client)
         one.work = LocalWork.of(one.config, len(one.data), self._working.smallest_batch, task.meta)
         self._working.load(one.start)
         one.optimizer.begin(one.optimizer.parameters)
