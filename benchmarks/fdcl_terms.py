@@ -80,7 +80,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     run = Run.open(args.run, allow_code=False)
-    state, config = run.last_state(), run.config
+    state, config = run.last_state(print), run.config
     options = FDCLOptions(**config.plugins["fdcl"])
     received = copy.deepcopy(run.setup.model).eval()
     copy_into(received.state_dict(), state.model)
@@ -91,7 +91,7 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     clients = []
     for client in args.clients:
-        own, took_part = own_model(run, client)
+        own, took_part = own_model(run, client, print)
         if not took_part:
             parser.error(f"client {client} has not taken part yet")
         data = ClientData(samples.train, partition.train[client], CPU)

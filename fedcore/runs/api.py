@@ -27,7 +27,7 @@ from fedcore.runs.objects import (
     name_objects,
     objects_again,
 )
-from fedcore.runs.progress import only_notes
+from fedcore.runs.progress import noting, only_notes
 from fedcore.runs.result import RunResult
 from fedcore.runs.run import Make, Run
 from fedcore.runs.training import Experiment, OnRound
@@ -247,7 +247,7 @@ def client_model(
     """
     with _reopened(path, model, plugins, dataset, allow_code, reads=True) as reopened:
         own_model = registry.needed("feature", "own_model", "client_model")
-        network: nn.Module = own_model(reopened, client)[0]
+        network: nn.Module = own_model(reopened, client, noting(only_notes))[0]
         return network
 
 

@@ -295,9 +295,6 @@ class Run:
         if (trained_on := self.file.values["device"]) != self.config.device:
             note(f"this machine has no device {trained_on!r}, on which the run trained: evaluated on cpu")
         state = self.last_state(note)
-        recorded = sum("round" in record for record in self.directory.metrics.read())
-        if recorded > state.round:
-            note(f"{recorded} rounds are recorded, but the last checkpoint is of round {state.round}: it is evaluated")
         try:
             with one_thread(), self.federation() as federation:
                 experiment = Experiment(federation, self.directory, lambda event, details: None)
@@ -328,15 +325,16 @@ class Run:
         """Return the state before the first round."""
         return ServerState(model=clone(self.setup.model.state_dict()))
 
-    def last_state(self, note: Note = lambda message: None) -> ServerState:
+    def last_state(self, note: Note) -> ServerState:
         """Return the state of the last checkpoint. It writes nothing.
 
-        :param note: called with a message about damaged files that were skipped.
+        :param note: called with a message if the state is not that of the run's end: files are damaged or missing.
         :raises RunDirectoryError: there is no checkpoint, or it belongs to another run.
         """
         state = self.directory.checkpoints.load(note=note)
+        finished = self.directory.read_summary() is not None
         if state is None:
-            if self.directory.read_summary() is not None:
+            if finished:
                 raise RunDirectoryError(
                     f"{self.directory.path} is finished and its checkpoints were deleted: neither it nor its clients' "
                     "models can be evaluated again. summary.json has its figures"
@@ -346,6 +344,10 @@ class Run:
                 f"{self.directory.path} has no checkpoint yet; first run: {self.directory.how_to_resume}"
             )
         self.check(state)
+        recorded = sum("round" in record for record in self.directory.metrics.read())
+        if recorded > state.round or (finished and state.phase != "done"):
+            at = f"of round {state.round}, before any correction"
+            note(f"rounds recorded: {recorded}, but the last checkpoint is {at}: it is read")
         return state
 
     def recover(self, note: Note) -> TrainOn | Finished:
@@ -381,10 +383,8 @@ class Run:
 
     def _whole_state(self, note: Note, phase: str | None = None) -> ServerState | None:
         """Return the state of the newest checkpoint whose files and records are whole; None if there is none."""
-        metrics = self.directory.metrics
-        state = self.directory.checkpoints.load(
-            check=lambda loaded: metrics.check(loaded.metrics_bytes), note=note, phase=phase
-        )
+        store, metrics = self.directory.checkpoints, self.directory.metrics
+        state = store.load(check=lambda loaded: metrics.check(loaded.metrics_bytes), note=note, phase=phase)
         if state is not None:
             self.check(state)
         return state

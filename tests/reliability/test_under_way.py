@@ -68,7 +68,6 @@ def test_a_run_whose_directory_is_taken_away_stops(
         assert kills.differences(damages.left(resumed), made.whole) == []
 
 
-@pytest.mark.filterwarnings("ignore:3 rounds are recorded")
 def test_an_evaluation_that_training_overtakes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The training deletes the states of older checkpoints; none of them is lost."""
     out, last_state = tmp_path / "run", Run.last_state

@@ -103,6 +103,18 @@ def test_what_there_is_not_is_refused(cli, ditto, tmp_path: Path) -> None:
         refused(cli("export", directory, "--client", client, "--to", "torch"), *named)
 
 
+def test_a_final_checkpoint_that_is_missing_is_told(cli, tmp_path: Path) -> None:
+    """Another one is read then; a method's correction is only in the final one."""
+    out = trained(tmp_path, "ditto", rounds=1).directory
+    next((out / "checkpoint").glob("*-done.safetensors")).unlink()
+    for words in (("evaluate", out), ("export", out, "--client", 0, "--to", "torch")):
+        done = cli(*words)
+        assert done.exit_code == 0, done.output
+        assert "note: rounds recorded: 1, but the last checkpoint is of round 1, before any correction" in done.stderr
+    with pytest.warns(RuntimeWarning, match="the last checkpoint"):
+        fedcore.client_model(out, 0)
+
+
 def test_the_package_that_makes_the_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = trained(tmp_path, "ditto", rounds=1)
     installed = registry.available

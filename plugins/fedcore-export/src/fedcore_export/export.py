@@ -84,11 +84,12 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
                 f"{path} is not finished, and the model is written at the end; go on with: "
                 f"{run.directory.how_to_resume}"
             )
-        notes, took_part = [], True
+        notes: list[str] = []
+        took_part = True
         if client is None:
             model: nn.Module = trained_model(run)
         else:
-            model, took_part = own_model(run, client)
+            model, took_part = own_model(run, client, notes.append)
             notes += [] if took_part else [f"client {client} took part in no round"]
         merge_adapters(run, model, client)
         session = (run.directory.sessions.read() or [{}])[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import closing
 
 from torch import nn
@@ -25,17 +26,19 @@ class _Engine(InProcessEngine):
             return copy.deepcopy(clients.own_model(session, took_part=task.meta["took_part"]))
 
 
-def own_model(run: Run, client: int) -> tuple[nn.Module, bool]:
+def own_model(run: Run, client: int, note: Callable[[str], None]) -> tuple[nn.Module, bool]:
     """Return a client's model, see :func:`fedcore.client_model`, and whether the client has trained.
 
     If it has not, personal parameters are initial ones.
+
+    :param note: called with a message if the run's last checkpoint is damaged or missing.
     """
     path = run.directory.path
     if not run.setup.has_own_models:
         raise ConfigError(f"the clients of {path} have no models of their own: all of them use the global model")
     if not 0 <= client < run.config.clients:
         raise ConfigError(f"{path} has no client {client}, its clients are 0 to {run.config.clients - 1}")
-    state = run.last_state()
+    state = run.last_state(note)
     with run.federation(_Engine) as running, ServerScope(running, state, state.round, "evaluation") as scope:
         (task,) = evaluation_tasks(scope, [(client, {})])
         assert isinstance(running.engine, _Engine)
