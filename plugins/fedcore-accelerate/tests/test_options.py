@@ -12,7 +12,6 @@ from fedcore.data import load_dataset
 from fedcore.models import build_model
 from fedcore_accelerate import Acceleration, tuning
 from fedcore_accelerate.options import options_of
-from fedcore_accelerate.tuning import usual_stack
 from tests import support
 from tests.models.test_placement import IMAGES, Viewed, images
 from tests.sentences import raises
@@ -59,7 +58,8 @@ def test_auto_stacks_where_it_is_faster(options, size):
     config = RunConfig.create(
         {"clients": 100, "model": "mlp", "workers": 2, "stack": "auto", "device": "cpu", **options}
     )
-    assert usual_stack(Setup.build(config, load_dataset("digits"))) == size
+    digits = load_dataset("digits")
+    assert Acceleration.settled(options_of(config), Setup.build(config, digits), digits) == {"stack": size}
 
 
 def test_a_run_records_the_stack_that_auto_stands_for(tmp_path):

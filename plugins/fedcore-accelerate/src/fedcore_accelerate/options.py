@@ -59,8 +59,12 @@ class Acceleration(Section):
             return {}
         from fedcore_accelerate.tuning import fastest_format, usual_stack
 
-        settled: dict[str, Any] = {"stack": usual_stack(setup)} if self.stack == "auto" else {}
-        return settled | ({"memory_format": fastest_format(setup, dataset)} if self.autotune else {})
+        settled: dict[str, Any] = {}
+        if self.stack == "auto":
+            settled["stack"] = usual_stack(setup) if self.lanes == 1 else 1
+        if self.autotune:
+            settled["memory_format"] = fastest_format(setup, dataset)
+        return settled
 
     def cautions(self, setup: Setup) -> list[str]:
         """Return the cautions about lanes and stacks without effect."""
@@ -69,7 +73,7 @@ class Acceleration(Section):
         from fedcore_accelerate.tuning import lacks_lanes, why_unstacked
 
         cautions = []
-        if self.lanes > 1 and lacks_lanes(setup):
+        if self.lanes > 1 and lacks_lanes(setup, capture=self.capture):
             why = "on the CPU, with worker processes or with --no-capture"
             cautions.append(f"--lanes {self.lanes} has no effect {why}")
         if self.stack_size > 1 and (reason := why_unstacked(setup)):

@@ -14,7 +14,6 @@ from fedcore.client import Setup
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.engines import cores
 from fedcore.models import Placement, convolves, problem_in_channels_last
-from fedcore_accelerate.options import options_of
 
 FORMATS: tuple[str, ...] = ("contiguous", "channels_last")
 SMALLEST_STACK, LARGEST_STACK = 12, 50
@@ -39,11 +38,10 @@ def fastest_format(setup: Setup, dataset: Dataset) -> str:
     return min(seconds, key=lambda name: seconds[name])
 
 
-def lacks_lanes(setup: Setup) -> bool:
+def lacks_lanes(setup: Setup, *, capture: bool) -> bool:
     """Return whether ``--lanes`` has no effect on a run."""
-    config = setup.config
-    captured = setup.placement.device.type == "cuda" and options_of(config).capture
-    return config.engine == "local" and (bool(config.workers) or not captured)
+    captured = setup.placement.device.type == "cuda" and capture
+    return setup.config.engine == "local" and (bool(setup.config.workers) or not captured)
 
 
 def usual_stack(setup: Setup) -> int:
@@ -55,7 +53,7 @@ def usual_stack(setup: Setup) -> int:
     workers = cores() if config.workers is None else max(1, config.workers)
     size = min(LARGEST_STACK, math.ceil(config.cohort_size / workers))
     alone = why_unstacked(setup) or config.device != "cpu" or convolves(setup.model) or config.client_timeout
-    return 1 if alone or config.max_waiting or options_of(config).lanes > 1 or size < SMALLEST_STACK else size
+    return 1 if alone or config.max_waiting or size < SMALLEST_STACK else size
 
 
 def why_unstacked(setup: Setup) -> str:
