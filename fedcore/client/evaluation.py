@@ -231,14 +231,14 @@ def evaluate_client(
     """
     working, metrics = session.working, session.working.setup.metrics
     validation, reported = parts
-    of = dataset.num_classes, working.device, dataset.task
+    expected = dataset.num_classes, working.device, dataset.task
 
     def counts(model: nn.Module, *, own_model: bool, **how: Any) -> dict[str, Counts]:
-        asked = [PROTOCOLS[name] for name in meta["protocols"] if PROTOCOLS[name].own_model == own_model]
-        held_out = {p.name: validation if p.validation else reported for p in asked if p.held_out}
-        sets = {p.name: (dataset.train, held_out[p.name]) if p.held_out else (dataset.test, None) for p in asked}
+        protocols = [PROTOCOLS[name] for name in meta["protocols"] if PROTOCOLS[name].own_model == own_model]
+        held_out = {p.name: validation if p.validation else reported for p in protocols if p.held_out}
+        sets = {p.name: (dataset.train, held_out[p.name]) if p.held_out else (dataset.test, None) for p in protocols}
         return {
-            name: evaluate(model, samples, *of, indices=indices, metrics=metrics, **how)
+            name: evaluate(model, samples, *expected, indices=indices, metrics=metrics, **how)
             for name, (samples, indices) in sets.items()
             if indices is None or len(indices)
         }
@@ -250,7 +250,7 @@ def evaluate_client(
             model = own_model(session, took_part=meta["took_part"])
             own = counts(model, own_model=True, confusion=meta["confusion"])
             # An infinite loss does not mean a broken model: a model may rule a class out.
-            if model is not working.module and any(each.undefined for each in own.values()):
+            if model is not working.module and any(counted.undefined for counted in own.values()):
                 raise ValueError("its logits are nan or infinite")
             by_protocol |= own
     except PluginCallError as error:
@@ -263,11 +263,11 @@ def evaluate_client(
             raise
         plugin = session.plugins.implementers("personal_model")[0].name
         reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        what = f"returned {type(model).__name__}, which cannot be evaluated: {reason}"
+        problem = f"returned {type(model).__name__}, which cannot be evaluated: {reason}"
         print_traceback()
-        broken = PluginCallError.of(plugin, what, hook="personal_model", round=session.round, client=session.client)
+        broken = PluginCallError.of(plugin, problem, hook="personal_model", round=session.round, client=session.client)
         failed = str(broken)
-    return Evaluation(flatten({protocol: own.tensors() for protocol, own in by_protocol.items()})[0], failed)
+    return Evaluation(flatten({name: counted.tensors() for name, counted in by_protocol.items()})[0], failed)
 
 
 def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
@@ -277,8 +277,8 @@ def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
 
     :raises PluginCallError: the hook raised.
     """
-    asked = took_part or not session.working.layout.personal
-    model = session.plugins.first("personal_model", client=context_of(session, ""))[1] if asked else None
+    has_own = took_part or not session.working.layout.personal
+    model = session.plugins.first("personal_model", client=context_of(session, ""))[1] if has_own else None
     return session.working.module if model is None else model
 
 
@@ -320,14 +320,14 @@ def summarise_clients(
             "untrained": sum(client in untrained for client in rows) if PROTOCOLS[protocol].own_model else 0,
             **({"undefined": undefined} if undefined else {}),
         }
-        each = {"per_client": {k: v for k, v in zip(rows, accuracies.tolist(), strict=True) if v == v}}
+        per_client = {"per_client": {k: v for k, v in zip(rows, accuracies.tolist(), strict=True) if v == v}}
         for name, value in pooled.get(protocol, {}).items():
-            each[f"{name}_per_client"] = own = _known(name, rows)
+            per_client[f"{name}_per_client"] = own = _known(name, rows)
             known = [*own.values()]
             over_clients = (float(np.mean(known)), float(np.std(known))) if known else (None, None)
             joined |= {name: value, f"{name}_mean": over_clients[0], f"{name}_std": over_clients[1]}
         joined |= _mean_over(pooled.get(protocol, {}), rows)
         if len(rows) <= MAX_PER_CLIENT:
-            joined |= {name: {str(k): round(value, 6) for k, value in own.items()} for name, own in each.items()}
+            joined |= {name: {str(k): round(value, 6) for k, value in own.items()} for name, own in per_client.items()}
         summary[protocol] = joined
     return summary
