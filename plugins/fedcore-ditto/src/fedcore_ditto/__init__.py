@@ -68,8 +68,9 @@ class Ditto(Plugin[DittoOptions]):
 
     @hookimpl
     def end_local(self, client: ClientContext) -> None:
-        """Keep v_k, with its own buffers, on the client."""
-        client.state.update({**client.added, **client.scratch["buffers"]})
+        """Keep v_k, with its own buffers, on the client. Those that no model is saved with begin anew."""
+        own, saved = {**client.added, **client.scratch["buffers"]}, client.model.state_dict()
+        client.state.update({name: tensor for name, tensor in own.items() if name in saved})
 
     @hookimpl
     def personal_model(self, client: ClientContext) -> SplitModel:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedcore import SplitModel, numpy_generator
@@ -40,9 +41,13 @@ def with_batch_norm(num_classes: int, input_shape: tuple[int, ...]) -> SplitMode
 
 
 def with_fixed_layers(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
-    """Return a model whose first layer and BatchNorm are not trained, as in a frozen backbone; features (B, 16)."""
+    """Return a model whose first layer and BatchNorm are not trained, as in a frozen backbone; features (B, 16).
+
+    One buffer is not saved with the model, as the positions of a BERT.
+    """
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 16), nn.BatchNorm1d(16))
     backbone.requires_grad_(False)
+    backbone.register_buffer("positions", torch.arange(16), persistent=False)
     layers = OrderedDict(backbone=backbone, relu=nn.ReLU(), linear=nn.Linear(16, 16))
     return SplitModel(nn.Sequential(layers), 16, num_classes)
 

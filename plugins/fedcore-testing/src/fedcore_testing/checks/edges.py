@@ -49,11 +49,15 @@ def check_works_with_absent_classes(trial: Trial) -> None:
 
 
 @check(
-    "go over the names of update.model or server.trainable: parameters without gradients are in neither. Look at the "
-    "model through client.forward: model.train() would also switch frozen layers."
+    "go over the names of update.model or server.trainable: parameters without gradients are in neither, nor are "
+    "buffers that no model is saved with. Look at the model through client.forward: model.train() would also switch "
+    "frozen layers."
 )
 def check_works_with_a_frozen_backbone(trial: Trial) -> None:
-    """A model whose first layers have no gradients: they do not travel, are not kept, and stay as they are."""
+    """A model whose first layers have no gradients: they do not travel, are not kept, and stay as they are.
+
+    A buffer that is not saved with the model is no obstacle.
+    """
     if "model" in trial.overrides:
         raise NotApplicable("it needs a model of its own, and one was given")
     findings: list[Finding] = []
