@@ -36,7 +36,7 @@ from fedcore.server.state import ServerState
 from fedcore_reproduce.find import recipe_files
 from fedcore_reproduce.recipe import read_recipe
 from fedcore_study.cli.runs_tables import details_tables, difference_tables, runs_table
-from fedcore_study.comparisons import comparison, formats
+from fedcore_study.comparisons import compare, formats
 from fedcore_study.comparisons.costs import seconds_per_round
 from fedcore_study.comparisons.records import RunRecord, find_runs
 from fedcore_study.runs.details import details, difference
@@ -296,7 +296,7 @@ def _compute(run: RunRecord) -> None:
         run.reached(protocol, 0.5, None)
 
     def table() -> None:
-        made = comparison.compare_runs([run], protocol="global", by=["plugin"], warn=lambda message: None)
+        made = compare.compare_runs([run], protocol="global", by=["plugin"], warn=lambda message: None)
         for form in formats.FORMATS.values():
             form([made])
 

@@ -17,7 +17,7 @@ from torch import nn
 import fedcore
 from fedcore import RunConfig, SplitModel
 from fedcore_study.comparisons import formats
-from fedcore_study.comparisons.comparison import compare_runs
+from fedcore_study.comparisons.compare import compare_runs
 from fedcore_study.comparisons.records import find_runs
 from tests.made_runs import seal
 from tests.sentences import refused

@@ -19,7 +19,7 @@ from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
 from fedcore_report.build import build
 from fedcore_study import tables
 from fedcore_study.comparisons import formats
-from fedcore_study.comparisons.comparison import compare_runs
+from fedcore_study.comparisons.compare import compare_runs
 from fedcore_study.comparisons.costs import seconds_per_round
 from fedcore_study.comparisons.fairness import Spread
 from fedcore_study.comparisons.fairness import headings as headings_of_spread
@@ -961,7 +961,7 @@ def test_reading_runs_needs_no_torch():
     import sys
 
     code = (
-        "import sys, fedcore.cli.app, fedcore_study.comparisons.comparison\n"
+        "import sys, fedcore.cli.app, fedcore_study.comparisons.compare\n"
         "import fedcore_study.comparisons.formats, fedcore_study.comparisons.records\n"
         "print({'torch', 'scipy'} & set(sys.modules))"
     )

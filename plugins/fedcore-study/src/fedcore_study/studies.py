@@ -137,10 +137,12 @@ def compare(
     :param each: one row per run instead, in long form for plots.
     :raises ConfigError: nothing to compare, names that do not exist, or runs that contradict one another.
     """
-    from fedcore_study.comparisons import comparison, frame
+    from fedcore_study.comparisons import frame
+    from fedcore_study.comparisons.compare import compare_protocols
     from fedcore_study.comparisons.groups import option
     from fedcore_study.comparisons.records import find_runs
     from fedcore_study.comparisons.tuned import tuned_runs
+    from fedcore_study.comparisons.usable import usable
 
     def warn(message: str) -> None:
         warnings.warn(message, RuntimeWarning, stacklevel=3)
@@ -154,9 +156,9 @@ def compare(
             raise ConfigError("each=True has one row per run: give one protocol")
         (protocol,) = protocols
         chosen, own = tuned_runs(records, [option(name) for name in fields], own)
-        kept = comparison.usable(chosen, protocol, round, warn, short_name(metric))
+        kept = usable(chosen, protocol, round, warn, short_name(metric))
         return frame.of_runs(kept, fields, protocol, round, tuned=own, labels=labels or {})
-    comparisons = comparison.compare_protocols(
+    comparisons = compare_protocols(
         records,
         protocols,
         metric=metric,

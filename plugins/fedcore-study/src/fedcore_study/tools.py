@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from fedcore_study.cli.shared import labels_of as labels_of
     from fedcore_study.cli.shared import print_table as print_table
     from fedcore_study.cli.sweep_display import SweepDisplay as SweepDisplay
+    from fedcore_study.comparisons.blocks import block_of as block_of
+    from fedcore_study.comparisons.blocks import pairs as pairs
+    from fedcore_study.comparisons.blocks import ranks_of as ranks_of
+    from fedcore_study.comparisons.compare import check_reported as check_reported
+    from fedcore_study.comparisons.compare import compare_runs as compare_runs
     from fedcore_study.comparisons.comparison import BASELINE as BASELINE
     from fedcore_study.comparisons.comparison import Comparison as Comparison
-    from fedcore_study.comparisons.comparison import block_of as block_of
-    from fedcore_study.comparisons.comparison import check_reported as check_reported
-    from fedcore_study.comparisons.comparison import compare_runs as compare_runs
-    from fedcore_study.comparisons.comparison import pairs as pairs
-    from fedcore_study.comparisons.comparison import ranks_of as ranks_of
     from fedcore_study.comparisons.costs import seconds_per_round as seconds_per_round
     from fedcore_study.comparisons.costs import timed_rounds as timed_rounds
     from fedcore_study.comparisons.figures import FEW as FEW

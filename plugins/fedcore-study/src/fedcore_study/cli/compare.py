@@ -86,7 +86,7 @@ def compare(
         )
 
     from fedcore_study.comparisons import formats
-    from fedcore_study.comparisons.comparison import compare_protocols
+    from fedcore_study.comparisons.compare import compare_protocols
     from fedcore_study.comparisons.records import find_runs
 
     comparisons = compare_protocols(
