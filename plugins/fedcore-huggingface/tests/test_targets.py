@@ -16,6 +16,8 @@ from fedcore.data import load_dataset
 from fedcore_tasks import MultiLabel, Regression, RegressionHuber, Survival
 from tests.sentences import raises
 
+from .conftest import save
+
 pytest.importorskip("datasets")
 
 
@@ -102,6 +104,13 @@ def test_numbers_of_classes_are_not_taken_for_values(table) -> None:
 def test_what_cannot_be_a_target_is_refused(table, options, named) -> None:
     with raises(ConfigError, *named):
         load_dataset(f"hf:{table}?{options}")
+
+
+def test_a_test_split_without_the_target_is_refused(tmp_path) -> None:
+    numbers = {"age": [30.0, 40.0] * 10, "bmi": [20.0, 25.0, 30.0, 21.0] * 5}
+    folder = save(tmp_path / "set", train=numbers, test={"bmi": numbers["bmi"]})
+    with raises(ConfigError, "'age'", "bmi"):
+        load_dataset(f"hf:{folder}?columns=bmi&target=age")
 
 
 def test_a_label_with_fractions_is_answered_with_the_option(table) -> None:

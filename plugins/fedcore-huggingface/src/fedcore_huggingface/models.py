@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedcore import ConfigError, SplitModel
 from fedcore_huggingface.causal import causal_model
-from fedcore_huggingface.spec import folder_of
+from fedcore_huggingface.spec import folder_of, refusing
 from fedcore_huggingface.wrapped import OfTransformers
 from fedcore_zoo import SequenceBatch, SplitNetwork, load_torchvision
 
@@ -121,12 +121,8 @@ def _configuration(folder: Path, name: str) -> tuple[str, Any]:
     import transformers
 
     load_torchvision()  # transformers imports it, and it may need help
-    try:
+    with refusing(f"model {name!r}: {folder} holds no config.json of transformers"):
         config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # JSON, the library's own: the advice is the same
-        raise ConfigError(
-            f"model {name!r}: {folder} holds no config.json of transformers ({type(error).__name__}: {error})"
-        ) from error
     for kind in ("AutoModelForImageClassification", "AutoModelForSequenceClassification", CAUSAL):
         if type(config) in getattr(transformers, kind)._model_mapping:
             return kind, config
@@ -136,7 +132,7 @@ def _configuration(folder: Path, name: str) -> tuple[str, Any]:
     )
 
 
-def _language_network(config: Any, folder: Path, vocabulary: int, length: int, name: str) -> nn.Module:
+def _language_network(config: Any, folder: Path, vocabulary: int, length: int, name: str) -> Any:
     """Return the causal language model for tokens below ``vocabulary`` in blocks of a length.
 
     Weights of further tokens are left out: the tokenizer never makes such tokens.
@@ -158,28 +154,27 @@ def _language_network(config: Any, folder: Path, vocabulary: int, length: int, n
         _refuse_with_weights(folder, name, "vocab_size", config.vocab_size, vocabulary)
     if not (folder / WEIGHTS).is_file():
         config.vocab_size = vocabulary
-    network: Any = _network(CAUSAL, config, folder, None, name)
+    network = _network(CAUSAL, config, folder, None, name)
     if config.vocab_size > vocabulary:
         network.resize_token_embeddings(vocabulary)
-    whole: nn.Module = network
-    return whole
+    return network
 
 
-def _network(kind: str, config: Any, folder: Path, num_classes: int | None, name: str) -> nn.Module:
+def _network(kind: str, config: Any, folder: Path, num_classes: int | None, name: str) -> Any:
     """Return the network, with the folder's weights if there are some, else with fresh weights.
 
     :param num_classes: of a classifier; None for another network.
     """
     import transformers
 
-    auto_class = getattr(transformers, kind)
+    auto_class: Any = getattr(transformers, kind)
     if num_classes is not None:
         config.num_labels = num_classes
     if not (folder / WEIGHTS).is_file():
-        network: nn.Module = auto_class.from_config(config, trust_remote_code=False)
-        return network
-    try:
-        network = auto_class.from_pretrained(
+        return auto_class.from_config(config, trust_remote_code=False)
+    advice = ". Save it again with save_pretrained, or delete it for fresh weights"
+    with refusing(f"model {name!r}: {folder / WEIGHTS} cannot be used", advice):
+        return auto_class.from_pretrained(
             str(folder),
             config=config,
             ignore_mismatched_sizes=num_classes is not None,  # the last layer, which build_model renews
@@ -188,12 +183,6 @@ def _network(kind: str, config: Any, folder: Path, num_classes: int | None, name
             local_files_only=True,
             trust_remote_code=False,
         )
-    except Exception as error:  # a damaged file, tensors of another network: the advice is the same
-        raise ConfigError(
-            f"model {name!r}: {folder / WEIGHTS} cannot be used ({type(error).__name__}: {error}). Save it again with "
-            "save_pretrained, or delete it for fresh weights"
-        ) from error
-    return network
 
 
 def _refuse_with_weights(folder: Path, name: str, attribute: str, own: Any, needed: Any) -> None:

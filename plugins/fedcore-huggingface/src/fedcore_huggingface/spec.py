@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from fedcore import ConfigError
+
+Columns: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(lambda text: tuple(text.split(",")))]
+"""Names of columns, with commas between them."""
 
 
 class Options(BaseModel):
@@ -20,16 +25,16 @@ class Options(BaseModel):
     label: str | None = Field(
         default=None, description="Column of the classes; default label, labels or target, or the only ClassLabel."
     )
-    target: str | None = Field(
+    target: Columns | None = Field(
         default=None,
         description="In place of label, columns of what is predicted, with commas: a number or several, 0 and 1 for "
         "each of several labels, or a time and whether the event happened.",
     )
     image: str | None = Field(default=None, description="Column of images.")
     text: str | None = Field(default=None, description="Column of texts.")
-    columns: str | None = Field(default=None, description="Columns of a table, with commas; default all numbers.")
-    categories: str | None = Field(
-        default=None, description="Columns of a table whose numbers are names, or whose words are inputs, with commas."
+    columns: Columns | None = Field(default=None, description="Columns of a table, with commas; default all numbers.")
+    categories: Columns = Field(
+        default=(), description="Columns of a table whose numbers are names, or whose words are inputs, with commas."
     )
     missing: Literal["median", "most-frequent"] | None = Field(
         default=None, description="What empty cells of a table become, by the training rows."
@@ -92,3 +97,17 @@ def folder_of(path: str, name: str) -> Path:
             "save_pretrained, and name that folder"
         )
     return folder
+
+
+@contextmanager
+def refusing(problem: str, advice: str = "") -> Iterator[None]:
+    """Raise as a ConfigError whatever a library raises: it is of many kinds, and the advice is the same.
+
+    :param problem: begins the message, and ``advice`` ends it.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{problem} ({type(error).__name__}: {error}){advice}") from error

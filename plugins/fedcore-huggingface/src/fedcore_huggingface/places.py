@@ -1,0 +1,96 @@
+"""Where data sets lie: folders of ``save_to_disk``, CSV and Parquet files, and repositories of the Hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from fedcore import ConfigError
+from fedcore.data import find_data
+from fedcore_huggingface.spec import Options, refusing
+
+FILES = (".csv", ".parquet")
+"""The suffixes of files that are tables."""
+
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+"""``OWNER/NAME`` on the Hub. A folder of this name comes first."""
+
+CSV_BLOCK = 1 << 26
+"""Bytes of a CSV file that are read at once. A row of a wide table has more than the default."""
+
+EMPTY = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
+    *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+)
+"""Cells of a CSV file that are empty, as for ``pandas.read_csv``: what it reads later means the same to the model."""
+
+
+def rows_at(path: str, options: Options, name: str, data_dir: Path | None) -> tuple[Any, tuple[Path, ...]]:
+    """Return the ``datasets.Dataset`` or the ``DatasetDict`` at a place, and the folders of files that cells may name.
+
+    :raises ConfigError: there is none, or it cannot be read.
+    """
+    where = find_data(path, data_dir)
+    if where.is_dir():
+        from datasets import load_from_disk
+
+        with refusing(f"{name}: {where} is no data set that datasets' save_to_disk wrote"):
+            return load_from_disk(str(where)), (where,)
+    if where.suffix in FILES:
+        if where.is_file():
+            return _file(where, name), (where.parent,)
+    elif REPOSITORY.fullmatch(path):
+        from datasets import load_dataset
+        from datasets.config import HF_DATASETS_CACHE
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        advice = ". Where there is no network, name a folder that datasets' save_to_disk wrote"
+        with refusing(f"{name}: neither the Hub nor the cache on this machine has it", advice):
+            rows = load_dataset(path, options.subset, revision=options.revision)
+        return rows, (Path(HF_DATASETS_CACHE), Path(HF_HUB_CACHE))
+    raise ConfigError(
+        f"{name}: {where} is no folder on this machine that datasets' save_to_disk wrote, no .csv or .parquet file, "
+        "and not OWNER/NAME of a data set of the Hub"
+    )
+
+
+def _file(path: Path, name: str) -> Any:
+    """Read a file without datasets' cache, which would copy it into the home folder."""
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+    from pyarrow import csv, parquet  # type: ignore[import-untyped]
+
+    with refusing(f"{name}: {path} cannot be read"):
+        if path.suffix == ".csv":
+            _check_separator(path, name)
+            reading = csv.ReadOptions(block_size=CSV_BLOCK)
+            empty = csv.ConvertOptions(null_values=EMPTY, strings_can_be_null=True)
+            table = csv.read_csv(str(path), read_options=reading, convert_options=empty)
+        else:
+            table = parquet.read_table(str(path))
+        return Dataset(InMemoryTable(table), fingerprint="file")
+
+
+def _check_separator(path: Path, name: str) -> None:
+    """Refuse a file whose first line has no comma but another separator."""
+    with path.open("rb") as file:
+        first = file.readline(CSV_BLOCK)
+    if b"," not in first and (mark := next((mark for mark in ";\t|" if mark.encode() in first), "")):
+        raise ConfigError(
+            f"{name}: the columns of {path} are separated by {mark!r}; save it with commas between columns and points "
+            f"in numbers: pandas.read_csv(FILE, sep={mark!r}, decimal=',').to_csv(NEW, index=False)"
+        )
+
+
+def _of_the_hub(repository: str, options: Options, name: str) -> Any:
+    """Return a data set of the Hub, from the cache of datasets if it is there."""
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(repository, options.subset, revision=options.revision)
+    except Exception as error:  # the library's own, the network's
+        raise ConfigError(
+            f"{name}: neither the Hub nor the cache on this machine has it ({type(error).__name__}: {error}). Where "
+            "there is no network, name a folder that datasets' save_to_disk wrote"
+        ) from error
