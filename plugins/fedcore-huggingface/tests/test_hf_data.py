@@ -162,6 +162,13 @@ def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: st
             load(rest)
 
 
+def test_one_clients_part_of_images_or_texts_has_no_test_samples(load, image_set, tmp_path, tokenizer) -> None:
+    sentences = save(tmp_path / "set", only=texts())
+    for rest, count in ((f"{image_set}?", 40), (f"{sentences}?text=sentence&tokenizer={tokenizer}&", 60)):
+        whole, own = load(rest), load(f"{rest}part=yes")
+        assert (len(own.train), len(own.test), own.input_shape) == (count, 0, whole.input_shape)
+
+
 def of_classes(names: list[str] | None, labels: list) -> object:
     """Return a table whose input is 1 for a dog and 0 for a cat, with a ClassLabel or plain labels."""
     from datasets import ClassLabel

@@ -42,6 +42,9 @@ def _pixels(tables: Sequence[Table], column: str, size: int | None) -> list[Tens
         shapes = {array.shape[:2] for array in arrays}
         if len(shapes) > 1:
             raise table.error(f"images of {len(shapes)} sizes; resize them to one, for example with ?size=32")
+        if not arrays:  # the test part of one client's part
+            pixels.append(pixels[0][:0])
+            continue
         stacked = torch.from_numpy(np.stack(arrays))
         pixels.append(stacked.unsqueeze(1) if grey else stacked.permute(0, 3, 1, 2).contiguous())
     return pixels

@@ -86,5 +86,4 @@ def _tokens(tokenizer: Any, table: Table, column: str, **how: Any) -> list[list[
     texts = list(table.cells(column))
     if not all(isinstance(text, str) for text in texts):
         raise table.error(f"column {column!r} has cells that are no texts")
-    tokens: list[list[int]] = tokenizer(texts, **how)["input_ids"]
-    return tokens
+    return tokenizer(texts, **how)["input_ids"] if texts else []  # it takes no empty list
