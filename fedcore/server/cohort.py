@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -41,13 +41,13 @@ class Broadcasts:
         """
         return partial(self._message, client) if self._sends_singly else None
 
-    def count(self, clients: Iterable[int]) -> None:
+    def count(self, clients: Collection[int]) -> None:
         """Count the bytes sent to these clients. Their own messages that no engine has sent are computed first."""
-        for client in clients:
-            if self._sends_singly and client not in self._sizes:
+        self._scope.ledger.update({(sender, "down"): size * len(clients) for sender, size in self._shared.items()})
+        for client in clients if self._sends_singly else ():
+            if client not in self._sizes:
                 self._message(client)
-            for sender, size in (*self._shared.items(), *self._sizes.get(client, {}).items()):
-                self._scope.ledger[sender, "down"] += size
+            self._scope.ledger.update({(sender, "down"): size for sender, size in self._sizes[client].items()})
 
     def _server(self, hook: str) -> ScopeContext:
         scope = copy.copy(self._snapshot)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ class Collector:
         """The seconds spent in the collector."""
         self.client_seconds = 0.0
         """The seconds spent on clients."""
-        self.plugin_seconds = Counter[str]()
+        self.plugin_seconds = defaultdict[str, float](float)
         """The seconds spent on clients in hooks, by plugin."""
         self._losses: list[tuple[int, Mapping[str, float]]] = []
 
@@ -77,9 +77,8 @@ class Collector:
         plugins, uploads = setup.plugins, setup.uploads
         sent, largest = self._federation.validator.update(task, outcome, self._lr)
         # Sizes of what the client sent: hooks change the update, and its payload is cleared below.
-        sizes = defaultdict(int, model=bytes_of(sent.model))
-        for namespace, tensors in sent.payload.items():
-            sizes[plugins.namespaces[namespace]] += bytes_of(tensors)
+        sizes = [("model", bytes_of(sent.model))]
+        sizes += [(plugins.namespaces[name], bytes_of(tensors)) for name, tensors in sent.payload.items()]
         update, weight, changed = sent, float(sent.samples), False  # as FedAvg weighs it
         if setup.reads_updates:
             named = uploads.named(sent.model)
@@ -101,12 +100,13 @@ class Collector:
         current.accepted.append(task.client)
         current.largest[task.client] = largest
         current.weights[task.client] = weight
-        for sender, size in sizes.items():
+        for sender, size in sizes:
             current.ledger[sender, "up"] += size
         self.versions[task.client] = sent.version
         self._losses.append((update.samples, update.metrics.get("losses", {})))
         self.client_seconds += sent.seconds
-        self.plugin_seconds.update(sent.plugin_seconds)
+        for name, seconds in sent.plugin_seconds.items():
+            self.plugin_seconds[name] += seconds
 
     def _inspected(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
         """Return the update after every ``pre_aggregate``."""

@@ -108,7 +108,7 @@ class UpdateValidator:
         """
         subject, update = f"client {task.client}", _expected(ClientUpdate, outcome, task)
         _check_plain(update.model, subject, self._updates_on)
-        claims = _parsed(_Claims, update, subject)
+        claims = _parsed(_Claims, vars(update), subject)
         self._check_claims(claims, task, lr)
         self._check_metrics(update.metrics, claims.metrics.losses, subject)
         for plugin in sorted({self._plugins.get(name, "") for name in update.payload} - {"", *self._senders}):

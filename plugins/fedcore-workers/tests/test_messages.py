@@ -15,11 +15,13 @@ from fedcore_workers import (
     pack_outcomes,
     pack_shared,
     pack_task,
+    pack_tasks,
     unpack_error,
     unpack_outcome,
     unpack_outcomes,
     unpack_shared,
     unpack_task,
+    unpack_tasks,
 )
 
 W, B = torch.arange(6.0).reshape(2, 3), torch.tensor([1, 2])
@@ -58,6 +60,15 @@ def test_a_task():
     again = unpack_task(*sent(*pack_task(task)))
     assert_equal(task.tensors, again.tensors)
     assert {**vars(task), "tensors": 0} == {**vars(again), "tensors": 0}
+
+
+def test_the_tasks_of_a_message():
+    one = ClientTask("round-1-fit-3", "fit_begin", 3, 1, "s", 0, "round-1", {}, {"steps": 5})
+    tasks = [one, replace(one, id="round-1-fit-7", client=7, session=None, version=None, meta={"steps": 5})]
+    for some in (tasks, tasks[:1], [replace(one, tensors={"encoder.weight": W})]):
+        again = unpack_tasks(*sent(*pack_tasks(some)))
+        assert [{**vars(task), "tensors": 0} for task in again] == [{**vars(task), "tensors": 0} for task in some]
+        assert_equal(again[0].tensors, some[0].tensors)
 
 
 @pytest.mark.parametrize("kind", [Reply, lambda tensors: Pause(2, tensors)], ids=["reply", "pause"])
@@ -108,6 +119,14 @@ def test_the_outcomes_of_a_message(given):
     assert [pack_outcome(each)[1] for each in again] == [pack_outcome(each)[1] for each in given]
     for one, other in zip(again, given, strict=True):
         assert_equal(pack_outcome(one)[0], pack_outcome(other)[0])
+
+
+def test_updates_of_a_message_keep_the_types_of_their_values_and_share_nothing_that_can_change():
+    given = [replace(update(), client=k, samples=samples) for k, samples in enumerate([1, True, 1.0])]
+    again = unpack_outcomes(*sent(*pack_outcomes(given)))
+    assert [type(each.samples) for each in again] == [int, bool, float]
+    for name in ("metrics", "plugin_seconds", "payload"):
+        assert len({id(getattr(each, name)) for each in again}) == 3, name
 
 
 def test_rows_of_one_matrix_are_sent_without_a_copy():

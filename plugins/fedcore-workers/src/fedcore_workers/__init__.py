@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from fedcore_workers.messages import pack_shared as pack_shared
     from fedcore_workers.messages import pack_site as pack_site
     from fedcore_workers.messages import pack_task as pack_task
+    from fedcore_workers.messages import pack_tasks as pack_tasks
     from fedcore_workers.messages import unpack_error as unpack_error
     from fedcore_workers.messages import unpack_outcome as unpack_outcome
     from fedcore_workers.messages import unpack_outcomes as unpack_outcomes
     from fedcore_workers.messages import unpack_shared as unpack_shared
     from fedcore_workers.messages import unpack_site as unpack_site
     from fedcore_workers.messages import unpack_task as unpack_task
+    from fedcore_workers.messages import unpack_tasks as unpack_tasks
     from fedcore_workers.objects import pickled as pickled
     from fedcore_workers.objects import unpickled as unpickled
 

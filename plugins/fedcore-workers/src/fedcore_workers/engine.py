@@ -32,7 +32,7 @@ from fedcore.engines import (
 from fedcore.tools import process, registry
 from fedcore_workers.dispatch import Bundle, Dispatcher
 from fedcore_workers.forks import TEMPLATE, ForkedProcess, current, template
-from fedcore_workers.messages import pack_shared, pack_site, pack_task, unpack_outcomes
+from fedcore_workers.messages import pack_shared, pack_site, pack_tasks, unpack_outcomes
 from fedcore_workers.transport import Channel, get_frame, put_frame
 
 SITE = "site"
@@ -89,10 +89,9 @@ class _Worker:
 
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()
-        packed = [pack_task(entry) for entry in (task.tasks if isinstance(task, Bundle) else [task])]
         descriptor = None if task.shared in (None, self._payload_key) else self._shared[task.shared]
         self._payload_key = task.shared or self._payload_key
-        self._send(packed[0][0], [meta for _, meta in packed], descriptor)
+        self._send(*pack_tasks(task.tasks if isinstance(task, Bundle) else [task]), descriptor)
 
     def _send(self, tensors: Tensors, value: Any, descriptor: int | None) -> None:
         with contextlib.suppress(OSError):  # the engine finds a dead worker when it waits for the answer

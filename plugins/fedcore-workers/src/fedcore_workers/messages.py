@@ -6,7 +6,9 @@ Each packing function stands next to its inverse. :func:`fedcore.engines.flatten
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -81,6 +83,8 @@ def unpack_shared(tensors: Tensors, meta: Mapping[str, Any]) -> SharedPayload:
     return SharedPayload(groups.get("model", {}), unflatten(groups.get("received", {})), meta["lr"], meta["fixed"])
 
 
+UPDATE = {"outcome", *(field.name for field in fields(ClientUpdate))} - {"model", "payload"}
+"""The names of an update's values next to its tensors."""
 _OUTCOMES = {cls.__name__: cls for cls in (ClientUpdate, Pause, Reply, Evaluation, ClientFailure)}
 
 
@@ -114,6 +118,17 @@ def unpack_outcome(tensors: Tensors, meta: Mapping[str, Any]) -> Outcome:
     return outcome
 
 
+def pack_tasks(tasks: Sequence[ClientTask]) -> tuple[Tensors, Any]:
+    """Split the tasks of one message into tensors and JSON. Only a single one has tensors."""
+    packed = [pack_task(task) for task in tasks]
+    return packed[0][0], _columns([meta for _, meta in packed])
+
+
+def unpack_tasks(tensors: Tensors, columns: Mapping[str, Any]) -> list[ClientTask]:
+    """Join tasks that :func:`pack_tasks` split."""
+    return [unpack_task(tensors, meta) for meta in _rows(columns)]
+
+
 def pack_outcomes(outcomes: Sequence[Outcome]) -> tuple[Tensors, Any]:
     """Split the outcomes of one message into tensors and JSON. Those of one form have one tensor (K, ...) per name."""
     packed = [pack_outcome(outcome) for outcome in outcomes]
@@ -121,8 +136,7 @@ def pack_outcomes(outcomes: Sequence[Outcome]) -> tuple[Tensors, Any]:
     forms = [[(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()] for tensors in groups]
     if any(meta.keys() != metas[0].keys() for meta in metas) or any(form != forms[0] for form in forms):
         return flatten({str(k): tensors for k, tensors in enumerate(groups)})[0], metas
-    stacked = {name: _stacked([tensors[name] for tensors in groups]) for name in groups[0]}
-    return stacked, {key: [meta[key] for meta in metas] for key in metas[0]}
+    return {name: _stacked([tensors[name] for tensors in groups]) for name in groups[0]}, _columns(metas)
 
 
 def unpack_outcomes(tensors: Tensors, meta: Any) -> list[Outcome]:
@@ -133,11 +147,52 @@ def unpack_outcomes(tensors: Tensors, meta: Any) -> list[Outcome]:
     if isinstance(meta, list):
         groups = unflatten(tensors)
         return [unpack_outcome(groups.get(f"{k}", {}), entry) for k, entry in enumerate(meta)]
-    metas = [dict(zip(meta, values)) for values in zip(*meta.values(), strict=True)]
+    metas = _rows(meta)
+    if metas[0].keys() == UPDATE and all(entry["outcome"] == "ClientUpdate" for entry in metas):
+        return _updates(unflatten(tensors), metas)
     if not tensors:
         return [unpack_outcome({}, entry) for entry in metas]
     rows = zip(*(tensor.unbind() for tensor in tensors.values()), strict=True)
     return [unpack_outcome(dict(zip(tensors, row)), entry) for row, entry in zip(rows, metas, strict=True)]
+
+
+def _columns(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return mappings with the same names as one: the values that are one object in all, and lists of the others.
+
+    Mappings and lists are not shared: who receives them may change them.
+    """
+    own = {name: [meta[name] for meta in metas] for name in metas[0]}
+    shared = {
+        name: values[0]
+        for name, values in own.items()
+        if len({*map(id, values)}) == 1 and not isinstance(values[0], Mapping | list)
+    }
+    own = {name: values for name, values in own.items() if name not in shared}
+    return {"count": len(metas), "shared": shared, "own": own}
+
+
+def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the mappings that :func:`_columns` joined."""
+    own, shared = columns["own"], columns["shared"]
+    rows = zip(*own.values(), strict=True) if own else itertools.repeat((), columns["count"])
+    return [shared | dict(zip(own, values)) for values in rows]
+
+
+def _updates(groups: Mapping[str, Any], metas: Sequence[dict[str, Any]]) -> list[Outcome]:
+    """Join updates of one form, as :func:`unpack_outcome` does it, in a third of the time."""
+    model = {name: tensor.unbind() for name, tensor in groups.get("model", {}).items()}
+    sent = unflatten(groups.get("payload", {}))
+    payload = {plugin: {name: tensor.unbind() for name, tensor in own.items()} for plugin, own in sent.items()}
+    updates: list[Outcome] = []
+    for k, meta in enumerate(metas):
+        del meta["outcome"]
+        meta["frozen"] = frozenset(meta["frozen"])
+        meta["model"] = {name: rows[k] for name, rows in model.items()}
+        meta["payload"] = {plugin: {name: rows[k] for name, rows in own.items()} for plugin, own in payload.items()}
+        update = object.__new__(ClientUpdate)  # __init__ of a frozen class takes longer than all the rest
+        vars(update).update(meta)
+        updates.append(update)
+    return updates
 
 
 def _stacked(tensors: list[Tensor]) -> Tensor:

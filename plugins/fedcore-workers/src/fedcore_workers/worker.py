@@ -16,7 +16,7 @@ from fedcore import FedcoreError
 from fedcore.engines import ClientRuntime, SharedPayload, nobody_draws_outside
 from fedcore.tools import process
 from fedcore_workers.forks import die_with_parent
-from fedcore_workers.messages import pack_error, pack_outcomes, unpack_shared, unpack_site, unpack_task
+from fedcore_workers.messages import pack_error, pack_outcomes, unpack_shared, unpack_site, unpack_tasks
 from fedcore_workers.transport import Channel, get_frame
 
 
@@ -56,7 +56,7 @@ def serve(channel: Channel) -> None:
             shared = unpack_shared(*get_frame(descriptor)).copy_to(runtime.placement)
         began = time.process_time()
         try:
-            outcomes = runtime.handle_together([unpack_task(tensors, meta) for meta in tasks], shared)
+            outcomes = runtime.handle_together(unpack_tasks(tensors, tasks), shared)
             packed, meta = pack_outcomes(outcomes)
         except FedcoreError as error:
             channel.send({}, ["broken", pack_error(error)])
