@@ -53,6 +53,17 @@ def test_images(tmp_path: Path, load, mode: str, channels: int) -> None:
     np.testing.assert_allclose(batch.numpy(), expected.transpose(0, 3, 1, 2), atol=1e-5)
 
 
+def test_grey_images_among_others_have_three_equal_channels(tmp_path: Path, load) -> None:
+    mixed, coloured = pictures(), pictures()
+    for k in range(0, 40, 3):
+        mixed["image"][k] = mixed["image"][k].convert("1" if k % 2 else "L")
+        coloured["image"][k] = mixed["image"][k].convert("RGB")
+    for size in ("", "?size=5"):
+        sets = [load(f"{save(tmp_path / name, train=part)}{size}") for name, part in (("a", mixed), ("b", coloured))]
+        for one, other in zip(*((found.train, found.test) for found in sets), strict=True):
+            assert torch.equal(one.gather(torch.arange(len(one))), other.gather(torch.arange(len(other))))
+
+
 def test_images_of_16_bits_are_refused(tmp_path: Path, load) -> None:
     deep = pictures(mode="L")
     deep["image"] = [Image.fromarray(np.asarray(image).astype(np.uint16) * 100) for image in deep["image"]]

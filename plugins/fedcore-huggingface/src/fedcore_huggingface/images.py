@@ -26,27 +26,28 @@ def image_fields(tables: Sequence[Table], labels: Sequence[Tensor], column: str,
 
 def _pixels(tables: Sequence[Table], column: str, size: int | None) -> list[Tensor]:
     """Return the pixels of each table, (n, C, H, W) uint8. C is 1 if all images are grey, else 3."""
-    modes = {image.mode for table in tables for image in _decoded(table, column)}
-    if deep := sorted(mode for mode in modes if mode.startswith(("I", "F"))):  # Pillow would cut values off at 255
-        raise tables[0].error(
-            f"column {column!r} holds images of more than 8 bits a channel (mode {deep[0]}); rescale them to "
-            "8 bits, or use npz:FILE with floats"
-        )
-    grey = modes <= {"1", "L"}
-    pixels: list[Tensor] = []
+    parts = []
     for table in tables:
-        arrays = []
+        arrays = []  # (H, W) or (H, W, 3)
         for image in _decoded(table, column):
-            image = image.convert("L" if grey else "RGB")
+            if image.mode.startswith(("I", "F")):  # Pillow would cut values off at 255
+                raise table.error(
+                    f"column {column!r} holds images of more than 8 bits a channel (mode {image.mode}); rescale them "
+                    "to 8 bits, or use npz:FILE with floats"
+                )
+            image = image.convert("L" if image.mode in ("1", "L") else "RGB")
             arrays.append(np.asarray(image if size is None else image.resize((size, size))))
         shapes = {array.shape[:2] for array in arrays}
         if len(shapes) > 1:
             raise table.error(f"images of {len(shapes)} sizes; resize them to one, for example with ?size=32")
-        if not arrays:  # the test part of one client's part
-            pixels.append(pixels[0][:0])
-            continue
-        stacked = torch.from_numpy(np.stack(arrays))
-        pixels.append(stacked.unsqueeze(1) if grey else stacked.permute(0, 3, 1, 2).contiguous())
+        parts.append(arrays)
+    channels = 3 if any(array.ndim == 3 for arrays in parts for array in arrays) else 1
+    pixels = []
+    for arrays in parts:
+        sides = (arrays or parts[0])[0].shape[:2]  # the test part of one client's part is empty
+        pixels.append(torch.empty((len(arrays), channels, *sides), dtype=torch.uint8))
+        for image, array in zip(pixels[-1].numpy(), arrays, strict=True):
+            image[:] = np.atleast_3d(array).transpose(2, 0, 1)  # a grey one among others three times
     return pixels
 
 
