@@ -263,13 +263,11 @@ def refuse_while_importing() -> None:
 
     :raises RunWhileImported: the message says how to make the program importable.
     """
-    module = _importing.get()
-    if module is None:
-        return
-    raise RunWhileImported(
-        f"{module.rpartition('.')[2]}.py starts a run when it is imported; put fedcore.run below "
-        'if __name__ == "__main__":'
-    )
+    if module := _importing.get():
+        raise RunWhileImported(
+            f"{module.rpartition('.')[2]}.py starts a run when it is imported; put fedcore.run below "
+            'if __name__ == "__main__":'
+        )
 
 
 @contextmanager

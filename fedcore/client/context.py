@@ -123,18 +123,13 @@ class SessionContext(View, ClientContext):
     ) -> None:
         self._require_begin_local("add_parameters")
         session = self._session
-        device = session.working.device
-        twice = sorted(session.requests.added[self._plugin].keys() & tensors.keys())
-        if twice:
+        if twice := sorted(session.requests.added[self._plugin].keys() & tensors.keys()):
             raise PluginContractError.of(self._plugin, f"adds the parameter {twice[0]!r} twice")
-        added = {name: nn.Parameter(tensor.detach().to(device, copy=True)) for name, tensor in tensors.items()}
+        added = {name: nn.Parameter(tensor.detach().to(self.device, copy=True)) for name, tensor in tensors.items()}
         session.requests.added[self._plugin].update(added)
-        group = ParameterGroup(
-            list(added.values()),
-            self.lr if lr is None else lr,
-            session.config.weight_decay if weight_decay is None else weight_decay,
-        )
-        session.requests.groups.append(group)
+        lr = self.lr if lr is None else lr
+        weight_decay = session.config.weight_decay if weight_decay is None else weight_decay
+        session.requests.groups.append(ParameterGroup([*added.values()], lr, weight_decay))
 
     @override
     def freeze(self, patterns: tuple[str, ...] | list[str], *, epochs: slice = slice(None)) -> None:

@@ -93,16 +93,6 @@ class Optimizer:
             sgd(used, gradients, buffers, momentum=options.momentum, dampening=0.0, nesterov=False, **rates)
         else:
             step = adamw if options.optimizer == "adamw" else adam
-            step(
-                used,
-                gradients,
-                [state["first"] for state in states],
-                [state["second"] for state in states],
-                [],
-                [state["steps"] for state in states],
-                beta1=options.beta1,
-                beta2=options.beta2,
-                eps=options.epsilon,
-                amsgrad=False,
-                **rates,
-            )
+            first, second, steps = ([state[kind] for state in states] for kind in ("first", "second", "steps"))
+            rates |= {"beta1": options.beta1, "beta2": options.beta2, "eps": options.epsilon, "amsgrad": False}
+            step(used, gradients, first, second, [], steps, **rates)

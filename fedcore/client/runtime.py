@@ -196,14 +196,10 @@ class ClientRuntime:
         """
         assert shared is not None
         if shared.fixed != self.setup.fixed_digest:
-            raise PluginContractError.of(
-                None,
-                "give the parameters without gradients, which do not travel, other values than on the server",
-                hook="configure_model",
-                round=task.round,
-                client=task.client,
-                hint="draw from task.random and read the same files, so that the weights are the same everywhere",
-            )
+            fault = "give the parameters without gradients, which do not travel, other values than on the server"
+            hint = "draw from task.random and read the same files, so that the weights are the same everywhere"
+            where: dict[str, Any] = {"hook": "configure_model", "round": task.round, "client": task.client}
+            raise PluginContractError.of(None, fault, hint=hint, **where)
         config, working, device = config or self.config, working or self.working, self.working.device
         data = self.samples_of(task.client)
         saved = self.store.read(task.client, task.version) if saved is None else {**saved}

@@ -1,34 +1,63 @@
-"""The store of the clients' states. Each version of a client's state is a file."""
+"""The store of the clients' states. A version of a client's state is a file, or a part of one that clients share."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from fedcore.base.bundle import Extract, read_index, write_bundle
 from fedcore.base.errors import RunDirectoryError
 from fedcore.base.files import delete_others, storing, sync_path
-from fedcore.base.serial import read_tensors, write_tensors
+from fedcore.base.serial import dumps, loads, read_tensors, write_tensors
 from fedcore.base.tensors import flatten, unflatten
 
 SYNCING = 8
 """The number of files that are synced at a time. A disk serves them together, some 20 times as fast as one by one."""
 
+Index: TypeAlias = dict[int, Extract]
+"""The clients' states in a bundle, by client; empty if it is damaged."""
+
 
 class ClientStore:
-    """Versions of clients' states as files ``root/<client>/<round>.safetensors``."""
+    """Versions of clients' states as files ``root/<client>/<round>.safetensors``.
+
+    States that were written together are in bundles ``root/together/<round>-<checksum>.bundle``.
+    """
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self.together = root, root / "together"
+        self._bundles: dict[str, Index] = {}
+        """The bundles that were looked for, by name."""
 
     def path(self, client: int, version: int) -> Path:
-        """Return the file of one version."""
+        """Return the file of one version, unless it is in a bundle."""
         return self.root / f"{client:06d}/{version:06d}.safetensors"
 
     def has(self, client: int, version: int) -> bool:
         """Return whether a version exists, whole or damaged."""
-        return self.path(client, version).is_file()
+        return self.path(client, version).is_file() or self._extract(client, version) is not None
+
+    def _extract(self, client: int, version: int) -> Extract | None:
+        """Return where a bundle has a version, or what stands for it if a bundle of its round is damaged."""
+        for look in (False, True):
+            if look:
+                self._look()
+            for name, index in self._bundles.items():
+                if client in index and _round(name) == version:
+                    return index[client]
+        damaged = (name for name, index in self._bundles.items() if not index and _round(name) == version)
+        return next((Extract(self.together / name, 0, 0, -1) for name in damaged), None)
+
+    def _look(self) -> None:
+        """Read the indexes of new bundles, and forget deleted ones."""
+        names = sorted(os.listdir(self.together)) if self.together.is_dir() else []
+        known = self._bundles
+        self._bundles = {n: known.get(n) or read_index(self.together / n) for n in names if n[:6].isdecimal()}
 
     def read(self, client: int, version: int | None) -> dict[str, dict[str, Any]]:
         """Return a version as plugin -> name -> value.
@@ -38,8 +67,10 @@ class ClientStore:
         """
         if version is None:
             return {}
+        path = self.path(client, version)
         try:
-            return unflatten(*read_tensors(self.path(client, version)))
+            extract = None if path.is_file() else self._extract(client, version)
+            return unflatten(*(read_tensors(path) if extract is None else loads(extract.read())))
         except (ValueError, TypeError, AttributeError, OSError) as error:
             raise RunDirectoryError(f"client {client}'s state of round {version} is lost: {error}") from error
 
@@ -56,12 +87,24 @@ class ClientStore:
         write_tensors(path, *flatten(namespaces), sync=False)
         return version
 
+    def write_together(self, version: int, states: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> None:
+        """Write a new version of several clients' states into a bundle, which stays until none of them is needed.
+
+        :param states: by client; not empty.
+        :raises StorageError: the bundle cannot be written.
+        """
+        contents = {client: dumps(*flatten(namespaces)) for client, namespaces in states.items()}
+        write_bundle(self.together, f"{version:06d}-", contents)
+
     def settle(self, manifest: Mapping[int, int | None]) -> None:
         """Sync these versions and their folders to the disk. Call it before the checkpoint that names them.
 
         :raises StorageError: they cannot be synced.
         """
-        written = [self.path(client, version) for client, version in manifest.items() if version is not None]
+        pairs = [(client, version) for client, version in manifest.items() if version is not None]
+        self._look()
+        written = [path for path in (self.path(*pair) for pair in pairs) if path.is_file()]
+        written += [self.together / name for name in self._bundles if _round(name) in manifest.values()]
         if not written:
             return
 
@@ -83,15 +126,18 @@ class ClientStore:
         :param training: the round in which clients may be writing versions. Files of this round and of later rounds
             stay. By default no client trains.
         """
+
+        def stays(name: str, holders: Collection[int]) -> bool:
+            version = _round(name.lstrip("."))
+            named = name[0] != "." and any(manifest.get(client) == version for manifest in kept for client in holders)
+            return named or (training is not None and version >= training)
+
         for client in clients if self.root.is_dir() else ():  # without states there is nothing to look at
-            versions = [manifest.get(client) for manifest in kept]
-            names = {self.path(client, version).name for version in versions if version is not None}
-
-            def stays(name: str, names: set[str] = names) -> bool:
-                number = name.lstrip(".").partition(".")[0]
-                return name in names or (training is not None and not (number.isdecimal() and int(number) < training))
-
-            delete_others(self.path(client, 0).parent, stays)
+            delete_others(self.path(client, 0).parent, partial(stays, holders=[client]))
+        self._look()
+        everybody = {client for manifest in kept for client in manifest}  # a damaged bundle may be anybody's
+        delete_others(self.together, lambda name: stays(name, self._bundles.get(name) or everybody))
+        self._look()
 
     def check(self, named: Mapping[int, int | None], new: Collection[int]) -> None:
         """Check that every version that a checkpoint names exists, and that some of them can be read.
@@ -112,20 +158,17 @@ class ClientStore:
         return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
 
 
+def _round(name: str) -> int:
+    """Return the version in a file's name."""
+    return int(re.split(r"\D", name, maxsplit=1)[0])
+
+
 class RemoteClientStore(ClientStore):
     """A stand-in for states that remote clients keep. The server can neither read nor delete them."""
 
     def has(self, client: int, version: int) -> bool:
         """Return True: the server cannot check."""
         return True
-
-    def settle(self, manifest: Mapping[int, int | None]) -> None:
-        """Do nothing: the clients sync their states."""
-
-    def prune(
-        self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]], *, training: int | None = None
-    ) -> None:
-        """Do nothing: the clients delete their old versions."""
 
     def check(self, named: Mapping[int, int | None], new: Collection[int]) -> None:
         """Do nothing: if a client lost its state, its task fails."""

@@ -23,7 +23,7 @@ from fedcore.base.section import Trait
 from fedcore.base.seeding import derive_seed, numpy_generator, random_stream
 from fedcore.data.dataset import Dataset, PublicSamples
 from fedcore.data.loading import load_dataset
-from fedcore.data.partition import IndexLists, Partition, labels_sha256, problem_with_lists
+from fedcore.data.partition import IndexLists, Partition, labels_sha256, plain_info, problem_with_lists
 from fedcore.data.partitioners import MIN_SIZE, IntArray, PartitionWarning
 from fedcore.data.samples import JSON, TensorSamples
 
@@ -124,21 +124,10 @@ class Scenario:
             train, test = _hold_out(train, self.labels, fraction, options.seed)
         if self.dataset.groups is not None:
             train, test = resolve("feature", "whole_groups")(train, test, self.dataset.groups, options)
-        info: dict[str, JSON] = {
-            "dataset": self.dataset.name,
-            "labels_sha256": labels_sha256(self.dataset),
-            "partitioner": options.partition,
-            **how,
-            "client_test_fraction": fraction,
-            "notes": [*notes],
-        }
-        further: dict[str, JSON] = {
-            "shares_samples": shared,
-            "public": len(self.public),
-            "names": [*names],
-            **self.further,
-        }
-        info |= {name: value for name, value in further.items() if value}
+        info = plain_info(self.dataset.name, labels_sha256(self.dataset), options.partition)
+        info |= {**how, "client_test_fraction": fraction, "notes": [*notes]}
+        further: dict[str, JSON] = {"shares_samples": shared, "public": len(self.public), "names": [*names]}
+        info |= {name: value for name, value in (further | self.further).items() if value}
         return self.with_unseen_clients(Partition(train, test, info))
 
     def _divide(self, options: Mapping[str, Any]) -> tuple[IndexLists, list[str], bool, list[str]]:
@@ -236,11 +225,8 @@ class Scenario:
             unseen = np.array([names.index(name) for name in share])
         order = [*np.setdiff1d(np.arange(clients), unseen), *np.sort(unseen)]
         train, test = ([part[k] for k in order] for part in (partition.train, partition.test))
-        further = {
-            "unseen_clients": share,
-            **({"names": [names[k] for k in order]} if "names" in partition.info else {}),
-        }
-        return Partition(train, test, partition.info | further)
+        moved = {"names": [names[k] for k in order]} if "names" in partition.info else {}
+        return Partition(train, test, partition.info | {"unseen_clients": share, **moved})
 
 
 def _hold_out(train: IndexLists, labels: IntArray, fraction: float, seed: int) -> tuple[IndexLists, IndexLists]:

@@ -230,8 +230,8 @@ def plain_info(dataset: str, labels: str, partitioner: str) -> dict[str, JSON]:
         "partitioner": partitioner,
         "alpha": 0.0,
         "classes_per_client": 0,
-        "client_test_fraction": 0.0,
         "seed": 0,
+        "client_test_fraction": 0.0,
         "notes": [],
     }
 

@@ -61,14 +61,9 @@ def _completed(name: str, plugin: Plugin) -> Plugin:
     plugin.name = name
     for row in ATTRIBUTES:
         _check_declaration(name, row, getattr(plugin, row.name))
-    hidden = sorted(set(vars(plugin)) & set(HOOKS))
-    if hidden:
-        raise PluginContractError.of(
-            name,
-            f"is hidden by self.{hidden[0]}, which __init__ sets",
-            hook=hidden[0],
-            hint="use another name for the attribute",
-        )
+    if hidden := sorted(set(vars(plugin)) & set(HOOKS)):
+        fault, hint = f"is hidden by self.{hidden[0]}, which __init__ sets", "use another name for the attribute"
+        raise PluginContractError.of(name, fault, hook=hidden[0], hint=hint)
     if not (isinstance(plugin.parts, tuple) and all(isinstance(part, Plugin) for part in plugin.parts)):
         expected = "a tuple of plugin objects, such as (Part(options),)"
         raise PluginContractError.of(name, f"has parts = {plugin.parts!r}", expected=expected)
@@ -114,12 +109,9 @@ def check_class(name: str, cls: Any) -> None:
         elif marks is not None:
             _check_hook(name, attribute, member, marks)
         elif attribute in HOOKS:
-            raise PluginContractError.of(
-                name,
-                "is a method without the marker of hooks, so it would never be called",
-                hook=attribute,
-                hint="put @hookimpl above it, or give it another name",
-            )
+            fault = "is a method without the marker of hooks, so it would never be called"
+            hint = "put @hookimpl above it, or give it another name"
+            raise PluginContractError.of(name, fault, hook=attribute, hint=hint)
 
 
 def _check_declaration(name: str, row: Declaration, value: Any) -> None:
@@ -132,12 +124,9 @@ def _check_declaration(name: str, row: Declaration, value: Any) -> None:
         fits = isinstance(value, (tuple, list)) and all(isinstance(item, str) for item in value)
         expected = f"a tuple of texts, such as {(row.items or ('classifier.*',))[:1]}"
     if not fits:
-        raise PluginContractError.of(
-            name,
-            f"has {row.name} = {value!r}, which is a declaration",
-            expected=expected,
-            hint=f"an attribute or a method of another purpose cannot be called {row.name!r}: rename it",
-        )
+        fault = f"has {row.name} = {value!r}, which is a declaration"
+        hint = f"an attribute or a method of another purpose cannot be called {row.name!r}: rename it"
+        raise PluginContractError.of(name, fault, expected=expected, hint=hint)
     if row.items and (unknown := sorted(set(value).difference(row.items))):
         expected = f"any of {', '.join(map(repr, row.items))}"
         raise PluginContractError.of(name, f"{row.name} {unknown}", expected=expected)
@@ -161,12 +150,9 @@ def _check_function(name: str, hook: str, function: Any, expected: list[str]) ->
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         plain = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
         if not plain or parameter.name not in expected:
-            raise PluginContractError.of(
-                name,
-                f"takes the argument '{parameter}', which pluggy would never pass",
-                hook=hook,
-                expected=f"any of ({', '.join(expected)}), without default values",
-            )
+            fault = f"takes the argument '{parameter}', which pluggy would never pass"
+            passed = f"any of ({', '.join(expected)}), without default values"
+            raise PluginContractError.of(name, fault, hook=hook, expected=passed)
     generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if generates or inspect.iscoroutinefunction(function):
         raise PluginContractError.of(

@@ -71,12 +71,8 @@ def build_model(
     """
     factory = resolve("model", name)
     if isinstance(factory, nn.Module) or not callable(factory):
-        raise PluginContractError.of(
-            name,
-            f"is of type {type(factory).__name__}",
-            kind="model",
-            expected="a class of networks or a factory(num_classes, input_shape)",
-        )
+        expected = "a class of networks or a factory(num_classes, input_shape)"
+        raise PluginContractError.of(name, f"is of type {type(factory).__name__}", kind="model", expected=expected)
     task = ModelTask(num_classes, tuple(input_shape), seed, kind)
     with task.random("model"):
         positional, named = _arguments(name, factory, num_classes, task.input_shape)
@@ -94,13 +90,11 @@ def build_model(
             split = needed("feature", "split_network", "a network that is no SplitModel")
             model = split(model, name, num_classes, task.input_shape, sample)
     if not isinstance(model, SplitModel):
-        raise PluginContractError.of(
-            name,
+        fault, expected = (
             f"returned {type(model).__name__}",
-            kind="model",
-            expected="a SplitModel, or another module that ends with a linear layer",
-            hint=HINT,
+            "a SplitModel, or another module that ends with a linear layer",
         )
+        raise PluginContractError.of(name, fault, kind="model", expected=expected, hint=HINT)
     if extra := next((key for key in model.state_dict() if key.endswith("_extra_state")), None):
         raise ConfigError(
             f"model {name!r} has {extra!r} (get_extra_state), which is neither averaged nor reset; keep it in a "

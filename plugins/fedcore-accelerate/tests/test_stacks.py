@@ -634,3 +634,20 @@ class CountsAtTheEnd(CountsInATensor):
 def test_what_hooks_keep_of_a_client_is_not_lost_in_a_stack(tmp_path, plugin):
     stacked, plain = (support.run(tmp_path, plugin, **{**EQUAL, "lr": 0.02, "stack": size}) for size in (STACK, 1))
     assert_close(stacked, plain)
+
+
+def test_the_models_of_a_stack_are_kept_in_one_file(tmp_path):
+    """The evaluation reads them by client, as it reads those of clients one by one."""
+    options = {**EQUAL, "client_test_fraction": 0.2}
+    stacked = support.run(tmp_path, "moon", **options, stack=STACK)
+    files = [path.relative_to(stacked.directory / "clients") for path in stacked.directory.glob("clients/*/*")]
+    assert {file.parts[0] for file in files} == {"together"}
+    assert len(files) == EQUAL["clients"] / STACK
+    assert_close(stacked, support.run(tmp_path, "moon", **options))
+
+
+def test_large_models_are_kept_in_a_file_each(tmp_path, monkeypatch):
+    """A file of several stays until nobody needs it."""
+    monkeypatch.setattr("fedcore_accelerate.whole.MOST_TOGETHER", 1000)
+    stacked = support.run(tmp_path, "moon", **EQUAL, stack=STACK)
+    assert len([*stacked.directory.glob("clients/0*")]) == EQUAL["clients"]

@@ -43,6 +43,9 @@ from fedcore_accelerate.stacks import Group, Stacked, room, trained_by
 OF_ONE_CLIENT = ("local_samples", "gradients", "observe", "pre_upload", "guard_upload")
 """Hooks that are called client by client."""
 
+MOST_TOGETHER = 64 << 20
+"""The bytes of models up to which a stack stores them in one file, which stays until none of them is needed."""
+
 Turn = tuple[int, int]
 """A local epoch and the number of a batch in it."""
 Payload = dict[str, Tensors]
@@ -89,25 +92,25 @@ class Whole:
             frozen = (one.excluded & one.working.layout.trainable).intersection(one.working.layout.shared)
         setup = runtime.setup
         uploads = self._rows(setup.uploads, on_cpu=setup.reads_updates)
-        kept: list[Tensors] = [{} for _ in cohort.tasks]
-        if setup.plugins.reads("previous"):
-            kept = uploads if setup.uploads == setup.snapshots else self._rows(setup.snapshots, on_cpu=False)
-        means, ended = losses.means(), list[Outcome | int | None]()
+        means, ended = losses.means(), list[Outcome | None]()
         for slot, task in enumerate(cohort.tasks):
             if broken := next((name for name, value in means[slot].items() if not math.isfinite(value)), ""):
                 problem = f"loss {broken!r} became {means[slot][broken]}"
                 ended.append(runtime.failed(task, Failed("diverged", problem)))
-            elif payloads[slot] is None:
-                ended.append(self._ended_alone(cohort, slot, losses))
             else:
-                ended.append(_stored(cohort, slot, kept[slot]))
+                ended.append(None if payloads[slot] is not None else self._ended_alone(cohort, slot, losses))
+        version = None
+        if setup.plugins.reads("previous"):
+            version = one.round
+            kept = uploads if setup.uploads == setup.snapshots else self._rows(setup.snapshots, on_cpu=False)
+            _store(cohort, {slot: kept[slot] for slot, done in enumerate(ended) if done is None})
         seconds = (time.perf_counter() - began) / len(tasks)
         spent = {name: (now - before[name]) / len(tasks) for name, now in setup.plugins.seconds.items()}
         outcomes: list[Outcome] = []
         for slot, (task, done) in enumerate(zip(cohort.tasks, ended, strict=True)):
             if isinstance(done, ClientUpdate):
                 done = replace(done, seconds=seconds, plugin_seconds=spent)
-            elif done is None or isinstance(done, int):
+            elif done is None:
                 done = ClientUpdate(
                     client=task.client,
                     model=uploads[slot],
@@ -118,7 +121,7 @@ class Whole:
                     payload=payloads[slot] or {},
                     metrics={"losses": means[slot]},
                     frozen=frozen,
-                    version=done,
+                    version=version,
                     seconds=seconds,
                     plugin_seconds=spent,
                 )
@@ -238,13 +241,15 @@ class Whole:
         return [dict(zip(joined, own, strict=True)) for own in rows]
 
 
-def _stored(cohort: Cohort, slot: int, previous: Tensors) -> int | None:
-    """Store what a client keeps until its next training; return its version."""
-    if not previous:
-        return None
-    task, store = cohort.tasks[slot], cohort.begin.runtime.store
-    version: int | None = store.write(task.client, task.round, {CORE: flatten({"previous": previous})[0]})
-    return version
+def _store(cohort: Cohort, previous: Mapping[int, Tensors]) -> None:
+    """Store the models that clients keep until their next training, by slot."""
+    store, number = cohort.begin.runtime.store, cohort.one.round
+    states = {cohort.tasks[slot].client: {CORE: flatten({"previous": model})[0]} for slot, model in previous.items()}
+    if previous and sum(tensor.nbytes for model in previous.values() for tensor in model.values()) <= MOST_TOGETHER:
+        store.write_together(number, states)
+        return
+    for client, state in states.items():
+        store.write(client, number, state)
 
 
 def _begin(one: LocalSession) -> None:
