@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -111,13 +112,13 @@ def test_objects_are_given_again_and_data_stay_the_same(tmp_path):
 
 
 def test_what_cannot_be_given(tmp_path):
-    open_file = type("Open", (EqualWeights,), {"__module__": "__main__", "file": sys.stderr})
+    locked = type("Locked", (EqualWeights,), {"__module__": "__main__", "lock": threading.Lock()})
     with raises(ConfigError, "methods.py"):
-        fedcore_study.sweep({"plugin": ["fedavg", open_file]}, out=tmp_path / "s")
+        fedcore_study.sweep({"plugin": ["fedavg", locked]}, out=tmp_path / "s")
     with raises(ConfigError, "dataset=arrays"):
         fedcore_study.sweep({"dataset": [arrays(), arrays(1)]}, out=tmp_path / "s")
     with raises(ConfigError):
-        fedcore_study.sweep({"tracker": [open_file]}, out=tmp_path / "s")
+        fedcore_study.sweep({"tracker": [locked]}, out=tmp_path / "s")
     for lists in ([[0, 1], [2, 3]], [np.arange(2), np.arange(2, 4)], Partition([[0], [1]], [[], []])):
         with raises(ConfigError):
             fedcore_study.sweep(partition=lists, out=tmp_path / "s")
