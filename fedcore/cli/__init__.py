@@ -47,6 +47,7 @@ def main() -> None:
 
     end_without_collecting()
     keep_freed_memory()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads: a fork would end them, and start them again
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of 8 bits has no "…", and not every letter of a path
     try:

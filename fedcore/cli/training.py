@@ -45,12 +45,11 @@ def train(
     After Ctrl-C, fedcore resume continues from the last checkpoint to the same bits.
     """
     config = build_config(flags, config_file, settings or [], allow_code=allow_code, preset=preset)
-    with nullcontext() if fast_dev_run else _begun_early(config):
-        with importing():
-            from fedcore.runs.api import run
+    with importing():
+        from fedcore.runs.api import run
 
-        with training(quiet) as display:
-            result = run(config, notify=display, fast_dev_run=fast_dev_run)
+    with nullcontext() if fast_dev_run else _begun_early(config), training(quiet) as display:
+        result = run(config, notify=display, fast_dev_run=fast_dev_run)
     if fast_dev_run and not as_json:
         output.line(_what_ran(result.config))
         return
@@ -58,10 +57,10 @@ def train(
 
 
 def _begun_early(config: RunConfig) -> AbstractContextManager[object]:
-    """Let packages begin what takes time beside this process's own imports, such as a process that imports torch.
+    """Let packages begin what has to come before the first computation and thread, such as a fork of this process.
 
-    These are functions of the group ``fedcore.starts``. They take the configuration, import no torch, and return the
-    block in which they hold what they began.
+    These are functions of the group ``fedcore.starts``. They take the configuration, and return the block in which they
+    hold what they began. Torch is imported by then, and CUDA is not touched.
     """
     stack = ExitStack()
     for name in registry.available("start"):

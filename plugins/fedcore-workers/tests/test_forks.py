@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import socket
 import subprocess
+import threading
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 
-from fedcore import Plugin, hookimpl
+from fedcore import Plugin, RunConfig, hookimpl
 from fedcore.tools import process
 from fedcore_testing import client_state, federate, forked_workers
-from fedcore_workers import ForkedProcess, current, engine
-from tests.reliability.processes import wait_for
+from fedcore_workers import ForkedProcess, current, early_template, engine, forks
+from tests.reliability import kills
+from tests.reliability.processes import alive, descendants, start, wait_for
 
 PLACE = []
 """Filled by a worker that was forked for an earlier engine, were it to serve a second one."""
@@ -144,3 +149,55 @@ def test_blocks_within_each_other_share_a_template():
     with forked_workers():
         assert current() is outer
     assert current() is outer
+
+
+@pytest.mark.parametrize(
+    ("options", "threads", "on_cuda", "expected"),
+    [
+        ({"workers": 2}, 1, False, [True]),
+        ({"workers": 2}, 2, False, [False]),
+        ({"workers": 2}, 1, True, [False]),
+        ({"workers": 0}, 1, False, []),
+    ],
+)
+def test_a_template_is_forked_from_here_if_nothing_forbids_it(monkeypatch, options, threads, on_cuda, expected):
+    asked = []
+    monkeypatch.setattr(forks, "template", lambda from_here: asked.append(from_here) or nullcontext())
+    monkeypatch.setattr(threading, "active_count", lambda: threads)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on_cuda)
+    with early_template(RunConfig(**options)):
+        assert asked == expected
+
+
+def rolled_up(pid, field):
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+@pytest.mark.slow
+def test_processes_of_the_command_share_what_they_imported_and_a_killed_template_is_replaced(tmp_path):
+    config = kills.configure(tmp_path, "fedavgm", workers=2, rounds=5_000)
+    out = tmp_path / "run"
+    command = start("train", "--config", config, "--out", out, "--quiet", log=tmp_path / "log", fresh=True)
+    try:
+        wait_for(lambda: kills.rounds_done(out) >= 2)
+        template, *workers = descendants(command.pid)
+        assert len(workers) == 2
+        together = sum(rolled_up(pid, "Pss_Anon") for pid in (command.pid, template, *workers))
+        assert together < 1.8 * rolled_up(command.pid, "Anonymous"), "a process of its own would have all of it again"
+        if os.path.exists("/sys/kernel/mm/transparent_hugepage"):
+            parts = re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{workers[0]}/smaps").read_text())
+            assert any("[heap]" in part and " hg" in part for part in parts), "its heap has huge pages"
+        killed = {template, *workers}
+        for _ in range(3):  # the last two while they import, before a worker is ready
+            os.kill(template, signal.SIGKILL)
+            wait_for(lambda: {*descendants(command.pid)} - killed)
+            template = ({*descendants(command.pid)} - killed).pop()
+            killed.add(template)
+        before = kills.rounds_done(out)
+        wait_for(lambda: kills.rounds_done(out) >= before + 3)
+        assert not any(map(alive, killed - {template}))
+        assert len(descendants(command.pid)) == 3
+    finally:
+        command.kill()
+        command.wait()

@@ -39,7 +39,10 @@ SITE = "site"
 """The key of the packed site among the payloads."""
 
 LOST_EARLY = 3
-"""Maximum number of workers that are replaced if they are killed before they are ready. One more ends the run."""
+"""Maximum number of replaced workers that were killed before they were ready, times the workers. One more ends the run.
+
+A template that is killed takes all of them with it.
+"""
 
 STARTS_WITHIN = 120.0
 """Lower bound, in seconds, of the time limit until a worker is ready. The worker first has to import torch."""
@@ -225,7 +228,7 @@ class WorkerEngine:
         ending = f"signal {-code}" if code < 0 else f"exit code {code}"
         if not worker.ready:
             self._lost_early += 1
-            if code >= 0 or self._lost_early > LOST_EARLY:
+            if code >= 0 or self._lost_early > LOST_EARLY * self.workers:
                 late = f"was not ready within {max(self._timeout or 0, STARTS_WITHIN):g} s, {self._lost_early} times"
                 details = f", {self._lost_early} times" if code < 0 else "; its output above says why"
                 died = f"ended ({ending}) before it was ready{details}"

@@ -69,6 +69,8 @@ def main(arguments: Sequence[str]) -> int:
             planned = RunConfig.create(task.config)
             if planned.workers is None:
                 planned = planned.model_copy(update={"workers": task.workers})
+            with process.importing():
+                from fedcore import run  # noqa: F401 - for the template, too
             with early_template(planned):  # before there are threads, so that this process can be forked
                 if ALONE not in arguments:
                     threading.Thread(target=_stop_with_parent, args=(verdicts,), daemon=True).start()
