@@ -257,6 +257,14 @@ def test_whole_numbers_that_are_stored_as_floats_are_classes(tmp_path: Path, loa
         load(save(tmp_path / "other", only=given | {"label": [0.0, 0.5] * 10}))
 
 
+@pytest.mark.parametrize(("encoding", "header"), [("latin-1", "x"), ("latin-1", "größe"), ("utf-16", "x")])
+def test_a_csv_file_in_another_encoding_than_utf_8_is_named(tmp_path: Path, load, encoding: str, header: str) -> None:
+    """Its words would be bytes: names of sources such as b'K\\xf6ln'."""
+    (tmp_path / "set.csv").write_text(f"{header},city,label\n" + "1,Köln,0\n2,Bonn,1\n" * 20, encoding=encoding)
+    with raises(ConfigError, "set.csv", "pandas.read_csv"):
+        load(f"hf:{tmp_path}/set.csv?columns={header}&source=city")
+
+
 @pytest.mark.parametrize("separator", [";", "\t"])
 def test_another_separator_than_the_comma_is_named(tmp_path: Path, load, separator: str) -> None:
     (tmp_path / "set.csv").write_text(separator.join(("x", "label")) + f"\n1{separator}0" * 20)

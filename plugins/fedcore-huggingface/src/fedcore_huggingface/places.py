@@ -59,38 +59,36 @@ def _file(path: Path, name: str) -> Any:
     """Read a file without datasets' cache, which would copy it into the home folder."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
-    from pyarrow import csv, parquet  # type: ignore[import-untyped]
+    from pyarrow import csv, parquet, types  # type: ignore[import-untyped]
 
     with refusing(f"{name}: {path} cannot be read"):
         if path.suffix == ".csv":
-            _check_separator(path, name)
+            _check_first_line(path, name)
             reading = csv.ReadOptions(block_size=CSV_BLOCK)
             empty = csv.ConvertOptions(null_values=EMPTY, strings_can_be_null=True)
             table = csv.read_csv(str(path), read_options=reading, convert_options=empty)
+            if any(map(types.is_binary, table.schema.types)):  # what pyarrow makes of words in other encodings
+                raise _not_utf_8(path, name)
         else:
             table = parquet.read_table(str(path))
         return Dataset(InMemoryTable(table), fingerprint="file")
 
 
-def _check_separator(path: Path, name: str) -> None:
-    """Refuse a file whose first line has no comma but another separator."""
+def _check_first_line(path: Path, name: str) -> None:
+    """Refuse a file whose first line is not UTF-8, or has no comma but another separator."""
     with path.open("rb") as file:
         first = file.readline(CSV_BLOCK)
-    if b"," not in first and (mark := next((mark for mark in ";\t|" if mark.encode() in first), "")):
+    try:
+        words = first.decode()
+    except UnicodeDecodeError as error:
+        raise _not_utf_8(path, name) from error
+    if "," not in words and (mark := next((mark for mark in ";\t|" if mark in words), "")):
         raise ConfigError(
             f"{name}: the columns of {path} are separated by {mark!r}; save it with commas between columns and points "
             f"in numbers: pandas.read_csv(FILE, sep={mark!r}, decimal=',').to_csv(NEW, index=False)"
         )
 
 
-def _of_the_hub(repository: str, options: Options, name: str) -> Any:
-    """Return a data set of the Hub, from the cache of datasets if it is there."""
-    from datasets import load_dataset
-
-    try:
-        return load_dataset(repository, options.subset, revision=options.revision)
-    except Exception as error:  # the library's own, the network's
-        raise ConfigError(
-            f"{name}: neither the Hub nor the cache on this machine has it ({type(error).__name__}: {error}). Where "
-            "there is no network, name a folder that datasets' save_to_disk wrote"
-        ) from error
+def _not_utf_8(path: Path, name: str) -> ConfigError:
+    advice = "pandas.read_csv(FILE, encoding='latin-1').to_csv(NEW, index=False), or whatever encoding it has"
+    return ConfigError(f"{name}: {path} is no text in UTF-8; save it so: {advice}")
