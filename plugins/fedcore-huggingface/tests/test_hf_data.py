@@ -262,7 +262,7 @@ def test_a_csv_file_in_another_encoding_than_utf_8_is_named(tmp_path: Path, load
     """Its words would be bytes: names of sources such as b'K\\xf6ln'."""
     (tmp_path / "set.csv").write_text(f"{header},city,label\n" + "1,Köln,0\n2,Bonn,1\n" * 20, encoding=encoding)
     with raises(ConfigError, "set.csv", "pandas.read_csv"):
-        load(f"hf:{tmp_path}/set.csv?columns={header}&source=city")
+        load(f"{tmp_path}/set.csv?columns={header}&source=city")
 
 
 @pytest.mark.parametrize("separator", [";", "\t"])
