@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedcore import Plugin, RunConfig, hookimpl
-from fedcore.tools import process
+from fedcore import ConfigError, Plugin, RunConfig, hookimpl
+from fedcore.tools import process, registry
 from fedcore_testing import client_state, federate, forked_workers
 from fedcore_workers import ForkedProcess, current, early_template, engine, forks
 from tests.reliability import kills
@@ -167,6 +167,22 @@ def test_a_template_is_forked_from_here_if_nothing_forbids_it(monkeypatch, optio
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on_cuda)
     with early_template(RunConfig(**options)):
         assert asked == expected
+
+
+def test_what_all_processes_need_of_a_run_is_imported_before_the_fork(monkeypatch):
+    resolved = []
+
+    def resolve(kind, name):
+        resolved.append((kind, name))
+        raise ConfigError("the run says so")
+
+    monkeypatch.setattr(forks, "template", lambda from_here: nullcontext())
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(registry, "resolve", resolve)
+    plugins = {"fedprox": {}, "module:tests.nowhere.Method": {}}
+    with early_template(RunConfig(workers=2, model="mlp", plugins=plugins, device="cpu")):
+        assert {*resolved} >= {("plugin", "fedprox"), ("model", "mlp")}
+        assert not any("nowhere" in name for _, name in resolved), "a user's code can start threads"
 
 
 def rolled_up(pid, field):

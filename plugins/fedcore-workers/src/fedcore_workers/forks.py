@@ -24,11 +24,12 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from fedcore.tools import process
+from fedcore import FedcoreError
+from fedcore.tools import process, registry
 
 if TYPE_CHECKING:
     from fedcore import RunConfig  # takes half a second, which a process that only dies with its parent need not spend
@@ -265,7 +266,25 @@ def early_template(config: RunConfig) -> AbstractContextManager[Template | None]
     has_workers = config.engine == "local" and (not on_cuda if config.workers is None else config.workers > 0)
     torch = sys.modules.get("torch")
     is_new = torch is not None and threading.active_count() == 1 and not torch.cuda.is_initialized()
+    if has_workers and is_new and not on_cuda:  # a module could touch CUDA
+        _import_ahead(config)
     return template(from_here=is_new) if has_workers else nullcontext()
+
+
+def _import_ahead(config: RunConfig) -> None:
+    """Import what this process and each worker would import a little later: once for all of them."""
+    importlib.import_module("threadpoolctl")
+    named: dict[str, Iterable[str]] = {
+        "runner": registry.available("runner"),
+        "plugin": config.plugins,
+        "model": [config.model],
+    }
+    for kind, names in named.items():
+        points = registry.available(kind)
+        for name in names:
+            if name in points:  # no code of a user: it could start threads
+                with contextlib.suppress(FedcoreError):  # the run says what is wrong
+                    registry.resolve(kind, name)
 
 
 def die_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
