@@ -11,6 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from types import NoneType, new_class
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -471,9 +472,10 @@ class RunConfig(
             raise ConfigError(describe(error, f"{source}: " if source else "", typed=typed)) from None
 
     @classmethod
-    def sections(cls) -> list[type[Section]]:
+    @cache
+    def sections(cls) -> tuple[type[Section], ...]:
         """Return the sections, those of packages first."""
-        return [section for section in cls.__mro__ if issubclass(section, Section) and "panel" in vars(section)]
+        return tuple(part for part in cls.__mro__ if issubclass(part, Section) and "panel" in vars(part))
 
     def names(self) -> list[str]:
         """Return the names of objects in the configuration, in the order of the fields."""

@@ -57,8 +57,11 @@ class Layout:
         """Names of the tensors that are exchanged: all that are neither personal nor fixed."""
         return [name for name in self.shapes if name not in self.personal and name not in self.fixed]
 
-    def join(self, state: Mapping[str, Tensor]) -> Tensors:
-        """Return copies of a model's shared tensors in this layout."""
+    def join(self, state: Mapping[str, Tensor], ahead: int = 0) -> Tensors:
+        """Return copies of a model's shared tensors in this layout.
+
+        :param ahead: the number of dimensions before the model's own: 1 for those of several models, (K, ...) each.
+        """
         return clone({name: state[name] for name in self.shared})
 
     def named(self, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -127,9 +130,9 @@ class FlatLayout(Layout):
         shapes = {JOINED: (size, common), **others}
         return cls(shapes, layout.buffers, layout.trainable, frozenset(), joined=joined)
 
-    def join(self, state: Mapping[str, Tensor]) -> Tensors:
-        """Return copies of a model's shared tensors in this layout."""
-        flat = torch.cat([state[name].flatten() for name in self.joined])
+    def join(self, state: Mapping[str, Tensor], ahead: int = 0) -> Tensors:
+        """Return copies of a model's shared tensors in this layout; see :meth:`Layout.join`."""
+        flat = torch.cat([state[name].reshape(*state[name].shape[:ahead], -1) for name in self.joined], dim=ahead)
         return {JOINED: flat, **clone({name: state[name] for name in self.shapes if name != JOINED})}
 
     def named(self, tensors: Mapping[str, Tensor]) -> Tensors:

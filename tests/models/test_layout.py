@@ -90,6 +90,23 @@ def test_the_names_of_joined_copies_give_the_model_back():
         assert tensor.is_contiguous(), name
 
 
+@pytest.mark.parametrize("layout", [LAYOUT, FLAT], ids=["by name", "flat"])
+def test_the_models_of_a_stack_are_joined_as_one_by_one(layout):
+    states = [network().state_dict() for _ in range(3)]
+    together = layout.join({name: torch.stack([state[name] for state in states]) for name in states[0]}, 1)
+    for k, state in enumerate(states):
+        alone = layout.join(state)
+        assert alone.keys() == together.keys()
+        assert all(torch.equal(together[name][k], tensor) for name, tensor in alone.items())
+
+
+def test_a_number_as_a_parameter_is_joined_in_a_stack_too():
+    shapes = {"scale": (torch.Size(()), torch.float32), "w": (torch.Size((2,)), torch.float32)}
+    layout = FlatLayout.flat(Layout(shapes, frozenset(), frozenset(shapes), frozenset()))
+    stack = {"scale": torch.tensor([1.0, 2.0]), "w": torch.ones(2, 2)}
+    assert layout.join(stack, 1)[JOINED].tolist() == [[1.0, 1.0, 1.0], [2.0, 1.0, 1.0]]
+
+
 def test_a_model_that_was_kept_name_by_name_is_read_as_it_is():
     state = network().state_dict()
     assert all(torch.equal(FLAT.named(state)[name], tensor) for name, tensor in state.items())

@@ -234,7 +234,7 @@ class Whole:
 
     def _rows(self, layout: Layout, *, on_cpu: bool) -> list[Tensors]:
         """Return each client's model in a layout. It stands in memory of its own, next to that of the others."""
-        joined = vmap(layout.join)(self._stack.weights)
+        joined = layout.join(self._stack.weights, 1)
         if on_cpu:
             joined = {name: tensor.cpu() for name, tensor in joined.items()}
         rows = zip(*(tensor.unbind() for tensor in joined.values()), strict=True)
@@ -296,16 +296,16 @@ class Cohort:
         moved = (begins - torch.tensor(self._starts[:-1])).repeat_interleave(ends - begins)
         rows = held.positions.index_select(0, torch.arange(self._starts[-1]) + moved)
         self._rows = rows.long().to(one.working.device)
-        known: dict[tuple[int, ...], dict[Turn, int]] = {}
+        known: dict[Hashable, tuple[LocalWork, dict[Turn, int]]] = {}
         self.works: list[LocalWork] = []
         self.turns: list[dict[Turn, int]] = []
         for task, size in zip(tasks, self.sizes, strict=True):
-            work = LocalWork.of(one.config, size, one.working.smallest_batch, task.meta)
-            self.works.append(work)
-            key = size, work.epochs, work.most_steps or 0
-            if key not in known:
-                known[key] = _turns(work, size, one.config.batch_size)
-            self.turns.append(known[key])
+            kind = size, *task.meta.items()
+            if kind not in known:
+                work = LocalWork.of(one.config, size, one.working.smallest_batch, task.meta)
+                known[kind] = work, _turns(work, size, one.config.batch_size)
+            self.works.append(known[kind][0])
+            self.turns.append(known[kind][1])
 
     def __len__(self) -> int:
         return len(self.tasks)

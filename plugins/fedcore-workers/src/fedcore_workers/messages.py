@@ -93,7 +93,8 @@ def pack_outcome(outcome: Outcome) -> tuple[Tensors, dict[str, Any]]:
     meta = {"outcome": type(outcome).__name__, **vars(outcome)}
     groups: dict[str, Any] = {name: meta.pop(name) for name in ("model", "payload", "tensors") if name in meta}
     if isinstance(outcome, ClientUpdate):
-        groups["payload"], _ = flatten(outcome.payload)
+        if outcome.payload:
+            groups["payload"], _ = flatten(outcome.payload)
         meta["frozen"] = sorted(outcome.frozen)
     return flatten(groups)[0], meta
 
