@@ -6,6 +6,7 @@ Figures are one line. A package draws them as tables: functions behind the entry
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -95,9 +96,10 @@ def resume(
     An option given here replaces the run's option from now on. The run's config.yaml records the change.
     """
     with importing():
-        from fedcore.runs import api
+        from fedcore.runs import api, directory
 
-    with training(quiet) as display:
+    saved = directory.RunDirectory.open(Path(os.path.expanduser(run_dir))).read_saved()
+    with _begun_early(RunConfig.create({**saved.values, **flags})), training(quiet) as display:
         result = api.resume(
             run_dir, notify=display, allow_code=allow_code, allow_outside=allow_outside, changes=flags, out=out
         )

@@ -70,7 +70,7 @@ def test_paths_begin_at_the_home_where_no_shell_says_so(cli, tmp_path: Path, mon
     (home / "file.yaml").write_text("data_dir: ~/data\nout: ~/one\n")
     for flags in ([], ["--partition=~/split.json", "--out=~/two"]):
         assert cli("train", *SMALL, "--config=~/file.yaml", *flags).exit_code == 0
-    assert cli("resume", home / "one", "--rounds", 2, "--out=~/three").exit_code == 0
+    assert cli("resume", "~/one", "--rounds", 2, "--out=~/three").exit_code == 0
     for name in ("one", "two", "three"):
         assert read_config_file(home / name / "config.yaml")["data_dir"] == str(home / "data")
     assert not (tmp_path / "~").exists()

@@ -190,6 +190,15 @@ def rolled_up(pid, field):
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
+def check_shared(command):
+    """Check that a command, its template and its two workers share the memory of what they imported."""
+    template, *workers = descendants(command.pid)
+    assert len(workers) == 2
+    together = sum(rolled_up(pid, "Pss_Anon") for pid in (command.pid, template, *workers))
+    assert together < 1.8 * rolled_up(command.pid, "Anonymous"), "a process of its own would have all of it again"
+    return template, workers
+
+
 @pytest.mark.slow
 def test_processes_of_the_command_share_what_they_imported_and_a_killed_template_is_replaced(tmp_path):
     config = kills.configure(tmp_path, "fedavgm", workers=2, rounds=5_000)
@@ -197,10 +206,7 @@ def test_processes_of_the_command_share_what_they_imported_and_a_killed_template
     command = start("train", "--config", config, "--out", out, "--quiet", log=tmp_path / "log", fresh=True)
     try:
         wait_for(lambda: kills.rounds_done(out) >= 2)
-        template, *workers = descendants(command.pid)
-        assert len(workers) == 2
-        together = sum(rolled_up(pid, "Pss_Anon") for pid in (command.pid, template, *workers))
-        assert together < 1.8 * rolled_up(command.pid, "Anonymous"), "a process of its own would have all of it again"
+        template, workers = check_shared(command)
         if os.path.exists("/sys/kernel/mm/transparent_hugepage"):
             parts = re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{workers[0]}/smaps").read_text())
             assert any("[heap]" in part and " hg" in part for part in parts), "its heap has huge pages"
@@ -214,6 +220,14 @@ def test_processes_of_the_command_share_what_they_imported_and_a_killed_template
         wait_for(lambda: kills.rounds_done(out) >= before + 3)
         assert not any(map(alive, killed - {template}))
         assert len(descendants(command.pid)) == 3
+    finally:
+        command.kill()
+        command.wait()
+    command = start("resume", out, "--quiet", log=tmp_path / "log", fresh=True)
+    try:
+        before = kills.rounds_done(out)
+        wait_for(lambda: kills.rounds_done(out) >= before + 2)
+        check_shared(command)
     finally:
         command.kill()
         command.wait()

@@ -1,7 +1,8 @@
 """Processes without the cost of an import each: they are forked from a template, a process that has imported torch.
 
-The template of ``fedcore train`` is itself a fork of the command's process, so that all processes share the memory of
-what they imported, some 130 MiB. Anywhere else it is a process of its own: a program may have threads, or use CUDA.
+The template of ``fedcore train`` or ``resume`` is a fork of the command's process, so that all processes share the
+memory of what they imported, some 130 MiB. Anywhere else it is a process of its own: a program may have threads, or use
+CUDA.
 
 A forked process begins as a fresh one would: with the environment, the folder and the import path of the process that
 asked for it, in a session of its own. On macOS and Windows a fork after such imports is not safe; there is no template,
