@@ -32,18 +32,22 @@ def plain(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("method", "kind", "every"),
-    [("scaffold", "tree", 3), pytest.param("moon", "parent", 1, marks=pytest.mark.slow)],
+    ("method", "kind", "options"),
+    [
+        ("scaffold", "tree", {"checkpoint_every": 3}),
+        pytest.param("moon", "parent", {}, marks=pytest.mark.slow),
+        pytest.param("moon", "tree", {"stack": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, plain, method, kind, every):
+def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, plain, method, kind, options):
     chance = random.Random(f"{SEED} {method}")
     print(f"FEDCORE_KILL_SEED={SEED}")
-    options = {"checkpoint_every": every, "workers": int(kind == "parent")}
-    config = kills.configure(tmp_path, method, **options)
+    config = kills.configure(tmp_path, method, **options, workers=int(kind == "parent"))
     folders = [tmp_path / f"run-{number}" for number in range(5)]  # a run of a second can end before it is killed
     run = next((out for out in folders if kills.killed_run(out, config, kind, chance, times=2)), None)
     assert run is not None, "ended before it was killed, each time"
-    reference = plain(method, checkpoint_every=every)
+    reference = plain(method, **options)
     assert kills.differences(kills.left_by(run), kills.left_by(reference)) == []
 
 
