@@ -208,10 +208,8 @@ def left_by(out: Path) -> dict[str, bytes]:
         "summary.json": encoded(without_clocks(json.loads((out / "summary.json").read_text()), "summary.json")),
         "files": encoded(sorted(str(path.relative_to(out)) for path in out.rglob("*"))),
     }
-    for client, version in state.manifest.items():
-        if version is not None:
-            found[f"client {client}"] = directory.clients.path(client, version).read_bytes()
-    return found
+    states = (path for path in directory.clients.root.rglob("*") if path.is_file())
+    return found | {str(path.relative_to(out)): path.read_bytes() for path in states}
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
