@@ -122,8 +122,12 @@ def client_state(draw: Draw, folder: Path) -> None:
     store = ClientStore(folder)
     store.write(0, 3, {"moon": {"previous": torch.arange(6.0), "seen": 4}})
     _alter_tensors(draw, store.path(0, 3))
-    found = _allowed(RunDirectoryError, lambda: store.read(0, 3))
-    assert found is None or all(isinstance(values, dict) for values in found.values())
+    store.write_together(4, {0: {"moon": {"previous": torch.arange(6.0)}}, 1: {"moon": {"seen": 4}}})
+    bundle = next(store.together.iterdir())
+    bundle.write_bytes(_bytes(draw, bundle.read_bytes()))
+    for version in (3, 4):
+        found = _allowed(RunDirectoryError, lambda version=version: store.read(0, version))
+        assert found is None or all(isinstance(values, dict) for values in found.values())
 
 
 def payload(draw: Draw, folder: Path) -> None:

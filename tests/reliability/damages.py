@@ -44,12 +44,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "stateless": {"plugins": {"fedavgm": {}}},
     "stateful": {"plugins": {"scaffold": {}}},
     "personal": {"plugins": {"ditto": {}}},
+    "stacked": {"plugins": {"moon": {}}, "stack": 2},
     "corrected": {"plugins": {"ccvr": {}}},
     "system": {"plugins": {"moon": {}}, "system": {"dropout": 0.3, "slow": 0.5}, "min_clients": 0},
     "split": {"plugins": {"fedavgm": {}}},
     "tracked": {"plugins": {"fedavgm": {}}, "trackers": {"tensorboard": {}}},
 }
-"""The partition of ``split`` has a file of its own next to partition.json, as a large one has."""
+"""The partition of ``split`` has a file of its own next to partition.json, as a large one has; the states of clients
+that trained as a stack are in one file."""
 
 
 def configured(folder: Path, kind: str, seed: int = 0, **more: Any) -> RunConfig:
@@ -140,8 +142,8 @@ def left(out: Path) -> dict[str, bytes]:
         "summary": kills.encoded(kills.without_clocks(json.loads((out / "summary.json").read_text()), "summary.json")),
     }
     for client, version in state.manifest.items():
-        if version is not None:
-            found[f"client {client}"] = _encoded(directory.clients.path(client, version))
+        tensors, rest = flatten(directory.clients.read(client, version))
+        found[f"client {client}"] = dumps(dict(sorted(tensors.items()))) + kills.encoded(rest)
     return found
 
 
