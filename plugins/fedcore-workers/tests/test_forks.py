@@ -157,6 +157,7 @@ def test_blocks_within_each_other_share_a_template():
         ({"workers": 2}, 1, False, [True]),
         ({"workers": 2}, 2, False, [False]),
         ({"workers": 2}, 1, True, [False]),
+        ({"workers": 2, "device": "cuda"}, 1, False, [False]),
         ({"workers": 0}, 1, False, []),
     ],
 )

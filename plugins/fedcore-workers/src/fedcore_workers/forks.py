@@ -266,8 +266,8 @@ def early_template(config: RunConfig) -> AbstractContextManager[Template | None]
     on_cuda = config.device.startswith("cuda") or (config.device == "auto" and os.path.exists("/dev/nvidiactl"))
     has_workers = config.engine == "local" and (not on_cuda if config.workers is None else config.workers > 0)
     torch = sys.modules.get("torch")
-    is_new = torch is not None and threading.active_count() == 1 and not torch.cuda.is_initialized()
-    if has_workers and is_new and not on_cuda:  # a module could touch CUDA
+    is_new = torch is not None and threading.active_count() == 1 and not (on_cuda or torch.cuda.is_initialized())
+    if has_workers and is_new:
         _import_ahead(config)
     return template(from_here=is_new) if has_workers else nullcontext()
 
@@ -277,7 +277,7 @@ def _import_ahead(config: RunConfig) -> None:
     importlib.import_module("threadpoolctl")
     named: dict[str, Iterable[str]] = {
         "runner": registry.available("runner"),
-        "plugin": config.plugins,
+        "plugin": ["fedavg", *config.plugins],
         "model": [config.model],
     }
     for kind, names in named.items():
