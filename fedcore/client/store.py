@@ -40,24 +40,26 @@ class ClientStore:
 
     def has(self, client: int, version: int) -> bool:
         """Return whether a version exists, whole or damaged."""
-        return self.path(client, version).is_file() or self._extract(client, version) is not None
+        return self._find(client, version) is not None
 
-    def _extract(self, client: int, version: int) -> Extract | None:
-        """Return where a bundle has a version, or what stands for it if a bundle of its round is damaged."""
+    def _find(self, client: int, version: int) -> Path | Extract | None:
+        """Return the file of a version, or its part of a bundle. A damaged bundle of its round counts as the last."""
+        path = self.path(client, version)
         for look in (False, True):
             if look:
                 self._look()
-            for name, index in self._bundles.items():
+            for name, index in reversed(self._bundles.items()):  # most clients took part not long ago
                 if client in index and _round(name) == version:
                     return index[client]
+            if path.is_file():
+                return path
         damaged = (name for name, index in self._bundles.items() if not index and _round(name) == version)
         return next((Extract(self.together / name, 0, 0, -1) for name in damaged), None)
 
     def _look(self) -> None:
         """Read the indexes of new bundles, and forget deleted ones."""
         names = sorted(os.listdir(self.together)) if self.together.is_dir() else []
-        known = self._bundles
-        self._bundles = {n: known.get(n) or read_index(self.together / n) for n in names if n[:6].isdecimal()}
+        self._bundles = {n: self._bundles.get(n) or read_index(self.together / n) for n in names if n[:6].isdecimal()}
 
     def read(self, client: int, version: int | None) -> dict[str, dict[str, Any]]:
         """Return a version as plugin -> name -> value.
@@ -67,10 +69,10 @@ class ClientStore:
         """
         if version is None:
             return {}
-        path = self.path(client, version)
         try:
-            extract = None if path.is_file() else self._extract(client, version)
-            return unflatten(*(read_tensors(path) if extract is None else loads(extract.read())))
+            found = self._find(client, version)
+            part = loads(found.read()) if isinstance(found, Extract) else read_tensors(self.path(client, version))
+            return unflatten(*part)
         except (ValueError, TypeError, AttributeError, OSError) as error:
             raise RunDirectoryError(f"client {client}'s state of round {version} is lost: {error}") from error
 
@@ -101,10 +103,9 @@ class ClientStore:
 
         :raises StorageError: they cannot be synced.
         """
-        pairs = [(client, version) for client, version in manifest.items() if version is not None]
         self._look()
-        written = [path for path in (self.path(*pair) for pair in pairs) if path.is_file()]
-        written += [self.together / name for name in self._bundles if _round(name) in manifest.values()]
+        found = [self._find(client, version) for client, version in manifest.items() if version is not None]
+        written = {each.path if isinstance(each, Extract) else each for each in found if each is not None}
         if not written:
             return
 
@@ -135,8 +136,8 @@ class ClientStore:
         for client in clients if self.root.is_dir() else ():  # without states there is nothing to look at
             delete_others(self.path(client, 0).parent, partial(stays, holders=[client]))
         self._look()
-        everybody = {client for manifest in kept for client in manifest}  # a damaged bundle may be anybody's
-        delete_others(self.together, lambda name: stays(name, self._bundles.get(name) or everybody))
+        # A damaged bundle may be anybody's.
+        delete_others(self.together, lambda name: stays(name, self._bundles.get(name) or set[int]().union(*kept)))
         self._look()
 
     def check(self, named: Mapping[int, int | None], new: Collection[int]) -> None:
