@@ -59,14 +59,11 @@ class InProcessEngine:
 
 
 def groups_of(tasks: Iterable[ClientTask], most: int) -> Iterator[list[ClientTask]]:
-    """Join trainings of neighbours, up to ``most``. Who is joined depends on nothing else, as bits depend on it.
-
-    What is over comes first: its outcomes are taken while the other groups still train.
-    """
+    """Join trainings of neighbours, up to ``most``. Who is joined depends on nothing else, as bits depend on it."""
     for (kind, *_), neighbours in itertools.groupby(tasks, alike):
-        queue, size = list(neighbours), most if kind == "fit_begin" else 1
-        for end in range((len(queue) - 1) % size + 1, len(queue) + 1, size):
-            yield queue[max(0, end - size) : end]
+        size = most if kind == "fit_begin" else 1
+        while group := list(itertools.islice(neighbours, size)):
+            yield group
 
 
 def alike(task: ClientTask) -> tuple[str, str | None, str]:

@@ -42,9 +42,9 @@ def test_an_option_without_effect_is_noted(plugins, options, reason):
 @pytest.mark.parametrize(
     ("options", "size"),
     [
-        ({}, 60),
-        ({"workers": 0}, 60),
-        ({"workers": 5}, 24),
+        ({}, 50),
+        ({"workers": 0}, 50),
+        ({"workers": 5}, 20),
         ({"workers": 16}, 1),  # fewer than 12 for each worker
         ({"participation": 0.1}, 1),
         ({"model": "fdcl-cnn"}, 1),

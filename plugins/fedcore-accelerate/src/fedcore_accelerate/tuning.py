@@ -16,10 +16,8 @@ from fedcore.engines import cores
 from fedcore.models import Placement, convolves, problem_in_channels_last
 
 FORMATS: tuple[str, ...] = ("contiguous", "channels_last")
-SMALLEST_STACK, LARGEST_STACK = 12, 60
+SMALLEST_STACK, LARGEST_STACK = 12, 50
 """The stacks that ``--stack auto`` chooses. On digits 8 in a stack were slower, and 50 took 0.6 of the time."""
-UNEVEN = 1.2
-"""A stack in equal shares. The first one is smaller, so that its updates are taken while the others train."""
 TURNS = 15
 """The steps that ``--autotune`` takes in each memory format. The first ones are slow, so the fastest one counts."""
 
@@ -53,10 +51,9 @@ def usual_stack(setup: Setup) -> int:
     """
     config = setup.config
     workers = cores() if config.workers is None else max(1, config.workers)
-    share = config.cohort_size / workers
+    size = min(LARGEST_STACK, math.ceil(config.cohort_size / workers))
     alone = why_unstacked(setup) or config.device != "cpu" or convolves(setup.model) or config.client_timeout
-    alone = alone or config.max_waiting or math.ceil(share) < SMALLEST_STACK
-    return 1 if alone else min(LARGEST_STACK, math.ceil(share * UNEVEN if workers > 1 else share))
+    return 1 if alone or config.max_waiting or size < SMALLEST_STACK else size
 
 
 def why_unstacked(setup: Setup) -> str:
