@@ -520,7 +520,8 @@ def _with_options_of_packages(config: type[RunConfig]) -> type[RunConfig]:
                 raise PluginContractError.of(name, "is not a field of a fedcore.Section", kind="option")
             if any(issubclass(base, section) for base in bases):
                 continue
-            names = {*vars(section), *section.model_fields} - {*dir(Section), "panel"}
+            names = {each for each in [*vars(section), *section.model_fields] if not each.startswith("__")}
+            names -= {*dir(Section), "panel"}
             if taken := {each for each in names for base in bases if each in base.model_fields or hasattr(base, each)}:
                 raise PluginContractError.of(name, f"has a section with {min(taken)!r}, a name in use", kind="option")
         except FedcoreError as error:

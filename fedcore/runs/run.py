@@ -346,8 +346,7 @@ class Run:
         self.check(state)
         recorded = sum("round" in record for record in self.directory.metrics.read())
         if recorded > state.round or (finished and state.phase != "done"):
-            at = f"of round {state.round}, before any correction"
-            note(f"rounds recorded: {recorded}, but the last checkpoint is {at}: it is read")
+            note(f"rounds recorded: {recorded}; the last checkpoint is of round {state.round}, before any correction")
         return state
 
     def recover(self, note: Note) -> TrainOn | Finished:

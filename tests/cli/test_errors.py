@@ -187,8 +187,8 @@ OF_OTHERS = [  # with more, which libraries and the system say
     ("train --config broken.yaml", "config file broken.yaml cannot be read"),
     ("train --config python.yaml", "config file python.yaml cannot be read"),
     (f"train --out {LONG}", "File name too long"),
-    (f"train --dataset npz:{LONG}", "File name too long"),
-    (f"train --dataset imagefolder:{LONG}", "File name too long"),
+    (f"train --dataset npz:{LONG}", LONG[:50]),  # a file that does not exist from Python 3.14 on
+    (f"train --dataset imagefolder:{LONG}", LONG[:50]),  # a file that does not exist from Python 3.14 on
     (f"train --dataset mnist --data-dir {LONG}", "File name too long"),
     (f"sweep {LONG}", "File name too long"),
 ]

@@ -110,7 +110,7 @@ def test_a_final_checkpoint_that_is_missing_is_told(cli, tmp_path: Path) -> None
     for words in (("evaluate", out), ("export", out, "--client", 0, "--to", "torch")):
         done = cli(*words)
         assert done.exit_code == 0, done.output
-        assert "note: rounds recorded: 1, but the last checkpoint is of round 1, before any correction" in done.stderr
+        assert "note: rounds recorded: 1; the last checkpoint is of round 1, before any correction" in done.stderr
     with pytest.warns(RuntimeWarning, match="the last checkpoint"):
         fedcore.client_model(out, 0)
 

@@ -298,7 +298,8 @@ class TestDirectory:
         assert nothing_is_locked
 
 
-SLEEP = 'import sys, time; print(\'{"event": "up"}\', flush=True); time.sleep(60)'
+SLEEP = 'import sys, time; print(\'{"event": "up"}\', flush=True); [time.sleep(0.1) for _ in range(600)]'
+"""A signal that comes as a sleep is about to begin is handled after it: many short ones."""
 
 
 def python(arguments, log):
