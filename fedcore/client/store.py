@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedcore.base.bundle import Extract, read_index, write_bundle
 from fedcore.base.errors import RunDirectoryError
 from fedcore.base.files import delete_others, storing, sync_path
-from fedcore.base.serial import dumps, loads, read_tensors, write_tensors
+from fedcore.base.serial import Extract, dumps, loads, read_index, read_tensors, write_bundle, write_tensors
 from fedcore.base.tensors import flatten, unflatten
 
 SYNCING = 8
