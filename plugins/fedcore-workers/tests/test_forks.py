@@ -10,17 +10,19 @@ import socket
 import subprocess
 import threading
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedcore import ConfigError, Plugin, RunConfig, hookimpl
+from fedcore import ConfigError, FedcoreError, Plugin, RunConfig, hookimpl
 from fedcore.tools import process, registry
 from fedcore_testing import client_state, federate, forked_workers
 from fedcore_workers import ForkedProcess, current, early_template, engine, forks
 from tests.reliability import kills
 from tests.reliability.processes import alive, descendants, start, wait_for
+from tests.sentences import raises
 
 PLACE = []
 """Filled by a worker that was forked for an earlier engine, were it to serve a second one."""
@@ -149,6 +151,27 @@ def test_blocks_within_each_other_share_a_template():
     with forked_workers():
         assert current() is outer
     assert current() is outer
+
+
+@pytest.mark.parametrize("times", [2, forks.MOST_STARTS])
+def test_a_template_that_is_killed_again_before_it_is_asked_is_replaced_or_named(monkeypatch, times):
+    """A ConnectionError would end the command as if the reader of its output had gone: quietly."""
+    send, failed = socket.send_fds, []
+
+    def send_fds(*message):
+        if len(failed) < times:
+            failed.append(message)
+            raise BrokenPipeError
+        return send(*message)
+
+    with forked_workers():
+        monkeypatch.setattr(socket, "send_fds", send_fds)
+        fork = partial(current().fork, "os:getpid", [], environment=os.environ, descriptors={})
+        if times == forks.MOST_STARTS:
+            with raises(FedcoreError, times):
+                fork()
+        else:
+            assert fork().wait() is not None
 
 
 @pytest.mark.parametrize(

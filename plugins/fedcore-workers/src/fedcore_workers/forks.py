@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 
+MOST_STARTS = 4
+"""Number of templates in a row that may be killed before they are asked for a process."""
+
 _LONGEST = 1 << 17  # bytes of a request: environment, import path, a run's configuration
 _DESCRIPTORS = 16  # of a request
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -133,17 +136,24 @@ class Template:
         :param call: ``module:function``.
         :param arguments: of the function, as JSON.
         :param descriptors: its number of an open file -> ours; without others, it has our stdout and stderr.
+        :raises FedcoreError: the template was killed again and again.
         """
         opened = {1: 1, 2: 2, **descriptors}
         request = json.dumps([call, list(arguments), dict(environment), os.getcwd(), list(opened)]).encode()
         status, theirs = os.pipe()
         try:
-            try:
-                socket.send_fds(self._channel, [request], [theirs, *opened.values()])
-            except ConnectionError:  # it was killed, perhaps for want of memory
-                self.close()
-                self._start(from_here=False)
-                socket.send_fds(self._channel, [request], [theirs, *opened.values()])
+            for _ in range(MOST_STARTS):
+                try:
+                    socket.send_fds(self._channel, [request], [theirs, *opened.values()])
+                    break
+                except ConnectionError:  # it was killed, perhaps for want of memory
+                    self.close()
+                    self._start(from_here=False)
+            else:  # a ConnectionError would pass for a reader of the output that went away
+                raise FedcoreError(
+                    f"the template of the worker processes was killed {MOST_STARTS} times in a row, perhaps for want "
+                    "of memory. --workers 0 runs everything in one process."
+                )
         finally:
             os.close(theirs)
         return ForkedProcess(status)
