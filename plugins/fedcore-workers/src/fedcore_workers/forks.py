@@ -275,11 +275,13 @@ def early_template(config: RunConfig) -> AbstractContextManager[Template | None]
     """
     on_cuda = config.device.startswith("cuda") or (config.device == "auto" and os.path.exists("/dev/nvidiactl"))
     has_workers = config.engine == "local" and (not on_cuda if config.workers is None else config.workers > 0)
+    if not has_workers:
+        return nullcontext()
     torch = sys.modules.get("torch")
     is_new = torch is not None and threading.active_count() == 1 and not (on_cuda or torch.cuda.is_initialized())
-    if has_workers and is_new:
+    if is_new:
         _import_ahead(config)
-    return template(from_here=is_new) if has_workers else nullcontext()
+    return template(from_here=is_new)
 
 
 def _import_ahead(config: RunConfig) -> None:
