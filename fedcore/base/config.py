@@ -393,7 +393,9 @@ class RecordOptions(Section):
         description="Figure by which --patience, --keep best and searches choose: accuracy, loss, mean or worst10 of"
         " the clients, or a --metric.",
     )
-    checkpoint_every: Annotated[int, NO_EFFECT] = Field(default=1, ge=1, description="Rounds between checkpoints.")
+    checkpoint_every: Annotated[int | None, NO_EFFECT] = Field(
+        default=None, ge=1, description="Rounds between checkpoints. Default: one, or as many as take a second."
+    )
     out: Annotated[UserPath, NO_EFFECT, EVERYDAY] = Field(
         default=None, description="Run directory. Default: runs/<time>-<plugins>, with a name runs/<time>-<name>."
     )

@@ -15,24 +15,6 @@ from fedcore.base.protocols import PROTOCOLS, figure_of, further
 SIMULATED = ("unavailable", "dropped", "deadline")
 """The kinds of failures that the simulated system produces. They are results, not errors."""
 
-PARTS = (
-    "round",
-    "selection",
-    "broadcast",
-    "local_training",
-    "collection",
-    "aggregation",
-    "evaluation",
-    "checkpoint",
-    "client_seconds",
-    "idle_workers",
-)
-"""The parts of a round that are timed, in seconds.
-
-``checkpoint`` is the time for which the round waited for the previous checkpoint, which is written while the round
-trains. ``client_seconds`` and ``idle_workers`` are summed over the workers.
-"""
-
 
 def evaluated(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rows of a run's metrics that are figures of a protocol."""
@@ -91,12 +73,12 @@ def seconds(record: Mapping[str, Any]) -> float:
     return float(sum(record["time"].get(part, 0.0) for part in ("round", "evaluation")))
 
 
-def may_be_unsaved(rounds: int, every: int) -> bool:
+def may_be_unsaved(rounds: int, every: int | None) -> bool:
     """Return whether a killed run can have recorded so many rounds before its first checkpoint was on the disk.
 
     :param every: ``checkpoint_every``. A checkpoint is written while the rounds up to the next one train.
     """
-    return rounds <= 2 * every
+    return rounds <= 2 * (every or 1)
 
 
 def failed_trainings(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -185,7 +167,11 @@ def undefined(metrics: Mapping[str, Any]) -> str:
 
 
 class RoundTimes:
-    """The seconds of the rounds that this process ran."""
+    """The seconds of the rounds that this process ran, by part; see :func:`~fedcore.server.round.run_round`.
+
+    ``checkpoint`` is the time for which the round waited for the previous checkpoint, which is written while the round
+    trains. ``client_seconds`` and ``idle_workers`` are summed over the workers.
+    """
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -195,14 +181,13 @@ class RoundTimes:
     def add(self, seconds: Mapping[str, Any]) -> None:
         """Add a round: seconds by part, and by plugin under ``plugin_terms``."""
         self.rounds += 1
-        self._seconds.update({part: seconds[part] for part in PARTS if part in seconds})
+        self._seconds.update({part: spent for part, spent in seconds.items() if part != "plugin_terms"})
         self._plugins.update(seconds["plugin_terms"])
 
     def split(self, workers: int) -> dict[str, Any]:
         """Return the mean seconds per round by part, the rounds, the workers, and the peak of memory in MiB."""
-        rounds = max(1, self.rounds)
-        means: dict[str, Any] = {part: self._seconds[part] / rounds for part in PARTS}
-        means["plugin_terms"] = {name: total / rounds for name, total in sorted(self._plugins.items())}
+        means: dict[str, Any] = {part: total / self.rounds for part, total in self._seconds.items()}
+        means["plugin_terms"] = {name: total / self.rounds for name, total in sorted(self._plugins.items())}
         kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
         return {"per_round": means, "rounds": self.rounds, "workers": workers, "peak_memory_mib": kilobytes / 1024}
 

@@ -70,6 +70,7 @@ def configured(folder: Path, kind: str, seed: int = 0, **more: Any) -> RunConfig
         "participation": 0.5,
         "client_test_fraction": 0.2,
         "rounds": ROUNDS,
+        "checkpoint_every": 1,
         "local_epochs": 1,
         "workers": 0,
         "device": "cpu",

@@ -17,7 +17,7 @@ from fedcore.runs.directory import RunDirectory
 from tests.reliability import kills
 from tests.sentences import raises
 
-OPTIONS = {**kills.OPTIONS, "rounds": 6, "workers": 0}
+OPTIONS = {**kills.OPTIONS, "rounds": 6, "checkpoint_every": 1, "workers": 0}
 STOPPED = 4
 
 

@@ -70,7 +70,7 @@ def test_a_hundred_kills(tmp_path, plain):
     while len(done) < wanted:
         method = kills.METHODS[number % len(kills.METHODS)]
         kind = ("tree", "parent", "worker", "tree")[number % 4]
-        options = {"checkpoint_every": chance.choice([1, 1, 3])}
+        options = {"checkpoint_every": chance.choice([None, 1, 3])}
         if method == "fedcme":
             options["local_epochs"] = 2  # one epoch has no middle for the exchange
         workers = 2 if kind != "tree" or number % 8 == 0 else 0

@@ -19,6 +19,7 @@ import torch
 import fedcore
 from fedcore import Loss, Plugin, RejectUpdate, hookimpl, question
 from fedcore.base.errors import ConfigError, FedcoreError, RoundFailedError, RunDirectoryError, StorageError
+from fedcore.runs import training
 from fedcore.runs.api import evaluate_run, resume, started
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
@@ -38,24 +39,44 @@ BATCH_NORM = {"model": "module:tests.toy.batch_norm_mlp"}
 
 
 def test_a_checkpoint_is_written_while_the_next_round_trains(go, monkeypatch):
-    training, waited = threading.Event(), []
+    second, waited = threading.Event(), []
     save = CheckpointStore.save
 
     def late(store, state, *rest, **options):
         if state.round == 1:
-            waited.append(training.wait(20))
+            waited.append(second.wait(20))
         save(store, state, *rest, **options)
 
     class TellsOfTheSecondRound(Plugin):
         @hookimpl
         def end_local(self, client):
             if client.round == 1:
-                training.set()
+                second.set()
 
     monkeypatch.setattr(CheckpointStore, "save", late)
     result = go(TellsOfTheSecondRound, rounds=3, workers=0)
     assert waited == [True]
     assert RunDirectory(result.directory).checkpoints.load().round == 3
+
+
+@pytest.mark.parametrize(
+    ("every", "seconds", "rounds"),
+    [
+        (None, 1e9, [1, 2, 6, 6]),
+        (None, 0.0, [1, 2, 3, 4, 5, 6, 6]),
+        (1, 1e9, [1, 2, 3, 4, 5, 6, 6]),
+        (4, 0.0, [4, 6, 6]),
+    ],
+)
+def test_checkpoints_are_a_time_or_a_number_of_rounds_apart(go, monkeypatch, every, seconds, rounds):
+    """By default the first is on the disk once the second begins, so that a killed run has lost two rounds at most."""
+    saved, save = [], CheckpointStore.save
+    monkeypatch.setattr(
+        CheckpointStore, "save", lambda store, state, *r: (saved.append(state.round), save(store, state, *r))
+    )
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", seconds)
+    go("moon", **MOON | {"rounds": 6, "checkpoint_every": every})
+    assert saved == rounds
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_which_goes_on_later(go, moon, monkeypatch, tmp_path):

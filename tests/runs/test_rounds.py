@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from fedcore import Plugin, RunConfig, hookimpl
-from fedcore.runs.rounds import PARTS, Failures, RoundTimes, in_words, lost, per_round
+from fedcore.runs.rounds import Failures, RoundTimes, in_words, lost, per_round
 from fedcore.tools import files
 from fedcore_testing import federate
 
@@ -20,16 +20,13 @@ def test_means_per_round_by_part_and_plugin():
     times.add(spent(3.0, moon=0.75, fedprox=1.0))
     found = times.split(4)
     each = found["per_round"]
-    assert set(each) == {*PARTS, "plugin_terms"}
-    assert (each["round"], each["evaluation"], each["checkpoint"]) == (2.0, 1.0, 0.0)
-    assert each["plugin_terms"] == {"fedprox": 0.5, "moon": 0.5}
+    assert each == {"round": 2.0, "evaluation": 1.0, "plugin_terms": {"fedprox": 0.5, "moon": 0.5}}
     assert (times.rounds, found["workers"]) == (2, 4)
     assert found["peak_memory_mib"] > 1
 
 
 def test_no_round_has_no_seconds():
-    assert set(RoundTimes().split(1)["per_round"]["plugin_terms"]) == set()
-    assert RoundTimes().split(1)["per_round"]["round"] == 0.0
+    assert RoundTimes().split(1)["per_round"] == {"plugin_terms": {}}
 
 
 def test_a_client_that_fails_twice_counts_once_and_others_do_not_count():

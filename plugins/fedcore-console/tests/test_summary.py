@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from fedcore.tools import output
-from fedcore_console.summary import metrics_tables, profile_table, summary_tables
+from fedcore.tools import output, rounds
+from fedcore_console.summary import metrics_tables, profile_table, summary_tables, time_line
 from tests.cli import events
 from tests.cli.test_terminal import drawn
 
@@ -63,6 +63,12 @@ def test_a_metric_says_over_how_many_clients_or_domains_its_mean_is() -> None:
     assert re.search(r"mean_domain +0.7000 \(over 3\)", picture)
     assert re.search(r"mean over clients +0.6000 \(over 3\)", picture)
     assert "output is nan or infinite: 2 in mean_domain, 2 in global_local" in " ".join(picture.split())
+
+
+def test_a_process_that_had_no_round_to_train_has_no_seconds():
+    summary = events.summary() | {"time": rounds.RoundTimes().split(2)}
+    assert "per round local training 0.00 s" in time_line(summary).plain
+    assert "0.000" in drawn(profile_table(summary["time"]), width=120)
 
 
 def test_the_profile_says_where_a_round_went():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -123,7 +124,7 @@ def time_line(summary: Mapping[str, Any]) -> Text:
     spent, rounds = summary["time"], summary["rounds"]
     timed = spent.get("rounds", rounds)
     part = f" of the last {timed} of {rounds} rounds" if timed < rounds else ""
-    each = spent["per_round"]
+    each = defaultdict(float, spent["per_round"])  # empty if no round was left to train
     parts = [f"local training {output.duration(each['local_training'])}"]
     parts += [
         f"aggregation {output.duration(each['aggregation'])}",
@@ -145,7 +146,7 @@ def time_line(summary: Mapping[str, Any]) -> Text:
 
 def profile_table(spent: Mapping[str, Any]) -> Table:
     """Return the seconds of a round by part, and the plugins' share of the clients' time."""
-    each = spent["per_round"]
+    each = defaultdict(float, spent["per_round"])  # empty if no round was left to train
     whole = each["round"] + each["evaluation"] + each["checkpoint"]
     table = _table("Where a round's time goes")
     table.add_column("part", no_wrap=True)

@@ -36,7 +36,7 @@ class _Run:
     def __init__(self, setup: Setup, runtime: ClientRuntime) -> None:
         self.setup, self.runtime = setup, runtime
         states = runtime.store.path(setup.client, 0).parent
-        self.history = History(states, reach=3 * runtime.config.checkpoint_every + 1)
+        self.history = History(states, reach=3 * (runtime.config.checkpoint_every or 1) + 1)
         self.shared_key: str | None = None
         self.shared: SharedPayload | None = None
 

@@ -73,7 +73,13 @@ def start(config: RunConfig, options: ServerOptions, *, notify: Notify, tell: Te
     """
     require_flower()
     run_id = uuid.uuid4().hex
-    fixed = {"engine": "flower", "engine_options": {"federation": run_id}, "partition": DECLARED}
+    every = config.checkpoint_every or 1  # clients keep the states of the rounds to which the server may go back
+    fixed = {
+        "engine": "flower",
+        "engine_options": {"federation": run_id},
+        "partition": DECLARED,
+        "checkpoint_every": every,
+    }
     config, dataset = resolve_config(_check_config(config.model_copy(update=fixed)))
     _check_weights(config, dataset)
     names = list(options.keys)
