@@ -57,12 +57,6 @@ def prose(thing: object) -> str:
     return re.sub(r"(?::\w+)?:`~?([^`]*)`", r"\1", words).replace("``", "")
 
 
-def first_line(thing: object) -> str:
-    """Return an object's documentation in one line."""
-    line = prose(thing).partition("\n")[0].removeprefix("Return ")
-    return line[:1].upper() + line[1:]
-
-
 def print_json(value: Any) -> None:
     """Print a value as JSON on stdout."""
     print(json.dumps(value, indent=2))

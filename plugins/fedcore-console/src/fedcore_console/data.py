@@ -91,8 +91,10 @@ def check_out(out: Path, suffixes: Sequence[str], *, force: bool) -> None:
 
 
 def _first_line(kind: str, name: str) -> str:
+    """Return the documentation of what a name stands for, in one line."""
     try:
-        return output.first_line(registry.resolve(kind, name))
+        line = output.prose(registry.resolve(kind, name)).partition("\n")[0].removeprefix("Return ")
+        return line[:1].upper() + line[1:]
     except FedcoreError as error:  # a broken package does not hide the others
         return f"broken: {error}"
 
