@@ -43,14 +43,13 @@ class ClientStore:
 
     def _find(self, client: int, version: int) -> Path | Extract | None:
         """Return the file of a version, or its part of a bundle. A damaged bundle of its round counts as the last."""
-        path = self.path(client, version)
         for look in (False, True):
             if look:
                 self._look()
             for name, index in reversed(self._bundles.items()):  # most clients took part not long ago
                 if client in index and _round(name) == version:
                     return index[client]
-            if path.is_file():
+            if (path := self.path(client, version)).is_file():  # its making takes as long as all of the above
                 return path
         damaged = (name for name, index in self._bundles.items() if not index and _round(name) == version)
         return next((Extract(self.together / name, 0, 0, -1) for name in damaged), None)
