@@ -111,7 +111,7 @@ def measured(plugin: type[Plugin], clients: int, folder: Path) -> dict[str, Any]
         update = ClientUpdate(client, model, len(partition.train[client]), 1, current.lr, setup.config.momentum)
         began = time.process_time()
         with counted(copied):
-            collector.take(ClientTask("x", "fit_begin", client, 0), update)
+            collector.take([(ClientTask("x", "fit_begin", client, 0), update)])
         spent.append(time.process_time() - began)
     assert not current.failures, current.failures
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.values())

@@ -80,6 +80,14 @@ class ClientUpdate:
         return replace(replacement, payload={**self.payload, plugin: dict(replacement.payload)})
 
 
+class Updates(list[ClientUpdate]):
+    """Updates that arrived together, in dispatch order."""
+
+    def scoped(self, plugin: str) -> Updates:
+        """Return these updates as ``plugin`` sees them."""
+        return Updates(update.scoped(plugin) for update in self)
+
+
 class Answer(NamedTuple):
     """One client's reply to ``server.ask``."""
 

@@ -35,6 +35,7 @@ class InProcessEngine:
 
     def __init__(self, site: ClientSite) -> None:
         self._runtime = ClientRuntime(site)
+        self.together = self._runtime.runner.together
         self._shared: dict[str, SharedPayload] = {}
 
     def share(self, key: str, payload: SharedPayload) -> None:
@@ -47,7 +48,7 @@ class InProcessEngine:
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
         """Run tasks, as many at a time as the runner takes together."""
-        for group in groups_of(tasks, self._runtime.runner.together):
+        for group in groups_of(tasks, self.together):
             shared = self._shared.get(group[0].shared or "")
             outcomes = self._runtime.handle_together([task.complete() for task in group], shared)
             yield from zip(group, outcomes, strict=True)

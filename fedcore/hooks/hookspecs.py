@@ -265,7 +265,7 @@ def weight(server: ServerContext, update: ClientUpdate) -> float | None:
 
 @hookspec
 @called(rejects=True)
-def accumulate(server: ServerContext, update: ClientUpdate) -> None:
+def accumulate(server: ServerContext, update: ClientUpdate, updates: Sequence[ClientUpdate]) -> None:
     """Add one update to streaming sums in ``server.state``, with ``server.state.add`` for example.
 
     When: once per update, after ``weight``, in dispatch order. The sums do not depend on the order of arrival.
@@ -273,6 +273,10 @@ def accumulate(server: ServerContext, update: ClientUpdate) -> None:
     :param update: ``update.model`` is read-only. The core clears ``update.payload`` afterwards, unless the plugin owns
         parameters and implements ``aggregate``. Such a plugin finds the payload there, and may pop entries here to
         free memory.
+    :param updates: Take this in place of ``update`` to add several updates in one call: clients that train together
+        (``--stack``) arrive together. Otherwise the list has one update. Check all of them first, then add them in
+        their order, and pop last: if the call raises, it is made again for each update alone. Their ``model`` may be
+        one flat tensor.
     Combining: all are called, in user order.
     """
 

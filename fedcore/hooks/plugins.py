@@ -98,6 +98,10 @@ class PluginSet:
         """Return whether any plugin implements a hook."""
         return bool(self._calls[hook])
 
+    def all_take(self, hook: str, argument: str) -> bool:
+        """Return whether all implementations of a hook take an argument."""
+        return all(argument in method.arguments for own in self._calls[hook].values() for method in own)
+
     def each(self, hook: str, **arguments: Any) -> Iterator[tuple[Plugin, Any]]:
         """Call a hook on every plugin in user order; yield (plugin, result), also for a result of None.
 
@@ -179,7 +183,7 @@ class PluginSet:
         for argument in method.arguments:
             value = arguments[argument]
             whole = name == BUILTIN or argument == traits.get("whole")
-            view = method.namespace if argument == "update" else name
+            view = method.namespace if argument in ("update", "updates") else name
             values.append(value if whole or not hasattr(value, "scoped") else value.scoped(view))
         began = time.perf_counter()
         try:

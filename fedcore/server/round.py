@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from fedcore.base.errors import PluginContractError, RejectUpdate
@@ -45,9 +46,10 @@ def run_round(
         broadcasts = Broadcasts(current, f"round-{current.number}") if any_reachable else None
         sent = time.perf_counter()
         collector = Collector(current)
-        for task, outcome in _after_all_updates(current, collector, train_cohort(current, broadcasts)):
-            accepted = collector.take(task, outcome)
-            notify("client", {"client": task.client, "failed": not accepted})
+        outcomes = iter(_after_all_updates(current, collector, train_cohort(current, broadcasts)))
+        while arrived := list(islice(outcomes, getattr(federation.engine, "together", 1))):
+            for (task, _), accepted in zip(arrived, collector.take(arrived), strict=True):
+                notify("client", {"client": task.client, "failed": not accepted})
         trained = time.perf_counter()
         require_enough(current)
         if current.accepted:

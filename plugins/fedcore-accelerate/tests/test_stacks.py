@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedcore import Interrupted, Loss, Plugin, SplitModel, hookimpl, resume
+from fedcore import Interrupted, Loss, Plugin, RejectUpdate, SplitModel, hookimpl, resume
 from fedcore.client import LocalSession
 from fedcore_accelerate import StackWarning
 from fedcore_accelerate import stack as stack_runner
@@ -534,6 +534,44 @@ def test_a_client_whose_loss_is_not_finite_fails_alone(both, steps):
     assert one == other
     assert 0 < len(one) < UNEQUAL["clients"]
     assert steps["stacked"]
+
+
+CALLS = []
+
+
+class AddsTogether(Plugin):
+    """Adds up the clients' class counts; client 5's are refused if the option of the test says so."""
+
+    refused: int | None = None
+
+    @hookimpl
+    def end_local(self, client):
+        return {"counts": client.class_counts.double() / 3}
+
+    @hookimpl
+    def accumulate(self, server, updates):
+        CALLS.append(len(updates))
+        if any(update.client == self.refused for update in updates):
+            raise RejectUpdate("its counts are refused")
+        for update in updates:
+            server.state.add("sum", update.payload.pop("counts"))
+
+
+class RefusesOne(AddsTogether):
+    refused = 5
+
+
+@pytest.mark.parametrize(("plugin", "calls"), [(AddsTogether, [6, 6]), (RefusesOne, [6, 6, *[1] * 6])])
+def test_updates_of_a_stack_are_added_up_in_one_call(both, plugin, calls):
+    """If the call raises, each update is added by itself, so that one that is refused costs no other."""
+    CALLS.clear()
+    stacked, plain = both(plugin, rounds=1, participation=1.0)
+    assert sorted(CALLS[: len(calls)]) == sorted(calls)
+    assert CALLS[len(calls) :] == [1] * 12
+    assert_close(stacked, plain)
+    one, other = (support.lines(run)[0] for run in (stacked, plain))
+    assert (one["failures"], one["bytes"]) == (other["failures"], other["bytes"])
+    assert [each["client"] for each in one["failures"]] == ([5] if plugin.refused else [])
 
 
 class Remembers(Plugin):

@@ -54,7 +54,7 @@ def commit(updates, state=None, **options):
     server = SimpleNamespace(state=State(state or {}), num_classes=classes, feature_dim=width, client_sizes=sizes)
     plugin = made(fine_classes=per_class, **options)
     for one in updates:
-        plugin.accumulate(server, one)
+        plugin.accumulate(server, [one])
     owned = plugin.aggregate(server, updates) if plugin.owns else None  # as the core calls it
     plugin.end_round(server)
     return owned, server.state

@@ -115,4 +115,4 @@ def test_a_prototype_moves_no_further_than_its_steps(moved, optimizer, refused):
     start = torch.tensor([[4.0, 0.0], [0.0, 4.0]])
     sent = start + torch.tensor([[0.0, 0.0], [moved, 0.0]])
     with raises(ValueError, "'centres'", f"{moved:.3g}", "3 steps", 0.6) if refused else nullcontext():
-        check_moves("centres", sent, start, server, steps=3, weight=2.0, temperature=0.5)
+        check_moves("centres", sent, start, server, steps=torch.full((len(sent),), 3), weight=2.0, temperature=0.5)

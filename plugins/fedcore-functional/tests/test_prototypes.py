@@ -193,7 +193,7 @@ def test_a_first_round_of_the_task_sends_nothing_down_and_collects(weights, clie
     exchange.begin_round(server)
     assert exchange.broadcast(server) is None
     for _, labels, sent in clients:
-        exchange.accumulate(server, update_of(sent, len(labels)))
+        exchange.accumulate(server, [update_of(sent, len(labels))])
     exchange.end_round(server)
     assert set(server.state) == {"prototypes", "known"}
     expected = global_of(clients)
@@ -212,7 +212,7 @@ def test_a_round_that_nothing_came_of_leaves_the_prototypes_as_they_are():
 def test_counts_beyond_the_clients_samples_are_refused_before_they_are_added():
     exchange, server = PrototypeExchange(PrototypeOptions(prototype_weights="samples")), server_of()
     with raises(ValueError, "4", "3"):
-        exchange.accumulate(server, update_of(SENT, 3))
+        exchange.accumulate(server, [update_of(SENT, 3)])
     assert server.state == {}
 
 

@@ -190,33 +190,42 @@ class FedCD(Plugin[FedCDOptions]):
         return {name: server.state[name] for name in ("prototypes", "counts") if name in server.state}
 
     @hookimpl
-    def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
+    def accumulate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> None:
         """Add n^k_{c,m} P^k_{c,m} and n^k_{c,m} to the sums of Eq. 1."""
         shape = (server.num_classes, self.options.fine_classes)
         expected = {"prototypes": ((*shape, server.feature_dim), None), "counts": (shape, torch.int64)}
-        check_tensors(update.payload, expected)
-        prototypes, counts = update.payload.pop("prototypes"), update.payload["counts"]
-        check_counts(counts, int(server.client_sizes[update.client]))
-        held, known = counts > 0, server.state.get("counts", torch.zeros_like(counts)) > 0
+        for update in updates:
+            check_tensors(update.payload, expected)
+            check_counts(update.payload["counts"], int(server.client_sizes[update.client]))
+        prototypes = torch.stack([update.payload["prototypes"] for update in updates])  # (K, C, M, d)
+        counts = torch.stack([update.payload["counts"] for update in updates])  # (K, C, M)
+        held, known = counts > 0, server.state.get("counts", torch.zeros(shape)) > 0
         self._check_first(prototypes[held & ~known])
-        self._check_trained(server, prototypes, held & known, update.steps)
-        self._add(server, update, prototypes, counts)
+        self._check_trained(server, prototypes, held & known, torch.tensor([update.steps for update in updates]))
+        self._add(server, updates, prototypes, counts)
+        for update in updates:
+            del update.payload["prototypes"]  # of no use to "aggregate"
 
     def _check_first(self, prototypes: Tensor) -> None:
         """Refuse first prototypes (n, d) that are no means of features."""
         check_means("prototypes", prototypes, self.options.narrowed())
 
-    def _check_trained(self, server: ServerContext, sent: Tensor, trained: Tensor, steps: int) -> None:
-        """Refuse P^k (C, M, d) that SGD cannot have moved there from P^g, where ``trained`` (C, M) is True."""
+    def _check_trained(self, server: ServerContext, sent: Tensor, trained: Tensor, steps: Tensor) -> None:
+        """Refuse P^k (K, C, M, d) that SGD cannot have moved there from P^g, where ``trained`` (K, C, M) is True.
+
+        :param steps: the clients' numbers of steps, (K,).
+        """
         if self.options.bound_moves and trained.any():
             weight = self._t(server.round) / server.rounds * self.means_of_hpc
-            start, tau = server.state["prototypes"][trained], self.options.temperature
+            start, tau = server.state["prototypes"].expand_as(sent)[trained], self.options.temperature
+            steps = steps.view(-1, 1, 1).expand_as(trained)[trained]
             check_moves("prototypes", sent[trained], start, server, steps=steps, weight=weight, temperature=tau)
 
-    def _add(self, server: ServerContext, update: ClientUpdate, prototypes: Tensor, counts: Tensor) -> None:
-        """Add a client's prototypes (C, M, d) and counts (C, M) to the sums of Eq. 1."""
-        server.state.add("sum", counts.unsqueeze(2) * prototypes.double())
-        server.state["total"] = server.state["total"] + counts if "total" in server.state else counts
+    def _add(self, server: ServerContext, updates: Sequence[ClientUpdate], prototypes: Tensor, counts: Tensor) -> None:
+        """Add clients' prototypes (K, C, M, d) and counts (K, C, M) to the sums of Eq. 1, one after the other."""
+        for weighted in counts.unsqueeze(3) * prototypes.double():
+            server.state.add("sum", weighted)
+        server.state["total"] = counts.sum(dim=0) + server.state.get("total", 0)
 
     @hookimpl
     def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping[str, Tensor]:

@@ -168,17 +168,21 @@ class FedCDVariants(FedCD):
             within = options.narrowed(FeatureRange(1.0) if options.normalize else FeatureRange())
             check_means("prototypes", prototypes, within)
 
-    def _check_trained(self, server: ServerContext, sent: Tensor, trained: Tensor, steps: int) -> None:
+    def _check_trained(self, server: ServerContext, sent: Tensor, trained: Tensor, steps: Tensor) -> None:
         if self.options.hpc:
             super()._check_trained(server, sent, trained, steps)
         else:  # every prototype is a mean
             self._check_first(sent[trained])
 
-    def _add(self, server: ServerContext, update: ClientUpdate, prototypes: Tensor, counts: Tensor) -> None:
-        if self.options.match == "hungarian" and "total" in server.state:
-            prototypes, counts = self._matched(server, prototypes, counts)
-            update.payload["counts"] = counts
-        super()._add(server, update, prototypes, counts)
+    def _add(self, server: ServerContext, updates: Sequence[ClientUpdate], prototypes: Tensor, counts: Tensor) -> None:
+        if self.options.match == "none":
+            super()._add(server, updates, prototypes, counts)
+            return
+        for update, own, number in zip(updates, prototypes, counts, strict=True):
+            if "total" in server.state:
+                own, number = self._matched(server, own, number)
+                update.payload["counts"] = number
+            super()._add(server, [update], own.unsqueeze(0), number.unsqueeze(0))
 
     def _matched(self, server: ServerContext, prototypes: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Return a client's first centres and their counts in the order of the mean of the clients before."""

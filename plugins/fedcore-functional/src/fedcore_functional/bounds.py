@@ -77,11 +77,12 @@ def check_means(name: str, means: Tensor, within: FeatureRange) -> None:
 
 
 def check_moves(
-    name: str, sent: Tensor, start: Tensor, server: ServerContext, *, steps: int, weight: float, temperature: float
+    name: str, sent: Tensor, start: Tensor, server: ServerContext, *, steps: Tensor, weight: float, temperature: float
 ) -> None:
     """Refuse prototypes (n, d) that ``steps`` steps of the run's SGD cannot have moved there from ``start`` (n, d).
 
-    Other optimizers have no such bound. ``weight`` and ``temperature`` are those of :func:`largest_move`.
+    Other optimizers have no such bound. ``weight`` and ``temperature`` are those of :func:`largest_move`. ``steps``
+    (n,) are those of each prototype's client.
 
     :param name: the tensor's, for the message.
     :raises ValueError: names the tensor, the finding and the bound.
@@ -96,12 +97,14 @@ def check_moves(
     over = moved > SLACK * most + 1e-3 * start.norm(dim=1)  # single precision rounds in every step
     if over.any():
         raise ValueError(
-            f"{name!r} moved {float(moved[over][0]):.3g} from what the server sent, but {steps} steps of SGD move at "
-            f"most {float(most[over][0]):.3g}"
+            f"{name!r} moved {float(moved[over][0]):.3g} from what the server sent, but {steps[over][0]} steps of SGD "
+            f"move at most {float(most[over][0]):.3g}"
         )
 
 
-def largest_move(start: Tensor, *, weight: float, temperature: float, lr: float, momentum: float, steps: int) -> Tensor:
+def largest_move(
+    start: Tensor, *, weight: float, temperature: float, lr: float, momentum: float, steps: int | Tensor
+) -> Tensor:
     """Return how far SGD can move each prototype that is trained by a contrast, (n,).
 
     The loss is at most ``weight`` times a mean of contrasts. A contrast sees a prototype through cosines, and depends
@@ -109,6 +112,7 @@ def largest_move(start: Tensor, *, weight: float, temperature: float, lr: float,
     long, so |P| never falls. A velocity is at most the largest gradient divided by 1 - momentum.
 
     :param start: the prototypes before the first step, (n, d).
+    :param steps: the number of steps, or that of each prototype, (n,).
     """
     lengths: Tensor = start.norm(dim=1).clamp(min=1e-8)  # (n,)
     return steps * lr / (1 - momentum) * weight / (temperature * lengths)

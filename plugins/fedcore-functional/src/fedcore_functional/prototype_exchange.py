@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -121,15 +121,16 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
         return {"prototypes": server.state["prototypes"], "known": server.state["known"]}
 
     @hookimpl
-    def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
-        """Add one client's prototypes to this round's sums.
+    def accumulate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> None:
+        """Add clients' prototypes to this round's sums.
 
         :raises ValueError: the prototypes are malformed. The client is left out.
         """
         if not self.contrasts(server):
             return
-        self._check(server, update.payload, update.samples)
-        server.state.update(add_prototypes(server.state, update.payload))
+        for update in updates:
+            self._check(server, update.payload, update.samples)
+        server.state.update(add_prototypes(server.state, *(update.payload for update in updates)))
 
     @hookimpl
     def end_round(self, server: ServerContext) -> None:

@@ -70,18 +70,25 @@ def check_prototypes(
         check_means("prototypes", sent["prototypes"][sent[name] > 0], within)
 
 
-def add_prototypes(total: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> Tensors:
-    """Return ``total`` with one more client: ``sums`` (C, d) and ``weights`` (C,), per class, both float64.
+def add_prototypes(total: Mapping[str, Tensor], *sent: Mapping[str, Tensor]) -> Tensors:
+    """Return ``total`` with more clients: ``sums`` (C, d) and ``weights`` (C,), per class, both float64.
+
+    The clients are added in order: one call for several gives the same bits as one call for each.
 
     :param total: the result for the clients before, among other values or not; without ``sums`` for the first one.
-    :param sent: one client's ``prototypes`` (C, d), with ``known`` (C,) of weight 1, or ``counts`` (C,).
+    :param sent: each client's ``prototypes`` (C, d), with ``known`` (C,) of weight 1, or ``counts`` (C,).
     """
-    weights = (sent["counts"] if "counts" in sent else sent["known"]).double()  # (C,)
-    held = (weights > 0).unsqueeze(1)  # (C, 1)
-    sums = torch.where(held, sent["prototypes"].double() * weights.unsqueeze(1), 0.0)  # (C, d)
-    if "sums" in total:
-        sums, weights = total["sums"] + sums, total["weights"] + weights
-    return {"sums": sums, "weights": weights}
+    kind = "counts" if "counts" in sent[0] else "known"
+    weights = torch.stack([own[kind] for own in sent]).double()  # (K, C)
+    prototypes = torch.stack([own["prototypes"] for own in sent]).double()  # (K, C, d)
+    sums = torch.where((weights > 0).unsqueeze(2), prototypes * weights.unsqueeze(2), 0.0)  # (K, C, d)
+    return {"sums": _in_order(total.get("sums"), sums), "weights": _in_order(total.get("weights"), weights)}
+
+
+def _in_order(total: Tensor | None, parts: Tensor) -> Tensor:
+    """Return the sum of a total and of parts (K, ...), which are added one after the other."""
+    summed: Tensor = reduce(torch.add, parts if total is None else [total, *parts])
+    return summed
 
 
 def mean_over_holders(total: Mapping[str, Tensor], previous: Mapping[str, Tensor] | None = None) -> Tensors:

@@ -112,7 +112,7 @@ class WorkerEngine:
         self.workers = min(site.config.workers or cores(), site.partition.num_clients)
         self._lost_early = 0
         self._seconds: dict[str, float] = {}  # of the workers' processors for a task, by kind
-        self._timeout, self._together = site.config.client_timeout, runner_of(site.config, site.dataset).together
+        self._timeout, self.together = site.config.client_timeout, runner_of(site.config, site.dataset).together
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         packed = pack_site(site)
         self._shared = {SITE: put_frame(packed, None)}
@@ -145,9 +145,9 @@ class WorkerEngine:
         worker fails. Tasks that the runner takes together fail together: alone they could give other bits.
         """
         tasks = list(tasks)
-        together = self._together > 1 and all(task.kind == "fit_begin" for task in tasks)
+        together = self.together > 1 and all(task.kind == "fit_begin" for task in tasks)
         if together:
-            tasks = [Bundle.of(group) for group in groups_of(tasks, self._together)]
+            tasks = [Bundle.of(group) for group in groups_of(tasks, self.together)]
         elif window is None and self._timeout is None:  # both limits concern single tasks
             tasks = list(bundled(tasks, self.workers, self._seconds))
         repeated: list[ClientTask] = []
