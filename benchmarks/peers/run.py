@@ -69,10 +69,11 @@ PEERS = {
         Side("flgo", "flgo", _script("run_flgo.py")),
         Side("fedlab", "fedlab", _script("run_fedlab.py")),
         Side("fluke", "fluke-fl", _script("run_fluke.py")),
+        Side("blazefl", "blazefl", _script("run_blazefl.py")),
     )
 }
-ROUNDS = {"W1": 1, "W2": 2, "tiny": 20, "pfl-cifar10": 2, "cross-device": 1}
-"""Workload -> the timed rounds of a run by default. A block takes 10 to 12 minutes on two quiet cores, by estimate."""
+ROUNDS = {"W1": 1, "W2": 2, "tiny": 20, "pfl-cifar10": 2, "cross-device": 1, "blazefl-cifar10": 1}
+"""Workload -> the timed rounds of a run by default. A block takes 15 to 18 minutes on two quiet cores, by estimate."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--blocks", type=_positive, default=1, help="runs of each side, in turn")
     parser.add_argument("--envs", type=Path, default=HERE / ".envs", help="where the environments are or will be made")
     parser.add_argument("--timeout", type=_positive, default=90, help="seconds that one run may take")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="holds Fashion-MNIST, for cross-device")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="holds Fashion-MNIST and CIFAR-10")
     parser.add_argument("--save", type=Path, help="a file for the JSON, written anew after each block")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
@@ -167,12 +168,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parse_arguments(arguments)
 
     import export
+    from blazefl_cifar10 import BLAZEFL_CIFAR10
     from cross_device import CROSS_DEVICE
 
     from fedcore.engines import cores
     from fedcore_bench.workloads import AGAINST_REFERENCE
 
-    workloads = {**AGAINST_REFERENCE, CROSS_DEVICE.name: CROSS_DEVICE}
+    more = {workload.name: workload for workload in (CROSS_DEVICE, BLAZEFL_CIFAR10)}
+    workloads = {**AGAINST_REFERENCE, **more}
     sides: list[tuple[Side, str | Exception]] = [(side, sys.executable) for side in OWN]
     for name in asked.peer or PEERS:
         try:

@@ -1,6 +1,7 @@
 """The benchmark of other simulators: what they are given, how they are run, what the table says; none is installed."""
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -20,6 +21,7 @@ from tests.sentences import raises
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 sys.path.append(str(PEERS))
 
+import blazefl_cifar10  # noqa: E402
 import environments  # noqa: E402
 import export  # noqa: E402
 import exported  # noqa: E402
@@ -93,7 +95,13 @@ def test_fedcore_trains_what_was_exported(tiny):
 
 @pytest.mark.parametrize(
     ("workload", "shape"),
-    [(W1, (1, 28, 28)), (W2, (3, 32, 32)), (AGAINST_REFERENCE["tiny"], (1, 8, 8)), (PFL, (3, 32, 32))],
+    [
+        (W1, (1, 28, 28)),
+        (W2, (3, 32, 32)),
+        (AGAINST_REFERENCE["tiny"], (1, 8, 8)),
+        (PFL, (3, 32, 32)),
+        (blazefl_cifar10.BLAZEFL_CIFAR10, (3, 32, 32)),
+    ],
     ids=lambda each: getattr(each, "name", ""),
 )
 def test_the_plain_network_is_fedcores(workload, shape):
@@ -257,8 +265,22 @@ def test_an_environment_that_does_not_run_is_an_error(tmp_path):
         environments.python_of("pfl", tmp_path)
 
 
+def test_a_peer_can_need_another_python(tmp_path, monkeypatch):
+    monkeypatch.setitem(environments.PYTHONS, "blazefl", ("python9.8t", "python9.8"))
+    with raises(environments.EnvironmentFailed, "python9.8t", "python9.8"):
+        environments.python_of("blazefl", tmp_path)
+    other = tmp_path / "python9.8"
+    other.write_text("#!/bin/sh\necho was asked for $2 >&2\nexit 3\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(environments.EnvironmentFailed, match="exit 3: was asked for venv"):
+        environments.python_of("blazefl", tmp_path)
+
+
 def test_every_peer_has_pinned_requirements_and_a_runner():
-    packages = {"flower": "flwr", "pfl": "pfl", "flgo": "flgo", "fedlab": "fedlab", "fluke": "fluke-fl"}
+    packages = {
+        "flower": "flwr", "pfl": "pfl", "flgo": "flgo", "fedlab": "fedlab", "fluke": "fluke-fl", "blazefl": "blazefl",
+    }  # fmt: skip
     assert {name: side.package for name, side in run.PEERS.items()} == packages
     for name, package in packages.items():
         pins = environments.pins(PEERS / "requirements" / f"{name}.txt")
