@@ -14,9 +14,9 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
 
 import safetensors.torch
@@ -73,6 +73,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     return tensors, parse_json(value)
 
 
+Buffer: TypeAlias = bytes | memoryview
+
+
 class Extract(NamedTuple):
     """One content of a bundle."""
 
@@ -95,18 +98,19 @@ class Extract(NamedTuple):
         return content
 
 
-def write_bundle(folder: Path, prefix: str, contents: Mapping[int, bytes]) -> Path:
-    """Write contents atomically into a file of a folder, which is made. It is not synced.
+def write_bundle(folder: Path, prefix: str, contents: Mapping[int, tuple[bytes, Buffer]]) -> Path:
+    """Write contents, in two pieces each, atomically into a file of a folder, which is made. It is not synced.
 
     :returns: the file's path. Its name is the prefix and the index's checksum: other contents have another name.
     :raises StorageError: there is no room, or no permission.
     """
-    index = json.dumps([(key, len(content), crc32(content)) for key, content in contents.items()]).encode()
+    rows = [(key, len(head) + len(body), crc32(body, crc32(head))) for key, (head, body) in contents.items()]
+    index = json.dumps(rows).encode()
     path = folder / f"{prefix}{crc32(index):08x}.bundle"
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with replacing(path, sync=False) as temporary, temporary.open("wb") as file:
-        file.writelines([b"%d " % crc32(index), index, b"\n", *contents.values()])
+        file.writelines([b"%d " % crc32(index), index, b"\n", *chain(*contents.values())])
     return path
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from fedcore.base.errors import RunDirectoryError
 from fedcore.base.files import delete_others, storing, sync_path
-from fedcore.base.serial import Extract, dumps, loads, read_index, read_tensors, write_bundle, write_tensors
+from fedcore.base.serial import Buffer, Extract, loads, read_index, read_tensors, write_bundle, write_tensors
 from fedcore.base.tensors import flatten, unflatten
 
 SYNCING = 8
@@ -87,14 +87,13 @@ class ClientStore:
         write_tensors(path, *flatten(namespaces), sync=False)
         return version
 
-    def write_together(self, version: int, states: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> None:
+    def write_together(self, version: int, states: Mapping[int, tuple[bytes, Buffer]]) -> None:
         """Write a new version of several clients' states into a bundle, which stays until none of them is needed.
 
-        :param states: by client; not empty.
+        :param states: by client, what ``dumps`` returns for its flat state, in two pieces; not empty.
         :raises StorageError: the bundle cannot be written.
         """
-        contents = {client: dumps(*flatten(namespaces)) for client, namespaces in states.items()}
-        write_bundle(self.together, f"{version:06d}-", contents)
+        write_bundle(self.together, f"{version:06d}-", states)
 
     def settle(self, manifest: Mapping[int, int | None]) -> None:
         """Sync these versions and their folders to the disk. Call it before the checkpoint that names them.

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from fedcore.base.errors import RunDirectoryError, StorageError
+from fedcore.base.serial import dumps
+from fedcore.base.tensors import flatten
 from fedcore.client.store import ClientStore
 from tests.sentences import raises
 from tests.support import flipped
@@ -83,9 +85,9 @@ def test_a_half_written_version_is_no_version(tmp_path, monkeypatch):
 
 
 def together(store, version, clients):
-    store.write_together(
-        version, {client: {"p": {"n": client, "t": torch.full((9,), float(version))}} for client in clients}
-    )
+    states = {client: {"p": {"n": client, "t": torch.full((9,), float(version))}} for client in clients}
+    blobs = {client: dumps(*flatten(state)) for client, state in states.items()}
+    store.write_together(version, {client: (blob[:40], memoryview(blob)[40:]) for client, blob in blobs.items()})
     return sorted(path.name for path in store.together.iterdir())
 
 

@@ -25,6 +25,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, DataError, FedcoreError, RunDirectoryError
 from fedcore.base.safe_yaml import parse_setting, read_config_file, read_mapping
 from fedcore.base.serial import dumps, loads, read_tensors, write_tensors
+from fedcore.base.tensors import flatten
 from fedcore.cli.settings import build_config
 from fedcore.client.store import ClientStore
 from fedcore.data import Dataset, Partition, load_dataset, load_partition
@@ -122,7 +123,8 @@ def client_state(draw: Draw, folder: Path) -> None:
     store = ClientStore(folder)
     store.write(0, 3, {"moon": {"previous": torch.arange(6.0), "seen": 4}})
     _alter_tensors(draw, store.path(0, 3))
-    store.write_together(4, {0: {"moon": {"previous": torch.arange(6.0)}}, 1: {"moon": {"seen": 4}}})
+    states = {0: {"moon": {"previous": torch.arange(6.0)}}, 1: {"moon": {"seen": 4}}}
+    store.write_together(4, {client: (dumps(*flatten(state)), b"") for client, state in states.items()})
     bundle = next(store.together.iterdir())
     bundle.write_bytes(_bytes(draw, bundle.read_bytes()))
     for version in (3, 4):

@@ -12,9 +12,9 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from fedcore.client import (
     begin_local,
     refuse_edits,
 )
-from fedcore.engines import ClientRuntime, ClientTask, Outcome, flatten
+from fedcore.engines import ClientRuntime, ClientTask, Outcome, dumps, flatten
 from fedcore.models import Layout
 from fedcore_accelerate.cohort import Cohort, Frozen, Losses
 from fedcore_accelerate.random_stream import draws_refused
@@ -239,10 +239,28 @@ def _store(cohort: Cohort, previous: Mapping[int, Tensors]) -> None:
     store, number = cohort.begin.runtime.store, cohort.one.round
     states = {cohort.tasks[slot].client: {CORE: flatten({"previous": model})[0]} for slot, model in previous.items()}
     if previous and sum(tensor.nbytes for model in previous.values() for tensor in model.values()) <= MOST_TOGETHER:
-        store.write_together(number, states)
+        store.write_together(number, {client: _encoded(*flatten(state)) for client, state in states.items()})
         return
     for client, state in states.items():
         store.write(client, number, state)
+
+
+def _encoded(tensors: Tensors, rest: Any) -> tuple[bytes, bytes | memoryview]:
+    """Return a state as bytes in two pieces. A single tensor is the second one, without a copy."""
+    if len(tensors) != 1 or rest:
+        return dumps(tensors, rest), b""
+    ((name, tensor),) = tensors.items()
+    tensor = tensor.cpu().contiguous()
+    content = memoryview(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return _head(name, tensor.shape, tensor.dtype), content
+
+
+@lru_cache(1)
+def _head(name: str, shape: torch.Size, dtype: torch.dtype) -> bytes:
+    """Return what ``dumps`` puts before the bytes of a tensor."""
+    tensor = torch.empty(shape, dtype=dtype)
+    blob = dumps({name: tensor}, {})
+    return blob[: len(blob) - tensor.nbytes]
 
 
 def _begin(one: LocalSession) -> None:
