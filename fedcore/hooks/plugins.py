@@ -99,8 +99,9 @@ class PluginSet:
         return bool(self._calls[hook])
 
     def all_take(self, hook: str, argument: str) -> bool:
-        """Return whether all implementations of a hook take an argument."""
-        return all(argument in method.arguments for own in self._calls[hook].values() for method in own)
+        """Return whether a hook is implemented, and all implementations take an argument."""
+        calls = self._calls[hook]
+        return bool(calls) and all(argument in method.arguments for own in calls.values() for method in own)
 
     def each(self, hook: str, **arguments: Any) -> Iterator[tuple[Plugin, Any]]:
         """Call a hook on every plugin in user order; yield (plugin, result), also for a result of None.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ class Collector:
     """Takes outcomes in dispatch order."""
 
     def __init__(self, current: Round) -> None:
-        self._current, self._federation = current, current.federation
+        self._current, self._federation, self._lr = current, current.federation, current.lr
         self.server = ScopeContext(current)
         """The round as hooks see it."""
         setup = current.federation.setup
@@ -48,7 +48,7 @@ class Collector:
         """The seconds spent in the collector."""
         self.client_seconds = 0.0
         """The seconds spent on clients."""
-        self.plugin_seconds = Counter[str]()
+        self.plugin_seconds = defaultdict[str, float](float)
         """The seconds spent on clients in hooks, by plugin."""
         self._losses = defaultdict[str, float](float)
         self._samples = defaultdict[str, int](int)
@@ -92,7 +92,7 @@ class Collector:
 
     def _valid(self, task: ClientTask, outcome: Outcome) -> _Valid:
         """Validate an outcome. Sizes are those of what the client sent, before hooks change it."""
-        sent, largest = self._federation.validator.update(task, outcome, self._current.lr)
+        sent, largest = self._federation.validator.update(task, outcome, self._lr)
         sizes = [(self._federation.setup.plugins.namespaces[name], bytes_of(own)) for name, own in sent.payload.items()]
         return sent, largest, [("model", bytes_of(sent.model)), *sizes]
 
@@ -129,7 +129,8 @@ class Collector:
             self._losses[name] += update.samples * loss
             self._samples[name] += update.samples
         self.client_seconds += sent.seconds
-        self.plugin_seconds.update(dict[str, Any](sent.plugin_seconds))
+        for name, seconds in sent.plugin_seconds.items():
+            self.plugin_seconds[name] += seconds
 
     def _inspected(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
         """Return the update after every ``pre_aggregate``."""
