@@ -72,7 +72,8 @@ class EveryFewRounds(CentralEvaluationCallback):
         stop, metrics = super().after_central_iteration(aggregate_metrics, model, central_iteration=1)
         found = dict(iter(metrics))[StringMetricName("Central val | accuracy")]
         self.watch.round_evaluated(found.overall_value)
-        return stop, metrics
+        # pfl refuses the same names twice in its first round, which has those of the initial model.
+        return stop, Metrics()
 
 
 def main() -> None:
