@@ -8,6 +8,8 @@ start-up, and the first cohort's clients before and after training, which counts
 
 from __future__ import annotations
 
+import os
+
 import exported
 import numpy as np
 import torch
@@ -119,6 +121,8 @@ def main() -> None:
     )
     if pytorch_ops.distributed.global_rank == 0:
         watch.report()
+    # PyTorch's threads abort every third process or so of pfl's at the interpreter's end, with nothing left to do.
+    os._exit(0)
 
 
 if __name__ == "__main__":
