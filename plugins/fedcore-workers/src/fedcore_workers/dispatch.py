@@ -14,7 +14,7 @@ from fedcore_workers.messages import unpack_error, unpack_outcome
 
 @dataclass(frozen=True)
 class Bundle(ClientTask):
-    """Tasks that go to a worker in one message. Its outcome is the list of their outcomes.
+    """Tasks that go to a worker in one message. Its outcome is a function that returns their outcomes.
 
     They belong to no session and carry no tensors. A switch between processes costs as much as a client of one step.
     How many short tasks are bundled is a question of time. If the runner takes trainings together, results depend on

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -155,7 +156,7 @@ class WorkerEngine:
             if not isinstance(task, Bundle):
                 yield task, outcome
             elif not isinstance(outcome, ClientFailure):
-                yield from zip(task.tasks, outcome, strict=True)
+                yield from zip(task.tasks, outcome(), strict=True)
             elif together:
                 yield from zip(task.tasks, itertools.repeat(outcome))
             else:
@@ -209,12 +210,12 @@ class WorkerEngine:
             self._dispatcher.take(worker, kind, tensors, *details)
             return
         meta, seconds = details
-        outcomes = unpack_outcomes(tensors, meta)
         task = worker.task
         if task is not None:
-            per_task = seconds / len(outcomes)
+            per_task = seconds / len(getattr(task, "tasks", "1"))
             self._seconds[task.kind] = 0.9 * self._seconds.get(task.kind, per_task) + 0.1 * per_task
-        self._dispatcher.finish(worker, outcomes if isinstance(task, Bundle) else outcomes[0])
+        unpacked = partial(unpack_outcomes, tensors, meta)  # of a bundle only once the worker has its next task
+        self._dispatcher.finish(worker, unpacked if isinstance(task, Bundle) else unpacked()[0])
 
     def _replace(self, worker: _Worker, *, overdue: bool) -> None:
         """Replace a worker that died, or that does not answer in time.
