@@ -42,9 +42,13 @@ def test_an_option_without_effect_is_noted(plugins, options, reason):
 @pytest.mark.parametrize(
     ("options", "size"),
     [
-        ({}, 50),
+        ({}, 63),
         ({"workers": 0}, 50),
+        ({"workers": 1}, 50),
+        ({"workers": 3}, 34),
         ({"workers": 5}, 20),
+        ({"clients": 150}, 38),  # two for each worker: three of 50 would keep one waiting
+        ({"clients": 1000}, 50),
         ({"workers": 16}, 1),  # fewer than 12 for each worker
         ({"participation": 0.1}, 1),
         ({"model": "fdcl-cnn"}, 1),
