@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from fedcore.base import registry
-from fedcore.base.config import ExecutionOptions
 from fedcore.base.errors import ConfigError
 from fedcore.client.messages import ClientSite, ClientTask, Engine, Pair, SharedPayload
 from fedcore.client.runtime import ClientRuntime
@@ -18,10 +17,9 @@ def LocalEngine(site: ClientSite) -> Engine:  # noqa: N802 - named by an entry p
 
     :raises ConfigError: the run has workers, and the package that brings them is not installed.
     """
-    options: ExecutionOptions = site.config
-    device, workers = resolve_device(options.device), options.workers
+    device, workers = resolve_device(site.config.device), site.config.workers
     if workers == 0 or (workers is None and (device.type == "cuda" or "workers" not in registry.available("engine"))):
-        if options.client_timeout is not None:
+        if site.config.client_timeout is not None:
             raise ConfigError("--client-timeout needs worker processes, which can be killed: --workers 1 or more")
         return InProcessEngine(site)
     engine: Engine = registry.needed("engine", "workers", f"--workers {workers}")(site)

@@ -100,8 +100,8 @@ class PluginSet:
 
     def all_take(self, hook: str, argument: str) -> bool:
         """Return whether a hook is implemented, and all implementations take an argument."""
-        calls = self._calls[hook]
-        return bool(calls) and all(argument in method.arguments for own in calls.values() for method in own)
+        methods = [method for own in self._calls[hook].values() for method in own]
+        return bool(methods) and all(argument in method.arguments for method in methods)
 
     def each(self, hook: str, **arguments: Any) -> Iterator[tuple[Plugin, Any]]:
         """Call a hook on every plugin in user order; yield (plugin, result), also for a result of None.

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeAlias
 
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from fedcore.server.aggregation import RunningMean
 from fedcore.server.context import ScopeContext
 from fedcore.server.scope import Round
 
-_Valid: TypeAlias = tuple[ClientUpdate, float, list[tuple[str, int]]]
+_Valid = tuple[ClientUpdate, float, list[tuple[str, int]]]
 """An update that the validator accepts, the largest magnitude in it, and the bytes that each sender sent."""
 
 
@@ -111,8 +110,9 @@ class Collector:
         for namespace, tensors in update.payload.items():
             if plugins.namespaces[namespace] not in self._owners:
                 tensors.clear()
-        model = uploads.join(update.model) if changed else sent.model
-        self.running_mean.add(model, weight=weight, samples=update.samples)
+        self.running_mean.add(
+            uploads.join(update.model) if changed else sent.model, weight=weight, samples=update.samples
+        )
         for plugin_name, names in self._owners.items():
             model, part = uploads.named(update.model), update.scoped(plugins.aggregates_in(plugin_name))
             # A copy, so that the rest of the update is freed.

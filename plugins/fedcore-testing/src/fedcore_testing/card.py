@@ -60,7 +60,7 @@ def describe(name: str) -> dict[str, Any]:
                 "name": hook,
                 "side": _side(hook),
                 "exclusive": hook in EXCLUSIVE,
-                "summary": output.first_line(HOOKS[hook]),
+                "summary": output.prose(HOOKS[hook]).partition("\n")[0],
             }
             for hook in hooks
         ],
