@@ -137,7 +137,11 @@ Pair = tuple[ClientTask, Outcome]
 
 
 class Engine(Protocol):
-    """Runs client tasks: exactly one outcome per task. A failure of a client is an outcome, never an exception."""
+    """Runs client tasks: exactly one outcome per task. A failure of a client is an outcome, never an exception.
+
+    An engine that hands tasks over several at a time also has ``together``, their number, so that hooks can add up
+    what arrives together.
+    """
 
     workers: int
     """The number of tasks that run side by side."""

@@ -34,6 +34,7 @@ class InProcessEngine:
     def __init__(self, site: ClientSite) -> None:
         self._runtime = ClientRuntime(site)
         self.together = self._runtime.runner.together
+        """See :class:`~fedcore.client.messages.Engine`."""
         self._shared: dict[str, SharedPayload] = {}
 
     def share(self, key: str, payload: SharedPayload) -> None:

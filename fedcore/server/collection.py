@@ -114,10 +114,10 @@ class Collector:
             uploads.join(update.model) if changed else sent.model, weight=weight, samples=update.samples
         )
         for plugin_name, names in self._owners.items():
-            model, part = uploads.named(update.model), update.scoped(plugins.aggregates_in(plugin_name))
+            named, part = uploads.named(update.model), update.scoped(plugins.aggregates_in(plugin_name))
             # A copy, so that the rest of the update is freed.
             payload = {name: v.clone() if isinstance(v, Tensor) else v for name, v in part.payload.items()}
-            owned = clone({name: model[name] for name in names})
+            owned = clone({name: named[name] for name in names})
             self.for_owners[plugin_name].append(replace(part, model=owned, payload=payload))
         current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
         current.accepted.append(task.client)

@@ -17,9 +17,9 @@ from fedcore.models import Placement, convolves, problem_in_channels_last
 
 FORMATS: tuple[str, ...] = ("contiguous", "channels_last")
 SMALLEST_STACK, LARGEST_STACK = 12, 50
-"""The stacks that ``--stack auto`` chooses. On digits 8 in a stack were slower, and 50 took 0.6 of the time."""
+"""The equal stacks that ``--stack auto`` chooses. On digits 8 in a stack were slower, and 50 took 0.6 of the time."""
 LARGER = 1.25
-"""The first of two stacks next to equal ones: updates of the second are read while the first one still trains."""
+"""The first of two workers' single stacks, in equal ones: updates of the second are read while it still trains."""
 TURNS = 15
 """The steps that ``--autotune`` takes in each memory format. The first ones are slow, so the fastest one counts."""
 

@@ -212,7 +212,7 @@ class WorkerEngine:
         meta, seconds = details
         task = worker.task
         if task is not None:
-            per_task = seconds / len(getattr(task, "tasks", "1"))
+            per_task = seconds / (len(task.tasks) if isinstance(task, Bundle) else 1)
             self._seconds[task.kind] = 0.9 * self._seconds.get(task.kind, per_task) + 0.1 * per_task
         unpacked = partial(unpack_outcomes, tensors, meta)  # of a bundle only once the worker has its next task
         self._dispatcher.finish(worker, unpacked if isinstance(task, Bundle) else unpacked()[0])
