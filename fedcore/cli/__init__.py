@@ -14,24 +14,30 @@ if TYPE_CHECKING:
 __all__ = ["command", "group", "main"]
 
 
-def command(function: Callable[..., Any]) -> typer.Typer:
-    """Return a function as a package's command, for its entry point of the group ``fedcore.commands``."""
+def command(function: Callable[..., Any], **more: Any) -> typer.Typer:
+    """Return a function as a package's command, for its entry point of the group ``fedcore.commands``.
+
+    :param more: parameters of typer's ``command``.
+    """
     app = _app()
-    app.command()(function)
+    app.command(**more)(function)
     return app
 
 
-def group(help: str) -> typer.Typer:
-    """Return an empty group of commands, for ``@app.command("list")``. Other packages add to it by entry points."""
+def group(help: str, **more: Any) -> typer.Typer:
+    """Return an empty group of commands, for ``@app.command("list")``. Other packages add to it by entry points.
+
+    :param more: other parameters of ``typer.Typer``.
+    """
     from fedcore.cli.app import Commands
 
-    return _app(cls=Commands, help=help, no_args_is_help=True)
+    return _app(cls=Commands, help=help, no_args_is_help=True, **more)
 
 
-def _app(**more: Any) -> typer.Typer:
+def _app(*, add_completion: bool = False, **more: Any) -> typer.Typer:
     import typer
 
-    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", **more)
+    return typer.Typer(add_completion=add_completion, pretty_exceptions_enable=False, rich_markup_mode="rich", **more)
 
 
 def main() -> None:
@@ -45,6 +51,11 @@ def main() -> None:
 
     from fedcore.base.process import end_without_collecting, keep_freed_memory
 
+    for name in ("stdin", "stdout", "stderr"):  # of a closed one, the next file that is opened would take the place
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(nowhere, True)  # by processes that this one starts
+            setattr(sys, name, os.fdopen(nowhere, "r+", encoding="utf-8"))
     end_without_collecting()
     keep_freed_memory()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads: a fork would end them, and start them again
@@ -60,7 +71,5 @@ def main() -> None:
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):  # rich and typer turn it into exit code 1
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):  # Python flushes both at its end
-            os.dup2(nowhere, stream.fileno())
+        sys.stdout = sys.stderr = None  # Python would flush both at its end
         sys.exit(141)  # the exit code of a program that SIGPIPE ends

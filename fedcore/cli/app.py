@@ -13,7 +13,7 @@ from typer.main import get_command
 from fedcore import __version__
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, FedcoreError, suggestion
-from fedcore.cli import options, training
+from fedcore.cli import command, group, options, training
 from fedcore.cli.guard import guarded
 
 
@@ -76,27 +76,20 @@ def _words_before(ctx: Any) -> str:
 
 def _broken(error: FedcoreError) -> typer.Typer:
     """Return a command that raises a package's import error."""
-    app = typer.Typer(pretty_exceptions_enable=False)
 
-    @app.command(
-        help=f"Cannot be loaded: {escape(str(error))}",
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )
-    def command() -> None:
+    def refuse() -> None:
         raise error
 
-    return app
+    with_anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return command(refuse, help=f"Cannot be loaded: {escape(str(error))}", context_settings=with_anything)
 
 
-app = typer.Typer(
-    cls=Commands,
-    help="Federated learning on non-IID data: one round loop, one local loop, every method a plugin.",
+app = group(
+    "Federated learning on non-IID data: one round loop, one local loop, every method a plugin.",
+    add_completion=True,
     epilog="First try: fedcore train --rounds 5\n\nExit codes: 0 done, 1 a bug, 2 bad input or a run that cannot go "
     "on, 3 some runs of a sweep failed, 4 training diverged, 130 interrupted, "
     "141 the reader of the output closed the pipe",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -119,5 +112,4 @@ def _root(
 app.command("train", cls=options.BriefHelp)(training.train)
 app.command("resume")(training.resume)
 app.command("evaluate")(training.evaluate)
-_plugins = typer.Typer(help="The methods, trackers and engines that are installed.", no_args_is_help=True)
-app.add_typer(_plugins, name="plugins", cls=Commands)  # packages bring its commands
+app.add_typer(group("The methods, trackers and engines that are installed."), name="plugins")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,19 +37,17 @@ def guarded() -> Iterator[None]:
 
     - 1: a bug: code of fedcore or of a plugin raised;
     - 2: a FedcoreError, such as that of a plugin that breaks its contract, or a refusal of the operating system, such
-      as a missing path or a full disk. A refusal has an error number; an OSError without one, or for a descriptor that
-      is not open, is a bug;
+      as a missing path or a full disk. A refusal has an error number; an OSError without one, for a descriptor that is
+      not open, or for a pipe that another process closed, is a bug;
     - 4: a DivergedError;
     - 130: Ctrl-C;
-    - 141: the reader of the output closed the pipe.
+    - 141: the reader of the output, ``head`` for example, closed the pipe. Other broken pipes are bugs.
 
     An exception with an exit code comes from typer and passes: a mistake in the arguments, or a command's own end.
     """
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` for example, closed the pipe: fedcore.cli.main ends quietly
-        raise
     except KeyboardInterrupt:
         output.error("interrupted")
         raise typer.Exit(INTERRUPTED) from None
@@ -61,14 +60,24 @@ def guarded() -> Iterator[None]:
         if hasattr(error, "exit_code"):
             _suggest(error)
             raise
+        if isinstance(error, BrokenPipeError) and _unread():
+            raise  # fedcore.cli.main ends quietly
         print_traceback()
-        if isinstance(error, OSError) and error.errno not in (None, errno.EBADF):
+        if isinstance(error, OSError) and error.errno not in (None, errno.EBADF, errno.EPIPE):
             output.error(f"{error.filename}: {error.strerror}" if error.filename else error)
             raise typer.Exit(BAD_INPUT) from None
         output.error(f"{type(error).__name__}: {error}{_hint()}", label="internal error")
         raise typer.Exit(BUG) from None
     finally:
         os.environ.pop(DEBUG, None)
+
+
+def _unread() -> bool:
+    """Return whether the reader of stdout or of stderr is gone."""
+    streams = select.poll()
+    for descriptor in (1, 2):
+        streams.register(descriptor, 0)  # what is reported unasked: errors
+    return bool(streams.poll(0))
 
 
 def debug(wanted: bool) -> bool:

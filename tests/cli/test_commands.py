@@ -183,3 +183,27 @@ assert message == "", message
 """
     result = python(code)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"], ids=["stdout", "stderr", "all"])
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["plugins", "list"], 0), (["nope"], 2)], ids=str)
+def test_a_stream_that_is_closed_from_the_start_takes_nothing(words, code: int, closed: str) -> None:
+    """As git and ruff do it, the stream is opened on nothing: no later file gets its descriptor."""
+    command = [sys.executable, "-c", "from fedcore.cli import main; main()", *words]
+    done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "internal error" not in done.stderr
+
+
+def test_processes_that_a_command_starts_have_its_streams() -> None:
+    """A descriptor that they lack would be that of the first file that they open, and prints would go there."""
+    code = """
+import subprocess, sys
+from fedcore.cli import app, main
+prints = "import sys; print('to nobody'); sys.exit(any(s is None for s in (sys.stdin, sys.stdout, sys.stderr)))"
+app.app = lambda prog_name: sys.exit(subprocess.run([sys.executable, "-c", prints]).returncode)
+main()
+"""
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code])
+    assert done.returncode == 0

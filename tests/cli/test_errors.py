@@ -288,8 +288,9 @@ def test_what_is_a_bug_says_so(cli, monkeypatch) -> None:
         (OSError(errno.EIO, "Input/output error"), 2, "error: [Errno 5] Input/output error\n"),
         (OSError(errno.EBADF, "Bad file descriptor"), 1, "internal error: OSError: [Errno 9] Bad file descriptor; run"),
         (OSError("truncated"), 1, "internal error: OSError: truncated; run again with --debug for the traceback\n"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, "internal error: BrokenPipeError: [Errno 32] Broken pipe; "),
     ],
-    ids=["a path", "a device", "a closed file", "no number"],
+    ids=["a path", "a device", "a closed file", "no number", "a pipe other than stdout"],
 )
 def test_a_refusal_of_the_system_is_told_from_a_bug(cli, monkeypatch, error: OSError, code: int, said: str) -> None:
     def run(config, **_):
