@@ -10,8 +10,10 @@ import torch
 from typer.testing import CliRunner
 
 import fedcore
+from fedcore import DataError
 from fedcore.data import Domains, as_dataset, make_partition
 from fedcore.tools import app
+from tests.sentences import raises
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(200, 3)).astype(np.float32)
@@ -78,3 +80,14 @@ def test_an_exported_model_says_how_its_outputs_become_predictions(tmp_path):
     assert "Outputs (B, 1) of the task regression" in card
     assert f"{result.metrics['personal']['rmse_per_client']['1']:.4f}" in card
     assert "accuracy %" not in card
+
+
+@pytest.mark.parametrize("task", ["survival", "survival-discrete"])
+def test_times_without_a_single_event_are_refused(task):
+    """Cox's loss was 0 for them, whatever the model says. Test samples without an event leave the figure undefined."""
+    time, happened = np.abs(X[:, 0]), np.arange(200) < 150
+    never, labels = np.column_stack([time, np.zeros(200)]), np.column_stack([time, happened])
+    with raises(DataError, f"'{task}'", 150):
+        fedcore.run(dataset=(X[:150], never[:150], X[150:], labels[150:]), clients=2, task=task, **SETTINGS)
+    result = fedcore.run(dataset=(X[:150], labels[:150], X[150:], labels[150:]), clients=2, task=task, **SETTINGS)
+    assert result.metrics["global"]["c-index"] is None

@@ -61,6 +61,23 @@ class Survival(Targets):
         """Return 1."""
         return 1
 
+    @classmethod
+    def form_of(cls, labels: Tensor) -> dict[str, Any]:
+        """Return the form of training labels.
+
+        :raises DataError: the event happened in none of them.
+        """
+        if not labels[:, 1].any():
+            raise DataError(
+                f"task {cls.name!r}: the event happened in none of the {len(labels)} training samples, so there is "
+                "nothing to learn; check the labels (time, event), whose event is 1 where it happened"
+            )
+        return super().form_of(labels)
+
+    def fitted(self, labels: Tensor) -> Self:
+        """Return the task of these labels."""
+        return type(self)(labels)
+
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the negative log partial likelihood by event; 0 without events."""
         risk, (time, event) = logits[:, 0], labels.unbind(dim=1)
@@ -95,11 +112,11 @@ class SurvivalDiscrete(Survival):
 
     @classmethod
     def form_of(cls, labels: Tensor) -> dict[str, Any]:
-        """Return the ends of the intervals, too; without an event, the intervals of all times."""
+        """Return the ends of the intervals, too."""
+        form = super().form_of(labels)
         time, event = labels.double().unbind(dim=1)
-        times = time[event > 0] if event.any() else time
-        ends = torch.quantile(times, torch.linspace(0, 1, INTERVALS + 1, dtype=torch.float64)[1:])
-        return {**super().form_of(labels), "ends": ends.tolist()}
+        ends = torch.quantile(time[event > 0], torch.linspace(0, 1, INTERVALS + 1, dtype=torch.float64)[1:])
+        return {**form, "ends": ends.tolist()}
 
     def build(self, form: Mapping[str, Any]) -> None:
         """Set the intervals, too."""
@@ -110,10 +127,6 @@ class SurvivalDiscrete(Survival):
     def width(cls, labels: Tensor) -> int:
         """Return the number of intervals."""
         return INTERVALS
-
-    def fitted(self, labels: Tensor) -> Self:
-        """Return the task with the intervals of these labels."""
-        return type(self)(labels)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the mean negative log-likelihood of the samples."""
