@@ -90,10 +90,8 @@ def build_model(
             split = needed("feature", "split_network", "a network that is no SplitModel")
             model = split(model, name, num_classes, task.input_shape, sample)
     if not isinstance(model, SplitModel):
-        fault, expected = (
-            f"returned {type(model).__name__}",
-            "a SplitModel, or another module that ends with a linear layer",
-        )
+        fault = f"returned {type(model).__name__}"
+        expected = "a SplitModel, or another module that ends with a linear layer"
         raise PluginContractError.of(name, fault, kind="model", expected=expected, hint=HINT)
     if extra := next((key for key in model.state_dict() if key.endswith("_extra_state")), None):
         raise ConfigError(

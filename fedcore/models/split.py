@@ -141,7 +141,8 @@ class ModelTask:
     def ensure_projection(self, model: SplitModel, width: int = PROJECTION_WIDTH) -> None:
         """Append the projection head unless the model has it, and renew the classifier on top of it.
 
-        Linear(d, d), ReLU, Linear(d, width), without a final ReLU: the features are then z, (B, width).
+        Linear(d, d), ReLU, Linear(d, width), without a final ReLU: the features are then z, (B, width). The dtype is
+        that of the former classifier.
 
         :raises PluginConflictError: the model already has a head of another width, or the model's factory or a plugin
             has replaced or frozen the classifier, which would be discarded.
@@ -162,12 +163,14 @@ class ModelTask:
                 "override make_classifier(feature_dim) in its SplitModel instead of setting classifier."
             )
         d = model.feature_dim
+        dtype = next((parameter.dtype for parameter in model.classifier.parameters()), None)
         with self.random("projection"):
             layers = OrderedDict(l1=nn.Linear(d, d), relu=nn.ReLU(), l2=nn.Linear(d, width))
-        model.encoder.add_module("projection", nn.Sequential(layers))
+        model.encoder.add_module("projection", nn.Sequential(layers).to(dtype=dtype))
         model.projection_width = width
         with self.random("classifier"):
             model.renew_classifier(width)
+        model.classifier.to(dtype=dtype)
 
 
 def frozen_modules(model: nn.Module) -> list[nn.Module]:

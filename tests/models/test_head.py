@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 
+import pytest
+import torch
 from torch import nn
 
+from fedcore import SplitModel, run
 from fedcore.base.errors import PluginConflictError
 from tests.models.built import build, equal_states
 from tests.sentences import raises
@@ -42,3 +45,27 @@ def test_projection_does_not_overwrite_a_replaced_classifier() -> None:
         task.ensure_projection(frozen)
     copied.classifier = nn.Sequential(nn.Linear(256, 20), nn.Linear(20, 10))
     task.ensure_projection(copied)  # nothing to do, so nothing to lose
+
+
+class OfDoubles(nn.Module):
+    """A network of float64 that takes images of float32."""
+
+    def __init__(self, last=10) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, last)).double()
+
+    def forward(self, x):
+        return self.layers(x.double())
+
+
+def split_of_doubles(num_classes, input_shape):
+    return SplitModel(OfDoubles(12), 12, num_classes).double()
+
+
+@pytest.mark.parametrize("factory", [OfDoubles, split_of_doubles])
+def test_the_head_has_the_dtype_of_the_network(factory, monkeypatch, tmp_path) -> None:
+    """A head of float32 ended in the advice to convert the network, whose forward pass then failed on its own."""
+    monkeypatch.chdir(tmp_path)
+    result = run(model=factory, projection=True, rounds=1, clients=2, workers=0, device="cpu", progress=False)
+    head = [*result.model.encoder.projection.parameters(), *result.model.classifier.parameters()]
+    assert {parameter.dtype for parameter in head} == {torch.float64}
