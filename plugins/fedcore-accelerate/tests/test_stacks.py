@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from fedcore import Interrupted, Loss, Plugin, RejectUpdate, SplitModel, hookimpl, resume
 from fedcore.client import LocalSession
 from fedcore_accelerate import StackWarning
 from fedcore_accelerate import stack as stack_runner
-from fedcore_accelerate.stacks import Group
+from fedcore_accelerate.stacks import Group, _Linear
 from fedcore_testing import Cohorts
 from fedcore_testing.compare import require_close_states, require_same
 from tests import support
@@ -107,6 +108,24 @@ def test_methods_that_cannot_be_stacked_say_so(tmp_path, name):
 def test_optimizers_and_clipping(both, steps, options):
     assert_close(*both(rounds=1, **options))
     assert steps["stacked"]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_of_linear_layers_have_the_memory_format_of_the_weights(bias):
+    layer = nn.Linear(5, 3, bias=bias)
+    weights = {name: nn.Parameter(torch.randn(4, *parameter.shape)) for name, parameter in layer.named_parameters()}
+    x = torch.randn(4, 6, 5)
+
+    def product(own, rows):
+        with _Linear(own.values()):
+            return functional_call(layer, own, (rows,))
+
+    products = vmap(product)(weights, x)
+    gradients = torch.autograd.grad(products.square().sum(), [*weights.values()])
+    alone = torch.stack([functional_call(layer, {n: w[k] for n, w in weights.items()}, (x[k],)) for k in range(4)])
+    torch.testing.assert_close(products, alone)
+    torch.testing.assert_close(gradients, torch.autograd.grad(alone.square().sum(), [*weights.values()]))
+    assert all(gradient.is_contiguous() for gradient in gradients)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from fedcore import Plugin, hookimpl
 from fedcore.engines import ClientTask
 from fedcore.engines import groups_of as together
 from fedcore_workers import engine
-from fedcore_workers.engine import BUNDLE_SECONDS, Bundle, bundled
+from fedcore_workers.engine import BUNDLE_SECONDS, MESSAGE_SECONDS, Bundle, bundled
 from tests import support
 
 PLAIN = [
@@ -51,7 +51,8 @@ def test_short_tasks_share_bundles_that_shrink_towards_the_end():
 
 
 def test_few_very_short_tasks_take_few_messages():
-    assert sizes(PLAIN, 1e-6) == [16, 16, 4, 4]
+    assert sizes(PLAIN, MESSAGE_SECONDS / 2.5) == [18, 18, 2, 2]
+    assert sizes(PLAIN, 1e-6) == [20, 20]
     assert sizes(PLAIN[:1], 1e-6) == [1]
     assert sizes(PLAIN, 1e-6, workers=64) == [1] * 40
 

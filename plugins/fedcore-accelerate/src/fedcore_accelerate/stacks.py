@@ -21,7 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
+from typing_extensions import override
 
 from fedcore import SplitModel
 from fedcore.client import (
@@ -126,6 +129,26 @@ class _Models(nn.Module):
 
     def forward(self, function: Callable[[SplitModel], Any]) -> Any:
         return function(self.trained)
+
+
+class _Linear(TorchFunctionMode):
+    """Calls of :func:`torch.nn.functional.linear` whose gradients have the memory format of the weights.
+
+    Under ``vmap`` they come transposed, and the copy of each takes as long as the product.
+
+    :param weights: of one client, as ``vmap`` shows them.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._weights = set(map(id, weights))
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.linear or len(args) < 3 or args[0].dim() != 2 or id(args[1]) not in self._weights:
+            return func(*args, **(kwargs or {}))
+        rows, weight, bias = args
+        return (weight @ rows.mT if bias is None else torch.addmm(bias.unsqueeze(1), weight, rows.mT)).mT
 
 
 class Group:
@@ -235,7 +258,10 @@ class Group:
         def step(read: Read, model: SplitModel, x: Tensor, y: Tensor, indices: Tensor) -> tuple[Any, ...]:
             one.losses = LossTotals({})
             with one.autocast():
-                outputs = Outputs(*model(x))
+                with _Linear(model.parameters()):
+                    outputs = Outputs(*model(x))
+                # Hooks take more than a product of them.
+                outputs = Outputs(*(part.contiguous() if part.dim() == 2 else part for part in outputs))
                 total = total_loss(one, StackedStep(first, outputs, read, x, y, indices))
             self._counts = one.losses.counts
             return total, one.losses.sums, *outputs

@@ -241,9 +241,11 @@ class WorkerEngine:
         self._dispatcher.replace(worker, _Worker(self._shared, self._timeout), late if overdue else died)
 
 
-BUNDLE_SECONDS = 0.02
-"""How long a worker's processor is to be busy with one bundle."""
-ASSIGNED_AT_ONCE = 0.8
+BUNDLE_SECONDS = 0.05
+"""How long a worker's processor is to be busy with one bundle, at most."""
+MESSAGE_SECONDS = 0.002
+"""What a bundle costs all processes together: a worker is slower at first, and the main process is in its way."""
+ASSIGNED_AT_ONCE = 0.9
 """Share of the remaining tasks that is assigned at once: each message costs, and the rest evens out unequal groups."""
 
 
@@ -257,9 +259,11 @@ def bundled(tasks: list[ClientTask], workers: int, seconds: Mapping[str, float])
     remaining = len(tasks)
     for (kind, *_), run in itertools.groupby(tasks, alike):
         queue = list(run)
-        at_once = max(1, int(BUNDLE_SECONDS / max(seconds.get(kind, BUNDLE_SECONDS), 1e-6)))
+        each = max(seconds.get(kind, BUNDLE_SECONDS), 1e-6)
+        least, most = (max(1, int(limit / each)) for limit in (MESSAGE_SECONDS, BUNDLE_SECONDS))
         while queue:
-            per_worker = min(at_once, math.ceil(ASSIGNED_AT_ONCE * remaining / workers))
+            share = remaining / workers
+            per_worker = min(most, max(least, int(ASSIGNED_AT_ONCE * share)), math.ceil(share))
             assigned, queue = queue[: per_worker * workers], queue[per_worker * workers :]
             remaining -= len(assigned)
             for group in (assigned[number::workers] for number in range(min(workers, len(assigned)))):
