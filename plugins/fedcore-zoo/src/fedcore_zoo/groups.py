@@ -26,10 +26,11 @@ def whole_groups(train: IndexLists, test: IndexLists, groups: Tensor, options: A
     :param options: the run's configuration.
     :raises ConfigError: an option would split groups, or a client would have no training sample.
     """
+    splits = "draws single samples, which splits the groups of this data set"
     if options.validation_share:
-        raise ConfigError("--validation-share draws single samples, which splits the groups of this data set")
+        raise ConfigError(f"--validation-share {splits}; leave it out: the reported samples then choose the best round")
     if public_share(options.public) is not None:
-        raise ConfigError("--public as a share draws single samples, which splits the groups of this data set")
+        raise ConfigError(f"--public as a share {splits}; give the name of another data set")
     lists = [part for pair in zip(train, test, strict=True) for part in pair]  # client k: 2k to train on, 2k + 1 held
     place = np.full(len(groups), -1)
     for number, part in enumerate(lists):
