@@ -6,6 +6,8 @@ import os
 import random
 import signal
 import warnings
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,15 +17,26 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from fedcore import Interrupted, Loss, Plugin, RejectUpdate, SplitModel, hookimpl, resume
+from fedcore import (
+    Interrupted,
+    Loss,
+    Plugin,
+    PluginContractError,
+    PluginOptions,
+    RejectUpdate,
+    SplitModel,
+    hookimpl,
+    resume,
+)
 from fedcore.client import LocalSession
+from fedcore.data import TensorSamples, load_dataset
 from fedcore_accelerate import StackWarning
 from fedcore_accelerate import stack as stack_runner
 from fedcore_accelerate.stacks import Group, _Linear
 from fedcore_testing import Cohorts
 from fedcore_testing.compare import require_close_states, require_same
 from tests import support
-from tests.sentences import warns
+from tests.sentences import raises, warns
 
 UNEQUAL = {"clients": 12, "participation": 0.75, "rounds": 3, "local_epochs": 1, "workers": 0, "alpha": 0.3}
 STACK = 6
@@ -624,6 +637,52 @@ def test_an_exception_of_observe_is_its_clients(both):
     assert_close(stacked, plain)
     failures = support.lines(stacked)[0]["failures"]
     assert [(each["client"], each["kind"]) for each in failures] == [(1, "raised")]
+
+
+class DrawsToObserve(Plugin):
+    class Options(PluginOptions):
+        own: bool = False
+        """Whether it draws from the step's stream."""
+
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["drawn"] = torch.zeros(2)
+
+    @hookimpl
+    def observe(self, step):
+        with step.random("observe") if self.options.own else nullcontext():
+            step.client.scratch["drawn"] += torch.tensor([torch.rand(()).item(), random.random()])  # noqa: S311
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["drawn"] = client.scratch["drawn"]
+
+
+def test_an_observe_that_draws_from_global_generators_is_refused_in_a_stack(tmp_path, both, steps):
+    """The numbers were those of no client's stream, and other ones in another process."""
+    with raises(PluginContractError, "'drawstoobserve'", "observe", "step.random('drawstoobserve')", "--stack"):
+        support.run(tmp_path, DrawsToObserve, **UNEQUAL, stack=STACK)
+    assert_close(*both((DrawsToObserve, {"own": True})))
+    assert steps["stacked"]
+
+
+class Blurred(TensorSamples):
+    """Samples that differ from draw to draw, as those of a user's transforms."""
+
+    def gather(self, indices):
+        return super().gather(indices) + torch.rand(len(indices), 1, 1, 1)
+
+
+def blurred(data_dir):
+    digits = load_dataset("digits", data_dir)
+    return replace(digits, train=Blurred(digits.train.gather(torch.arange(len(digits.train))), digits.train.labels))
+
+
+def test_samples_that_are_drawn_are_from_the_clients_own_stream(tmp_path):
+    run = partial(support.run, tmp_path, **{**UNEQUAL, "rounds": 1, "dataset": f"module:{__name__}.blurred"})
+    with warns(StackWarning, "random"):
+        stacked = run(stack=STACK)
+    assert support.model_bytes(stacked) == support.model_bytes(run())
 
 
 class RemembersItsBias(Plugin):

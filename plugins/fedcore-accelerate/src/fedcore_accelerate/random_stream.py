@@ -70,7 +70,7 @@ def draws_refused(device: torch.device) -> Iterator[None]:
             for each, state in zip(generators, states, strict=True):
                 each.set_state(state)
     if drawn:
-        raise NotStackable("a hook or the model draws random numbers from a global generator")
+        raise NotStackable("a hook, the model or the data set draws random numbers from a global generator")
 
 
 def _states(generators: list[torch.Generator]) -> list[torch.Tensor]:

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from typing_extensions import override
 
-from fedcore import SplitModel
+from fedcore import PluginContractError, SplitModel
 from fedcore.client import (
     Batch,
     BatchStep,
@@ -198,6 +198,8 @@ class Group:
 
         :raises Exception: the step cannot be taken at once. Nothing has changed.
         """
+        batches = [replace(batch) for batch in batches]  # the inputs of a refused step may be drawn ones
+        one = batches[0].session
         errors: list[Exception | None] = [None] * len(batches)
 
         def frozen(name: str) -> Outputs:
@@ -205,11 +207,21 @@ class Group:
             return Outputs(*map(torch.stack, zip(*own, strict=True)))
 
         def observe(*outputs: Tensor) -> None:
-            if observing := batches[0].session.plugins.implementers("observe"):
-                errors[:] = map(_observed, batches, *outputs)
-                self._reads.forget({plugin.name for plugin in observing})
+            if names := [plugin.name for plugin in one.plugins.implementers("observe")]:
+                try:
+                    with draws_refused(one.working.device):  # a stream for each client takes as long as its step
+                        errors[:] = map(_observed, batches, *outputs)
+                except NotStackable:  # it has seen the clients, and must not see them again
+                    errors[:] = [_draws(", ".join(names), one.round)] * len(batches)
+                self._reads.forget(names)
 
-        losses, counts = self.step(batches[0], *_joined(batches), frozen=frozen, observe=observe)
+        with ExitStack() as watched:
+            watched.enter_context(draws_refused(one.working.device))
+            watched.enter_context(attributes_refused(one.working.module))
+            joined = _joined(batches)
+            for batch, x in zip(batches, joined[0], strict=True):
+                vars(batch)["x"] = x  # else the first view of the step gathers it again
+            losses, counts = self.step(batches[0], *joined, frozen=frozen, observe=observe, watched=watched)
         for name, values in losses.items():
             for batch, value in zip(batches, values, strict=True):
                 batch.session.losses.add(name, value, counts[name])
@@ -221,6 +233,7 @@ class Group:
         *joined: Tensor,
         frozen: Callable[[str], Outputs] | None = None,
         observe: Callable[..., None] | None = None,
+        watched: ExitStack | None = None,
     ) -> tuple[dict[str, Tensor], Mapping[str, int]]:
         """Take a step of each client. Return the sums of losses by name, (K,) each, and how many each is the sum of.
 
@@ -228,14 +241,13 @@ class Group:
         :param joined: the inputs (K, B, ...), the labels and the positions in the clients' samples, (K, B) each.
         :param frozen: returns a frozen model's outputs on the batches, (K, B, ...).
         :param observe: called with the features and the logits before the weights change.
+        :param watched: closed after the forward pass, and thus may refuse the step.
         :raises Exception: the step cannot be taken at once. Nothing has changed.
         """
         one = first.session
-        with ExitStack() as watched:
-            if observe is not None:  # else its caller watches all steps
-                watched.enter_context(draws_refused(one.working.device))
-                watched.enter_context(attributes_refused(one.working.module))
-            total, losses, *outputs = self._forward(first, frozen, *joined)
+        total, losses, *outputs = self._forward(first, frozen, *joined)
+        if watched is not None:
+            watched.close()
         require_gradient(one, total)
         self._optimizer.zero_grad()
         total.sum().backward()  # a client's objective depends on no other client's weights
@@ -357,6 +369,13 @@ class Group:
         if versions != [tensor._version for tensor in self._reads.tensors]:
             raise NotStackable("a plugin edits a tensor of its client in place in a step")
         return results
+
+
+def _draws(name: str, number: int) -> PluginContractError:
+    """Return the error of an ``observe`` that draws what the clients would draw from streams of their own."""
+    fault = "draws random numbers from a global generator, which the clients of a stack share"
+    hint = f"draw in a block of step.random({name!r}), or leave --stack out"
+    return PluginContractError.of(name, fault, hook="observe", round=number, hint=hint)
 
 
 def _observed(batch: Batch, features: Tensor, logits: Tensor) -> Exception | None:
