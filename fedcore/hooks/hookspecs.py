@@ -274,9 +274,8 @@ def accumulate(server: ServerContext, update: ClientUpdate, updates: Sequence[Cl
         parameters and implements ``aggregate``. Such a plugin finds the payload there, and may pop entries here to
         free memory.
     :param updates: Take this in place of ``update`` to add several updates in one call: clients that train together
-        (``--stack``) arrive together. Otherwise the list has one update. Check all of them first, then add them in
-        their order, and pop last: if the call raises, it is made again for each update alone. Their ``model`` may be
-        one flat tensor.
+        (``--stack``) arrive together. Otherwise the list has one update. Add them in their order. ``model`` is None if
+        there are several. If a plugin raises, what was added is undone, and the hook is called for each update alone.
     Combining: all are called, in user order.
     """
 

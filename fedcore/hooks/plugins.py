@@ -98,10 +98,10 @@ class PluginSet:
         """Return whether any plugin implements a hook."""
         return bool(self._calls[hook])
 
-    def all_take(self, hook: str, argument: str) -> bool:
-        """Return whether a hook is implemented, and all implementations take an argument."""
+    def all_take(self, hook: str, argument: str, *, but: str) -> bool:
+        """Return whether a hook is implemented, and all implementations take one argument but not the other."""
         methods = [method for own in self._calls[hook].values() for method in own]
-        return bool(methods) and all(argument in method.arguments for method in methods)
+        return bool(methods) and all({argument, but}.intersection(method.arguments) == {argument} for method in methods)
 
     def each(self, hook: str, **arguments: Any) -> Iterator[tuple[Plugin, Any]]:
         """Call a hook on every plugin in user order; yield (plugin, result), also for a result of None.

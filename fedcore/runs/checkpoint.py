@@ -147,8 +147,7 @@ class CheckpointStore:
         self._prune(self.clients.everyone())
 
     def _prune(self, clients: Collection[int], training: int | None = None) -> None:
-        names = {path.name for path in self._kept}
-        delete_others(self.root, names.__contains__)
+        delete_others(self.root, {path.name for path in self._kept}.__contains__)
         self.clients.prune(clients, list(self._kept.values()), training=training)
 
     def newest_binding(self) -> Any:

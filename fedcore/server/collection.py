@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import cast
 
 from torch import Tensor
 
 from fedcore.base.errors import PluginCallError, RejectUpdate, print_traceback
 from fedcore.base.tensors import bytes_of, clone
-from fedcore.base.types import ClientUpdate, Updates
+from fedcore.base.types import ClientUpdate, Tensors, Updates
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome, Pair
 from fedcore.hooks.plugins import REJECTING
 from fedcore.server.aggregation import RunningMean
@@ -35,7 +36,7 @@ class Collector:
         self._owners = {p.name: setup.claimed(p, "owns") for p in setup.plugins.implementers("aggregate") if p.owns}
         # FedAvg's weights, whole models, and plugins that add up several updates in a call.
         single = [*map(setup.plugins.implementers, ("pre_aggregate", "weight"))]
-        self._adds_together = setup.plugins.all_take("accumulate", "updates") and not any(single)
+        self._adds_together = setup.plugins.all_take("accumulate", "updates", but="update") and not any(single)
         self._rejecting = {plugin.name for hook in REJECTING for plugin in setup.plugins.implementers(hook)}
         self.running_mean = RunningMean(setup.uploads, setup.uploads.shared)
         """The mean of the accepted models."""
@@ -68,7 +69,10 @@ class Collector:
         """Call ``accumulate`` once for all; return the updates by client. Empty: they have to be taken one by one."""
         with suppress(RejectUpdate, PluginCallError), self._current.states.undone_on_error(self._rejecting):
             valid = {task.client: self._valid(task, outcome) for task, outcome in arrived}
-            updates = Updates(update for update, *_ in valid.values())
+            for client, (sent, most, sizes) in valid.items():
+                payload = {name: {**own} for name, own in sent.payload.items()}  # hooks pop from it, and may be undone
+                valid[client] = replace(sent, payload=payload), most, sizes
+            updates = Updates(replace(update, model=cast("Tensors", None)) for update, *_ in valid.values())
             self._federation.setup.plugins.call_all("accumulate", server=self.server, updates=updates)
             return valid
         return {}
@@ -110,9 +114,8 @@ class Collector:
         for namespace, tensors in update.payload.items():
             if plugins.namespaces[namespace] not in self._owners:
                 tensors.clear()
-        self.running_mean.add(
-            uploads.join(update.model) if changed else sent.model, weight=weight, samples=update.samples
-        )
+        model = uploads.join(update.model) if changed else sent.model
+        self.running_mean.add(model, weight=weight, samples=update.samples)
         for plugin_name, names in self._owners.items():
             named, part = uploads.named(update.model), update.scoped(plugins.aggregates_in(plugin_name))
             # A copy, so that the rest of the update is freed.

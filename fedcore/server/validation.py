@@ -96,8 +96,7 @@ class UpdateValidator:
         """The parameters that an update may lack until ``pre_aggregate`` of the plugin that ``encodes`` them."""
         hooks = ("end_local", "pre_upload", "guard_upload")
         self._senders = {plugin.name for hook in hooks for plugin in setup.plugins.implementers(hook)}
-        shapes = setup.layout.shapes.values()
-        model_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
+        model_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in setup.layout.shapes.values())
         limit = setup.config.max_payload
         self._limit = max(PAYLOAD_FLOOR, PAYLOAD_FACTOR * model_bytes) if limit is None else limit * MIB
 

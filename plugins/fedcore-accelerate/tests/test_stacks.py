@@ -606,6 +606,46 @@ def test_updates_of_a_stack_are_added_up_in_one_call(both, plugin, calls):
     assert [each["client"] for each in one["failures"]] == ([5] if plugin.refused else [])
 
 
+class RefusesLater(Plugin):
+    """Takes its own entries, which are none, after another plugin has taken its entries."""
+
+    @hookimpl
+    def accumulate(self, updates):
+        if any(update.client == 5 for update in updates):
+            raise RejectUpdate("it is client 5")
+
+
+@pytest.mark.parametrize("plugins", [(AddsTogether, RefusesLater), (RefusesLater, AddsTogether)])
+def test_one_plugin_refuses_a_client_of_which_another_has_taken_the_payload(both, plugins):
+    stacked, plain = both(*plugins, rounds=1, participation=1.0)
+    assert_close(stacked, plain)
+    one, other = (support.lines(run)[0] for run in (stacked, plain))
+    assert (one["failures"], one["bytes"]) == (other["failures"], other["bytes"])
+    assert [each["client"] for each in one["failures"]] == [5]
+
+
+class AddsModels(Plugin):
+    @hookimpl
+    def accumulate(self, server, updates):
+        for update in updates:
+            for name, tensor in update.model.items():
+                server.state.add(name, tensor, weight=update.samples)
+
+
+class TakesBoth(Plugin):
+    @hookimpl
+    def accumulate(self, server, update, updates):
+        assert update in updates
+        server.state["samples"] = server.state.get("samples", 0) + sum(each.samples for each in updates)
+
+
+@pytest.mark.parametrize("plugin", [AddsModels, TakesBoth])
+def test_hooks_that_need_single_updates_get_them(both, plugin):
+    stacked, plain = both(plugin, rounds=1, participation=1.0)
+    assert_close(stacked, plain)
+    assert not support.lines(stacked)[0]["failures"]
+
+
 class Remembers(Plugin):
     @hookimpl
     def observe(self, step):
