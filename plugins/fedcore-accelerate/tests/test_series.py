@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import weakref
 
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from fedcore import DivergedError, Plugin, RoundFailedError, SplitModel, hookimpl
 from fedcore.data import load_dataset
 from fedcore.engines import ClientRuntime, SharedPayload
-from fedcore_accelerate import offer_series
+from fedcore_accelerate import offer_series, series
+from fedcore_accelerate.series import Series
 from fedcore_testing import federate, records, the_same_as_one_by_one
 from tests.sentences import raises
 
@@ -39,6 +43,18 @@ def dropped(input_shape, num_classes):
     return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5)), 16, num_classes)
 
 
+def noisy_at_times(input_shape, num_classes):
+    """It draws, from each of the generators, in bright batches only."""
+    return SplitModel(nn.Sequential(nn.Flatten(), NoisyInBrightBatches(), nn.Linear(64, 16)), 16, num_classes)
+
+
+class NoisyInBrightBatches(nn.Module):
+    def forward(self, x):
+        if not self.training or x.mean() < 0.1:
+            return x
+        return x + torch.randn(()) * np.random.rand() + random.random()  # noqa: S311
+
+
 def flipped(data_dir):
     return dataclasses.replace(load_dataset("digits"), augmentation="cifar10")
 
@@ -50,6 +66,23 @@ def test_bits_are_those_of_one_by_one(monkeypatch, options):
     alone, clients = 3, 18  # rounds, and clients of the run that is one by one
     if options.get("model") != f"{HERE}normed":  # its clients of one sample fail, each in a session of its own
         assert len(sessions) == alone + clients
+
+
+def test_clients_before_the_first_that_draws_are_not_seeded(monkeypatch):
+    """This process takes tasks one at a time, workers a bundle."""
+    monkeypatch.setattr(series, "FEW", 0)
+    seeds, take = [], Series._take
+
+    def noted(runner, training, *, seeded):
+        seeds.append(seeded)
+        take(runner, training, seeded=seeded)
+
+    monkeypatch.setattr(Series, "_take", noted)
+    options = {**UNEVEN, "workers": 0, "model": f"{HERE}noisy_at_times", "seed": 4}
+    the_same_as_one_by_one(offer_series, "fedavgm", **options)
+    assert seeds[:2] == [True, False]
+    assert seeds[-2:] == [True, True]
+    assert sum(seeds) < len(seeds) - 2
 
 
 def counted(monkeypatch):

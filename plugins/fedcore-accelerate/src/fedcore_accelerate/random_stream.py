@@ -48,6 +48,30 @@ class RandomStream:
                 self._host = np.random.get_state(legacy=False), random.getstate()
 
 
+class Generators:
+    """The states of the global generators of torch, NumPy and Python at one moment."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._generators = global_generators(device)
+        self._numpy, self._python = np.random.get_state(legacy=False), random.getstate()
+        self._torch = [each.get_state() for each in self._generators]
+
+    @property
+    def have_drawn(self) -> bool:
+        """Whether one has drawn since then."""
+        now, before = np.random.get_state(legacy=False)["state"], self._numpy["state"]
+        same = now["pos"] == before["pos"] and np.array_equal(now["key"], before["key"])
+        same = same and random.getstate() == self._python
+        return not (same and all(map(torch.equal, self._torch, [each.get_state() for each in self._generators])))
+
+    def restore(self) -> None:
+        """Give all of them the states of that moment."""
+        np.random.set_state(self._numpy)
+        random.setstate(self._python)
+        for each, state in zip(self._generators, self._torch, strict=True):
+            each.set_state(state)
+
+
 @contextmanager
 def draws_refused(device: torch.device) -> Iterator[None]:
     """Refuse draws from the global generators in a block that works for several clients, and undo them.
@@ -56,22 +80,11 @@ def draws_refused(device: torch.device) -> Iterator[None]:
 
     :raises NotStackable: the block has drawn random numbers.
     """
-    generators = global_generators(device)
-    of_numpy, of_python, states = np.random.get_state(legacy=False), random.getstate(), _states(generators)
+    generators = Generators(device)
     try:
         yield
     finally:
-        now = np.random.get_state(legacy=False)["state"]
-        same = now["pos"] == of_numpy["state"]["pos"] and np.array_equal(now["key"], of_numpy["state"]["key"])
-        drawn = not same or random.getstate() != of_python or not all(map(torch.equal, states, _states(generators)))
-        if drawn:
-            np.random.set_state(of_numpy)
-            random.setstate(of_python)
-            for each, state in zip(generators, states, strict=True):
-                each.set_state(state)
+        if drawn := generators.have_drawn:
+            generators.restore()
     if drawn:
         raise NotStackable("a hook, the model or the data set draws random numbers from a global generator")
-
-
-def _states(generators: list[torch.Generator]) -> list[torch.Tensor]:
-    return [each.get_state() for each in generators]

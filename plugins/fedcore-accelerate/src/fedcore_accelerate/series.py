@@ -1,7 +1,8 @@
 """Clients that no hook sees, one after the other in one session: what a client's training costs besides its steps.
 
 The steps are the core's, so that the results are those of one by one to the last bit. A session, its contexts and
-its optimizer are made once per round instead of once per client.
+its optimizer are made once per round instead of once per client. The global generators are seeded for each client only
+if its steps draw from them, as dropout does.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+
+import torch
 
 from fedcore import ClientUpdate
 from fedcore.client import (
+    Batch,
     Begin,
     LocalSession,
     LocalWork,
@@ -26,10 +31,16 @@ from fedcore.client import (
     take_step,
 )
 from fedcore.engines import ClientRuntime, ClientTask, Outcome, SharedPayload
+from fedcore_accelerate.random_stream import Generators, draws_refused
+from fedcore_accelerate.stacked_step import NotStackable
 from fedcore_accelerate.whole import OF_ONE_CLIENT
 
 OF_CLIENTS = (*OF_ONE_CLIENT, "begin_local", "task_loss", "local_loss", "end_local")
 """Hooks on the client that would see a session, and could keep what they read of it."""
+
+
+FEW = 4
+"""To look whether steps have drawn takes as long as to seed the generators for so many clients."""
 
 
 class Series:
@@ -50,12 +61,25 @@ class Series:
     _one: LocalSession | None = None
     _shared: weakref.ref[SharedPayload] | None = None
     """The broadcast of the round that the session is for. Both are freed when the engine drops the broadcast."""
+    _draws: bool | None = None
+    """Whether steps draw from the global generators; None before the first client."""
 
     def run(self, tasks: Sequence[ClientTask], begin: Begin) -> list[Outcome]:
         """Take all steps; see :class:`fedcore.client.runner.Runner`."""
-        return [self._trained(task, begin) or self._alone.run([task], begin)[0] for task in tasks]
+        first = [self._trained(task, begin) for task in tasks[: self._draws is None]]
+        outcomes = first + self._unseeded(tasks[len(first) :], begin)
+        outcomes += [self._trained(task, begin) for task in tasks[len(outcomes) :]]
+        return [outcome or self._alone.run([task], begin)[0] for task, outcome in zip(tasks, outcomes, strict=True)]
 
-    def _trained(self, task: ClientTask, begin: Begin) -> Outcome | None:
+    def _unseeded(self, tasks: Sequence[ClientTask], begin: Begin) -> list[Outcome | None]:
+        """Return outcomes as :meth:`_trained` does, of steps that do not draw; empty if some may, or for few tasks."""
+        if self._draws is False and len(tasks) > FEW:
+            with suppress(NotStackable), draws_refused(torch.device("cpu")):
+                return [self._trained(task, begin, seeded=False) for task in tasks]
+            self._draws = True  # these are the first clients whose steps draw
+        return []
+
+    def _trained(self, task: ClientTask, begin: Begin, *, seeded: bool = True) -> Outcome | None:
         """Return a client's outcome; None if it has to be trained by itself, which then also says why it cannot."""
         if not self._applies or task.kind != "fit_begin" or task.version is not None or task.tensors:
             return None
@@ -63,7 +87,7 @@ class Series:
         began = time.perf_counter()
         try:
             one = self._next(task, begin)
-            drain(epochs_of(one, range(one.work.epochs)), take_step)
+            self._take(epochs_of(one, range(one.work.epochs)), seeded=seeded)
             refuse_edits(one)
             losses = one.losses.means()
         except Exception as error:  # a model can raise anything
@@ -82,6 +106,22 @@ class Series:
             seconds=time.perf_counter() - began,
             plugin_seconds=dict.fromkeys(runtime.setup.plugins.seconds, 0.0),
         )
+
+    def _take(self, training: Generator[Batch, None, None], *, seeded: bool) -> None:
+        """Take the steps of a client."""
+        if not seeded:
+            for batch in training:
+                take_step(batch)
+        else:
+            drain(training, self._watched if self._draws is None else take_step)
+            self._draws = bool(self._draws)
+
+    def _watched(self, batch: Batch) -> None:
+        """Take a step, and note whether it draws."""
+        generators = Generators(batch.session.working.device)
+        take_step(batch)
+        if generators.have_drawn:
+            self._draws = True
 
     def _next(self, task: ClientTask, begin: Begin) -> LocalSession:
         """Return the session with the client's samples, the round's weights and fresh optimizer state."""
