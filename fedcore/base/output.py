@@ -94,7 +94,7 @@ def size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def _console(file: IO[str]) -> Console:
-    # A file has no width; rich's 80 columns would fold tables that a pager shows well.
-    fixed = not file.isatty() and "COLUMNS" not in os.environ
-    return Console(file=file, width=_WIDTH_OF_FILES if fixed else None, markup=False, highlight=False)
+def _console(file: IO[str] | None) -> Console:
+    # A file has no width; rich's 80 columns would fold tables that a pager shows well. A closed stream is None.
+    fixed = not (file and file.isatty()) and "COLUMNS" not in os.environ
+    return Console(file=file, quiet=not file, width=_WIDTH_OF_FILES if fixed else None, markup=False, highlight=False)

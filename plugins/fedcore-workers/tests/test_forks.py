@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from contextlib import nullcontext
 from functools import partial
@@ -255,3 +256,13 @@ def test_processes_of_the_command_share_what_they_imported_and_a_killed_template
     finally:
         command.kill()
         command.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "closed"), [(0, "2>&-"), (1, ">&-"), (1, ">&- 2>&-")])
+def test_a_program_without_an_output_trains(tmp_path, workers, closed):
+    """Python has None for a stream that is closed from the start. A worker then has the null device in its place."""
+    code = f"import fedcore; fedcore.run(rounds=1, clients=2, workers={workers})"
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=process.environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

@@ -138,7 +138,8 @@ class Template:
         :param descriptors: its number of an open file -> ours; without others, it has our stdout and stderr.
         :raises FedcoreError: the template was killed again and again.
         """
-        opened = {1: 1, 2: 2, **descriptors}
+        ours = {1: sys.stdout, 2: sys.stderr}  # None: it is closed, and the number may be another file's
+        opened = {number: number for number, stream in ours.items() if stream is not None} | dict(descriptors)
         request = json.dumps([call, list(arguments), dict(environment), os.getcwd(), list(opened)]).encode()
         status, theirs = os.pipe()
         try:
@@ -149,7 +150,7 @@ class Template:
                 except ConnectionError:  # it was killed, perhaps for want of memory
                     self.close()
                     self._start(from_here=False)
-            else:  # a ConnectionError would pass for a reader of the output that went away
+            else:
                 raise FedcoreError(
                     f"the template of the worker processes was killed {MOST_STARTS} times in a row, perhaps for want "
                     "of memory. --workers 0 runs everything in one process."
@@ -175,6 +176,8 @@ class Template:
                 process.python_command("fedcore_workers.forks", f"{theirs.fileno()}", *self._arguments),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=None if sys.stdout else subprocess.DEVNULL,
+                stderr=None if sys.stderr else subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in the terminal is the caller's business
                 env=process.environment(**TEMPLATE),
             )
