@@ -219,11 +219,19 @@ class Stopwatch:
         """
         if first_batch is None:
             first_batch = float(self.job.first_batch_file.read_text())
-        scale = 1024 if sys.platform != "darwin" else 1024**2
         line = {
             "seconds": [after - before for before, after in zip(self.ends, self.ends[1:])],
             "start_up": first_batch - float(os.environ[STARTED]),
             "accuracy": self.accuracy,
-            "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale,
+            "peak_rss_mib": _peak_rss_mib(),
         }
         print(json.dumps(line), flush=True)
+
+
+def _peak_rss_mib() -> float:
+    """Return the most memory that this process has had."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    # Linux's ru_maxrss begins with that of the process that started this one, which has exported the workload.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024

@@ -154,6 +154,13 @@ def finished(side, block, *seconds, accuracy=0.5):
     return table.Run("W1", side, block, **found, total=9.0, peak_mib=20.0)
 
 
+@pytest.mark.parametrize(("sampled", "of_main", "most"), [(20.0, 10.0, 20.0), (20.0, 30.0, 30.0), (None, 10.0, 10.0)])
+def test_a_peak_between_two_samples_counts(sampled, of_main, most):
+    run = table.Run("W1", "flgo", 1, seconds=[1.0], peak_mib=sampled, peak_rss_mib=of_main)
+    (row,) = table.rows([run])
+    assert row.peak == most
+
+
 def test_ratios_are_to_the_reference_of_the_same_block_without_the_warm_up():
     runs = [
         finished("reference", 1, 99, 1.0, 2.0, 3.0, 6.0),
