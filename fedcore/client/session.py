@@ -39,7 +39,7 @@ class LocalWork:
     smallest_batch: int
     """Smaller batches are skipped."""
     sees_all_samples: bool
-    """Whether every sample is in some batch."""
+    """Whether every sample is in some batch, but for those that ``drop_last`` leaves out."""
 
     @classmethod
     def of(cls, options: TrainingOptions, samples: int, needed: int, meta: Mapping[str, Any]) -> LocalWork:

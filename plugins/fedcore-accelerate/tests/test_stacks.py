@@ -141,6 +141,12 @@ def test_gradients_of_linear_layers_have_the_memory_format_of_the_weights(bias):
     assert all(gradient.is_contiguous() for gradient in gradients)
 
 
+@pytest.mark.parametrize("method", ["moon", "fedntd"])
+def test_samples_that_an_epoch_leaves_out_come_in_another(both, method):
+    """Frozen models have no outputs for them from the first epoch."""
+    assert_close(*both(method, rounds=2, local_epochs=3, drop_last=True))
+
+
 @pytest.mark.slow
 def test_the_number_of_workers_changes_no_bit(tmp_path):
     one, two, none = (
@@ -248,6 +254,13 @@ class HasNotesOfOtherLengths(Plugin):
         return Loss(step.features.mean() * step.client.scratch["own"].sum())
 
 
+class FreezesSomewhere(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        if client.id % 3 == 0:
+            client.freeze(["classifier.*"])
+
+
 class HasNoWeightForSome(Plugin):
     @hookimpl
     def begin_local(self, client):
@@ -270,6 +283,7 @@ class HasNoWeightForSome(Plugin):
         (Writes, r"writes client.scratch\['seen'\]"),
         (HasNotesOfOtherLengths, "different values"),
         (HasNoWeightForSome, r"different values: 0\.0, 0\.[12]"),
+        (FreezesSomewhere, "not all clients train 'classifier.bias'"),
     ],
 )
 def test_a_hook_that_cannot_be_stacked_is_named_once(tmp_path, steps, plugin, reason):

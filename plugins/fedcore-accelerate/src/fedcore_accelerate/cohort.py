@@ -131,11 +131,16 @@ class Cohort:
 
 
 class Frozen:
-    """The outputs of frozen models on the batches of a stack. They are computed once per sample if all are used."""
+    """The outputs of frozen models on the batches of a stack.
+
+    They are computed once per sample if the first epoch has all samples and is not the only one.
+    """
 
     def __init__(self, cohort: Cohort) -> None:
         self._cohort, self._models = cohort, cohort.one.working.frozen
-        self._again = all(work.sees_all_samples and work.epochs > 1 for work in cohort.works)
+        batch_size, works = cohort.one.config.batch_size, zip(cohort.sizes, cohort.works, strict=True)
+        lasts = ((size % batch_size or batch_size, work) for size, work in works)  # --drop-last skips a smaller one
+        self._again = all(work.epochs > 1 and last >= work.smallest_batch for last, work in lasts)
         self._known: dict[str, Outputs] = {}
         """By model: its outputs on the samples of all clients, (N, ...)."""
 

@@ -85,11 +85,15 @@ class Stack(Stacked):
     def begin(self, sessions: Sequence[LocalSession]) -> Stack:
         """Begin with other clients, which have the first working models; return the stack.
 
-        :raises KeyError, RuntimeError: they train other parameters than the first one.
+        :raises NotStackable: they do not train the same parameters.
+        :raises RuntimeError: parameters that plugins added have other shapes.
         """
         self.added, self.states = {}, {}
-        for name in trained_by(sessions[0]):
-            own = [trained_by(session)[name] for session in sessions]
+        first, *others = trained = [trained_by(session) for session in sessions]
+        if differing := next((names for each in others if (names := first.keys() ^ each.keys())), None):
+            raise NotStackable(f"not all clients train {min(differing)!r}")
+        for name in first:
+            own = [each[name] for each in trained]
             if name not in self.weights:
                 self.added[name] = stacked([parameter.detach() for parameter in own])
                 for parameter, part in zip(own, self.added[name], strict=True):
