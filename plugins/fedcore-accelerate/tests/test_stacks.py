@@ -147,6 +147,11 @@ def test_samples_that_an_epoch_leaves_out_come_in_another(both, method):
     assert_close(*both(method, rounds=2, local_epochs=3, drop_last=True))
 
 
+def test_labels_of_several_numbers_are_stacked(both, monkeypatch):
+    monkeypatch.setattr(stack_runner.Stacks, "_train", None)  # clients whose whole work is one take no steps there
+    assert_close(*both(dataset="digit-properties", partition="iid", rounds=1))
+
+
 @pytest.mark.slow
 def test_the_number_of_workers_changes_no_bit(tmp_path):
     one, two, none = (

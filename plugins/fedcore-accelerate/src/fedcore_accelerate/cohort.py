@@ -89,7 +89,7 @@ class Cohort:
         self._drawn = self._rows.index_select(0, drawn)
 
     def batch(self, turn: Turn, slots: Sequence[int], size: int) -> tuple[Batch, Tensor, Tensor, Tensor]:
-        """Return the first one's batch of a turn; the inputs (K, B, ...), labels and positions (K, B) of all."""
+        """Return the first one's batch of a turn; the inputs and labels (K, B, ...) and the positions (K, B) of all."""
         begin = turn[1] * self.one.config.batch_size
         firsts = torch.tensor([self._starts[slot] + begin for slot in slots], device=self._rows.device)
         places = (firsts.unsqueeze(1) + torch.arange(size, device=firsts.device)).flatten()
@@ -98,7 +98,7 @@ class Cohort:
         x = self._samples.gather(rows).unflatten(0, (len(slots), size))
         first = Batch(self.one, *turn, Picked(positions[:size], rows[:size], labels[:size], None))
         vars(first)["x"] = x[0]  # else the first view of the step gathers it again
-        return first, x, labels.view(-1, size), positions.view(-1, size)
+        return first, x, labels.unflatten(0, (len(slots), size)), positions.view(-1, size)
 
     def values_of(self, slots: Sequence[int], path: Path) -> list[Any]:
         """Return what hooks read of some clients, client by client; a single value if it is the same for all."""
@@ -122,9 +122,9 @@ class Cohort:
         return positions + starts.unsqueeze(1)
 
     def samples_of(self, slots: Sequence[int], size: int) -> tuple[Tensor, Iterator[Tensor]]:
-        """Return the labels (K, n) of neighbours, and their inputs in turn, (K, m, ...) each."""
+        """Return the labels (K, n, ...) of neighbours, and their inputs in turn, (K, m, ...) each."""
         rows = self._rows[self._starts[slots[0]] : self._starts[slots[-1] + 1]]
-        labels = self._samples.labels.index_select(0, rows).view(len(slots), size)
+        labels = self._samples.labels.index_select(0, rows).unflatten(0, (len(slots), size))
         most = max(self.one.config.batch_size, forward_chunk(rows.device) // len(slots))
         parts = rows.view(len(slots), size).split(most, dim=1)
         return labels, (self._samples.gather(part.flatten()).unflatten(0, part.shape) for part in parts)
