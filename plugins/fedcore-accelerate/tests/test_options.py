@@ -26,6 +26,8 @@ def written_config(result):
     [
         (["fedcme"], {}, "plugin 'fedcme' pauses clients"),
         (["fedamp"], {}, "plugin 'fedamp' sends each client tensors of its own"),
+        (["fedsam"], {}, "plugin 'fedsam' changes gradients"),
+        (["fedcp"], {}, "the model has buffers"),
         (["moon"], {"local_epochs": 1}, ""),
         ([], {"stack": 1}, ""),
         ([], {"stack": 1, "lanes": 8, "device": "cpu"}, "on the CPU"),
@@ -53,6 +55,8 @@ def test_an_option_without_effect_is_noted(plugins, options, reason):
         ({"participation": 0.1}, 1),
         ({"model": "fdcl-cnn"}, 1),
         ({"plugins": ["fedcme"]}, 1),
+        ({"plugins": ["fedsam"]}, 1),
+        ({"plugins": ["fedcp"]}, 1),
         ({"client_timeout": 5.0}, 1),
         ({"client_models": ["mlp", "mlp"]}, 1),
         ({"lanes": 2}, 1),  # without effect on a CPU, but no configuration has both

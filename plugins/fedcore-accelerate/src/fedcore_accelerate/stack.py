@@ -14,6 +14,7 @@ from fedcore_accelerate.places import Places
 from fedcore_accelerate.stacked_step import Path, value_at
 from fedcore_accelerate.stacks import Group, Stack
 from fedcore_accelerate.steps import Steps, with_share_of_time
+from fedcore_accelerate.tuning import why_unstacked
 from fedcore_accelerate.whole import Whole, applies
 
 Errors = Sequence[Exception | None]
@@ -68,6 +69,7 @@ class Stacks:
     def working(self, setup: Setup) -> WorkingModel:
         """Return the working model of the first place in the stack."""
         self._places = Places(setup, Memory)
+        self._warned = bool(why_unstacked(setup))  # at the start of the run
         return self._places.models[0]
 
     def run(self, tasks: Sequence[ClientTask], begin: Begin) -> list[Outcome]:
@@ -139,6 +141,8 @@ class Stacks:
             if not self._warned:
                 self._warned = True
                 reason = str(error).partition("\n")[0]
+                if reason.startswith("vmap: called random operation"):
+                    reason = "a hook or the model draws random numbers, as dropout does"
                 warnings.warn(f"--stack: clients train one by one: {reason}", StackWarning, stacklevel=2)
             return None
 

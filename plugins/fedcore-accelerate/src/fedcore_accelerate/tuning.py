@@ -63,7 +63,7 @@ def usual_stack(setup: Setup) -> int:
 
 
 def why_unstacked(setup: Setup) -> str:
-    """Return the reason for which no clients come together to train as one; empty if they do."""
+    """Return the reason for which no clients train as one; empty if there is none before they train."""
     if setup.config.engine != "local":
         return f"--engine {setup.config.engine} trains clients one by one"
     if setup.config.client_models:
@@ -72,7 +72,9 @@ def why_unstacked(setup: Setup) -> str:
         return f"plugin {name!r} pauses clients in the middle of their training"
     for plugin in setup.plugins.implementers("broadcast_to"):
         return f"plugin {plugin.name!r} sends each client tensors of its own"
-    return ""
+    for plugin in setup.plugins.implementers("gradients"):
+        return f"plugin {plugin.name!r} changes gradients"
+    return "the model has buffers, such as BatchNorm's statistics" if setup.layout.buffers - setup.layout.fixed else ""
 
 
 def measure(config: RunConfig, model: SplitModel, dataset: Dataset) -> dict[str, float]:
