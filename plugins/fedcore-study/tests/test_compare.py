@@ -906,6 +906,19 @@ class TestCautions:
         said = "4 runs have no figures for protocol 'personal' and are left out: fedavg (3), moon (1)"
         assert first == f"{said}; they have global (--protocol)"
 
+    def test_runs_are_compared_at_a_round_after_which_they_were_evaluated(self, make):
+        """The messages name such a round, and the runs once: a sweep has many."""
+        folders = [make(["moon"], seed, [None, 0.5, None, 0.6, None], finished=False, rounds=9) for seed in range(3)]
+        with raises(ConfigError, "no run is finished", "--round 4"):
+            join(folders)
+        with raises(ConfigError, "after 5 rounds", "--round 4"):
+            join(folders, round=5)
+        every = make([], 0, [0.1, 0.2, 0.3, 0.4, 0.5], rounds=9)
+        notes = join([*folders, every], round=3)[1]
+        assert notes[0] == "3 runs were not evaluated after round 3 and are left out: moon (3)"
+        (note, *_) = join([folders[0], every], round=3)[1]
+        assert note == f"{folders[0]} was not evaluated after round 3 and is left out"
+
     def test_a_note_of_some_blocks_names_them(self, make):
         folders = [make(p, seed, [0.5], alpha=0.1) for p in ([], ["moon"]) for seed in range(3)]
         folders += [make(p, 0, [0.5], alpha=5.0) for p in ([], ["moon"])]

@@ -19,37 +19,41 @@ def usable(
     """
     if not runs:
         raise ConfigError("there is no run to compare yet")
+    if any(protocol in run.protocols for run in runs):
+        runs = [with_global_model(run, protocol) for run in runs]
     if round is None:
         unfinished = [run for run in runs if not run.finished]
         for run in unfinished:
             warn(f"{run.path} is not finished ({len(run.rounds)} of {run.config.rounds} rounds) and is left out")
         runs = [run for run in runs if run.finished]
         if not runs:
-            reached = min(len(run.rounds) for run in unfinished)
-            hint = f": --round {reached}" if reached else ""
+            hint = _round_of_all(unfinished, protocol)
             raise ConfigError(f"no run is finished; compare them at a round that all have reached{hint}")
-    if any(protocol in run.protocols for run in runs):
-        runs = [with_global_model(run, protocol) for run in runs]
-    kept, without = [], []
+    kept, without, others = [], [], []
     for run in runs:
         if run.at(protocol, round) is not None:
             kept.append(run)
         elif round is None or protocol not in run.protocols:
             without.append(run)
         else:
-            warn(f"{run.path} was not evaluated after round {round} and is left out")
+            others.append(run)
+    if len(others) == 1 and kept:
+        warn(f"{others[0].path} was not evaluated after round {round} and is left out")
+    elif others and kept:
+        warn(f"{len(others)} runs were not evaluated after round {round} and are left out: {_methods(others)}")
     if len(without) == 1:
         warn(f"{without[0].path} has no figures for protocol {protocol!r} and is left out")
     elif without and kept:
-        others = ", ".join(sorted({name for run in without for name in run.protocols}))
-        hint = f"; they have {others} (--protocol)" if others else ""
+        present = ", ".join(sorted({name for run in without for name in run.protocols}))
+        hint = f"; they have {present} (--protocol)" if present else ""
         warn(
             f"{len(without)} runs have no figures for protocol {protocol!r} and are left out: {_methods(without)}{hint}"
         )
     if not kept:
         protocols = sorted({name for run in runs for name in run.protocols})
         if protocol in protocols:
-            raise ConfigError(f"no run was evaluated after {round} rounds under protocol {protocol!r}")
+            hint = f"; the last evaluation that all have{last}" if (last := _round_of_all(runs, protocol)) else ""
+            raise ConfigError(f"no run was evaluated after {round} rounds under protocol {protocol!r}{hint}")
         raise ConfigError(
             f"no run has figures for protocol {protocol!r}; there are: {', '.join(protocols) or 'none'}. "
             "Choose with --protocol"
@@ -64,6 +68,13 @@ def usable(
     if unmeasured := [run for run in kept if run not in measured]:
         warn(f"runs that did not measure {metric!r} are left out: {_methods(unmeasured)}")
     return measured
+
+
+def _round_of_all(runs: Iterable[RunRecord], protocol: str) -> str:
+    """Return the option for the last round after which all runs were evaluated, behind a colon; empty without one."""
+    rounds = [{point.rounds for point in run.curve(protocol)} for run in runs]
+    last = max(set.intersection(*rounds), default=0)
+    return f": --round {last}" if last else ""
 
 
 def _methods(runs: Iterable[RunRecord]) -> str:
