@@ -197,7 +197,7 @@ class RunningMean:
         self._weight = 0.0
         self._samples = 0
 
-    def add(self, model: Mapping[str, Tensor], *, weight: float, samples: int) -> None:
+    def add(self, model: Mapping[str, Tensor], weight: float, *, samples: int) -> None:
         """Add one model.
 
         :param weight: finite and at least 0.

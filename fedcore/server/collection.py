@@ -114,8 +114,7 @@ class Collector:
         for namespace, tensors in update.payload.items():
             if plugins.namespaces[namespace] not in self._owners:
                 tensors.clear()
-        model = uploads.join(update.model) if changed else sent.model
-        self.running_mean.add(model, weight=weight, samples=update.samples)
+        self.running_mean.add(uploads.join(update.model) if changed else sent.model, weight, samples=update.samples)
         for plugin_name, names in self._owners.items():
             named, part = uploads.named(update.model), update.scoped(plugins.aggregates_in(plugin_name))
             # A copy, so that the rest of the update is freed.
