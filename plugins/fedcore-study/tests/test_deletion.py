@@ -34,7 +34,8 @@ FOREIGN = (
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a finished run with states of clients and every file that a run can have."""
     pytest.importorskip("tensorboard")
-    out, more = tmp_path_factory.mktemp("made") / "run", {"client_test_fraction": 0.2, "keep": "best"}
+    pytest.importorskip("fedcore_accelerate")
+    out, more = tmp_path_factory.mktemp("made") / "run", {"client_test_fraction": 0.2, "keep": "best", "stack": 3}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedcore.data.partition.MAX_IN_JSON", 0)
         fedcore.run(rounds=2, out=out, plugins="moon", trackers={"tensorboard": {}}, **more, **SMALL)
@@ -72,6 +73,8 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 def test_every_file_of_a_run_is_known(run: Path) -> None:
     assert list(run.glob("partition-*.safetensors"))
     assert list(run.glob("tensorboard/*"))
+    assert list(run.glob("clients/together/*.bundle"))
+    assert list(run.glob("clients/0*/*.safetensors"))  # of the client that is in no stack
     assert command("rm", run, "--yes").exit_code == 0
     assert not run.exists()
 

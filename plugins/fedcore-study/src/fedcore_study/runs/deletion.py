@@ -23,10 +23,13 @@ _BEGINNING = r"config\.yaml | partition\.json | partition-[0-9a-f]{16}\.safetens
 _FILES = rf"""
     {_BEGINNING} | (metrics|sessions)\.jsonl | (summary|labels)\.json | model(-best(-next)?)?\.safetensors
     | checkpoint/[0-9]{{6,}}-[0-9]-[a-z_]+\.safetensors | clients/[0-9]{{6,}}/[0-9]{{6,}}\.safetensors
+    | clients/together/[0-9]{{6,}}-[0-9a-f]{{8}}\.bundle
     | trackers/[A-Za-z0-9._-]+\.(json|log|lock) | tensorboard/events\.out\.tfevents\.[^/]+
     | wandb/(latest-run | settings | debug[a-z-]*\.log | (offline-)?run-[^/]+/.+)
 """
-_FOLDERS = r"checkpoint | clients(/[0-9]{6,})? | trackers | tensorboard | wandb(/(offline-)?run-[^/]+(/.+)?)?"
+_FOLDERS = (
+    r"checkpoint | clients(/([0-9]{6,}|together))? | trackers | tensorboard | wandb(/(offline-)?run-[^/]+(/.+)?)?"
+)
 """What fedcore and its trackers write into a run's directory, as paths below it."""
 
 
