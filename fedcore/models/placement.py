@@ -55,7 +55,10 @@ class Placement:
         return cls(torch.device("cpu"), torch.contiguous_format)
 
     def model(self, model: Model) -> Model:
-        """Move a model, in place; returns it."""
+        """Move a model, in place; returns it. A parameter that is a part of a larger tensor gets memory of its own."""
+        for parameter in model.parameters():
+            if parameter.stride() != torch.empty_like(parameter, device="meta").stride():
+                parameter.data = parameter.data.clone()  # fused optimizers pair it with its gradient by place in memory
         return model.to(device=self.device, memory_format=self.memory_format)  # type: ignore[call-overload,no-any-return]
 
     def weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -70,8 +73,7 @@ class Placement:
         train, test = (samples.to(self.device, self.memory_format) for samples in (dataset.train, dataset.test))
         public = dataset.public
         if public is not None:
-            other = public.samples is not dataset.train
-            samples = public.samples.to(self.device, self.memory_format) if other else train
+            samples = train if public.samples is dataset.train else public.samples.to(self.device, self.memory_format)
             public = replace(public, samples=samples, rows=public.rows.to(samples.labels.device))
         return replace(dataset, train=train, test=test, public=public)
 
@@ -100,10 +102,8 @@ def problem_in_channels_last(model: nn.Module, sample: Any) -> str:
             trial = training_copy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             trial(images)
             trial.eval()(images)
-    except RuntimeError as error:
-        return str(error)
-    except Exception:  # it fails in every format, and the first round says so
-        return ""
+    except Exception as error:  # one of another type is raised in every format, and the first round says so
+        return str(error) if isinstance(error, RuntimeError) else ""
     return ""
 
 

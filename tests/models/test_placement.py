@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
-from fedcore import ConfigError, RunConfig
+from fedcore import ConfigError, RunConfig, SplitModel
 from fedcore.client.messages import ClientSite
 from fedcore.data import ResidentSamples
 from fedcore.models import build_model
@@ -129,3 +130,29 @@ def test_a_pass_holds_fewer_samples_with_large_logits() -> None:
     assert forward_chunk(cpu, 50257, 128) == 4  # a language model's: 26 million numbers
     assert forward_chunk(cpu, 50257, 100_000) == 1
     assert forward_chunk(torch.device("cuda"), 10) == 2000
+
+
+class PartOfALarger(nn.Module):
+    def __init__(self, columns: slice, contiguous: bool) -> None:
+        super().__init__()
+        table = torch.arange(64 * 48.0).sin().view(64, 48)[:, columns]
+        self.weight = nn.Parameter(table.contiguous() if contiguous else table)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x.flatten(1) @ self.weight)
+
+
+def part_of_a_larger(num_classes, input_shape):
+    return SplitModel(PartOfALarger(slice(0, 16), contiguous=False), 16, num_classes)
+
+
+def with_own_memory(num_classes, input_shape):
+    return SplitModel(PartOfALarger(slice(0, 16), contiguous=True), 16, num_classes)
+
+
+def test_a_parameter_that_is_a_part_of_a_larger_tensor_is_trained_like_any_other(tmp_path):
+    """Torch's fused optimizers paired its numbers with gradients of others."""
+    runs = [support.run(tmp_path, model=model, workers=0) for model in (part_of_a_larger, with_own_memory)]
+    ours, theirs = map(support.weights, runs)
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor)

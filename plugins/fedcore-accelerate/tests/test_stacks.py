@@ -32,7 +32,7 @@ from fedcore.client import LocalSession
 from fedcore.data import TensorSamples, load_dataset
 from fedcore_accelerate import StackWarning
 from fedcore_accelerate import stack as stack_runner
-from fedcore_accelerate.stacks import Group, _Linear
+from fedcore_accelerate.stacks import Group, _Rules
 from fedcore_testing import Cohorts
 from fedcore_testing.compare import require_close_states, require_same
 from tests import support
@@ -130,7 +130,7 @@ def test_gradients_of_linear_layers_have_the_memory_format_of_the_weights(bias):
     x = torch.randn(4, 6, 5)
 
     def product(own, rows):
-        with _Linear(own.values()):
+        with _Rules(own.values()):
             return functional_call(layer, own, (rows,))
 
     products = vmap(product)(weights, x)
@@ -139,6 +139,85 @@ def test_gradients_of_linear_layers_have_the_memory_format_of_the_weights(bias):
     torch.testing.assert_close(products, alone)
     torch.testing.assert_close(gradients, torch.autograd.grad(alone.square().sum(), [*weights.values()]))
     assert all(gradient.is_contiguous() for gradient in gradients)
+
+
+class Words(nn.Module):
+    """Pixels are words, and dark ones padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(17, 8, padding_idx=0)
+        self.hidden = nn.Linear(8, 16)
+
+    def forward(self, x):
+        return self.hidden(self.table((16 * x).long().clamp(0, 16).flatten(1)).mean(1)).relu()
+
+
+def with_padding(num_classes, input_shape):
+    return SplitModel(Words(), 16, num_classes)
+
+
+class TakesAFurtherPass(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.model(step.x)[1].square().mean(), weight=0.1)
+
+
+@pytest.mark.parametrize("plugins", [(), (TakesAFurtherPass,)], ids=["plain", "further-pass"])
+def test_the_row_of_padding_has_no_gradient_at_any_client(both, steps, plugins):
+    """Torch's rule for embeddings under vmap knows the first client's alone."""
+    assert_close(*both(*plugins, rounds=1, model=with_padding))
+    assert steps["stacked"]
+
+
+def with_norms_of_batches(num_classes, input_shape):
+    norm = nn.BatchNorm2d(8, track_running_stats=False)
+    return SplitModel(
+        nn.Sequential(nn.Conv2d(1, 8, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), 8, num_classes
+    )
+
+
+def test_frozen_models_see_the_samples_of_one_client(both, steps):
+    """BatchNorm without statistics of its own takes those of the batch."""
+    assert_close(*both("fedntd", rounds=2, local_epochs=2, model=with_norms_of_batches), relative=1e-4)
+    assert steps["stacked"]
+
+
+class WithTemperature(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 16)
+        self.temperature = nn.Parameter(torch.tensor(1.3))
+
+    def forward(self, x):
+        return super().forward(x.flatten(1)).relu() * self.temperature
+
+
+def with_a_scalar(num_classes, input_shape):
+    return SplitModel(WithTemperature(), 16, num_classes)
+
+
+def test_a_parameter_without_dimensions_is_clipped(both, steps):
+    assert_close(*both(rounds=1, clip_norm=0.1, model=with_a_scalar))
+    assert steps["stacked"]
+
+
+class InDouble(nn.Module):
+    def forward(self, x):
+        return x.flatten(1).double()
+
+
+def in_double(num_classes, input_shape):
+    return SplitModel(nn.Sequential(InDouble(), nn.Linear(64, 16), nn.ReLU()), 16, num_classes).double()
+
+
+@pytest.mark.filterwarnings("ignore::fedcore_accelerate.StackWarning")
+def test_clients_whose_parameters_have_had_other_numbers_of_steps_take_none_together(tmp_path, steps):
+    """After three epochs one client trains its body for the second time, another for the first time."""
+    options = {"optimizer": "adam", "lr": 0.01, "local_epochs": 5, "rounds": 2, "partition": "iid", "model": in_double}
+    fedrep = "fedrep", {"representation_epochs": 2}
+    run = partial(support.run, tmp_path, fedrep, **{**UNEQUAL, **options, "system": {"stragglers": 0.7}})
+    assert_close(run(stack=STACK), run(), relative=1e-9)
+    assert steps["stacked"]
 
 
 @pytest.mark.parametrize("method", ["moon", "fedntd"])

@@ -49,8 +49,17 @@ class _Member(Steps):
             _noted(session.states.snapshot()),
             tuple(model.present for model in session.working.frozen.values()),
             tuple((group.lr, group.weight_decay, len(group.parameters)) for group in session.optimizer.groups),
-            session.steps if session.config.optimizer != "sgd" else None,
+            self._numbers if session.config.optimizer != "sgd" else None,
         )
+
+    @property
+    def _numbers(self) -> Hashable:
+        """What Adam's numbers of steps follow from: the steps, and the parameters that earlier epochs left out."""
+        session = self.session
+        if not session.requests.frozen:
+            return session.steps
+        epochs = range(self.step.batch.epoch)
+        return session.steps, tuple(session.requests.excluded(epoch, session.work.epochs) for epoch in epochs)
 
 
 class Stacks:

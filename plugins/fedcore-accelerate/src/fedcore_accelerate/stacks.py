@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -135,10 +135,11 @@ class _Models(nn.Module):
         return function(self.trained)
 
 
-class _Linear(TorchFunctionMode):
-    """Calls of :func:`torch.nn.functional.linear` whose gradients have the memory format of the weights.
+class _Rules(TorchFunctionMode):
+    """Rules of :func:`torch.func.vmap` that are slow or wrong, in other words.
 
-    Under ``vmap`` they come transposed, and the copy of each takes as long as the product.
+    Gradients of :func:`torch.nn.functional.linear` come transposed, and the copy of each takes as long as the product.
+    Those of :func:`torch.nn.functional.embedding` leave out the first client's padding row alone.
 
     :param weights: of one client, as ``vmap`` shows them.
     """
@@ -149,10 +150,20 @@ class _Linear(TorchFunctionMode):
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.embedding:
+            return _embedding(*args, **(kwargs or {}))
         if func is not F.linear or len(args) < 3 or args[0].dim() != 2 or id(args[1]) not in self._weights:
             return func(*args, **(kwargs or {}))
         rows, weight, bias = args
         return (weight @ rows.mT if bias is None else torch.addmm(bias.unsqueeze(1), weight, rows.mT)).mT
+
+
+def _embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **more: Any) -> Tensor:
+    """Return rows of a table. The one for padding has no gradient."""
+    rows = F.embedding(indices, weight, None, *args, **more)
+    if padding_idx is None:
+        return rows
+    return torch.where((indices == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)
 
 
 class Group:
@@ -180,6 +191,7 @@ class Group:
         names = {id(p): name for name, p in {**one.working.parameters, **trained_by(one)}.items()}
         self._reads = Reads(values_of, names, one.working.device)
         self._models = _Models(one.working)
+        self._pads = any(getattr(part, "padding_idx", None) is not None for part in one.working.module.modules())
         parameters = self._trained | self._added
         groups = []
         for group in one.optimizer.groups:
@@ -242,7 +254,7 @@ class Group:
         """Take a step of each client. Return the sums of losses by name, (K,) each, and how many each is the sum of.
 
         :param first: the first client's batch.
-        :param joined: the inputs (K, B, ...), the labels and the positions in the clients' samples, (K, B) each.
+        :param joined: the inputs and the labels, (K, B, ...) each; the positions in the clients' samples (K, B).
         :param frozen: returns a frozen model's outputs on the batches, (K, B, ...).
         :param observe: called with the features and the logits before the weights change.
         :param watched: closed after the forward pass, and thus may refuse the step.
@@ -274,11 +286,12 @@ class Group:
         def step(read: Read, model: SplitModel, x: Tensor, y: Tensor, indices: Tensor) -> tuple[Any, ...]:
             one.losses = LossTotals({})
             with one.autocast():
-                with _Linear(model.parameters()):
+                with _Rules(model.parameters()):
                     outputs = Outputs(*model(x))
                 # Hooks take more than a product of them.
                 outputs = Outputs(*(part.contiguous() if part.dim() == 2 else part for part in outputs))
-                total = total_loss(one, StackedStep(first, outputs, read, x, y, indices))
+                with _Rules(()) if self._pads else nullcontext():  # hooks may take further passes
+                    total = total_loss(one, StackedStep(first, outputs, read, x, y, indices))
             self._counts = one.losses.counts
             return total, one.losses.sums, *outputs
 
@@ -289,7 +302,7 @@ class Group:
         """Call ``end_local`` for all clients at once; return the payloads, by namespace and name, (K, ...) each.
 
         :param one: the session that stands for all clients.
-        :param labels: of the clients' samples, (K, n).
+        :param labels: of the clients' samples, (K, n, ...).
         :param chunks: the inputs of their samples in turn, (K, m, ...) each; read if a hook asks for outputs.
         :raises Exception: the hooks cannot be called at once.
         """
@@ -409,7 +422,7 @@ def _joined(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor]:
 
 def _clip(gradients: Sequence[Tensor], most: float) -> None:
     """Clip each client's gradient as :func:`torch.nn.utils.clip_grad_norm_` does."""
-    norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])  # (tensors, K)
+    norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients])  # (tensors, K)
     scale = (most / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))

@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcore import ClientContext, ClientUpdate, Tensors
 from fedcore.client import (
@@ -38,6 +38,8 @@ from fedcore_accelerate.stacks import Group, Stacked, room, trained_by
 OF_ONE_CLIENT = ("local_samples", "gradients", "observe", "pre_upload", "guard_upload")
 """Hooks that are called client by client."""
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
 MOST_TOGETHER = 64 << 20
 """The bytes of models up to which a stack stores them in one file, which stays until none of them is needed."""
 
@@ -51,7 +53,9 @@ def applies(runtime: ClientRuntime) -> bool:
     alone = any(map(setup.plugins.implements, OF_ONE_CLIENT)) or setup.breaks
     keeps = setup.layout.personal or setup.layout.buffers - setup.layout.fixed or working.unsaved
     augmented = setup.config.augment and dataset.augmentation
-    return not (alone or keeps or augmented) and dataset.train.kind == "tensor"
+    # Without statistics of its own it computes those of a batch, which would hold the samples of several clients.
+    mixes = any(isinstance(part, BATCH_NORMS) and part.running_mean is None for part in working.module.modules())
+    return not (alone or keeps or augmented or mixes) and dataset.train.kind == "tensor"
 
 
 class Whole:
