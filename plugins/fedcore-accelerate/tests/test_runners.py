@@ -66,11 +66,18 @@ def test_a_runner_that_errs_is_found() -> None:
         the_same_as_one_by_one(lambda config, dataset: Skips(), "fedprox", **TAKEN)
 
 
+class Draws(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        with step.random("noise"):
+            return Loss(torch.rand(()) * step.features.square().mean())
+
+
 def test_a_runner_that_does_not_apply_says_so() -> None:
     with raises(NotApplicable):
         the_same_as_one_by_one(offer_lanes, "fedprox", **LANES)
     with raises(NotApplicable):
-        the_same_as_one_by_one(offer_stack, "fedsam", rounding=True, **TAKEN, stack=3)
+        the_same_as_one_by_one(offer_stack, Draws, rounding=True, **TAKEN, stack=3)
 
 
 def test_lanes_take_models_of_their_own(monkeypatch) -> None:
