@@ -919,6 +919,20 @@ class TestCautions:
         (note, *_) = join([folders[0], every], round=3)[1]
         assert note == f"{folders[0]} was not evaluated after round 3 and is left out"
 
+    def test_runs_that_differ_by_rounding_stand_in_one_table(self, make):
+        """As those of a sweep with ``--stack auto``, which leaves clients of some methods alone."""
+        folders = [make([], seed, [0.5 + seed / 9], stack=24) for seed in range(3)]
+        folders += [make(["fedsam"], seed, [0.6 + seed / 8]) for seed in range(3)]
+        (block,) = join(folders)[0].blocks
+        assert block.rows[1].difference.n == 3
+        (note,) = block.notes
+        assert note.startswith("the runs differ in stack (fedavg: 24; fedsam: 1), which changes results by rounding")
+        both = [*folders, *(make([], seed, [0.5 + seed / 9], stack=1) for seed in range(3))]
+        apart = join(both)[0].blocks  # they were compared on purpose
+        assert [sorted(row.label for row in block.rows) for block in apart] == [["fedavg"], ["fedavg", "fedsam"]]
+        (block,) = join(both, by=["plugin", "stack"])[0].blocks
+        assert not any("by rounding" in note for note in block.notes)
+
     def test_a_note_of_some_blocks_names_them(self, make):
         folders = [make(p, seed, [0.5], alpha=0.1) for p in ([], ["moon"]) for seed in range(3)]
         folders += [make(p, 0, [0.5], alpha=5.0) for p in ([], ["moon"])]

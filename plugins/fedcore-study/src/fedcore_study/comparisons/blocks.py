@@ -14,6 +14,7 @@ from fedcore_study.comparisons.cautions import (
     no_baseline,
     other_clients,
     other_models,
+    other_rounding,
     other_seeds,
     other_sources,
     own_models,
@@ -74,6 +75,7 @@ def block_of(group: Group, asked: Comparison, baseline: str | None) -> Block:
         other_sources(group.rows),
         global_models(group.rows),
         at_which(group.rows, asked.tuned),
+        *other_rounding(group.rows, asked.by),
         restarted_schedules(group.rows),
         *own_models(group.rows, asked.protocol),
     ]

@@ -4,11 +4,12 @@ clients, restarted schedules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from fedcore.tools import PROTOCOLS, rounds
 from fedcore_study.comparisons.figures import FEW, Difference
+from fedcore_study.comparisons.groups import BY_ROUNDING
 from fedcore_study.comparisons.records import ModelSize, RunRecord
 from fedcore_study.schedules import follows_rounds
 from fedcore_study.words import by_value, counted
@@ -129,6 +130,19 @@ def other_clients(rows: Mapping[str, Sequence[RunRecord]], protocol: str, round:
         f"the rows are measured on different numbers of clients ({clients}). A client whose model could not be "
         "evaluated is left out, and a mean without hard clients is higher"
     )
+
+
+def other_rounding(rows: Mapping[str, Sequence[RunRecord]], by: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each option that changes results by rounding alone, and in which the runs differ.
+
+    :param by: the options that make the rows.
+    """
+    for name in (name for name in BY_ROUNDING if name not in by):
+        values = {label: {str(getattr(run.config, name, None)) for run in runs} for label, runs in rows.items()}
+        groups = by_value({label: ", ".join(sorted(own)) for label, own in values.items()})
+        if len(set[str]().union(*values.values())) > 1:
+            text = "; ".join(f"{', '.join(labels)}: {own}" for own, labels in groups.items())
+            yield f"the runs differ in {name} ({text}), which changes results by rounding alone, and times"
 
 
 def in_a_round(failed: int, selected: int, rounds: int) -> str:

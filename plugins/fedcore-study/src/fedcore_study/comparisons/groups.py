@@ -17,6 +17,9 @@ from fedcore_study.words import shown
 WITHOUT_ALPHA = ("iid", "shards", "classes", "natural", "domain")
 """Partitioners that do not use ``alpha``. A partition file does not use it either."""
 
+BY_ROUNDING = ("autotune", "capture", "memory_format", "stack")
+"""Options that change results by rounding alone. ``auto`` may stand for another value in each method's runs."""
+
 NAME = "name"
 """The word of ``--by`` with which the runs' own names make rows."""
 
@@ -42,6 +45,7 @@ def group_runs(
         the settings, and not in a row's name.
     :raises ConfigError: rows are made by name, and runs of one name differ in an option that is not of the data.
     """
+    tuned = [*tuned, *_by_rounding(runs, fields, tuned)]
     by_settings: dict[str, Group] = {}
     rows: dict[str, dict[str, Any]] = {}
     named: dict[str, RunRecord] = {}
@@ -81,6 +85,13 @@ def parted(
     if NAME in fields:
         values = {name: value for name, value in values.items() if name in PARTITION_OPTIONS}
     return row, values
+
+
+def _by_rounding(runs: Iterable[RunRecord], fields: Sequence[str], tuned: Collection[str]) -> list[str]:
+    """Return the options that change results by rounding alone; none of them if some runs differ in nothing else."""
+    names = [name for name in BY_ROUNDING if name not in fields]
+    places = Counter(key([*parted(run, fields, [*tuned, *names]), run.labels, run.config.seed]) for run in runs)
+    return names if max(places.values(), default=1) == 1 else []
 
 
 def without_tuned(values: dict[str, Any], tuned: Collection[str]) -> dict[str, Any]:
