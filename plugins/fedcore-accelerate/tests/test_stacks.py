@@ -183,6 +183,27 @@ def test_frozen_models_see_the_samples_of_one_client(both, steps):
     assert steps["stacked"]
 
 
+class MovesToTheMean:
+    """An augmentation that takes statistics of a batch."""
+
+    @staticmethod
+    def draw(n, generator):
+        return torch.rand((n, 1), generator=generator)
+
+    @staticmethod
+    def apply(x, drawn, mean, std):
+        return x - drawn.view(-1, 1, 1, 1) * x.mean(0)
+
+
+def centred(data_dir):
+    return replace(load_dataset("digits"), augmentation=f"module:{__name__}.MovesToTheMean")
+
+
+def test_an_augmentation_sees_the_samples_of_one_client(both, steps):
+    assert_close(*both(rounds=1, dataset=centred, augment=True))
+    assert steps["stacked"]
+
+
 class WithTemperature(nn.Linear):
     def __init__(self):
         super().__init__(64, 16)

@@ -410,7 +410,7 @@ def _joined(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor]:
     one, count = batches[0], len(batches)
     columns: Any = zip(*(batch.picked for batch in batches), strict=True)
     joined = Picked(*(None if parts[0] is None else torch.cat(parts) for parts in columns))  # type: ignore[arg-type]
-    if one.session.plugins.implements("local_samples"):
+    if one.session.plugins.implements("local_samples") or joined.drawn is not None:  # which may be of a whole batch
         x = torch.stack([batch.x for batch in batches])
     else:
         x = one.session.data.inputs_of(joined)
