@@ -429,6 +429,19 @@ class Centred(nn.Linear):
         return features - self.mean
 
 
+class Windows(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 16)
+
+    def forward(self, x):
+        hidden = super().forward(x.flatten(1))
+        return hidden.as_strided((len(x), 8, 9), (16, 1, 1)).amax(2).relu()
+
+
+def with_windows(num_classes, input_shape):
+    return SplitModel(Windows(), 8, num_classes)
+
+
 class CountsItsCalls(nn.Module):
     calls = 0
 
@@ -450,6 +463,7 @@ def with_unsaved_buffer(num_classes, input_shape):
     [
         ("with_dropout", "a hook or the model draws random numbers"),
         ("with_batch_norm", "buffers"),
+        ("with_windows", "as_strided"),
         ("with_unsaved_buffer", "buffers"),
         ("with_a_count", "changes its attribute CountsItsCalls.calls"),
     ],

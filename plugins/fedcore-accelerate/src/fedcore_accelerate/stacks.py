@@ -135,6 +135,9 @@ class _Models(nn.Module):
         return function(self.trained)
 
 
+AS_STRIDED = (torch.as_strided, Tensor.as_strided)
+
+
 class _Rules(TorchFunctionMode):
     """Rules of :func:`torch.func.vmap` that are slow or wrong, in other words.
 
@@ -150,6 +153,8 @@ class _Rules(TorchFunctionMode):
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in AS_STRIDED:  # its result depends on the memory of layers' outputs, which is another here
+            raise NotStackable("the model calls as_strided")
         if func is F.embedding:
             return _embedding(*args, **(kwargs or {}))
         if func is not F.linear or len(args) < 3 or args[0].dim() != 2 or id(args[1]) not in self._weights:
