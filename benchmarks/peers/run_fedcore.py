@@ -1,6 +1,6 @@
 """fedcore: a whole run, as ``fedcore train`` does it, with its records, checkpoints, final figures and saved model.
 
-Unfavourable: a checkpoint is written after every round, as by default; no peer writes any. The last round and the
+Unfavourable: checkpoints are written every second, as by default; no peer writes any. The last round and the
 total include figures that no other runner computes (such as balanced accuracy).
 """
 
