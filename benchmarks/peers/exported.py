@@ -21,6 +21,7 @@ from typing import Any
 import models
 import numpy as np
 import torch
+from processes import field_mib
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -233,5 +234,4 @@ def _peak_rss_mib() -> float:
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     # Linux's ru_maxrss begins with that of the process that started this one, which has exported the workload.
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+    return field_mib("self/status", "VmHWM")

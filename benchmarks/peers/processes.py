@@ -94,12 +94,21 @@ def descendants(root: int) -> set[int]:
 
 def memory_mib(processes: set[int]) -> float:
     """Return the proportional set size (PSS) of all processes: what several have in common counts once."""
-    total = 0
+    total = 0.0
     for process in processes:
         with suppress(OSError, ValueError, StopIteration):
-            lines = (_PROC / str(process) / "smaps_rollup").read_text().splitlines()
-            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
+            total += field_mib(f"{process}/smaps_rollup", "Pss")
+    return total
+
+
+def field_mib(file: str, name: str) -> float:
+    """Return what a file below /proc says of a name.
+
+    :raises OSError: there is no such file.
+    :raises StopIteration: it does not have the name.
+    """
+    lines = (_PROC / file).read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 
 
 def _end(processes: set[int], patience: float) -> None:

@@ -138,9 +138,10 @@ class Frozen:
 
     def __init__(self, cohort: Cohort) -> None:
         self._cohort, self._models = cohort, cohort.one.working.frozen
-        batch_size, works = cohort.one.config.batch_size, zip(cohort.sizes, cohort.works, strict=True)
-        lasts = ((size % batch_size or batch_size, work) for size, work in works)  # --drop-last skips a smaller one
-        self._again = all(work.epochs > 1 and last >= work.smallest_batch for last, work in lasts)
+        self._again = all(
+            work.epochs > 1 and sum(count for (epoch, _), count in turns.items() if epoch == 0) == size
+            for work, turns, size in zip(cohort.works, cohort.turns, cohort.sizes, strict=True)
+        )
         self._known: dict[str, Outputs] = {}
         """By model: its outputs on the samples of all clients, (N, ...)."""
 

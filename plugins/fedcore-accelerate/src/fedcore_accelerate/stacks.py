@@ -51,6 +51,7 @@ from fedcore_accelerate.stacked_step import (
     Unread,
     attributes_refused,
 )
+from fedcore_accelerate.tuning import why_alone
 
 
 class Stacked:
@@ -184,10 +185,10 @@ class Group:
     def __init__(
         self, stack: Stacked, first: int, count: int, one: LocalSession, values_of: Callable[[Path], Sequence[Any]]
     ) -> None:
-        if changes := one.plugins.implementers("gradients"):
-            raise NotStackable(f"plugin {changes[0].name!r} changes gradients")
-        if one.working.layout.buffers - one.working.layout.fixed or one.working.unsaved:
-            raise NotStackable("the model has buffers, such as BatchNorm's statistics or a mask")
+        if reason := why_alone(one.working.setup):
+            raise NotStackable(reason)
+        if one.working.unsaved:
+            raise NotStackable("the model has buffers that are not saved, such as a mask")
         self._stack, self._where = stack, slice(first, first + count)
         self._trained = {name: nn.Parameter(stack.weights[name][self._where]) for name in one.working.trained}
         self._added = {name: nn.Parameter(tensor[self._where]) for name, tensor in stack.added.items()}

@@ -72,6 +72,11 @@ def why_unstacked(setup: Setup) -> str:
         return f"plugin {name!r} pauses clients in the middle of their training"
     for plugin in setup.plugins.implementers("broadcast_to"):
         return f"plugin {plugin.name!r} sends each client tensors of its own"
+    return why_alone(setup)
+
+
+def why_alone(setup: Setup) -> str:
+    """Return the reason for which no step of several clients can be taken as one; empty if steps show it, if at all."""
     for plugin in setup.plugins.implementers("gradients"):
         return f"plugin {plugin.name!r} changes gradients"
     return "the model has buffers, such as BatchNorm's statistics" if setup.layout.buffers - setup.layout.fixed else ""
