@@ -93,6 +93,7 @@ def test_trackers_and_the_terminal_show_it(toy):
     (record,) = RunDirectory(result.directory).metrics.read()
     shown = {name: value for name, value in round_scalars(record).items() if name.startswith("report/")}
     assert shown == {"report/counts/updates": 2.0, "report/counts/mean": 2.0}
+    assert report_line("counts", {"each": [1, 3]}) is None
     assert report_line("counts\x1b", {"mean": 1 / 3, "n": 2, "each": [1, 3]}).plain == "counts�: mean 0.3333, n 2"
 
 

@@ -75,6 +75,17 @@ def test_images_are_normalised_by_training_samples_alone(go, choice):
     assert inputs.std == pytest.approx((std,), abs=1e-5)
 
 
+def test_an_unseen_client_decides_no_number_of_the_others(go):
+    result = go({}, normalize="global", rounds=1, clients=4, unseen_clients=0.5, **HELD)
+    loaded = load_dataset("digits").train
+    pixels = loaded.images * torch.tensor(loaded.std).view(1, -1, 1, 1) + torch.tensor(loaded.mean).view(1, -1, 1, 1)
+    parts = [*partition_of(result).train]
+    trained, everyone = pixels[torch.cat(parts[:2])], pixels[torch.cat(parts)]
+    assert result.inputs.mean == pytest.approx((trained.mean().item(),), abs=1e-5)
+    assert result.inputs.std == pytest.approx((trained.std(correction=0).item(),), abs=1e-5)
+    assert abs(trained.mean() - everyone.mean()) > 1e-4
+
+
 def test_as_loaded_changes_nothing_and_workers_have_the_same_bits(go):
     assert model_bytes(go({}, normalize="as-loaded")) == model_bytes(go({}))
     options = {"normalize": "client", **HELD}

@@ -27,7 +27,7 @@ def summary_tables(summary: Mapping[str, Any], width: int) -> Group:
         traffic_table(summary["bytes"], summary["rounds"]),
         "",
         *([system_line(summary["system"])] if "system" in summary else []),
-        *(report_line(plugin, figures) for plugin, figures in summary.get("reports", {}).items()),
+        *filter(None, (report_line(plugin, figures) for plugin, figures in summary.get("reports", {}).items())),
         time_line(summary),
     )
 
@@ -112,11 +112,11 @@ def system_line(counts: Mapping[str, Any]) -> Text:
     )
 
 
-def report_line(plugin: str, figures: Mapping[str, Any]) -> Text:
-    """Return a plugin's report on the whole run, without lists: summary.json has them."""
+def report_line(plugin: str, figures: Mapping[str, Any]) -> Text | None:
+    """Return a plugin's report on the whole run, without lists, which summary.json has; None if that leaves nothing."""
     single = {name: value for name, value in figures.items() if not isinstance(value, list)}
     parts = (f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in single.items())
-    return Text.assemble((f"{output.clean(plugin)}: ", "bold"), output.clean(", ".join(parts)))
+    return Text.assemble((f"{output.clean(plugin)}: ", "bold"), output.clean(", ".join(parts))) if single else None
 
 
 def time_line(summary: Mapping[str, Any]) -> Text:

@@ -34,7 +34,8 @@ MANY = 1000
 def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) -> Dataset:
     """Return a data set as a run's models take it.
 
-    Statistics are of the training samples that clients hold, without their held-out parts.
+    Statistics are of the training samples of the clients that train, without their held-out parts. Unseen clients give
+    none: what is measured on them would depend on their own samples.
 
     :param config: the :class:`fedcore.RunConfig`.
     :param choice: ``as-loaded``, ``global``, ``client``, ``none`` or ``pretrained``.
@@ -51,7 +52,10 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
         raise ConfigError(
             f"--normalize {choice} is for images and rows of numbers; samples of {dataset.name!r} are neither"
         )
-    rows = torch.arange(len(train)) if partition.is_declared else partition.train.positions.long().unique()
+    own = partition.train
+    rows = torch.arange(len(train))
+    if not partition.is_declared:
+        rows = own.positions[: own.offsets[config.training_clients]].long().unique()
     if isinstance(train, TableSamples):
         prepared = _table(dataset, choice, rows)
     elif isinstance(train, ResidentSamples):
