@@ -44,7 +44,7 @@ def test_an_option_without_effect_is_noted(plugins, options, reason):
 @pytest.mark.parametrize(
     ("options", "size"),
     [
-        ({}, 63),
+        ({}, 50),
         ({"workers": 0}, 50),
         ({"workers": 1}, 50),
         ({"workers": 3}, 34),

@@ -52,6 +52,7 @@ def test_short_tasks_share_bundles_that_shrink_towards_the_end():
 
 def test_few_very_short_tasks_take_few_messages():
     assert sizes(PLAIN, MESSAGE_SECONDS / 2.5) == [18, 18, 2, 2]
+    assert sizes(PLAIN, MESSAGE_SECONDS / 3.5) == [20, 20]  # the 2 left of each would take less than a message
     assert sizes(PLAIN, 1e-6) == [20, 20]
     assert sizes(PLAIN[:1], 1e-6) == [1]
     assert sizes(PLAIN, 1e-6, workers=64) == [1] * 40

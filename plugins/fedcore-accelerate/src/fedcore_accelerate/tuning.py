@@ -18,8 +18,6 @@ from fedcore.models import Placement, convolves, problem_in_channels_last
 FORMATS: tuple[str, ...] = ("contiguous", "channels_last")
 SMALLEST_STACK, LARGEST_STACK = 12, 50
 """The equal stacks that ``--stack auto`` chooses. On digits 8 in a stack were slower, and 50 took 0.6 of the time."""
-LARGER = 1.25
-"""The first of two workers' single stacks, in equal ones: updates of the second are read while it still trains."""
 TURNS = 15
 """The steps that ``--autotune`` takes in each memory format. The first ones are slow, so the fastest one counts."""
 
@@ -59,7 +57,7 @@ def usual_stack(setup: Setup) -> int:
     alone = why_unstacked(setup) or config.device != "cpu" or convolves(setup.model) or config.client_timeout
     if alone or config.max_waiting or math.ceil(share) < SMALLEST_STACK:
         return 1
-    return math.ceil(share / turns * (LARGER if workers == 2 and turns == 1 else 1))
+    return math.ceil(share / turns)
 
 
 def why_unstacked(setup: Setup) -> str:

@@ -243,8 +243,11 @@ class WorkerEngine:
 
 BUNDLE_SECONDS = 0.05
 """How long a worker's processor is to be busy with one bundle, at most."""
-MESSAGE_SECONDS = 0.002
-"""What a bundle costs all processes together: a worker is slower at first, and the main process is in its way."""
+MESSAGE_SECONDS = 0.003
+"""What a bundle costs all processes together: a worker is slower at first, and the main process is in its way.
+
+Tasks that take less are assigned with those before them.
+"""
 ASSIGNED_AT_ONCE = 0.9
 """Share of the remaining tasks that is assigned at once: each message costs, and the rest evens out unequal groups."""
 
@@ -263,7 +266,8 @@ def bundled(tasks: list[ClientTask], workers: int, seconds: Mapping[str, float])
         least, most = (max(1, int(limit / each)) for limit in (MESSAGE_SECONDS, BUNDLE_SECONDS))
         while queue:
             share = remaining / workers
-            per_worker = min(most, max(least, int(ASSIGNED_AT_ONCE * share)), math.ceil(share))
+            at_once = max(least, int(ASSIGNED_AT_ONCE * share))
+            per_worker = min(most, math.ceil(share) if share - at_once < least else at_once)
             assigned, queue = queue[: per_worker * workers], queue[per_worker * workers :]
             remaining -= len(assigned)
             for group in (assigned[number::workers] for number in range(min(workers, len(assigned)))):

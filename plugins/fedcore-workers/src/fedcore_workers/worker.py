@@ -7,6 +7,7 @@ of an epoch or while it is stopped.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -30,6 +31,9 @@ def main(fd: int, engine: int | None = None) -> None:
         die_with_parent(engine)
     for number in (signal.SIGINT, signal.SIGTERM):  # SLURM sends it to every process of a job; the engine ends workers
         signal.signal(number, signal.SIG_IGN)
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        with contextlib.suppress(OSError):  # a worker that gets its task does not keep the engine from sending the next
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     nobody_draws_outside()
     with process.one_thread(), contextlib.suppress(EOFError, ConnectionError):
         serve(Channel(socket.socket(fileno=fd)))
