@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedcore.models.placement import problem_in_channels_last as problem_in_channels_last
     from fedcore.models.placement import resolve_device as resolve_device
     from fedcore.models.split import Outputs as Outputs
+    from fedcore.models.split import PlainAttributes as PlainAttributes
     from fedcore.models.split import copied as copied
     from fedcore.models.split import evaluating as evaluating
     from fedcore.models.split import frozen_modules as frozen_modules

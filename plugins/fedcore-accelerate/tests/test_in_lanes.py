@@ -8,7 +8,7 @@ import torch
 from on_cpu import CpuRecorder, assert_same, captured_on_cpu, side_by_side, storages
 from torch import nn
 
-from fedcore import Loss, Plugin, PluginContractError, hookimpl
+from fedcore import Loss, Plugin, PluginContractError, SplitModel, hookimpl
 from fedcore.client import runner_of
 from fedcore.data import load_dataset
 from fedcore_accelerate import Graphs, Lanes, Series
@@ -45,6 +45,19 @@ def test_branches_draw_their_own_random_numbers(both, model):
     lanes, plain, recorder = both(model=f"module:{example_steps.__name__}.{model}", batch_size=16, rounds=3)
     assert_same(lanes, plain)
     assert recorder.branched
+
+
+def halves_a_gradient(num_classes, input_shape):
+    model = SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), 16, num_classes)
+    model.encoder.base[1].weight.register_hook(lambda gradient: gradient / 2)
+    return model
+
+
+def test_a_model_with_a_hook_on_a_gradient_trains_in_one_lane(both):
+    """The copies for other lanes lack it."""
+    lanes, plain, recorder = both(model=halves_a_gradient, rounds=1)
+    assert_same(lanes, plain)
+    assert not recorder.branched
 
 
 @pytest.mark.sampled(3)

@@ -137,6 +137,7 @@ def test_gradients_of_linear_layers_have_the_memory_format_of_the_weights(bias):
     gradients = torch.autograd.grad(products.square().sum(), [*weights.values()])
     alone = torch.stack([functional_call(layer, {n: w[k] for n, w in weights.items()}, (x[k],)) for k in range(4)])
     torch.testing.assert_close(products, alone)
+    assert products.is_contiguous()
     torch.testing.assert_close(gradients, torch.autograd.grad(alone.square().sum(), [*weights.values()]))
     assert all(gradient.is_contiguous() for gradient in gradients)
 
@@ -163,10 +164,28 @@ class TakesAFurtherPass(Plugin):
         return Loss(step.model(step.x)[1].square().mean(), weight=0.1)
 
 
-@pytest.mark.parametrize("plugins", [(), (TakesAFurtherPass,)], ids=["plain", "further-pass"])
-def test_the_row_of_padding_has_no_gradient_at_any_client(both, steps, plugins):
+class HasATable(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.add_parameters({"table": torch.zeros(client.num_classes, 16)}, lr=0.5)
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss((step.features - F.embedding(step.y, step.added["table"], padding_idx=0)).square().mean())
+
+
+def without_padding(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), 16, num_classes)
+
+
+@pytest.mark.parametrize(
+    ("model", "plugins"),
+    [(with_padding, ()), (with_padding, (TakesAFurtherPass,)), (without_padding, (HasATable,))],
+    ids=["plain", "further-pass", "own-table"],
+)
+def test_the_row_of_padding_has_no_gradient_at_any_client(both, steps, model, plugins):
     """Torch's rule for embeddings under vmap knows the first client's alone."""
-    assert_close(*both(*plugins, rounds=1, model=with_padding))
+    assert_close(*both(*plugins, rounds=1, model=model))
     assert steps["stacked"]
 
 
@@ -177,13 +196,51 @@ def with_norms_of_batches(num_classes, input_shape):
     )
 
 
-def test_frozen_models_see_the_samples_of_one_client(both, steps):
+class Centred(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 16)
+
+    def forward(self, x):
+        features = super().forward(x.flatten(1))
+        return features - features.mean(0)
+
+
+def centred_features(num_classes, input_shape):
+    return SplitModel(Centred(), 16, num_classes)
+
+
+@pytest.mark.parametrize("model", [with_norms_of_batches, centred_features])
+def test_frozen_models_see_the_samples_of_one_client(both, steps, model):
     """BatchNorm without statistics of its own takes those of the batch."""
-    assert_close(*both("fedntd", rounds=2, local_epochs=2, model=with_norms_of_batches), relative=1e-4)
+    assert_close(*both("fedntd", rounds=2, local_epochs=2, model=model), relative=1e-4)
     assert steps["stacked"]
 
 
-class MovesToTheMean:
+class MovesToTheMean(Plugin):
+    @hookimpl
+    def broadcast(self, server):
+        return dict(server.state)
+
+    @hookimpl
+    def local_loss(self, step):
+        mean = step.client.received.get("mean")
+        return None if mean is None else Loss((step.features.square().mean(0) - mean).square().sum())
+
+    @hookimpl
+    def end_local(self, client):
+        return {"mean": client.forward()[0].square().mean(0)}
+
+    @hookimpl
+    def accumulate(self, server, update):
+        server.state.add("mean", update.payload["mean"])
+
+
+def test_a_pass_at_the_end_has_the_batches_of_one_client(both):
+    sizes = {"clients": 2, "participation": 1.0, "batch_size": 500}
+    assert_close(*both(MovesToTheMean, rounds=2, model=centred_features, **sizes))
+
+
+class MovesToTheMiddle:
     """An augmentation that takes statistics of a batch."""
 
     @staticmethod
@@ -196,7 +253,7 @@ class MovesToTheMean:
 
 
 def centred(data_dir):
-    return replace(load_dataset("digits"), augmentation=f"module:{__name__}.MovesToTheMean")
+    return replace(load_dataset("digits"), augmentation=f"module:{__name__}.MovesToTheMiddle")
 
 
 def test_an_augmentation_sees_the_samples_of_one_client(both, steps):
@@ -219,6 +276,39 @@ def with_a_scalar(num_classes, input_shape):
 
 def test_a_parameter_without_dimensions_is_clipped(both, steps):
     assert_close(*both(rounds=1, clip_norm=0.1, model=with_a_scalar))
+    assert steps["stacked"]
+
+
+class Windows(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 16)
+
+    def forward(self, x):
+        hidden = super().forward(x.flatten(1))
+        return hidden.as_strided((len(x), 8, 9), (16, 1, 1)).amax(2).relu()
+
+
+def with_windows(num_classes, input_shape):
+    return SplitModel(Windows(), 8, num_classes)
+
+
+class Scaled(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 16)
+
+    def forward(self, x):
+        hidden = super().forward(x.flatten(1))
+        hidden.reshape(-1).mul_(2.0)  # of the layer's output, or of a copy of it
+        return hidden.tanh()
+
+
+def with_an_edit(num_classes, input_shape):
+    return SplitModel(Scaled(), 16, num_classes)
+
+
+@pytest.mark.parametrize("model", [with_windows, with_an_edit])
+def test_outputs_of_linear_layers_lie_in_memory_as_they_do_alone(both, steps, model):
+    assert_close(*both(rounds=1, model=model))
     assert steps["stacked"]
 
 
@@ -417,7 +507,7 @@ def with_batch_norm(num_classes, input_shape):
     return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16)), 16, num_classes)
 
 
-class Centred(nn.Linear):
+class Follows(nn.Linear):
     def __init__(self):
         super().__init__(64, 16)
         self.register_buffer("mean", torch.zeros(16), persistent=False)
@@ -427,19 +517,6 @@ class Centred(nn.Linear):
         if self.training:
             self.mean.mul_(0.5).add_(0.5 * features.detach().mean(0))
         return features - self.mean
-
-
-class Windows(nn.Linear):
-    def __init__(self):
-        super().__init__(64, 16)
-
-    def forward(self, x):
-        hidden = super().forward(x.flatten(1))
-        return hidden.as_strided((len(x), 8, 9), (16, 1, 1)).amax(2).relu()
-
-
-def with_windows(num_classes, input_shape):
-    return SplitModel(Windows(), 8, num_classes)
 
 
 class CountsItsCalls(nn.Module):
@@ -454,8 +531,66 @@ def with_a_count(num_classes, input_shape):
     return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), CountsItsCalls()), 16, num_classes)
 
 
+class CountsInside(nn.Module):
+    """It counts in place: in a tensor, and in a list of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.tensor, self.list = torch.zeros(()), [0]
+
+    def forward(self, x):
+        if self.training:
+            self.tensor += 1
+            self.list[0] += 1
+        return x * (1 + 0.05 * self.list[0] + 0.05 * self.tensor)
+
+
+def with_counts_inside(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), CountsInside()), 16, num_classes)
+
+
+class FollowsInAnAttribute(nn.Linear):
+    """Its edit is for one client, so that ``vmap`` refuses it after others have been made."""
+
+    def __init__(self):
+        super().__init__(64, 16)
+        self.mean, self.calls = torch.zeros(16), torch.zeros(())
+
+    def forward(self, x):
+        features = super().forward(x.flatten(1))
+        if self.training:
+            self.calls += 1
+            self.mean.mul_(0.5).add_(0.5 * features.detach().mean(0))
+        return features - self.mean * self.calls.clamp(max=3)
+
+
+def with_a_mean_in_an_attribute(num_classes, input_shape):
+    return SplitModel(FollowsInAnAttribute(), 16, num_classes)
+
+
+def halves_a_gradient(num_classes, input_shape):
+    model = without_padding(num_classes, input_shape)
+    model.encoder.base[1].weight.register_hook(lambda gradient: gradient / 2)
+    return model
+
+
+class HalvesGradients(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 16)
+
+    def forward(self, x):
+        features = super().forward(x.flatten(1))
+        if features.requires_grad:
+            features.register_hook(lambda gradient: gradient / 2)
+        return features
+
+
+def halves_gradients(num_classes, input_shape):
+    return SplitModel(HalvesGradients(), 16, num_classes)
+
+
 def with_unsaved_buffer(num_classes, input_shape):
-    return SplitModel(Centred(), 16, num_classes)
+    return SplitModel(Follows(), 16, num_classes)
 
 
 @pytest.mark.parametrize(
@@ -463,9 +598,12 @@ def with_unsaved_buffer(num_classes, input_shape):
     [
         ("with_dropout", "a hook or the model draws random numbers"),
         ("with_batch_norm", "buffers"),
-        ("with_windows", "as_strided"),
         ("with_unsaved_buffer", "buffers"),
         ("with_a_count", "changes its attribute CountsItsCalls.calls"),
+        ("with_counts_inside", "changes its attribute CountsInside.tensor"),
+        ("with_a_mean_in_an_attribute", "broadcast"),
+        ("halves_a_gradient", "hook on the gradient of 'encoder.base.1.weight'"),
+        ("halves_gradients", "register a hook"),
     ],
 )
 def test_a_model_that_cannot_be_stacked_trains_plainly(tmp_path, model, reason):

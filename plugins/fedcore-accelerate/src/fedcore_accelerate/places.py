@@ -6,9 +6,17 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from torch import nn
+
 from fedcore.client import Begin, Memory, Setup, Training, WorkingModel
 from fedcore.engines import ClientTask
 from fedcore.models import copied
+
+
+def hooked_parameter(model: nn.Module) -> str:
+    """Return a parameter with a hook on its gradient, which copies of the model lack; empty without one."""
+    named = model.named_parameters()
+    return next((name for name, p in named if p._backward_hooks or p._post_accumulate_grad_hooks), "")
 
 
 class Places:

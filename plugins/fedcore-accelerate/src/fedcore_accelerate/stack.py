@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any, TypeVar
 
-from fedcore.client import Begin, Memory, Setup, WorkingModel, take_step
+from fedcore.client import Begin, Memory, OneByOne, Setup, WorkingModel, take_step
 from fedcore.engines import ClientTask, Outcome
 from fedcore_accelerate.places import Places
 from fedcore_accelerate.stacked_step import Path, value_at
@@ -73,20 +73,27 @@ class Stacks:
         self._workings: list[WorkingModel] = []
         self._stack = Stack([])
         self._whole = Whole()
+        self._as_whole: bool | None = None
+        """Whether stacks may be trained as one whole; None before the first."""
         self._warned = False
 
     def working(self, setup: Setup) -> WorkingModel:
-        """Return the working model of the first place in the stack."""
+        """Return the working model of the first place in the stack; the only one if no clients train as one."""
+        self._one_by_one = OneByOne() if why_unstacked(setup) else None  # of which the run tells at its start
+        if self._one_by_one is not None:
+            return self._one_by_one.working(setup)
         self._places = Places(setup, Memory)
-        self._warned = bool(why_unstacked(setup))  # at the start of the run
         return self._places.models[0]
 
     def run(self, tasks: Sequence[ClientTask], begin: Begin) -> list[Outcome]:
         """Take all steps; see :class:`fedcore.client.runner.Runner`."""
-        if applies(begin.runtime):
-            with suppress(Exception):  # as in :meth:`_try`; who trains client by client then names the reason
-                if (done := self._whole.train(tasks, begin)) is not None:
-                    return done
+        if self._one_by_one is not None:
+            return self._one_by_one.run(tasks, begin)
+        with suppress(Exception):  # as in :meth:`_try`; who trains client by client then names the reason
+            if self._as_whole is None:
+                self._as_whole = applies(begin.runtime)
+            if self._as_whole and (done := self._whole.train(tasks, begin)) is not None:
+                return done
         outcomes: dict[int, Outcome] = {}
         members: list[_Member] = []
         for asked, training in self._places.trainings(tasks, begin):

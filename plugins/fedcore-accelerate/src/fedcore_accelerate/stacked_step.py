@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +20,14 @@ from typing_extensions import override
 
 from fedcore import ClientContext, FedcoreError, SplitModel
 from fedcore.client import Batch, BatchStep, LocalSession, context_of
-from fedcore.models import Outputs
+from fedcore.models import Outputs, PlainAttributes
 
 OF_RUN = ("config", "round", "rounds", "num_classes", "task", "device", "model", "lr", "momentum")
 """Attributes of a client that are the same for all clients of a stack. ``model`` has the stacked weights in a step."""
 OF_CLIENT = ("received", "class_counts", "parameters", "start", "added", "n")
 """Attributes of a client that are stacked."""
+OF_TORCH = vars(nn.Module()).keys()
+"""The attributes that every module has."""
 OF_BEGINNING = (*OF_RUN, "received", "parameters", "start", "added", "scratch", "public", "network")
 """What ``begin_local`` finds the same at all clients of a stack that keep nothing."""
 REQUESTS = ("add_parameters", "freeze")
@@ -226,28 +230,38 @@ def attributes_refused(model: nn.Module) -> Iterator[None]:
     :raises NotStackable: names the attribute.
     """
     parts = [part for part in model.modules() if not type(part).__module__.startswith("torch.")]
-    before, sizes, changed = [*map(_attributes, parts)], [*map(_sizes, parts)], ""
+    first, before, changed = PlainAttributes(model), [*map(_attributes, parts)], ""
     try:
         yield
     finally:
-        for part, first, size in zip(parts, before, sizes, strict=True):
+        for part, own in zip(parts, before, strict=True):
             now = _attributes(part)
-            others = [name for name in {**first, **now} if now.get(name, parts) is not first.get(name, parts)]
-            others += [name for name, count in _sizes(part).items() if size.get(name) != count]
+            others = (name for name in {**own, **now} if not _same(own.get(name), now.get(name)))
             changed = next((f"{type(part).__name__}.{name}" for name in others), changed)
-            for name in now.keys() - first.keys():
-                del vars(part)[name]
-            vars(part).update(first)
+        if changed:
+            first.restore()
     if changed:
         raise NotStackable(f"the model changes its attribute {changed}")
 
 
-def _attributes(part: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(part).items() if name != "training"}
+def _attributes(part: nn.Module) -> dict[str, list[Any]]:
+    """Return the attributes of a module that are none of torch's, and what each holds."""
+    return {name: _held(value) for name, value in vars(part).items() if name not in OF_TORCH}
 
 
-def _sizes(part: nn.Module) -> dict[str, int]:
-    return {name: len(own) for name, own in vars(part).items() if isinstance(own, (list, dict, set)) and name[0] != "_"}
+def _held(value: Any) -> list[Any]:
+    """Return a value with what it holds, and how often tensors in it were edited."""
+    if isinstance(value, Tensor):
+        return [value, value._version]
+    if not isinstance(value, (list, dict, set, deque)):
+        return [value]
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
+    return [value, *(held for each in inner for held in _held(each))]
+
+
+def _same(first: Sequence[Any] | None, now: Sequence[Any] | None) -> bool:
+    pairs = zip_longest(first or (), now or (), fillvalue=_same)
+    return all(one is other or (type(one) is int and one == other) for one, other in pairs)
 
 
 def value_at(session: LocalSession, path: Path) -> Any:

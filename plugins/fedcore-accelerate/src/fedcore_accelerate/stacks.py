@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, is_batchedtensor
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -136,14 +137,15 @@ class _Models(nn.Module):
         return function(self.trained)
 
 
-AS_STRIDED = (torch.as_strided, Tensor.as_strided)
+REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
 class _Rules(TorchFunctionMode):
     """Rules of :func:`torch.func.vmap` that are slow or wrong, in other words.
 
     Gradients of :func:`torch.nn.functional.linear` come transposed, and the copy of each takes as long as the product.
-    Those of :func:`torch.nn.functional.embedding` leave out the first client's padding row alone.
+    Those of :func:`torch.nn.functional.embedding` leave out the first client's padding row alone. No tensor says that
+    it requires a gradient, so that a hook on its gradient is left out.
 
     :param weights: of one client, as ``vmap`` shows them.
     """
@@ -154,14 +156,21 @@ class _Rules(TorchFunctionMode):
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in AS_STRIDED:  # its result depends on the memory of layers' outputs, which is another here
-            raise NotStackable("the model calls as_strided")
+        if func == REQUIRES_GRAD:
+            return _requires_grad(*args)
         if func is F.embedding:
             return _embedding(*args, **(kwargs or {}))
         if func is not F.linear or len(args) < 3 or args[0].dim() != 2 or id(args[1]) not in self._weights:
             return func(*args, **(kwargs or {}))
         rows, weight, bias = args
-        return (weight @ rows.mT if bias is None else torch.addmm(bias.unsqueeze(1), weight, rows.mT)).mT
+        product = weight @ rows.mT if bias is None else torch.addmm(bias.unsqueeze(1), weight, rows.mT)
+        return product.mT.contiguous()  # else an edit of what reshape returns would be one of a copy
+
+
+def _requires_grad(tensor: Tensor) -> bool:
+    while not tensor.requires_grad and is_batchedtensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor.requires_grad
 
 
 def _embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **more: Any) -> Tensor:
@@ -197,7 +206,6 @@ class Group:
         names = {id(p): name for name, p in {**one.working.parameters, **trained_by(one)}.items()}
         self._reads = Reads(values_of, names, one.working.device)
         self._models = _Models(one.working)
-        self._pads = any(getattr(part, "padding_idx", None) is not None for part in one.working.module.modules())
         parameters = self._trained | self._added
         groups = []
         for group in one.optimizer.groups:
@@ -291,13 +299,9 @@ class Group:
 
         def step(read: Read, model: SplitModel, x: Tensor, y: Tensor, indices: Tensor) -> tuple[Any, ...]:
             one.losses = LossTotals({})
-            with one.autocast():
-                with _Rules(model.parameters()):
-                    outputs = Outputs(*model(x))
-                # Hooks take more than a product of them.
-                outputs = Outputs(*(part.contiguous() if part.dim() == 2 else part for part in outputs))
-                with _Rules(()) if self._pads else nullcontext():  # hooks may take further passes
-                    total = total_loss(one, StackedStep(first, outputs, read, x, y, indices))
+            with one.autocast(), _Rules(model.parameters()):
+                outputs = Outputs(*model(x))
+                total = total_loss(one, StackedStep(first, outputs, read, x, y, indices))
             self._counts = one.losses.counts
             return total, one.losses.sums, *outputs
 

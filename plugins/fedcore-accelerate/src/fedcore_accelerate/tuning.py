@@ -14,6 +14,7 @@ from fedcore.client import Setup
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.engines import cores
 from fedcore.models import Placement, convolves, problem_in_channels_last
+from fedcore_accelerate.places import hooked_parameter
 
 FORMATS: tuple[str, ...] = ("contiguous", "channels_last")
 SMALLEST_STACK, LARGEST_STACK = 12, 50
@@ -41,7 +42,8 @@ def fastest_format(setup: Setup, dataset: Dataset) -> str:
 def lacks_lanes(setup: Setup, *, capture: bool) -> bool:
     """Return whether ``--lanes`` has no effect on a run."""
     captured = setup.placement.device.type == "cuda" and capture
-    return setup.config.engine == "local" and (bool(setup.config.workers) or not captured)
+    alone = bool(setup.config.workers) or not captured or bool(hooked_parameter(setup.model))
+    return setup.config.engine == "local" and alone
 
 
 def usual_stack(setup: Setup) -> int:
@@ -77,6 +79,8 @@ def why_alone(setup: Setup) -> str:
     """Return the reason for which no step of several clients can be taken as one; empty if steps show it, if at all."""
     for plugin in setup.plugins.implementers("gradients"):
         return f"plugin {plugin.name!r} changes gradients"
+    if name := hooked_parameter(setup.model):
+        return f"the model has a hook on the gradient of {name!r}"
     return "the model has buffers, such as BatchNorm's statistics" if setup.layout.buffers - setup.layout.fixed else ""
 
 

@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedcore import ClientContext, ClientUpdate, Tensors
 from fedcore.client import (
@@ -26,10 +26,11 @@ from fedcore.client import (
     Failed,
     LocalSession,
     begin_local,
+    random_stream,
     refuse_edits,
 )
 from fedcore.engines import ClientRuntime, ClientTask, Outcome, dumps, flatten
-from fedcore.models import Layout
+from fedcore.models import Layout, tried
 from fedcore_accelerate.cohort import Cohort, Frozen, Losses
 from fedcore_accelerate.random_stream import draws_refused
 from fedcore_accelerate.stacked_step import AnyClient, NotStackable, attributes_refused
@@ -37,8 +38,6 @@ from fedcore_accelerate.stacks import Group, Stacked, room, trained_by
 
 OF_ONE_CLIENT = ("local_samples", "gradients", "observe", "pre_upload", "guard_upload")
 """Hooks that are called client by client."""
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 MOST_TOGETHER = 64 << 20
 """The bytes of models up to which a stack stores them in one file, which stays until none of them is needed."""
@@ -53,9 +52,21 @@ def applies(runtime: ClientRuntime) -> bool:
     alone = any(map(setup.plugins.implements, OF_ONE_CLIENT)) or setup.breaks
     keeps = setup.layout.personal or setup.layout.buffers - setup.layout.fixed or working.unsaved
     augmented = setup.config.augment and dataset.augmentation
-    # Without statistics of its own it computes those of a batch, which would hold the samples of several clients.
-    mixes = any(isinstance(part, BATCH_NORMS) and part.running_mean is None for part in working.module.modules())
-    return not (alone or keeps or augmented or mixes) and dataset.train.kind == "tensor"
+    fits = not (alone or keeps or augmented) and dataset.train.kind == "tensor"
+    return fits and not ((working.frozen or setup.plugins.implements("end_local")) and _mixes(runtime))
+
+
+def _mixes(runtime: ClientRuntime) -> bool:
+    """Return whether the model's outputs for a sample depend on the others, as with a BatchNorm without statistics.
+
+    Passes without gradients would take them from several clients, or other ones of the same client.
+    """
+    model, samples = runtime.working.module, runtime.dataset.train
+    with tried(model), random_stream(0, runtime.working.device):
+        x = samples.gather(torch.arange(min(3, len(samples)))).to(runtime.working.device)
+        pairs = [*zip(model(x), model(x[:1]), strict=True)]
+    rounding = [torch.finfo(together.dtype).eps ** 0.5 * together.abs().amax() for together, _ in pairs]
+    return not all((many[0] - one[0]).abs().amax() <= most for (many, one), most in zip(pairs, rounding, strict=True))
 
 
 class Whole:
