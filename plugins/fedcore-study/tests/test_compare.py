@@ -27,6 +27,7 @@ from fedcore_study.comparisons.figures import Difference, Figure, paired_differe
 from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.measures import ACCURACY, Measure, direction
 from fedcore_study.comparisons.records import find_runs, read_run
+from fedcore_study.comparisons.tuned import at_which
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.words import named
 from tests.made_runs import make as make
@@ -750,6 +751,14 @@ class TestTuned:
         bare = [make([], 0, [0.5], lr=lr) for lr in (0.1, 0.2)]
         with raises(ConfigError, "--client-test-fraction"):
             join(bare, tuned=["lr"])
+
+    @pytest.mark.parametrize("share", [0.0, 0.5])
+    def test_figures_of_the_samples_that_chose_are_noted_as_too_high(self, make, share):
+        options = {"lr": self.LR, "client_test_fraction": 0.2, "validation_share": share}
+        rows = {"fedavg": find_runs([make([], 0, [0.5], **options)], print)}
+        protocols = ("global", "personal", "global_local", "personal_validation", "unseen")
+        noted = [protocol for protocol in protocols if "too high" in at_which(rows, ["lr"], protocol)]
+        assert noted == (["personal_validation"] if share else [*protocols[1:4]])
 
     def test_what_a_search_tried_is_known(self, make, tmp_path):
         """Two searches are one table of two methods, each at its best trial; --by looks at the trials."""

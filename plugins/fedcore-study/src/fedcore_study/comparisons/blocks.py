@@ -74,7 +74,7 @@ def block_of(group: Group, asked: Comparison, baseline: str | None) -> Block:
         other_seeds(values),
         other_sources(group.rows),
         global_models(group.rows),
-        at_which(group.rows, asked.tuned),
+        at_which(group.rows, asked.tuned, asked.protocol),
         *other_rounding(group.rows, asked.by),
         restarted_schedules(group.rows),
         *own_models(group.rows, asked.protocol),

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from fedcore import ConfigError
-from fedcore.tools import key, settings
+from fedcore.tools import key, protocols, settings
 from fedcore_study.comparisons.groups import parted, tuned_options
 from fedcore_study.comparisons.measures import judge
 from fedcore_study.comparisons.records import RunRecord
@@ -50,13 +50,24 @@ def values_of(run: RunRecord, tuned: Collection[str]) -> dict[str, Any]:
     return {name: (values | plugins)[name] for name in tuned if name in values or name in plugins}
 
 
-def at_which(rows: Mapping[str, Sequence[RunRecord]], tuned: Collection[str]) -> str:
-    """Return a sentence with each row's values of tuned options; empty without such options."""
+def at_which(rows: Mapping[str, Sequence[RunRecord]], tuned: Collection[str], protocol: str) -> str:
+    """Return a note with each row's values of tuned options; empty without such options.
+
+    It says so where the figures of the protocol are of the samples that chose the values.
+    """
     parts = []
     for label, runs in rows.items() if tuned else ():
         values = ", ".join(f"{name.split('.')[-1]} {shown(value)}" for name, value in values_of(runs[0], tuned).items())
         parts.append(f"{label}: {values or 'none'}")
-    return f"each row has its own tuned options ({'; '.join(parts)})" if parts else ""
+    if not parts:
+        return ""
+    chose = protocol in protocols.VALIDATION and (
+        protocol not in protocols.HELD_OUT
+        or any(not run.config.validation_share for runs in rows.values() for run in runs)
+    )
+    high = f"; the samples of {protocol} chose them, so it is too high: take global, or train with " if chose else ""
+    advice = "--validation-share 0.5 and take personal or global_local" if chose else ""
+    return f"each row has its own tuned options ({'; '.join(parts)}){high}{advice}"
 
 
 def _best(candidates: Sequence[Sequence[RunRecord]], tuned: Collection[str]) -> Sequence[RunRecord]:
