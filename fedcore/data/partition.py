@@ -297,14 +297,16 @@ def check_partition(partition: Partition, dataset: Dataset, where: object) -> No
         raise DataError(f"{where}: {problem}")
 
 
-def fitted(dataset: Dataset, partition: Partition) -> Dataset:
-    """Return the data set with its task's statistics from the clients' training parts.
+def fitted(dataset: Dataset, partition: Partition, clients: int) -> Dataset:
+    """Return the data set with its task's statistics from the training parts of the first ``clients`` clients.
 
-    Where clients hold their own data, the statistics are those of the data set's own training labels.
+    The others are unseen. Where clients hold their own data, the statistics are those of the data set's own training
+    labels.
     """
     if partition.is_declared:
         return dataset
-    return replace(dataset, task=dataset.task.fitted(dataset.train.labels.cpu()[partition.train.positions.long()]))
+    rows = partition.train.positions[: partition.train.offsets[clients]].long()
+    return replace(dataset, task=dataset.task.fitted(dataset.train.labels.cpu()[rows]))
 
 
 def load_partition(path: Path, dataset: Dataset) -> Partition:

@@ -95,7 +95,7 @@ class Run:
         config, dataset = resolve_config(config, dataset)
         config = config.model_copy(update={"trackers": resolve_trackers(config.trackers)})
         partition = resolve_partition(config, dataset, partition)
-        dataset = fitted(dataset, partition)
+        dataset = fitted(dataset, partition, config.training_clients)
         if partition.is_declared:
             config = config.model_copy(update={"partition": DECLARED})
         if config.unseen_clients and not partition.test.sizes[config.training_clients :].any():
@@ -168,7 +168,7 @@ class Run:
             check_places(places_in(config, directory.path), source, allow=False)
         config, dataset = resolve_config(config)
         partition = load_partition(directory.partition_file, dataset)
-        dataset = fitted(dataset, partition)
+        dataset = fitted(dataset, partition, config.training_clients)
         if partition.is_declared:
             directory = RunDirectory(directory.path, with_clients=False)  # they keep their states themselves
         saved.require(_digest_of(partition), data_digest(dataset), directory.path)

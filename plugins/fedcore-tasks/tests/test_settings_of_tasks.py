@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fedcore
 from fedcore import DataError
-from fedcore.data import Domains, as_dataset, make_partition
+from fedcore.data import Domains, as_dataset, load_partition, make_partition
 from fedcore.tools import app
 from tests.sentences import raises
 
@@ -51,6 +51,10 @@ def test_a_hidden_domain_has_figures_of_its_own_and_no_part_in_the_statistics():
 def test_sources_become_clients_of_which_some_never_train():
     options = {"partition": "natural", "unseen_clients": 0.4, "client_test_fraction": 0.3}
     result = fedcore.run(dataset=dataset(), clients=5, plugins=["ditto"], **options, **SETTINGS)
+    parts = load_partition(result.directory / "partition.json", dataset()).train
+    trained = torch.cat(list(parts)[:3]).numpy()
+    assert result.task.mean == [pytest.approx(Y[trained].mean())]
+    assert fedcore.load_run(result.directory, dataset=dataset()).task.mean == result.task.mean
     assert {"unseen", "personal", "global_local"} <= {name for name, row in result.metrics.items() if row}
     assert len(result.metrics["unseen"]["rmse_per_client"]) == 2
     assert len(result.metrics["personal"]["rmse_per_client"]) == 3
