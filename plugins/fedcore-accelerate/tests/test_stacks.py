@@ -123,21 +123,22 @@ def test_optimizers_and_clipping(both, steps, options):
     assert steps["stacked"]
 
 
+@pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-def test_gradients_of_linear_layers_have_the_memory_format_of_the_weights(bias):
+def test_gradients_of_linear_layers_have_the_memory_format_of_the_weights(bias, in_order):
     layer = nn.Linear(5, 3, bias=bias)
     weights = {name: nn.Parameter(torch.randn(4, *parameter.shape)) for name, parameter in layer.named_parameters()}
     x = torch.randn(4, 6, 5)
 
     def product(own, rows):
-        with _Rules(own.values()):
+        with _Rules(own.values(), in_order=in_order):
             return functional_call(layer, own, (rows,))
 
     products = vmap(product)(weights, x)
     gradients = torch.autograd.grad(products.square().sum(), [*weights.values()])
     alone = torch.stack([functional_call(layer, {n: w[k] for n, w in weights.items()}, (x[k],)) for k in range(4)])
     torch.testing.assert_close(products, alone)
-    assert products.is_contiguous()
+    assert products.is_contiguous() is in_order
     torch.testing.assert_close(gradients, torch.autograd.grad(alone.square().sum(), [*weights.values()]))
     assert all(gradient.is_contiguous() for gradient in gradients)
 
@@ -293,21 +294,37 @@ def with_windows(num_classes, input_shape):
 
 
 class Scaled(nn.Linear):
-    def __init__(self):
+    def __init__(self, flat):
         super().__init__(64, 16)
+        self.flat = flat
 
     def forward(self, x):
         hidden = super().forward(x.flatten(1))
-        hidden.reshape(-1).mul_(2.0)  # of the layer's output, or of a copy of it
+        self.flat(hidden).mul_(2.0)  # of the layer's output, or of a copy of it
         return hidden.tanh()
 
 
-def with_an_edit(num_classes, input_shape):
-    return SplitModel(Scaled(), 16, num_classes)
+FLAT = {
+    "reshape": lambda x: x.reshape(-1),
+    "torch.reshape": lambda x: torch.reshape(input=x, shape=(-1,)),
+    "flatten": lambda x: x.flatten(),
+    "module": nn.Flatten(0),
+    "ravel": torch.ravel,
+    "contiguous": lambda x: x.contiguous(),
+    "view": lambda x: x.view(-1),
+    "view_as": lambda x: x.view_as(torch.empty(x.numel())),
+    "of a part": lambda x: x[:, :8].reshape(-1, 2, 4),
+}
 
 
-@pytest.mark.parametrize("model", [with_windows, with_an_edit])
+@pytest.mark.parametrize("model", [with_windows, *FLAT])
 def test_outputs_of_linear_layers_lie_in_memory_as_they_do_alone(both, steps, model):
+    if isinstance(model, str):
+        flat = FLAT[model]
+
+        def model(num_classes, input_shape):
+            return SplitModel(Scaled(flat), 16, num_classes)
+
     assert_close(*both(rounds=1, model=model))
     assert steps["stacked"]
 

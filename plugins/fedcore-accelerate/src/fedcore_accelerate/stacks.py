@@ -71,6 +71,8 @@ class Stacked:
         """What hooks have read of their clients so far: it is stacked before the next step."""
         self.known_at_end: dict[Path, None] = {}
         """The same of ``end_local``."""
+        self.in_order = False
+        """Whether outputs of linear layers lie in memory as they do alone, which some models need."""
 
 
 class Stack(Stacked):
@@ -140,6 +142,18 @@ class _Models(nn.Module):
 REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
+OF_MEMORY = {
+    *(torch.as_strided, torch.flatten, torch.ravel, torch.reshape, torch.view_as_complex),
+    *(Tensor.as_strided, Tensor.contiguous, Tensor.flatten, Tensor.ravel, Tensor.reshape, Tensor.reshape_as),
+    *(Tensor.view, Tensor.view_as),
+}
+"""What these return depends on how a tensor lies in memory: a part of it, or a copy."""
+
+
+class _OutOfOrder(Exception):
+    """A model needs the outputs of its linear layers in order."""
+
+
 class _Rules(TorchFunctionMode):
     """Rules of :func:`torch.func.vmap` that are slow or wrong, in other words.
 
@@ -148,23 +162,27 @@ class _Rules(TorchFunctionMode):
     it requires a gradient, so that a hook on its gradient is left out.
 
     :param weights: of one client, as ``vmap`` shows them.
+    :param in_order: whether outputs of linear layers lie in memory as they do alone, which takes a copy each.
+    :raises _OutOfOrder: they do not, and the result of a function depends on it.
     """
 
-    def __init__(self, weights: Iterable[Tensor]) -> None:
+    def __init__(self, weights: Iterable[Tensor], *, in_order: bool) -> None:
         super().__init__()
-        self._weights = set(map(id, weights))
+        self._weights, self._in_order = set(map(id, weights)), in_order
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == REQUIRES_GRAD:
             return _requires_grad(*args)
+        if func in OF_MEMORY and not self._in_order and not (args or (kwargs["input"],))[0].is_contiguous():
+            raise _OutOfOrder
         if func is F.embedding:
             return _embedding(*args, **(kwargs or {}))
         if func is not F.linear or len(args) < 3 or args[0].dim() != 2 or id(args[1]) not in self._weights:
             return func(*args, **(kwargs or {}))
         rows, weight, bias = args
         product = weight @ rows.mT if bias is None else torch.addmm(bias.unsqueeze(1), weight, rows.mT)
-        return product.mT.contiguous()  # else an edit of what reshape returns would be one of a copy
+        return product.mT.contiguous() if self._in_order else product.mT
 
 
 def _requires_grad(tensor: Tensor) -> bool:
@@ -299,9 +317,14 @@ class Group:
 
         def step(read: Read, model: SplitModel, x: Tensor, y: Tensor, indices: Tensor) -> tuple[Any, ...]:
             one.losses = LossTotals({})
-            with one.autocast(), _Rules(model.parameters()):
-                outputs = Outputs(*model(x))
-                total = total_loss(one, StackedStep(first, outputs, read, x, y, indices))
+            rules = _Rules(model.parameters(), in_order=self._stack.in_order)
+            with one.autocast():
+                with rules:
+                    outputs = Outputs(*model(x))
+                # Hooks take more than a product of them.
+                outputs = Outputs(*(part.contiguous() if part.dim() == 2 else part for part in outputs))
+                with rules:
+                    total = total_loss(one, StackedStep(first, outputs, read, x, y, indices))
             self._counts = one.losses.counts
             return total, one.losses.sums, *outputs
 
@@ -357,6 +380,8 @@ class Group:
                     outputs[path] = stacked_outputs
             try:
                 return self._vmapped(known, outputs, function, *joined)
+            except _OutOfOrder:
+                self._stack.in_order = True
             except Unread as error:
                 if error.path in known:
                     raise NotStackable(f"clients differ in {error}") from error

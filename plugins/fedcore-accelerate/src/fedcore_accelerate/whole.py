@@ -182,6 +182,7 @@ class Whole:
         stack = Stacked({name: memories[name]["weight"] for name in own})
         stack.added = {name: memories[name]["weight"] for name in trained.keys() - own.keys()}
         stack.known, stack.known_at_end = self._stack.known, self._stack.known_at_end
+        stack.in_order = self._stack.in_order
         for name, memory in memories.items():
             first = one.start[name] if name in own else kinds[name]["weight"]
             memory.pop("weight").copy_(first)  # (K, ...) from (...)
