@@ -26,7 +26,7 @@ from fedcore.models import build_model, require_takes, smallest_batch
 from fedcore.models.build import dtype_hint
 from fedcore.models.layout import FlatLayout, Layout
 from fedcore.models.placement import Placement, problem_in_channels_last
-from fedcore.models.split import ModelTask, SplitModel, training_copy, tried
+from fedcore.models.split import ModelTask, SplitModel, keeping_dtype, training_copy, tried
 
 READ_UPDATES = ("all_updates", "pre_aggregate", "weight", "accumulate", "aggregate")
 """The hooks of the server that see the tensors of updates."""
@@ -83,11 +83,9 @@ class Setup:
         )
         for section in RunConfig.sections():
             section.built(config, model)
-        for plugin, changed in plugins.each("configure_model", model=model, task=task):
-            if changed is not None and not isinstance(changed, SplitModel):
-                fault, expected = f"returned {type(changed).__name__}", "a SplitModel or None"
-                raise PluginContractError.of(plugin.name, fault, hook="configure_model", expected=expected)
-            model = changed or model
+        with keeping_dtype(model):
+            for _, changed in plugins.each("configure_model", model=model, task=task):
+                model = changed or model
         _check_forward(config, model, task, sample, [p.name for p in plugins.implementers("configure_model")])
         if config.memory_format == "channels_last" and (problem := problem_in_channels_last(model, sample)):
             raise ConfigError(

@@ -257,11 +257,12 @@ RESULTS: Mapping[str, tuple[type | Callable[[Any], bool], str]] = {
     ),
     "Sequence[str]": (_patterns, "a sequence of patterns"),
     "nn.Module": (nn.Module, "a module"),
+    "SplitModel": (lambda model: hasattr(model, "renew_classifier"), "a SplitModel"),
     "Mapping[str, Any]": (_json, "a mapping of names to JSON values (tensors and arrays by .item() or .tolist())"),
 }
 """Type of a hook's result -> the type or the check of a value, and the expectation in words.
 
-Models and losses are checked where they are used.
+Losses are checked where they are used.
 """
 
 

@@ -163,14 +163,23 @@ class ModelTask:
                 "override make_classifier(feature_dim) in its SplitModel instead of setting classifier."
             )
         d = model.feature_dim
-        dtype = next((parameter.dtype for parameter in model.classifier.parameters()), None)
-        with self.random("projection"):
+        with keeping_dtype(model), self.random("projection"):
             layers = OrderedDict(l1=nn.Linear(d, d), relu=nn.ReLU(), l2=nn.Linear(d, width))
-        model.encoder.add_module("projection", nn.Sequential(layers).to(dtype=dtype))
-        model.projection_width = width
-        with self.random("classifier"):
-            model.renew_classifier(width)
-        model.classifier.to(dtype=dtype)
+            model.encoder.add_module("projection", nn.Sequential(layers))
+            model.projection_width = width
+            with self.random("classifier"):
+                model.renew_classifier(width)
+
+
+@contextmanager
+def keeping_dtype(model: SplitModel) -> Iterator[None]:
+    """Give what a block adds to a model in float32 the dtype of its present classifier, if that has parameters."""
+    dtype = next((parameter.dtype for parameter in model.classifier.parameters()), None)
+    before = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}  # alive, or ids are used again
+    yield
+    for tensor in (*model.parameters(), *model.buffers()):
+        if id(tensor) not in before and tensor.dtype == torch.float32:
+            tensor.data = tensor.data.to(dtype=dtype)
 
 
 def frozen_modules(model: nn.Module) -> list[nn.Module]:
@@ -256,8 +265,11 @@ class PlainAttributes:
                 del vars(part)[name]
             for name, (value, content) in first.items():
                 vars(part)[name] = value
-                if content is not None:
-                    _restore(value, content)
+                if isinstance(value, Tensor):
+                    value.detach().copy_(content)
+                elif content is not None:
+                    value.clear()
+                    (value.update if isinstance(value, (dict, set)) else value.extend)(content)
 
 
 def _plain(part: nn.Module) -> list[tuple[str, Any]]:
@@ -269,17 +281,6 @@ def _content(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     return copy.copy(value) if isinstance(value, (list, dict, set, deque)) else None
-
-
-def _restore(value: Any, content: Any) -> None:
-    if isinstance(value, Tensor):
-        value.detach().copy_(content)
-        return
-    value.clear()
-    if isinstance(value, (dict, set)):
-        value.update(content)
-    else:
-        value.extend(content)
 
 
 @contextmanager

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from fedcore import SplitModel, run
+from fedcore.base import registry
 from fedcore.base.errors import PluginConflictError
+from tests import support
 from tests.models.built import build, equal_states
 from tests.sentences import raises
 
@@ -69,3 +71,28 @@ def test_the_head_has_the_dtype_of_the_network(factory, monkeypatch, tmp_path) -
     result = run(model=factory, projection=True, rounds=1, clients=2, workers=0, device="cpu", progress=False)
     head = [*result.model.encoder.projection.parameters(), *result.model.classifier.parameters()]
     assert {parameter.dtype for parameter in head} == {torch.float64}
+
+
+class OfOneDtype(nn.Linear):
+    """A network of any dtype that takes images of float32."""
+
+    def forward(self, x):
+        return super().forward(x.flatten(1).to(self.weight.dtype)).relu()
+
+
+def of_doubles(num_classes, input_shape):
+    return SplitModel(OfOneDtype(64, 16), 16, num_classes).double()
+
+
+def of_bfloat16(num_classes, input_shape):
+    return SplitModel(OfOneDtype(64, 16), 16, num_classes).bfloat16()
+
+
+@pytest.mark.sampled(31)
+@pytest.mark.parametrize("factory", [of_doubles, of_bfloat16])
+@pytest.mark.parametrize("name", sorted({*registry.available("plugin")} - {"fedavg"}))
+def test_every_method_trains_a_network_of_another_dtype(name, factory, tmp_path) -> None:
+    """What methods add to the model or send is made in float32."""
+    options = {"rounds": 2, "samples": 300, "local_epochs": 2, "public": "0.1"}
+    model = support.run(tmp_path, support.brief(name), model=factory, **options).model
+    assert {parameter.dtype for parameter in model.parameters()} == {factory(10, ()).classifier.weight.dtype}

@@ -53,6 +53,7 @@ class ClassWeights(Plugin):
     def task_loss(self, step: Step) -> Tensor:
         """Return the sum of w_y times the cross-entropy, over the number of samples of the batch."""
         weights = step.client.received.get("weights")  # None if no client answered
+        weights = weights if weights is None else weights.to(step.logits.dtype)
         return F.cross_entropy(step.logits, step.y, weight=weights, reduction="sum") / len(step.y)
 
     @hookimpl

@@ -131,14 +131,15 @@ class FedCD(Plugin[FedCDOptions]):
         shape = (client.num_classes, self.options.fine_classes, client.model.feature_dim)
         start = client.received.get("prototypes", torch.zeros(shape, device=client.device))
         counts = client.received.get("counts", torch.zeros(shape[:2], device=client.device))
-        return start.clone(), counts > 0
+        return start.to(dtype_of(client), copy=True), counts > 0
 
     def _points(self, client: ClientContext) -> eq.Points:
         """Return P^g as samples, whose importances add up to 1; none in a round without P^g."""
         if not client.received:
             return eq.no_points(client.model.feature_dim, client.device)
         counts = client.received["counts"]
-        return eq.points_of(client.received["prototypes"], counts / counts.sum().clamp(min=1))
+        prototypes = client.received["prototypes"].to(dtype_of(client))
+        return eq.points_of(prototypes, counts / counts.sum().clamp(min=1))
 
     def _rebalanced(self, step: Step) -> eq.Rebalanced:
         """Return D^k+ of the batch."""
@@ -260,3 +261,8 @@ class FedCD(Plugin[FedCDOptions]):
         sums, totals = server.state["sum"], server.state["total"]
         prototypes = server.state.get("prototypes", torch.zeros(sums.shape))
         return eq.global_prototypes(sums, totals, prototypes, server.state.get("counts", torch.zeros_like(totals)))
+
+
+def dtype_of(client: ClientContext) -> torch.dtype:
+    """Return the dtype of the model's features. The mean of prototypes is float32."""
+    return next(client.model.classifier.parameters()).dtype

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcore import ClientContext, ClientUpdate, ModelTask, ServerContext, SplitModel, Step, hookimpl
 from fedcore_fedcd import equations as eq
-from fedcore_fedcd.plugin import FedCD, FedCDOptions
+from fedcore_fedcd.plugin import FedCD, FedCDOptions, dtype_of
 from fedcore_functional import FeatureRange, UnitLength, check_means, class_means
 
 
@@ -139,7 +139,7 @@ class FedCDVariants(FedCD):
         reading, weight = self.options.rebalance, self.options.prototype_weight
         if not client.received or reading == "none" or (weight == 0 and reading != "mixed"):
             return eq.no_points(client.model.feature_dim, client.device)
-        prototypes, counts = client.received["prototypes"], client.received["counts"]
+        prototypes, counts = client.received["prototypes"].to(dtype_of(client)), client.received["counts"]
         # Prototypes that are not mixed have a mean of their own: their importances add up to its weight.
         importance = counts if reading == "mixed" else weight * counts / counts.sum().clamp(min=1)
         return eq.points_of(prototypes, importance.float())

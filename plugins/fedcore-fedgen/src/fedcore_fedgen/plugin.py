@@ -100,7 +100,8 @@ class FedGen(Plugin[FedGenOptions]):
                 drawn = torch.randint(len(scratch["classes"]), (size,), device=device)
                 labels = torch.cat([scratch["classes"][drawn], step.y])
                 noise = torch.randn(len(labels), self.options.noise, device=device)
-                return step.model.classifier(eq.generate(received, noise, labels)), labels
+                features = eq.generate(received, noise, labels).to(step.logits.dtype)
+                return step.model.classifier(features), labels
 
         def cross_entropy() -> Tensor:
             logits, labels = generated()
@@ -159,12 +160,13 @@ class FedGen(Plugin[FedGenOptions]):
         generator = {name: state[name].clone() for name in GENERATOR}
         optimizer = _adam(generator, state, lr=options.lr * options.decay**server.round, decay=options.weight_decay)
         classifier = server.network().classifier.to("cpu").requires_grad_(False)
+        dtype = next(classifier.parameters()).dtype
         with torch.enable_grad():
             for _ in range(options.steps):
                 labels = classes[torch.randint(len(classes), (options.batch_size,), generator=draws)]
                 noise = torch.randn(options.batch_size, options.noise, generator=draws)
                 features = eq.generate(generator, noise, labels, train=True)
-                logits = [functional_call(classifier, head, (features,)) for head in heads]
+                logits = [functional_call(classifier, head, (features.to(dtype),)) for head in heads]
                 consensus = eq.consensus_loss(logits, labels, weights)
                 diversity = eq.diversity_loss(noise, features)
                 optimizer.zero_grad()

@@ -109,9 +109,9 @@ class FedNH(Plugin[FedNHOptions]):
     @hookimpl
     def aggregate(self, server: ServerContext) -> Mapping[str, Tensor]:
         """Return W of the next round."""
-        means = mean_over_holders(server.state)
-        rho = self.options.rho
-        return {PROTOTYPES: smoothed_prototypes(server.model[PROTOTYPES], means["prototypes"], means["known"], rho)}
+        means, before = mean_over_holders(server.state), server.model[PROTOTYPES]
+        moved = smoothed_prototypes(before, means["prototypes"], means["known"], self.options.rho)
+        return {PROTOTYPES: moved.to(before.dtype)}
 
     @hookimpl
     def end_round(self, server: ServerContext) -> None:
