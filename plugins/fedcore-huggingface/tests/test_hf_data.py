@@ -166,7 +166,7 @@ def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: st
         with raises(DataError if rest == odd else ConfigError, *named):
             load(rest)
     for rest, says in (  # with more, which transformers and datasets say
-        (tmp_path / "empty", "is no data set that datasets' save_to_disk wrote"),
+        (tmp_path / "empty", "is no data set that datasets' save_to_disk wrote.*Name one CSV file, or save several"),
         (f"{folder}?text=sentence&tokenizer={tmp_path / 'empty'}", "holds no tokenizer"),
     ):
         with pytest.raises(ConfigError, match=says):

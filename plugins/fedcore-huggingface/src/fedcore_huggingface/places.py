@@ -35,7 +35,9 @@ def rows_at(path: str, options: Options, name: str, data_dir: Path | None) -> tu
     if where.is_dir():
         from datasets import load_from_disk
 
-        with refusing(f"{name}: {where} is no data set that datasets' save_to_disk wrote"):
+        files = "{'train': ..., 'test': ...}"
+        advice = f". Name one CSV file, or save several: load_dataset('csv', data_files={files}).save_to_disk(NEW)"
+        with refusing(f"{name}: {where} is no data set that datasets' save_to_disk wrote", advice):
             return load_from_disk(str(where)), (where,)
     if where.suffix in FILES:
         if where.is_file():
