@@ -32,7 +32,8 @@ from fedcore.client import LocalSession
 from fedcore.data import TensorSamples, load_dataset
 from fedcore_accelerate import StackWarning
 from fedcore_accelerate import stack as stack_runner
-from fedcore_accelerate.stacks import Group, _Rules
+from fedcore_accelerate.rules import Rules
+from fedcore_accelerate.stacks import Group
 from fedcore_testing import Cohorts
 from fedcore_testing.compare import require_close_states, require_same
 from tests import support
@@ -131,7 +132,7 @@ def test_gradients_of_linear_layers_have_the_memory_format_of_the_weights(bias, 
     x = torch.randn(4, 6, 5)
 
     def product(own, rows):
-        with _Rules(own.values(), in_order=in_order):
+        with Rules(own.values(), in_order=in_order):
             return functional_call(layer, own, (rows,))
 
     products = vmap(product)(weights, x)

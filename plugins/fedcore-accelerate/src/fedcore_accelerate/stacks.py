@@ -20,12 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import get_unwrapped, is_batchedtensor
 from torch.func import functional_call, vmap
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
-from typing_extensions import override
 
 from fedcore import PluginContractError, SplitModel
 from fedcore.client import (
@@ -41,6 +37,7 @@ from fedcore.client import (
 )
 from fedcore.models import Outputs
 from fedcore_accelerate.random_stream import draws_refused
+from fedcore_accelerate.rules import OutOfOrder, Rules
 from fedcore_accelerate.stacked_step import (
     Lent,
     NotStackable,
@@ -137,66 +134,6 @@ class _Models(nn.Module):
 
     def forward(self, function: Callable[[SplitModel], Any]) -> Any:
         return function(self.trained)
-
-
-REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
-
-
-OF_MEMORY = {
-    *(torch.as_strided, torch.flatten, torch.ravel, torch.reshape, torch.view_as_complex),
-    *(Tensor.as_strided, Tensor.contiguous, Tensor.flatten, Tensor.ravel, Tensor.reshape, Tensor.reshape_as),
-    *(Tensor.view, Tensor.view_as),
-}
-"""What these return depends on how a tensor lies in memory: a part of it, or a copy."""
-
-
-class _OutOfOrder(Exception):
-    """A model needs the outputs of its linear layers in order."""
-
-
-class _Rules(TorchFunctionMode):
-    """Rules of :func:`torch.func.vmap` that are slow or wrong, in other words.
-
-    Gradients of :func:`torch.nn.functional.linear` come transposed, and the copy of each takes as long as the product.
-    Those of :func:`torch.nn.functional.embedding` leave out the first client's padding row alone. No tensor says that
-    it requires a gradient, so that a hook on its gradient is left out.
-
-    :param weights: of one client, as ``vmap`` shows them.
-    :param in_order: whether outputs of linear layers lie in memory as they do alone, which takes a copy each.
-    :raises _OutOfOrder: they do not, and the result of a function depends on it.
-    """
-
-    def __init__(self, weights: Iterable[Tensor], *, in_order: bool) -> None:
-        super().__init__()
-        self._weights, self._in_order = set(map(id, weights)), in_order
-
-    @override
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == REQUIRES_GRAD:
-            return _requires_grad(*args)
-        if func in OF_MEMORY and not self._in_order and not (args or (kwargs["input"],))[0].is_contiguous():
-            raise _OutOfOrder
-        if func is F.embedding:
-            return _embedding(*args, **(kwargs or {}))
-        if func is not F.linear or len(args) < 3 or args[0].dim() != 2 or id(args[1]) not in self._weights:
-            return func(*args, **(kwargs or {}))
-        rows, weight, bias = args
-        product = weight @ rows.mT if bias is None else torch.addmm(bias.unsqueeze(1), weight, rows.mT)
-        return product.mT.contiguous() if self._in_order else product.mT
-
-
-def _requires_grad(tensor: Tensor) -> bool:
-    while not tensor.requires_grad and is_batchedtensor(tensor):
-        tensor = get_unwrapped(tensor)
-    return tensor.requires_grad
-
-
-def _embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **more: Any) -> Tensor:
-    """Return rows of a table. The one for padding has no gradient."""
-    rows = F.embedding(indices, weight, None, *args, **more)
-    if padding_idx is None:
-        return rows
-    return torch.where((indices == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)
 
 
 class Group:
@@ -317,7 +254,7 @@ class Group:
 
         def step(read: Read, model: SplitModel, x: Tensor, y: Tensor, indices: Tensor) -> tuple[Any, ...]:
             one.losses = LossTotals({})
-            rules = _Rules(model.parameters(), in_order=self._stack.in_order)
+            rules = Rules(model.parameters(), in_order=self._stack.in_order)
             with one.autocast():
                 with rules:
                     outputs = Outputs(*model(x))
@@ -380,7 +317,7 @@ class Group:
                     outputs[path] = stacked_outputs
             try:
                 return self._vmapped(known, outputs, function, *joined)
-            except _OutOfOrder:
+            except OutOfOrder:
                 self._stack.in_order = True
             except Unread as error:
                 if error.path in known:
