@@ -46,7 +46,7 @@ def cells(recipes: Iterable[Recipe]) -> Cells:
                     column=cell.column,
                 )
                 try:
-                    options[place] = comparable(resolved(spec.run(cell.choice, 0)))
+                    options[place] = _flat(resolved(spec.run(cell.choice, 0)))
                 except FedcoreError:
                     continue  # fedcore reproduce names the defect of the recipe
     return options
@@ -60,7 +60,11 @@ def comparable(config: RunConfig) -> dict[str, Json]:
     :raises ConfigError: or a subclass; a plugin is unknown or does not have an option.
     """
     code = any(map(registry.is_code, config.plugins))
-    values = settings(config if code else resolved(config.model_copy(update={"trackers": {}})))
+    return _flat(config if code else resolved(config.model_copy(update={"trackers": {}})))
+
+
+def _flat(config: RunConfig) -> dict[str, Json]:
+    values = settings(config)
     plugins = values.pop("plugins")
     system = values.pop("system", None)  # an option of fedcore-simulation
     flat = {name: value for name, value in values.items() if name not in EXECUTION}
