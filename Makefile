@@ -84,6 +84,7 @@ types: setup
 # The variable silences an announcement about MkDocs itself, which is no warning about our pages.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	FEDCORE_SITE=site $(BIN)/python -m pytest -q -m slow -k 'not tutorial' tests/documentation/test_site.py
 	@echo 'Built. The first page, which needs no server: site/index.html'
 
 # The tables and pictures of docs/results.md that are made from results/.

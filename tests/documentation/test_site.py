@@ -1,4 +1,7 @@
-"""The documentation's pages: made from the code, whole, and without anything from the network."""
+"""The documentation's pages: made from the code, whole, and without anything from the network.
+
+``make docs`` runs the tests of the built site on the one that it has built.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ PACKAGE = ROOT / "plugins" / "fedcore-fedproto"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site; any warning of mkdocs is an error."""
+    """The site that ``make docs`` has built, or one built here; any warning of mkdocs is an error."""
+    if "FEDCORE_SITE" in os.environ:
+        return ROOT / os.environ["FEDCORE_SITE"]
     folder = tmp_path_factory.mktemp("site")
     command = ["mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     code = f"import os, sys; os.chdir({str(ROOT)!r}); sys.argv = {command!r}; from mkdocs.__main__ import cli; cli()"
@@ -56,6 +61,7 @@ DESCRIBED = {
 """For each page, the objects whose links stand alone on a line."""
 
 
+@pytest.mark.slow
 @in_one_test(page=PAGES)
 def test_every_example_that_a_page_includes_stands_on_it(site, page):
     """Line by line; a marker that is not replaced, such as one that a formatter has split, would be shown as text."""
@@ -68,6 +74,7 @@ def test_every_example_that_a_page_includes_stands_on_it(site, page):
         assert not missing, f"{page} includes {example} without these lines: {missing}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page, names in DESCRIBED.items() if names])
 def test_a_page_of_descriptions_has_each_of_them(site, page):
     """In the place of the link to its source; of a module, those of its functions and classes."""
@@ -86,6 +93,7 @@ def beginning(thing) -> str:
     return re.split("[`:<$]", " ".join(paragraph.split()))[0].strip()
 
 
+@pytest.mark.slow
 @in_one_test(hook=HOOKS)
 def test_every_hook_is_documented_with_its_exact_signature(site, hook):
     page = site / "reference" / "hooks.html"
@@ -101,6 +109,7 @@ def test_every_hook_is_documented_with_its_exact_signature(site, hook):
     assert "When: " in part
 
 
+@pytest.mark.slow
 def test_every_method_has_a_page_with_the_code_of_its_equations(site):
     for name, point in available("plugin").items():
         if point.dist.name == "fedcore-fl" or not (ROOT / "plugins" / point.dist.name).is_dir():
@@ -115,6 +124,7 @@ def test_every_method_has_a_page_with_the_code_of_its_equations(site):
     assert "<c - c_i, w>" in text_of(site / "methods" / "scaffold.html")  # no tag
 
 
+@pytest.mark.slow
 def test_every_card_names_functions_that_the_page_shows(site):
     without = []
     for card in sorted((ROOT / "plugins").glob("*/README.md")):
@@ -124,6 +134,7 @@ def test_every_card_names_functions_that_the_page_shows(site):
     assert set(without) <= {"fedcore-centralised", "fedcore-fedrep", "fedcore-solo"}  # which compute nothing
 
 
+@pytest.mark.slow
 def test_formulas_are_typeset_and_spoken(site):
     page = (site / "methods" / "moon.html").read_text(encoding="utf-8")
     formulas = re.findall(r"<math .*?</math>", page, re.DOTALL)
@@ -136,6 +147,7 @@ def test_formulas_are_typeset_and_spoken(site):
     assert not any('class="arithmatex"' in page for page in pages)
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_another_machine(site):
     for page in site.rglob("*.html"):
         html = page.read_text(encoding="utf-8")
@@ -144,6 +156,7 @@ def test_nothing_is_loaded_from_another_machine(site):
         assert not [address for address in loaded if "//" in address], page
 
 
+@pytest.mark.slow
 def test_pages_from_the_disk_can_be_searched(site):
     """There, browsers load the index as a script, and start no worker: a script of the site takes its place."""
     index = (site / "search" / "search_index.js").read_text(encoding="utf-8").removeprefix("var __index = ")
@@ -154,6 +167,7 @@ def test_pages_from_the_disk_can_be_searched(site):
         assert (site / page).parent.joinpath(script).resolve() == site / "iframe-worker.js"
 
 
+@pytest.mark.slow
 def test_the_navigation_leads_to_every_page_in_docs(site):
     """A page that nobody finds is no documentation; entries without a page are left out."""
     linked = set(re.findall(r'href="([\w/-]+\.html)"', (site / "index.html").read_text(encoding="utf-8")))
@@ -162,6 +176,7 @@ def test_the_navigation_leads_to_every_page_in_docs(site):
     assert all((site / page).exists() for page in linked)
 
 
+@pytest.mark.slow
 def test_the_picture_shows_the_floors_and_no_import_that_leads_up(site):
     page = (site / "architecture.html").read_text(encoding="utf-8")
     (drawn,) = re.findall(r"<figure><svg.*?</svg>", page, re.DOTALL)
@@ -192,6 +207,7 @@ def test_an_import_that_leads_up_is_seen(tmp_path):
     assert set(floors.upward(imports, [["roof"], ["ground", "side"]])) == {("ground", "roof"), ("side", "ground")}
 
 
+@pytest.mark.slow
 def test_options_and_commands_are_those_of_the_code(site):
     from fedcore.base.config import RunConfig
 
