@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 import pytest
 
 from fedcore_testing import CHECKS, parametrize_with_checks, run_checks
+from tests.support import CORRECTED
 
 NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} - {"fedavg"})
 # Most of these share one run per plugin; the others take several each. The packages' own tests do not repeat them.
@@ -53,9 +54,9 @@ def expected(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_conformance(name, subtests):
-    """In one test per plugin: most checks look at the same run."""
+    """In one test per plugin: most checks look at the same run. The slow ones have the default corrections."""
     known = {check: reason for check, reason in expected(name).items() if check in QUICK}
-    for verdict in run_checks(name, only=QUICK, expected_failed_checks=known):
+    for verdict in run_checks(name, only=QUICK, expected_failed_checks=known, options=CORRECTED.get(name)):
         with subtests.test(verdict.check.name):
             assert verdict.status != "failed", verdict.message
 

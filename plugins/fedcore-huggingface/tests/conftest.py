@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
 import io
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedcore_huggingface import dataset
+from fedcore_zoo import load_torchvision
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "book", "a", "the")
+
+
+class Later:
+    """A library that is imported when a test first uses it; without it the tests of the file are skipped.
+
+    Every process of ``make test`` collects all files, and few of them run these tests.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        if find_spec(name.partition(".")[0]) is None:
+            pytest.skip(f"{name} is not installed here", allow_module_level=True)
+
+    def __getattr__(self, attribute: str) -> Any:
+        load_torchvision()  # transformers imports it, and it may need help
+        return getattr(importlib.import_module(self.name), attribute)
 
 
 def texts(count: int = 60) -> dict[str, list]:

@@ -22,8 +22,10 @@ from fedcore_testing import federate
 from fedcore_zoo import TableSamples
 from tests.sentences import raises
 
-pytest.importorskip("datasets")
-io = pytest.importorskip("skops.io", reason="skops is not installed here")
+from .conftest import Later
+
+Later("datasets")
+io = Later("skops.io")
 
 
 def patients(rows: int = 90, seed: int = 0) -> pd.DataFrame:

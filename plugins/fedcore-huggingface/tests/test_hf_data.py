@@ -15,10 +15,10 @@ from fedcore_huggingface import dataset
 from fedcore_testing import check_dataset
 from tests.sentences import raises
 
-from .conftest import WORDS, encoded, pictures, save, table_of, texts
+from .conftest import WORDS, Later, encoded, pictures, save, table_of, texts
 
-pytest.importorskip("datasets")
-pytest.importorskip("transformers")
+Later("datasets")
+Later("transformers")
 
 
 def test_texts_are_tokens_and_writers_are_sources(text_set: str, load) -> None:

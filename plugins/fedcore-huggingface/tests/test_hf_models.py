@@ -18,10 +18,10 @@ from fedcore_testing import check_model
 from fedcore_zoo import SequenceSamples
 from tests.sentences import raises
 
-from .conftest import WORDS
+from .conftest import WORDS, Later
 
-pytest.importorskip("datasets")
-transformers = pytest.importorskip("transformers")
+Later("datasets")
+transformers = Later("transformers")
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 

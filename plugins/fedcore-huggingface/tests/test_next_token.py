@@ -20,14 +20,12 @@ from fedcore_huggingface import NextToken, TokenBlocks, dataset
 from fedcore_huggingface.causal import TiedHead, causal_model
 from fedcore_huggingface.language import IGNORED, language_dataset
 from fedcore_testing import model_bytes
-from fedcore_zoo import load_torchvision
 from tests.sentences import raises
 
-from .conftest import WORDS, save, texts
+from .conftest import WORDS, Later, save, texts
 
-pytest.importorskip("datasets")
-transformers = pytest.importorskip("transformers")
-load_torchvision()  # transformers imports it, and it may need help
+Later("datasets")
+transformers = Later("transformers")
 
 V, L = 11, 6
 PARTS = [range(5), range(5, 18), range(18, 21)]
@@ -457,8 +455,11 @@ def test_other_methods_train(method):
     assert [line["failures"] for line in result.records] == [[], []]
 
 
-def test_a_part_of_the_kit_runs():
+@pytest.mark.parametrize("own", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["folder", "example"])
+def test_a_part_of_the_kit_runs(name, own):
+    """On a folder, and on the task's own example, whose test set is larger."""
     words = [word for check in ("trains", "neutral_options_are_fedavg") for word in ("--only", f"check_{check}")]
+    words += ["--dataset", name, "--model", "tiny-gpt2"] if own else []
     done = command("plugins", "check", "fedprox", "--task", "next-token", *words, "--json")
     assert done.exit_code == 0, done.output
     assert [verdict["status"] for verdict in json.loads(done.stdout)] == ["passed"] * 2

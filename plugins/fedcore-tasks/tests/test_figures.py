@@ -17,10 +17,16 @@ from fedcore_tasks.survival import concordance_index
 from fedcore_zoo import load_torchvision
 from tests.sentences import raises
 
-load_torchvision()  # torchmetrics imports it, and it may need help
-import torchmetrics.functional as tm  # noqa: E402
-
 rng = np.random.default_rng(5)
+
+
+@pytest.fixture(scope="module")
+def tm():
+    """torchmetrics, which takes a second to import, and which not every process that collects these tests needs."""
+    load_torchvision()  # it imports it, and it may need help
+    import torchmetrics.functional
+
+    return torchmetrics.functional
 
 
 def figures(task, logits, labels):
@@ -28,7 +34,7 @@ def figures(task, logits, labels):
 
 
 @pytest.mark.parametrize("numbers", [1, 3])
-def test_regression(numbers):
+def test_regression(tm, numbers):
     y = 50 + np.array([1, 10, 100][:numbers]) * rng.normal(size=(200, numbers))
     task = Regression(Regression.read(y, 200, "y"))
     logits = torch.from_numpy(0.4 * rng.normal(size=(80, numbers)) + (y[:80] - y.mean(axis=0)) / y.std(axis=0))
@@ -50,7 +56,7 @@ def test_r2_of_equal_targets_is_not_defined():
 
 
 @pytest.mark.parametrize("digits", [1, 9])  # with one digit many scores are equal
-def test_multilabel(digits):
+def test_multilabel(tm, digits):
     y = (rng.random((150, 4)) < [0.1, 0.3, 0.5, 0.8]).astype(int)
     logits = torch.from_numpy(np.round(rng.normal(size=y.shape) + y, digits))
     labels = MultiLabel.read(y, 150, "y")

@@ -12,8 +12,6 @@ from fedcore.data import as_dataset, load_dataset
 from fedcore_zoo import load_torchvision
 from tests.sentences import raises
 
-torchvision = load_torchvision()
-
 RNG = np.random.default_rng(0)
 
 
@@ -179,7 +177,7 @@ def test_a_pair_of_torchvisions_folders_is_matched_by_class_names(tmp_path):
     for part, names in (("train", ("cat", "dog", "horse")), ("test", ("cat", "horse"))):
         for name in names:
             write_image(tmp_path / part / name / "1.png")
-    pair = [torchvision.datasets.ImageFolder(tmp_path / part, pil_to_tensor) for part in ("train", "test")]
+    pair = [load_torchvision().datasets.ImageFolder(tmp_path / part, pil_to_tensor) for part in ("train", "test")]
     assert (
         as_dataset(pair).test.labels.tolist() == load_dataset(f"imagefolder:{tmp_path}").test.labels.tolist() == [0, 2]
     )
