@@ -315,6 +315,8 @@ FLAT = {
     "view": lambda x: x.view(-1),
     "view_as": lambda x: x.view_as(torch.empty(x.numel())),
     "of a part": lambda x: x[:, :8].reshape(-1, 2, 4),
+    "of columns": lambda x: x.t().contiguous(),
+    "if in order": lambda x: x if x.is_contiguous() else x.clone(),
 }
 
 
@@ -607,6 +609,32 @@ def halves_gradients(num_classes, input_shape):
     return SplitModel(HalvesGradients(), 16, num_classes)
 
 
+class Selects(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 16)
+
+    def forward(self, x):
+        features = super().forward(x.flatten(1)).tanh()
+        return torch.select_scatter(features, features[:, 1], 1, 0)
+
+
+def with_a_selection(num_classes, input_shape):
+    return SplitModel(Selects(), 16, num_classes)
+
+
+class LooksAtItsGraph(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 16)
+
+    def forward(self, x):
+        features = super().forward(x.flatten(1)).tanh()
+        return features if features.grad_fn is None else 2 * features
+
+
+def with_a_look_at_its_graph(num_classes, input_shape):
+    return SplitModel(LooksAtItsGraph(), 16, num_classes)
+
+
 def with_unsaved_buffer(num_classes, input_shape):
     return SplitModel(Follows(), 16, num_classes)
 
@@ -622,6 +650,8 @@ def with_unsaved_buffer(num_classes, input_shape):
         ("with_a_mean_in_an_attribute", "broadcast"),
         ("halves_a_gradient", "hook on the gradient of 'encoder.base.1.weight'"),
         ("halves_gradients", "register a hook"),
+        ("with_a_selection", "uses select_scatter"),
+        ("with_a_look_at_its_graph", "uses grad_fn"),
     ],
 )
 def test_a_model_that_cannot_be_stacked_trains_plainly(tmp_path, model, reason):

@@ -12,14 +12,24 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+from fedcore_accelerate.stacked_step import NotStackable
+
 REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 OF_MEMORY = {
     *(torch.as_strided, torch.flatten, torch.ravel, torch.reshape, torch.view_as_complex),
     *(Tensor.as_strided, Tensor.contiguous, Tensor.flatten, Tensor.ravel, Tensor.reshape, Tensor.reshape_as),
-    *(Tensor.view, Tensor.view_as),
+    *(Tensor.view, Tensor.view_as, Tensor.is_contiguous, Tensor.stride),
 }
 """What these return depends on how a tensor lies in memory: a part of it, or a copy."""
+
+WRONG = {
+    **{getattr(Tensor, name).__get__: name for name in ("grad", "grad_fn", "is_leaf")},  # those of no client
+    **dict.fromkeys(
+        (torch.select_scatter, Tensor.select_scatter), "select_scatter"
+    ),  # its gradients are other clients'
+}
+"""Functions of which ``vmap`` makes something else, with their names."""
 
 
 class OutOfOrder(Exception):
@@ -35,24 +45,30 @@ class Rules(TorchFunctionMode):
 
     :param weights: of one client, as ``vmap`` shows them.
     :param in_order: whether outputs of linear layers lie in memory as they do alone, which takes a copy each.
-    :raises OutOfOrder: they do not, and the result of a function depends on it.
+    :raises OutOfOrder: they do not, and the result of a function may depend on it.
+    :raises NotStackable: a function is used that ``vmap`` makes something else of.
     """
 
     def __init__(self, weights: Iterable[Tensor], *, in_order: bool) -> None:
         super().__init__()
         self._weights, self._in_order = set(map(id, weights)), in_order
+        self.has_products = False
+        """Whether there are outputs of linear layers. Those of other operations may lie as they do."""
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         if func == REQUIRES_GRAD:
             return _requires_grad(*args)
-        if func in OF_MEMORY and not self._in_order and not (args[0] if args else named["input"]).is_contiguous():
+        if func in OF_MEMORY and self.has_products and not self._in_order:
             raise OutOfOrder
+        if func in WRONG:
+            raise NotStackable(f"the model or a hook uses {WRONG[func]} of a tensor")
         if func is F.embedding:
             return _embedding(*args, **named)
         if func is not F.linear or len(args) < 3 or args[0].dim() != 2 or id(args[1]) not in self._weights:
             return func(*args, **named)
+        self.has_products = True
         rows, weight, bias = args
         product = weight @ rows.mT if bias is None else torch.addmm(bias.unsqueeze(1), weight, rows.mT)
         return product.mT.contiguous() if self._in_order else product.mT

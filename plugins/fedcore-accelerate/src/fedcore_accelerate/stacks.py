@@ -260,6 +260,7 @@ class Group:
                     outputs = Outputs(*model(x))
                 # Hooks take more than a product of them.
                 outputs = Outputs(*(part.contiguous() if part.dim() == 2 else part for part in outputs))
+                rules.has_products = False
                 with rules:
                     total = total_loss(one, StackedStep(first, outputs, read, x, y, indices))
             self._counts = one.losses.counts
