@@ -236,6 +236,7 @@ def test_any_metric_stands_where_accuracy_does(cli, tmp_path: Path) -> None:
         *page.figures["ROC curve, personal"].said()
     }
     assert "Reliability diagram, personal" in page.figures
+    assert "Accuracy by class" in page.figures, "no run has an AUROC by class"
     clients = page.table(2)
     assert clients[0][1:4] == ["clients' auroc", "std", "worst 10 %"]
     assert f"{min(row['auroc_per_client'].values()):.4f}" in " ".join(clients[-1])

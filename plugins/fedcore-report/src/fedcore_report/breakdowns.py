@@ -131,7 +131,6 @@ def _figure_by(
 
     :param read: returns the figures by part from the figures of a run's global model.
     """
-    measure = measure_of(group)
     means: dict[str, dict[str, float | None]] = {}
     after = set()
     for label, runs in group.rows.items():
