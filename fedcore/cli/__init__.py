@@ -65,9 +65,10 @@ def main() -> None:
         from fedcore.cli.app import app
 
         app(prog_name="fedcore")
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except (KeyboardInterrupt, OSError) as stop:  # --help and --version print before a command has its guard
+        interrupted = isinstance(stop, KeyboardInterrupt)
+        print("interrupted" if interrupted else f"error: {stop}", file=sys.stderr)
+        sys.exit(130 if interrupted else 2)
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):  # rich and typer turn it into exit code 1
             raise

@@ -196,6 +196,16 @@ def test_a_stream_that_is_closed_from_the_start_takes_nothing(words, code: int, 
     assert "internal error" not in done.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["plugins", "--help"], ["plugins", "list"]])
+def test_output_to_a_full_disk_is_one_message(words) -> None:
+    command = [sys.executable, "-c", "from fedcore.cli import main; main()", *words]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("error: [Errno 28]")
+
+
 def test_processes_that_a_command_starts_have_its_streams() -> None:
     """A descriptor that they lack would be that of the first file that they open, and prints would go there."""
     code = """
