@@ -25,9 +25,7 @@ OF_MEMORY = {
 
 WRONG = {
     **{getattr(Tensor, name).__get__: name for name in ("grad", "grad_fn", "is_leaf")},  # those of no client
-    **dict.fromkeys(
-        (torch.select_scatter, Tensor.select_scatter), "select_scatter"
-    ),  # its gradients are other clients'
+    **{home.select_scatter: "select_scatter" for home in (torch, Tensor)},  # its gradients are too large
 }
 """Functions of which ``vmap`` makes something else, with their names."""
 
