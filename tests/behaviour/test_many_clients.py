@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-from hypothesis import strategies as st
 
 import fedcore
 from fedcore.base.seeding import choose, generator
@@ -19,8 +18,6 @@ from fedcore_bench.measure import engine
 from fedcore_bench.scale import SCALE, peak_memory, same_rounds, scaled_config
 from fedcore_workers import pack_site, unpack_site
 from tests import support
-
-VERSIONS = st.dictionaries(st.integers(0, 2000), st.none() | st.integers(0, 10_000), max_size=20)
 
 
 @pytest.mark.parametrize("population", [1, 2, 999, 25_000, 100_003, 1_000_000])

@@ -63,10 +63,6 @@ def plain(tmp_path_factory):
     return kills.left_by(kills.unharmed(tmp_path_factory.mktemp("plain") / "run", "moon", **OPTIONS))
 
 
-def used_by(folder):
-    return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
-
-
 SLOW = [
     pytest.param(kib, workers, marks=pytest.mark.slow) for workers in (0, 1) for kib in (0, 200, 500, 800, 1200, 1500)
 ]

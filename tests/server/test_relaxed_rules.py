@@ -13,7 +13,6 @@ from fedcore_testing.problems import with_batch_norm
 from tests.sentences import raises
 from tests.support import committed, config, lines, model_bytes, weights
 
-BACKBONE = ("encoder.base.linear.", "encoder.base.norm.")
 MODEL = {"model": with_batch_norm}
 
 

@@ -20,14 +20,6 @@ class Hangs(Plugin):
             time.sleep(600)
 
 
-class Slow(Plugin):
-    """Every step takes a while, so that a run can be killed in the middle."""
-
-    @hookimpl
-    def begin_local(self, client):
-        time.sleep(0.3)
-
-
 class Breaks(Plugin):
     """Answers a hook with what it may not."""
 

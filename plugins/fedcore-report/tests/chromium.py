@@ -91,12 +91,6 @@ class Chromium:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def screenshot(self) -> bytes:
-        """Return the whole page as PNG."""
-        import base64
-
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
-
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send a command and wait for its answer."""
         self._number += 1

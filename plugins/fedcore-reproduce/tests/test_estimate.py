@@ -63,7 +63,7 @@ def test_one_round_is_timed_and_leaves_nothing(planned, tmp_path, monkeypatch):
     assert told == "about 4 min 00 s for 4 runs, 2 at a time: a round of fedavg takes 0.20 s here now"
 
 
-def test_no_estimate_for_a_few_runs_or_one_that_cannot_be_trained(planned, tmp_path, monkeypatch):
+def test_no_estimate_for_a_few_runs_or_one_that_cannot_be_trained(planned, tmp_path):
     few = dataclasses.replace(planned, sweep=planned.sweep.model_copy(update={"cases": planned.sweep.cases[:2]}))
     assert estimate(few, tmp_path / "none", 1) is None
     none = dataclasses.replace(planned, sweep=None)

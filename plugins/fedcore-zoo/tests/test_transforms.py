@@ -15,7 +15,6 @@ from fedcore_zoo.transforms import torchvision
 from tests.sentences import raises
 
 go = federations()
-FLIP = "torchvision:RandomHorizontalFlip=1.0"
 RANDOM = "torchvision:RandomHorizontalFlip,RandomRotation=15"
 
 
