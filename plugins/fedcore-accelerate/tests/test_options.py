@@ -83,6 +83,13 @@ def test_limits_on_single_clients_are_refused():
         RunConfig.create({"stack": 8, "client_timeout": 5.0})
 
 
+@pytest.mark.parametrize("stack", ["2000", "all", 0])
+def test_a_stack_out_of_bounds_is_one_problem(stack):
+    with raises(ConfigError, "--stack", 1, 1024, "auto", str(stack)) as refused:
+        RunConfig.create({"stack": stack})
+    assert "\n" not in str(refused.value)
+
+
 def test_all_problems_are_in_one_message():
     with raises(ConfigError, "--lr", "--lanes", "64"):
         RunConfig.create({"lanes": 65, "lr": -1.0})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedcore import Section, Trait
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from fedcore import RunConfig
     from fedcore.client import Setup
     from fedcore.data import Dataset
+
+MOST_STACKED = 1024
 
 
 class Acceleration(Section):
@@ -33,11 +35,21 @@ class Acceleration(Section):
         description="Number of clients that train side by side on CUDA without worker processes. Their steps are"
         " branches of one captured graph.",
     )
-    stack: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
+    stack: Annotated[int, Field(ge=1, le=MOST_STACKED)] | Literal["auto"] = Field(
         default=1,
         description="Number of clients that train as one computation, for small models. Results differ by rounding."
         " auto chooses it at the start.",
     )
+
+    @field_validator("stack", mode="wrap")
+    @classmethod
+    def _check_stack(cls, value: Any, accept: Any) -> Any:
+        """Say one thing of a value that is neither a number within bounds nor ``auto``; pydantic says one of each."""
+        try:
+            return accept(value)
+        except ValidationError:
+            fits = f"a whole number from 1 to {MOST_STACKED}, or auto"
+            raise ValueError(f"input should be {fits} (given: {value!r:.200})") from None
 
     @model_validator(mode="after")
     def _check_side_by_side(self) -> Self:
