@@ -1,4 +1,4 @@
-"""Checks of plugin classes and of hooks' results: mistakes that would pass silently become clear errors."""
+"""Checks of plugin classes and of hooks' results: mistakes that pluggy accepts silently become clear errors."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _declare_too(plugin: Plugin, part: Plugin) -> None:
 
 
 def check_class(name: str, cls: Any) -> None:
-    """Refuse a class whose methods would not be called, or called wrongly.
+    """Refuse a class that pluggy would accept silently, and then not call or call wrongly.
 
     :raises PluginContractError: with the hook, the mistake, the expectation and a hint.
     """
@@ -150,7 +150,7 @@ def _check_function(name: str, hook: str, function: Any, expected: list[str]) ->
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         plain = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
         if not plain or parameter.name not in expected:
-            fault = f"takes the argument '{parameter}', which is never passed"
+            fault = f"takes the argument '{parameter}', which pluggy would never pass"
             passed = f"any of ({', '.join(expected)}), without default values"
             raise PluginContractError.of(name, fault, hook=hook, expected=passed)
     generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)

@@ -7,8 +7,9 @@ import inspect
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from operator import itemgetter
 from typing import Any, NamedTuple
+
+import pluggy
 
 from fedcore.base.errors import (
     ConfigError,
@@ -20,6 +21,7 @@ from fedcore.base.errors import (
     place_of,
 )
 from fedcore.base.types import ClientUpdate
+from fedcore.hooks import hookspecs
 from fedcore.hooks.checks import HOOKS, QUESTION, create_plugin, problem_with
 from fedcore.hooks.declarations import TABLE, refuse_together
 from fedcore.hooks.plugin import BUILTIN, Plugin, patterns_of
@@ -273,22 +275,24 @@ def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declara
 
 
 def _calls(plugins: tuple[Plugin, ...]) -> dict[str, _Methods]:
-    """Return the implementations of each hook, in the order of the calls, which is pluggy's.
+    """Return the implementations of each hook, in the order of the calls.
 
-    pluggy registers an object in milliseconds, and the checks of classes have seen the methods' arguments already.
+    pluggy checks the methods' signatures and orders them. fedcore makes the calls itself, because each plugin gets its
+    own view of the arguments, and because results, times and errors belong to one plugin.
     """
-    calls: dict[str, _Methods] = {hook: {} for hook in HOOKS}
-    members = [(plugin, member) for plugin in plugins for member in plugin.members]
-    for hook, methods in calls.items():
-        ranked = []
-        for place, (plugin, member) in enumerate(members):
-            if (marks := getattr(getattr(type(member), hook, None), "fedcore_impl", None)) is not None:
-                rank = (0, place) if marks["tryfirst"] else (2, -place) if marks["trylast"] else (1, place)
-                ranked.append((rank, plugin, member))
-        for _, plugin, member in sorted(ranked, key=itemgetter(0)):
-            function = getattr(member, hook)
-            method = _Method(function, tuple(inspect.signature(function).parameters), namespace(plugin, member))
-            methods.setdefault(plugin.name, []).append(method)
+    manager = pluggy.PluginManager("fedcore")
+    manager.add_hookspecs(hookspecs)
+    owners: dict[int, tuple[str, str]] = {}
+    for plugin in reversed(plugins):  # pluggy calls the last registered first
+        for member in reversed(plugin.members):
+            owners[id(member)] = plugin.name, namespace(plugin, member)
+            manager.register(member)
+    calls: dict[str, _Methods] = {}
+    for hook in HOOKS:
+        calls[hook] = {}
+        for method in reversed(getattr(manager.hook, hook).get_hookimpls()):
+            name, payload_name = owners[id(method.plugin)]
+            calls[hook].setdefault(name, []).append(_Method(method.function, method.argnames, payload_name))
     return calls
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import permutations
 
-import pluggy
 import pytest
 
 import fedcore
@@ -15,7 +14,6 @@ from fedcore.base.errors import (
     PluginConflictError,
     PluginContractError,
 )
-from fedcore.hooks import hookspecs
 from fedcore.hooks.plugins import PluginSet
 from tests.hooks.refusals import refused
 from tests.sentences import raises
@@ -31,19 +29,6 @@ def test_plugins_can_be_first_and_last():
     plugins = PluginSet.create({name_of(cls): {} for cls in classes})
     assert [plugin.name for plugin in plugins] == ["last", "plain", "first"]
     assert [plugin.name for plugin, _ in plugins.each("report")] == ["first", "plain", "last"]
-
-
-def test_the_order_of_calls_is_pluggys():
-    """Of equal marks, too: those that are called last are so in the reverse order."""
-    marks = [{"trylast": True}, {}, {"tryfirst": True}, {"trylast": True}, {"tryfirst": True}, {}]
-    plugins = PluginSet.create({name_of(marked(f"P{place}", **each)): {} for place, each in enumerate(marks)})
-    manager = pluggy.PluginManager("fedcore")
-    manager.add_hookspecs(hookspecs)
-    for plugin in reversed(list(plugins)):
-        manager.register(plugin)
-    calls = [called.plugin.name for called in reversed(manager.hook.report.get_hookimpls())]
-    assert [plugin.name for plugin, _ in plugins.each("report")] == calls
-    assert calls != sorted(calls)
 
 
 @pytest.mark.parametrize("mark", ["wrapper", "hookwrapper"])
