@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fedcore import (
     Interrupted,
@@ -521,6 +522,25 @@ def test_clients_whose_batches_have_sizes_of_their_own_draw_from_their_own_strea
     """No two of them take a step together, so that vmap refuses nothing."""
     run = partial(support.run, tmp_path, **{**UNEQUAL, "rounds": 1, "model": f"module:{__name__}.with_dropout"})
     assert support.model_bytes(run(stack=2, batch_size=2000)) == support.model_bytes(run(batch_size=2000))
+
+
+class Checkpoints(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return checkpoint(lambda z: self.last(z.relu()).relu(), self.first(x.flatten(1)), use_reentrant=True)
+
+
+def with_checkpoints(num_classes, input_shape):
+    return SplitModel(Checkpoints(), 16, num_classes)
+
+
+def test_a_backward_pass_that_repeats_the_forward_pass_has_the_clients_weights(tmp_path):
+    """No two clients take a step together, so that vmap refuses nothing."""
+    run = partial(support.run, tmp_path, **{**UNEQUAL, "rounds": 1, "local_epochs": 3, "model": with_checkpoints})
+    assert_close(run(stack=6, batch_size=2000), run(batch_size=2000))
 
 
 def with_batch_norm(num_classes, input_shape):

@@ -235,7 +235,14 @@ class Group:
             watched.close()
         require_gradient(one, total)
         self._optimizer.zero_grad()
+        own = (
+            [*one.working.parameters.values()] if self._where.stop - self._where.start == 1 else []
+        )  # else vmap refuses
+        for parameter in own:
+            parameter.grad = None
         total.sum().backward()  # a client's objective depends on no other client's weights
+        if any(parameter.grad is not None for parameter in own):
+            raise NotStackable("the backward pass repeats a part of the forward pass, as reentrant checkpoints do")
         if one.config.clip_norm is not None:
             _clip([p.grad for p in self._trained.values() if p.grad is not None], one.config.clip_norm)
         if observe is not None:
