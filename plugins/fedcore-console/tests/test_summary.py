@@ -65,6 +65,14 @@ def test_a_metric_says_over_how_many_clients_or_domains_its_mean_is() -> None:
     assert "output is nan or infinite: 2 in mean_domain, 2 in global_local" in " ".join(picture.split())
 
 
+@pytest.mark.parametrize(
+    ("figure", "said"), [("accuracy", "accuracy % by domain: a 91.00"), ("rmse", "rmse by domain: a 0.91")]
+)
+def test_the_figure_by_domain_is_that_of_the_task(figure: str, said: str) -> None:
+    picture = drawn(metrics_tables({"global": {figure: 0.9, "loss": 0.1, "domains": {"a": 0.91, "b": None}}}, 120))
+    assert said in picture
+
+
 def test_a_process_that_had_no_round_to_train_has_no_seconds():
     summary = events.summary() | {"time": rounds.RoundTimes().split(2)}
     assert "per round local training 0.00 s" in time_line(summary).plain

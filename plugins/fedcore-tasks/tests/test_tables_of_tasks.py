@@ -92,6 +92,14 @@ def test_report(runs, tmp_path):
     assert "accuracy %" not in page
 
 
+def test_a_report_of_one_round_has_no_curve_of_the_tasks_figure(tmp_path):
+    once = fedcore.run(out=tmp_path / "once", **SETTINGS | {"rounds": 1})
+    call("report", once.directory, "--points", 0, "--out", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert "Rmse over rounds" in page
+    assert "Accuracy over rounds" not in page
+
+
 def test_evidence_has_the_final_figures(runs, tmp_path):
     call("results", "add", runs[0.1, 0].directory, "--to", tmp_path)
     (written,) = tmp_path.glob("**/*.json")

@@ -183,9 +183,12 @@ def _figure(name: str, value: float | None) -> str:
 
 
 def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:
-    if domains := (metrics.get("global") or {}).get("domains"):
-        each = ", ".join(f"{output.clean(name)} {output.percent(accuracy)}" for name, accuracy in domains.items())
-        yield Text.assemble(("accuracy % by domain: ", "bold"), each)
+    overall = metrics.get("global") or {}
+    if domains := overall.get("domains"):
+        figure = protocols.figure_of(overall)
+        shown, unit = (output.percent, " %") if figure == "accuracy" else (output.number, "")
+        each = ", ".join(f"{output.clean(name)} {shown(value)}" for name, value in domains.items())
+        yield Text.assemble((f"{output.clean(figure)}{unit} by domain: ", "bold"), each)
     best = metrics.get("best_by_validation")
     if best:
         figure = next(name.removeprefix("validation_") for name in best if name.startswith("validation_"))

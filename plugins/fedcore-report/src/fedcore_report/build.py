@@ -267,7 +267,8 @@ def _first(
     """Return the charts of the results under the protocol that comes first."""
     charts = _results(group, opened, colors, main)
     if not any(isinstance(chart, Curves) for each in (charts, *others.values()) for chart in each):
-        charts.append(Omitted("Accuracy over rounds", "no run has been evaluated twice yet"))
+        figure = lines.named(lines.measure_of(group))
+        charts.append(Omitted(f"{figure} over rounds", "no run has been evaluated twice yet"))
     return charts
 
 
