@@ -167,6 +167,13 @@ class TakesAFurtherPass(Plugin):
         return Loss(step.model(step.x)[1].square().mean(), weight=0.1)
 
 
+class AsksInAPass(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        logits = step.model.classifier(step.features)  # lie in columns, in a stack
+        return Loss(logits.reshape(-1).square().mean(), weight=0.1)
+
+
 class HasATable(Plugin):
     @hookimpl
     def begin_local(self, client):
@@ -189,6 +196,11 @@ def without_padding(num_classes, input_shape):
 def test_the_row_of_padding_has_no_gradient_at_any_client(both, steps, model, plugins):
     """Torch's rule for embeddings under vmap knows the first client's alone."""
     assert_close(*both(*plugins, rounds=1, model=model))
+    assert steps["stacked"]
+
+
+def test_a_hook_that_needs_a_products_rows_in_order_stays_in_the_stack(both, steps):
+    assert_close(*both(AsksInAPass, rounds=1))
     assert steps["stacked"]
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+from fedcore import FedcoreError
 from fedcore_accelerate.stacked_step import NotStackable
 
 REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -30,8 +31,8 @@ WRONG = {
 """Functions of which ``vmap`` makes something else, with their names."""
 
 
-class OutOfOrder(Exception):
-    """A model needs the outputs of its linear layers in order."""
+class OutOfOrder(FedcoreError):
+    """A model, or a hook, needs the outputs of linear layers in order."""
 
 
 class Rules(TorchFunctionMode):
