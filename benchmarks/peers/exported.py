@@ -152,11 +152,6 @@ class Job:
         """Say whether the global model is evaluated after a round, 1 being the first."""
         return number == self.rounds or number % load(self.folder).settings["eval_every"] == 0
 
-    @property
-    def first_batch_file(self) -> Path:
-        """Where the process that trains the first batch says when that was."""
-        return Path(os.environ[STARTED + "_FILE"])
-
 
 @functools.cache
 def load(folder: Path) -> Exported:
@@ -219,7 +214,7 @@ class Stopwatch:
         :param first_batch: when it began, where no runner's ``batches`` noted it.
         """
         if first_batch is None:
-            first_batch = float(self.job.first_batch_file.read_text())
+            first_batch = float(Path(os.environ[STARTED + "_FILE"]).read_text())
         line = {
             "seconds": [after - before for before, after in zip(self.ends, self.ends[1:])],
             "start_up": first_batch - float(os.environ[STARTED]),

@@ -81,10 +81,8 @@ def upward(imports: Imports, order: Sequence[Sequence[str]]) -> list[tuple[str, 
 
 def purpose(package: Path, floor: str) -> str:
     """Return what a floor's ``__init__.py`` says of it in its first line."""
-    first = (ast.get_docstring(ast.parse((package / floor / "__init__.py").read_text(encoding="utf-8"))) or "").split(
-        "\n"
-    )
-    return first[0]
+    text = (package / floor / "__init__.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 
 def picture(package: Path = ROOT / "fedcore") -> str:

@@ -94,9 +94,7 @@ class Cells:
         for name in columns:
             column, own = self[name], self.words.get(name)
             if name in words and own is None:  # numbers that are names, or a column of empty cells alone
-                texts = [word_of(cell) for cell in column]
-                own = tuple(sorted({text for text in texts if text is not None}))
-                column = _places_of(texts, own)
+                column, own = _read_words(column)
             elif name not in words and own is not None:
                 column = np.array([np.nan, *(_number_of(word, name, where) for word in own)])[
                     np.where(np.isnan(column), 0, column + 1).astype(np.int64)
@@ -124,9 +122,8 @@ class Cells:
         for place, name in enumerate(columns):
             column = table.iloc[:, place].to_numpy(dtype=object) if hasattr(table, "iloc") else table[:, place]
             if name in text_columns:
-                texts = [word_of(cell) for cell in column]
-                words_by_column[name] = tuple(sorted({text for text in texts if text is not None}))
-                values.append(_places_of(texts, words_by_column[name]))
+                places, words_by_column[name] = _read_words(column)
+                values.append(places)
                 continue
             try:
                 values.append(np.array([np.nan if word_of(cell) is None else float(cell) for cell in column]))
@@ -176,9 +173,12 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _places_of(texts: Sequence[str | None], words: Sequence[str]) -> Array:
+def _read_words(cells: Iterable[Any]) -> tuple[Array, tuple[str, ...]]:
+    """Return the places of cells in the sorted words of their column, nan where they are empty, and these words."""
+    texts = [word_of(cell) for cell in cells]
+    words = tuple(sorted({text for text in texts if text is not None}))
     place_of: dict[str | None, float] = {word: float(number) for number, word in enumerate(words)}
-    return np.array([place_of.get(text, np.nan) for text in texts], dtype=np.float64)
+    return np.array([place_of.get(text, np.nan) for text in texts], dtype=np.float64), words
 
 
 def _number_of(word: str, column: str, where: str) -> float:

@@ -9,10 +9,8 @@ import numpy as np
 
 from fedcore import DataError
 from fedcore.data import Dataset, Split, assemble, find_data, first_ten
-from fedcore_zoo.arrays import image_split
+from fedcore_zoo.arrays import KEYS, image_split
 from fedcore_zoo.labels import check_classes
-
-KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 def npz(name: str) -> Callable[[Path | None], Dataset]:
