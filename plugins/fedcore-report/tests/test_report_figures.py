@@ -18,7 +18,7 @@ import fedcore
 from fedcore import RunConfig
 from fedcore_report import axes, svg
 from fedcore_report.axes import Scale, apart, scale_of
-from fedcore_report.breakdowns import _outcomes, _parts
+from fedcore_report.breakdowns import _outcomes, _parts, by_client, by_domain
 from fedcore_report.charts import (
     Bars,
     Box,
@@ -30,6 +30,7 @@ from fedcore_report.charts import (
     legible,
 )
 from fedcore_report.files import save
+from fedcore_study.tools import Group
 from tests.made_runs import make as make
 from tests.made_runs import seal
 
@@ -304,6 +305,18 @@ def test_a_client_whose_answer_failed_has_taken_part():
         "fewer epochs": 1,
         "dropped": 1,
     }
+
+
+@pytest.mark.parametrize(("figure", "name"), [("worst10", "Accuracy"), ("auroc_mean", "AUROC")])
+def test_a_client_and_a_domain_have_the_figure_itself(figure, name):
+    """``--metric worst10`` and ``auroc_mean`` are of all clients together; each one has an accuracy, or an AUROC."""
+    row = {"accuracy": 0.6, "per_client": {"0": 0.5, "1": 0.7}, "domains": {"a": 0.6}}
+    row |= {"auroc": 0.6, "auroc_per_client": {"0": 0.5, "1": 0.7}, "auroc_domains": {"a": 0.6}}
+    run = SimpleNamespace(figure=figure, signs={}, summary={"rounds": 1}, figures=lambda *_: row, client=str)
+    run.config = SimpleNamespace(seed=0)
+    group = Group({}, {"fedavg": [run]})
+    titles = [chart.title for chart in (by_client(group, {"fedavg": 0}, "global_local"), *by_domain(group))]
+    assert titles == [f"{name} by client, global_local", f"{name} by domain"]
 
 
 def test_a_run_without_evaluations(make, cli, tmp_path):

@@ -49,7 +49,7 @@ def by_client(group: Group, colors: Mapping[str, int], main: str) -> Chart | Omi
 
     :param main: the protocol that comes first.
     """
-    measure = measure_of(group)
+    measure = measure_of(group).of_client
     name = named(measure)
     title = f"{name} by client"
     for protocol in dict.fromkeys((main, *protocols.HELD_OUT, "personal_global")):
@@ -113,7 +113,7 @@ def by_class(group: Group, class_names: Sequence[str] | None) -> Chart | Omitted
 
 def by_domain(group: Group) -> Iterator[Chart]:
     """Yield the global model's figure by domain, for a data set with domains."""
-    measure = measure_of(group)
+    measure = measure_of(group).of_client
     chart = _figure_by(group, measure, measure.of_domains, "domains", "domain", "the test samples of each domain")
     if chart is not None:
         yield chart
