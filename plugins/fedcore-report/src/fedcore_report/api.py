@@ -49,7 +49,7 @@ def report(
     from fedcore_report.page import check_target, write_page
 
     page = Path(out)
-    check_target(page, None, force=force)
+    check_target(page, force=force)
     runs = listed_runs(runs)
     folders, notes = run_folders(runs), list[str]()
     with registry.lent({key: value for run in runs for key, value in getattr(run, "objects", {}).items()}):
@@ -59,7 +59,7 @@ def report(
             title=title or heading(folders),
             by=[by] if isinstance(by, str) else list(by),
             tuned=[tuned] if isinstance(tuned, str) else tuned,
-            labels=labels or {},
+            labels=labels,
             baseline=baseline,
             metric=metric,
             protocol=protocol,
@@ -67,7 +67,6 @@ def report(
             points=points,
             reported=reported,
             allow_code=allow_code,
-            progress=lambda message: None,
         )
     for note in made.notes:
         warnings.warn(note, RuntimeWarning, stacklevel=2)

@@ -42,11 +42,6 @@ def turn(number: int) -> int:
     return number // len(COLORS)
 
 
-def color(number: int) -> str:
-    """Return the colour of a row's, part's or class's number."""
-    return COLORS[number % len(COLORS)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     """A figure of the report."""
@@ -114,7 +109,7 @@ class Curves(Chart):
             taken = {
                 kind
                 for other, kind in zip(self.lines, patterns, strict=False)
-                if color(other.color) == color(line.color)
+                if (other.color - line.color) % len(COLORS) == 0
             }
             kinds = [(first + step) % DASHES for step in range(DASHES)]
             patterns.append(next((kind for kind in kinds if kind not in taken), kinds[0]))
