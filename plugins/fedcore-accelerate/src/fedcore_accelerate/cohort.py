@@ -145,9 +145,7 @@ class Frozen:
         self._known: dict[str, Outputs] = {}
         """By model: its outputs on the samples of all clients, (N, ...)."""
 
-    def of(
-        self, first: Batch, slots: Sequence[int], x: Tensor, labels: Tensor, positions: Tensor
-    ) -> Callable[[str], Outputs]:
+    def of(self, first: Batch, slots: Sequence[int], x: Tensor, positions: Tensor) -> Callable[[str], Outputs]:
         """Return what gives a frozen model's outputs on a batch of neighbours, (K, B, ...).
 
         :param x: the inputs (K, B, ...).

@@ -158,9 +158,9 @@ class Whole:
                     where = own[0], len(own)
                     if (where, one.excluded) not in groups:
                         groups[where, one.excluded] = Group(stack, *where, one, partial(cohort.values_of, own))
-                    first, *joined = cohort.batch(turn, own, size)
-                    outputs = frozen.of(first, own, *joined)
-                    step = groups[where, one.excluded].step(first, *joined, frozen=outputs)
+                    first, x, labels, positions = cohort.batch(turn, own, size)
+                    outputs = frozen.of(first, own, x, positions)
+                    step = groups[where, one.excluded].step(first, x, labels, positions, frozen=outputs)
                     losses.add(slice(own[0], own[-1] + 1), *step)
                 for slot in slots:
                     taken[slot] += 1
