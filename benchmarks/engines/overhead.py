@@ -5,21 +5,19 @@ checks, the running mean, the commit. Overhead is a round's seconds minus those 
 that share them; evaluation and checkpoints are left out.
 
     python benchmarks/engines/overhead.py --engine ray --workers 2 --clients 2 --blocks 7 --rounds 5
-
-Another engine than an installed one: call :func:`compare` with what makes it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ from typing import Any
 from torch import nn
 
 from fedcore import RunConfig, SplitModel
-from fedcore.engines import ClientSite, Engine
 from fedcore.runs.api import started
 
 HERE = Path(__file__).parent
@@ -37,12 +34,8 @@ NEVER = 1_000_000
 
 def model(width: int, num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
     """Return two layers of one width: all that matters is how many parameters they have."""
-    size = 1
-    for extent in input_shape:
-        size *= extent
-    layers = OrderedDict(
-        flatten=nn.Flatten(), first=nn.Linear(size, width), relu=nn.ReLU(), second=nn.Linear(width, width)
-    )
+    first, second = nn.Linear(math.prod(input_shape), width), nn.Linear(width, width)
+    layers = OrderedDict(flatten=nn.Flatten(), first=first, relu=nn.ReLU(), second=second)
     return SplitModel(nn.Sequential(layers), width, num_classes)
 
 
@@ -62,10 +55,10 @@ class Rounds:
     :ivar start: seconds until its first round was done.
     """
 
-    def __init__(self, stack: ExitStack, config: RunConfig, make: Callable[[ClientSite], Engine] | None) -> None:
+    def __init__(self, stack: ExitStack, config: RunConfig) -> None:
         self.seen: list[dict[str, float]] = []
         began = time.perf_counter()
-        self.experiment, self.state = stack.enter_context(started(config, notify=self._note, engine=make))
+        self.experiment, self.state = stack.enter_context(started(config, notify=self._note))
         self.workers = self.experiment.federation.engine.workers
         self.run(1)
         self.start = time.perf_counter() - began
@@ -94,12 +87,11 @@ def compare(
     workers: int,
     blocks: int,
     rounds: int,
-    make: Callable[[ClientSite], Engine] | None = None,
     **engine: Any,
 ) -> dict[str, Any]:
     """Time an engine's rounds and the local engine's, block by block, who goes first changing.
 
-    :param engine: options of RunConfig that choose the engine, where ``make`` does not.
+    :param engine: options of RunConfig that choose the engine.
     """
     options = {
         "dataset": "digits",
@@ -117,8 +109,8 @@ def compare(
     }
     with ExitStack() as stack:
         local, other = (
-            Rounds(stack, RunConfig.create({**options, **given, "out": folder / f"{size}-{name}"}), maker)
-            for name, given, maker in (("local", {}, None), ("other", engine, make))
+            Rounds(stack, RunConfig.create({**options, **given, "out": folder / f"{size}-{name}"}))
+            for name, given in (("local", {}), ("other", engine))
         )
         for side in (local, other):
             side.run(rounds)  # does not count
