@@ -359,11 +359,12 @@ def refuse_edits(session: LocalSession, *, hook: str | None = None) -> None:
             fault = f"assign to .data of {name!r} of client.model, which is then not what is loaded, trained and sent"
             hint = "return a start from begin_local (starts), or put weights into a copy: client.network(weights)"
             raise session.broken(None, fault, hook=hook, hint=hint)
-    for plugin, tensors in session.received.items():
+    received = ((plugin, "received", tensors) for plugin, tensors in session.received.items())
+    for plugin, shared, tensors in (*received, (None, "start", session.start)):
         for name, tensor in tensors.items():
             if tensor._version:  # torch counts edits; every engine makes copies of what it receives
-                fault = f"edits client.received[{name!r}] in place, which other clients share"
-                hint = f"edit a copy: client.received[{name!r}].clone()"
+                fault = f"edits client.{shared}[{name!r}] in place, which other clients share"
+                hint = f"edit a copy: client.{shared}[{name!r}].clone()"
                 raise session.broken(plugin, fault, hook=hook, hint=hint)
 
 
@@ -395,6 +396,6 @@ def _chosen_starts(session: LocalSession, plugins: Iterable[Plugin]) -> Tensors:
         names = f"names that it declares in starts = {plugin.starts}, without those that are not trained"
         startable = {name: state[name] for name in declared}
         session.check_fit(tensors, startable, plugin=plugin.name, hook="begin_local", names=names)
-        for name, tensor in tensors.items():
-            starts[name] = torch.empty_like(state[name], requires_grad=False).copy_(tensor.detach())
+        # Without .data the copying counts as an edit.
+        starts |= {n: torch.empty_like(state[n]).copy_(t.detach()).data for n, t in tensors.items()}
     return starts

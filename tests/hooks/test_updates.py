@@ -320,3 +320,16 @@ def test_an_edit_of_what_all_clients_received_is_refused(toy, hook):
     edits = type("Edits", (Plugin,), {hook: hookimpl(edit), "broadcast": hookimpl(send)})
     with raises(PluginContractError, "'edits'", "round 1", "client.received['c']"):
         toy(edits)
+
+
+@pytest.mark.parametrize("hook", ["begin_local", "observe", "end_local"])
+def test_an_edit_of_the_weights_that_all_clients_start_from_is_refused(toy, hook):
+    def edit(self, client):
+        next(iter(client.start.values())).mul_(2)
+
+    def edit_reference(self, step):
+        step.reference[0].mul_(2)
+
+    edits = type("Edits", (Plugin,), {hook: hookimpl(edit_reference if hook == "observe" else edit)})
+    with raises(PluginContractError, "client.start[", "round 1"):
+        toy(edits)
