@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,6 @@ from fedcore.base.errors import (
     FedcoreError,
     PluginCallError,
     PluginContractError,
-    RoundFailedError,
     UnknownNameError,
 )
 from fedcore.hooks.checks import create_plugin
@@ -229,13 +226,6 @@ def test_an_exception_on_a_client_is_its_failure_and_names_plugin_hook_round_and
     message = f"plugin 'breaker' {what} (round 2, client 2) raised KeyError: 'broken on purpose'"
     assert message in failure["message"]
     assert second["accepted"] == (4 if hook == "question" else 3)
-
-
-@pytest.mark.parametrize(("hook", "error"), [("begin_local", RoundFailedError), ("end_round", PluginCallError)])
-def test_a_hook_does_not_end_the_program_without_a_word(go, hook, error):
-    quits = type("Quits", (Plugin,), {hook: hookimpl(lambda self: sys.exit())})
-    with raises(error, "'quits'", hook, "SystemExit"):
-        go(quits)
 
 
 @pytest.mark.parametrize("shape", ["(B,)", "float", "list"])
