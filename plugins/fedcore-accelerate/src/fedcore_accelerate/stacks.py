@@ -235,9 +235,8 @@ class Group:
             watched.close()
         require_gradient(one, total)
         self._optimizer.zero_grad()
-        own = (
-            [*one.working.parameters.values()] if self._where.stop - self._where.start == 1 else []
-        )  # else vmap refuses
+        alone = self._where.stop - self._where.start == 1  # for several clients vmap refuses it
+        own = [*one.working.parameters.values()] if alone else []
         for parameter in own:
             parameter.grad = None
         total.sum().backward()  # a client's objective depends on no other client's weights
