@@ -318,6 +318,10 @@ class Scaled(nn.Linear):
         return hidden.tanh()
 
 
+def scaled(flat):
+    return lambda num_classes, input_shape: SplitModel(Scaled(flat), 16, num_classes)
+
+
 FLAT = {
     "reshape": lambda x: x.reshape(-1),
     "torch.reshape": lambda x: torch.reshape(input=x, shape=(-1,)),
@@ -333,14 +337,8 @@ FLAT = {
 }
 
 
-@pytest.mark.parametrize("model", [with_windows, *FLAT])
+@pytest.mark.parametrize("model", [with_windows, *map(scaled, FLAT.values())], ids=["with_windows", *FLAT])
 def test_outputs_of_linear_layers_lie_in_memory_as_they_do_alone(both, steps, model):
-    if isinstance(model, str):
-        flat = FLAT[model]
-
-        def model(num_classes, input_shape):
-            return SplitModel(Scaled(flat), 16, num_classes)
-
     assert_close(*both(rounds=1, model=model))
     assert steps["stacked"]
 

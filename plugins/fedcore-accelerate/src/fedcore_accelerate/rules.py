@@ -51,7 +51,7 @@ class Rules(TorchFunctionMode):
     def __init__(self, weights: Iterable[Tensor], *, in_order: bool) -> None:
         super().__init__()
         self._weights, self._in_order = set(map(id, weights)), in_order
-        self.has_products = False
+        self._has_products = False
         """Whether there are outputs of linear layers. Those of other operations may lie as they do."""
 
     @override
@@ -59,7 +59,7 @@ class Rules(TorchFunctionMode):
         named = kwargs or {}
         if func == REQUIRES_GRAD:
             return _requires_grad(*args)
-        if func in OF_MEMORY and self.has_products and not self._in_order:
+        if func in OF_MEMORY and self._has_products and not self._in_order:
             raise OutOfOrder
         if func in WRONG:
             raise NotStackable(f"the model or a hook uses {WRONG[func]} of a tensor")
@@ -67,7 +67,7 @@ class Rules(TorchFunctionMode):
             return _embedding(*args, **named)
         if func is not F.linear or len(args) < 3 or args[0].dim() != 2 or id(args[1]) not in self._weights:
             return func(*args, **named)
-        self.has_products = True
+        self._has_products = True
         rows, weight, bias = args
         product = weight @ rows.mT if bias is None else torch.addmm(bias.unsqueeze(1), weight, rows.mT)
         return product.mT.contiguous() if self._in_order else product.mT

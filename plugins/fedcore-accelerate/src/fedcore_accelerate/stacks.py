@@ -16,6 +16,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -153,7 +154,7 @@ class Group:
             raise NotStackable(reason)
         if one.working.unsaved:
             raise NotStackable("the model has buffers that are not saved, such as a mask")
-        self._stack, self._where = stack, slice(first, first + count)
+        self._stack, self._where, self._alone = stack, slice(first, first + count), count == 1
         self._trained = {name: nn.Parameter(stack.weights[name][self._where]) for name in one.working.trained}
         self._added = {name: nn.Parameter(tensor[self._where]) for name, tensor in stack.added.items()}
         self._weights = {name: tensor[self._where] for name, tensor in stack.weights.items()}
@@ -235,8 +236,7 @@ class Group:
             watched.close()
         require_gradient(one, total)
         self._optimizer.zero_grad()
-        alone = self._where.stop - self._where.start == 1  # for several clients vmap refuses it
-        own = [*one.working.parameters.values()] if alone else []
+        own = [*one.working.parameters.values()] if self._alone else []  # for several clients vmap refuses it
         for parameter in own:
             parameter.grad = None
         total.sum().backward()  # a client's objective depends on no other client's weights
@@ -260,14 +260,13 @@ class Group:
 
         def step(read: Read, model: SplitModel, x: Tensor, y: Tensor, indices: Tensor) -> tuple[Any, ...]:
             one.losses = LossTotals({})
-            rules = Rules(model.parameters(), in_order=self._stack.in_order)
+            rules = partial(Rules, [*model.parameters()], in_order=self._stack.in_order)
             with one.autocast():
-                with rules:
+                with rules():
                     outputs = Outputs(*model(x))
                 # Hooks take more than a product of them.
                 outputs = Outputs(*(part.contiguous() if part.dim() == 2 else part for part in outputs))
-                rules.has_products = False
-                with rules:
+                with rules():
                     total = total_loss(one, StackedStep(first, outputs, read, x, y, indices))
             self._counts = one.losses.counts
             return total, one.losses.sums, *outputs
@@ -357,7 +356,7 @@ class Group:
 
         of_all: Any = self._weights, self._reads.tensors, dict(outputs), *joined
         versions = [tensor._version for tensor in self._reads.tensors]  # those inside of vmap count no edits
-        if self._where.stop - self._where.start == 1:  # vmap takes its time
+        if self._alone:  # vmap takes its time
             alone = of_client(*tree_map(lambda tensor: tensor.squeeze(0), of_all))
             results = tree_map(lambda tensor: tensor.unsqueeze(0), alone)
         else:
