@@ -255,13 +255,18 @@ class PlainAttributes:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        parts = [part for part in model.modules() if not type(part).__module__.startswith("torch.")]
-        self._first = [(part, {name: (value, _content(value)) for name, value in _plain(part)}) for part in parts]
+        self.parts = [part for part in model.modules() if not type(part).__module__.startswith("torch.")]
+        """The modules whose class is none of torch's."""
+        self._first = [{name: (value, _content(value)) for name, value in own.items()} for own in self.now()]
+
+    def now(self) -> list[dict[str, Any]]:
+        """Return the present attributes of each part."""
+        return [{name: own for name, own in vars(part).items() if name not in _OF_TORCH} for part in self.parts]
 
     def restore(self) -> None:
         """Give the modules the values that they had at first: the same objects, with the same content."""
-        for part, first in self._first:
-            for name in [name for name, _ in _plain(part) if name not in first]:
+        for part, first, now in zip(self.parts, self._first, self.now(), strict=True):
+            for name in now.keys() - first.keys():
                 del vars(part)[name]
             for name, (value, content) in first.items():
                 vars(part)[name] = value
@@ -270,10 +275,6 @@ class PlainAttributes:
                 elif content is not None:
                     value.clear()
                     (value.update if isinstance(value, (dict, set)) else value.extend)(content)
-
-
-def _plain(part: nn.Module) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in vars(part).items() if name not in _OF_TORCH]
 
 
 def _content(value: Any) -> Any:

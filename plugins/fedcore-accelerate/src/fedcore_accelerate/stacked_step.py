@@ -26,8 +26,6 @@ OF_RUN = ("config", "round", "rounds", "num_classes", "task", "device", "model",
 """Attributes of a client that are the same for all clients of a stack. ``model`` has the stacked weights in a step."""
 OF_CLIENT = ("received", "class_counts", "parameters", "start", "added", "n")
 """Attributes of a client that are stacked."""
-OF_TORCH = vars(nn.Module()).keys()
-"""The attributes that every module has."""
 OF_BEGINNING = (*OF_RUN, "received", "parameters", "start", "added", "scratch", "public", "network")
 """What ``begin_local`` finds the same at all clients of a stack that keep nothing."""
 REQUESTS = ("add_parameters", "freeze")
@@ -229,13 +227,13 @@ def attributes_refused(model: nn.Module) -> Iterator[None]:
 
     :raises NotStackable: names the attribute.
     """
-    parts = [part for part in model.modules() if not type(part).__module__.startswith("torch.")]
-    first, before, changed = PlainAttributes(model), [*map(_attributes, parts)], ""
+    first, changed = PlainAttributes(model), ""
+    before = [_all_held(own) for own in first.now()]
     try:
         yield
     finally:
-        for part, own in zip(parts, before, strict=True):
-            now = _attributes(part)
+        for part, own, values in zip(first.parts, before, first.now(), strict=True):
+            now = _all_held(values)
             others = (name for name in {**own, **now} if not _same(own.get(name), now.get(name)))
             changed = next((f"{type(part).__name__}.{name}" for name in others), changed)
         if changed:
@@ -244,9 +242,8 @@ def attributes_refused(model: nn.Module) -> Iterator[None]:
         raise NotStackable(f"the model changes its attribute {changed}")
 
 
-def _attributes(part: nn.Module) -> dict[str, list[Any]]:
-    """Return the attributes of a module that are none of torch's, and what each holds."""
-    return {name: _held(value) for name, value in vars(part).items() if name not in OF_TORCH}
+def _all_held(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    return {name: _held(value) for name, value in values.items()}
 
 
 def _held(value: Any) -> list[Any]:
