@@ -364,8 +364,7 @@ def refuse_edits(session: LocalSession, *, hook: str | None = None) -> None:
         for name, tensor in tensors.items():
             if tensor._version:  # torch counts edits; every engine makes copies of what it receives
                 fault = f"edits client.{shared}[{name!r}] in place, which other clients share"
-                hint = f"edit a copy: client.{shared}[{name!r}].clone()"
-                raise session.broken(plugin, fault, hook=hook, hint=hint)
+                raise session.broken(plugin, fault, hook=hook, hint=f"edit a copy: client.{shared}[{name!r}].clone()")
 
 
 def begin_local(session: LocalSession) -> None:

@@ -97,6 +97,10 @@ class IndexLists:
         """Return the number of positions of one client, without creating its tensor."""
         return int(self._bounds[client + 1] - self._bounds[client])
 
+    def of_first(self, clients: int) -> Tensor:
+        """Return the positions of the first clients together, (n,) int64: those of a run that train come first."""
+        return self.positions[: self._bounds[clients]].long()
+
     def __iter__(self) -> Iterator[Tensor]:
         for begin, end in pairwise(self.offsets.tolist()):
             yield self.positions[begin:end].long()
@@ -305,8 +309,7 @@ def fitted(dataset: Dataset, partition: Partition, clients: int) -> Dataset:
     """
     if partition.is_declared:
         return dataset
-    rows = partition.train.positions[: partition.train.offsets[clients]].long()
-    return replace(dataset, task=dataset.task.fitted(dataset.train.labels.cpu()[rows]))
+    return replace(dataset, task=dataset.task.fitted(dataset.train.labels.cpu()[partition.train.of_first(clients)]))
 
 
 def load_partition(path: Path, dataset: Dataset) -> Partition:

@@ -53,9 +53,7 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
             f"--normalize {choice} is for images and rows of numbers; samples of {dataset.name!r} are neither"
         )
     own = partition.train
-    rows = torch.arange(len(train))
-    if not partition.is_declared:
-        rows = own.positions[: own.offsets[config.training_clients]].long().unique()
+    rows = torch.arange(len(train)) if partition.is_declared else own.of_first(config.training_clients).unique()
     if isinstance(train, TableSamples):
         prepared = _table(dataset, choice, rows)
     elif isinstance(train, ResidentSamples):
