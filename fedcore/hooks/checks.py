@@ -257,7 +257,7 @@ RESULTS: Mapping[str, tuple[type | Callable[[Any], bool], str]] = {
     ),
     "Sequence[str]": (_patterns, "a sequence of patterns"),
     "nn.Module": (nn.Module, "a module"),
-    "SplitModel": (lambda model: hasattr(model, "renew_classifier"), "a SplitModel"),
+    "SplitModel": (lambda model: "SplitModel" in {cls.__name__ for cls in type(model).__mro__}, "a SplitModel"),
     "Mapping[str, Any]": (_json, "a mapping of names to JSON values (tensors and arrays by .item() or .tolist())"),
 }
 """Type of a hook's result -> the type or the check of a value, and the expectation in words.
