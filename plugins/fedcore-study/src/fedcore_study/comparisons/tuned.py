@@ -65,9 +65,11 @@ def at_which(rows: Mapping[str, Sequence[RunRecord]], tuned: Collection[str], pr
         protocol not in protocols.HELD_OUT
         or any(not run.config.validation_share for runs in rows.values() for run in runs)
     )
-    high = f"; the samples of {protocol} chose them, so it is too high: take global, or train with " if chose else ""
-    advice = "--validation-share 0.5 and take personal or global_local" if chose else ""
-    return f"each row has its own tuned options ({'; '.join(parts)}){high}{advice}"
+    note = f"each row has its own tuned options ({'; '.join(parts)})"
+    if chose:
+        note += f"; the samples of {protocol} chose them, so it is too high: take global, or train with "
+        note += "--validation-share 0.5 and take personal or global_local"
+    return note
 
 
 def _best(candidates: Sequence[Sequence[RunRecord]], tuned: Collection[str]) -> Sequence[RunRecord]:
