@@ -47,6 +47,8 @@ class Optimizer:
         # A tensor's own hash takes ten times as long as its id.
         self.state: dict[int, dict[str, Tensor]] = {}
         """The state of each parameter by its id."""
+        # On a CPU torch 2.13's fused SGD leaves bfloat16 and float16 as they are, all but the last numbers of a tensor.
+        self._fused = options.optimizer != "sgd" or not any(p.is_cpu and p.itemsize == 2 for p in self.parameters)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -81,13 +83,12 @@ class Optimizer:
         """Take one step along the gradients."""
         for group in self.groups:
             used: list[Tensor] = [parameter for parameter in group.parameters if parameter.grad is not None]
-            if used:
-                self._step(group, used, [parameter.grad for parameter in used if parameter.grad is not None])
+            self._step(group, used, [parameter.grad for parameter in used if parameter.grad is not None])
 
     def _step(self, group: ParameterGroup, used: list[Tensor], gradients: list[Tensor]) -> None:
         options = self.options
         states = [self.state[id(parameter)] for parameter in used]
-        rates: dict[str, Any] = {"lr": group.lr, "weight_decay": group.weight_decay, "fused": True, "maximize": False}
+        rates: Any = {"lr": group.lr, "weight_decay": group.weight_decay, "fused": self._fused, "maximize": False}
         if options.optimizer == "sgd":
             buffers = [state.get("momentum") for state in states]
             sgd(used, gradients, buffers, momentum=options.momentum, dampening=0.0, nesterov=False, **rates)

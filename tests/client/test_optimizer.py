@@ -50,6 +50,17 @@ def test_steps_of_adam_are_torchs_to_the_bit(optimizer, weight_decay):
     check_steps(lean, reference, own, theirs)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_steps_on_half_of_the_bits_are_torchs_that_are_not_fused(dtype, momentum):
+    """torch's fused SGD leaves all but the last numbers of such a tensor as they are."""
+    own = [nn.Parameter(p.detach().to(dtype)) for p in parameters(0)]
+    theirs = [nn.Parameter(p.detach().clone()) for p in own]
+    lean = Optimizer(RunConfig(momentum=momentum), [ParameterGroup(own, 0.1, 1e-2)])
+    reference = torch.optim.SGD(theirs, lr=0.1, momentum=momentum, weight_decay=1e-2, fused=False, foreach=False)
+    check_steps(lean, reference, own, theirs)
+
+
 def check_steps(lean, reference, own, theirs):
     lean.begin(lean.parameters)
     stream = torch.Generator().manual_seed(2)
@@ -58,7 +69,7 @@ def check_steps(lean, reference, own, theirs):
         reference.zero_grad()
         for index, (a, b) in enumerate(zip(own, theirs, strict=True)):
             if index != 1 or step % 2 == 0:  # one parameter has no gradient at times
-                a.grad = torch.randn(a.shape, generator=stream)
+                a.grad = torch.randn(a.shape, generator=stream).to(a.dtype)
                 b.grad = a.grad.clone()
         lean.step()
         reference.step()
