@@ -47,6 +47,16 @@ def test_moved_split_computes_the_same(name, shape, projection, layers, width, l
     assert all(torch.equal(a, b) for a, b in zip(parameters, model.parameters()))
 
 
+def test_an_activation_that_is_used_twice_moves_with_its_layer():
+    """``named_children`` names a module once: the second ReLU stayed behind, and the logits were others."""
+    relu = nn.ReLU()
+    model, x = SplitModel(nn.Sequential(nn.Linear(4, 5), relu, nn.Linear(5, 6), relu), 6, 3), torch.randn(9, 4)
+    before = model(x).logits
+    move_split(model, 2, option="toy.layers")
+    assert torch.equal(model(x).logits, before)
+    assert [type(layer).__name__ for layer in model.classifier] == ["Linear", "ReLU", "Linear"]
+
+
 def test_one_layer_changes_nothing():
     model = build("mlp", (1, 8, 8))
     names = list(model.state_dict())

@@ -78,10 +78,11 @@ def move_split(model: SplitModel, linear_layers: int, *, option: str) -> None:
 
 
 def _parts(name: str, module: nn.Module) -> list[_Part]:
-    """Return the parts of nested Sequentials in the order in which they are called."""
+    """Return the parts of nested Sequentials in the order in which they are called; one may be called twice."""
     if not isinstance(module, nn.Sequential):
         return [_Part(name, module)]
-    return [part for child, inner in module.named_children() for part in _parts(f"{name}.{child}", inner)]
+    named = [(child, inner) for child, inner in module._modules.items() if inner is not None]
+    return [part for child, inner in named for part in _parts(f"{name}.{child}", inner)]
 
 
 def _linear_layers_at_end(parts: list[_Part]) -> list[int]:
