@@ -368,6 +368,38 @@ def test_samples_that_an_epoch_leaves_out_come_in_another(both, method):
     assert_close(*both(method, rounds=2, local_epochs=3, drop_last=True))
 
 
+class LooksAtSmallBatches(Plugin):
+    """Reads the frozen model in some steps alone."""
+
+    reads = ("global",)
+
+    @hookimpl
+    def local_loss(self, step):
+        if len(step.y) == 64:
+            return None
+        return Loss((step.features - 2 * step.frozen("global").features).square().mean(), weight=0.1)
+
+
+def test_a_frozen_model_that_the_first_epoch_does_not_show_all_samples(both):
+    """The next epoch read outputs of its other samples that nobody had computed."""
+    assert_close(*both(LooksAtSmallBatches, local_epochs=2, rounds=1))
+
+
+class HasAWeightOfItsOwn(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["weight"] = (1 + client.id) / 30
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.features.square().mean(), weight=step.client.scratch["weight"])
+
+
+def test_clients_own_numbers_are_as_exact_as_the_weights(both, steps):
+    assert_close(*both(HasAWeightOfItsOwn, model=in_double), relative=1e-12)
+    assert steps["stacked"]
+
+
 def test_labels_of_several_numbers_are_stacked(both, monkeypatch):
     monkeypatch.setattr(stack_runner.Stacks, "_train", None)  # clients whose whole work is one take no steps there
     assert_close(*both(dataset="digit-properties", partition="iid", rounds=1))
@@ -1012,6 +1044,36 @@ def test_who_joins_a_larger_stack_starts_from_the_first_personal_weights(both):
     """The models of a larger stack are copied from one that has been trained by then."""
     cohorts = (Cohorts, {"rounds": [[0, 1], [2, 3, 4, 5]]})
     assert_close(*both("fedper", cohorts, rounds=2, participation=1.0, partition="iid", eval_every=2))
+
+
+class AddsUpGradients(Plugin):
+    """The second batches of unequal clients are steps alone, whose gradients the next step in a stack still found."""
+
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["squares"] = torch.zeros(())
+        client.add_parameters({"scale": torch.ones(())})
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss((step.added["scale"] * step.features).square().mean())
+
+    @hookimpl
+    def observe(self, step):
+        for parameter in (*step.parameters, *step.added.values()):
+            step.client.scratch["squares"] += parameter.grad.square().sum()
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["squares"] = client.scratch["squares"]
+
+
+def test_observe_finds_its_clients_gradients(both, steps):
+    stacked, plain = both(AddsUpGradients, local_epochs=2, rounds=1)
+    assert_close(stacked, plain)
+    assert not support.lines(stacked)[0]["failures"]
+    assert steps["stacked"]
+    assert steps["alone"]
 
 
 class FailsToObserve(Plugin):

@@ -144,6 +144,8 @@ class Frozen:
         )
         self._known: dict[str, Outputs] = {}
         """By model: its outputs on the samples of all clients, (N, ...)."""
+        self._missing: dict[str, int] = {}
+        """By model: the samples without outputs. Hooks may have left the model out in steps of the first epoch."""
 
     def of(self, first: Batch, slots: Sequence[int], x: Tensor, positions: Tensor) -> Callable[[str], Outputs]:
         """Return what gives a frozen model's outputs on a batch of neighbours, (K, B, ...).
@@ -164,8 +166,13 @@ class Frozen:
                 if name not in self._known:
                     rooms = (part.new_empty(sum(cohort.sizes), *part.shape[2:]) for part in computed)
                     self._known[name] = Outputs(*rooms)
+                    self._missing[name] = sum(cohort.sizes[: cohort.returning if name == "previous" else None])
                 for known, part in zip(self._known[name], computed, strict=True):
                     known[places] = part
+                self._missing[name] -= places.numel()
+                return computed
+            if self._missing.get(name, 1):
+                return self._computed(name, slots, x)
             return Outputs(*(part[places] for part in self._known[name]))
 
         return outputs

@@ -108,12 +108,17 @@ class Reads:
     :param values_of: returns the clients' values of a path, or a single one for all; raises KeyError if a client lacks
         it.
     :param names: the names of the first client's parameters by id. A hook that reads one sees the stacked weights.
+    :param dtype: of numbers that differ.
     """
 
     def __init__(
-        self, values_of: Callable[[Path], Sequence[Any]], names: Mapping[int, str], device: torch.device
+        self,
+        values_of: Callable[[Path], Sequence[Any]],
+        names: Mapping[int, str],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self._values_of, self._names, self._device = values_of, names, device
+        self._values_of, self._names, self._dtype, self._device = values_of, names, dtype, device
         self._values: dict[Path, Any] = {}
         self.tensors: list[Tensor] = []
         """The stacked tensors, (K, ...) each."""
@@ -163,7 +168,7 @@ class Reads:
         if isinstance(first, float) and any(value != first for value in values):
             if 0 in values:  # a weight of 0 leaves its term out, which one step cannot do for some clients only
                 require_same(sorted(values))
-            return self._slot(torch.tensor(values, dtype=torch.float32, device=self._device))
+            return self._slot(torch.tensor(values, dtype=self._dtype, device=self._device))
         require_same(values)
         return first
 

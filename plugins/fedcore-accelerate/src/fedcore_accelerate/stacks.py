@@ -13,10 +13,10 @@ A Python branch on a tensor, random numbers, an operation that ``vmap`` does not
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -160,7 +160,8 @@ class Group:
         self._weights = {name: tensor[self._where] for name, tensor in stack.weights.items()}
         self._weights |= self._trained | self._added
         names = {id(p): name for name, p in {**one.working.parameters, **trained_by(one)}.items()}
-        self._reads = Reads(values_of, names, one.working.device)
+        widest = reduce(torch.promote_types, (weight.dtype for weight in self._weights.values()), torch.float32)
+        self._reads = Reads(values_of, names, widest, one.working.device)
         self._models = _Models(one.working)
         parameters = self._trained | self._added
         groups = []
@@ -195,7 +196,8 @@ class Group:
         def observe(*outputs: Tensor) -> None:
             if names := [plugin.name for plugin in one.plugins.implementers("observe")]:
                 try:
-                    with draws_refused(one.working.device):  # a stream for each client takes as long as its step
+                    # A stream for each client takes as long as its step.
+                    with draws_refused(one.working.device), self._gradients_lent(batches):
                         errors[:] = map(_observed, batches, *outputs)
                 except NotStackable:  # it has seen the clients, and must not see them again
                     errors[:] = [_draws(", ".join(names), one.round)] * len(batches)
@@ -212,6 +214,19 @@ class Group:
             for batch, value in zip(batches, values, strict=True):
                 batch.session.losses.add(name, value, counts[name])
         return errors
+
+    @contextmanager
+    def _gradients_lent(self, batches: Sequence[Batch]) -> Iterator[None]:
+        """Let each client's parameters have its part of the gradients in a block, as after a step alone."""
+        gradients = {name: parameter.grad for name, parameter in (self._trained | self._added).items()}
+        clients = [trained_by(batch.session) for batch in batches]
+        for k, own in enumerate(clients):
+            for name, gradient in gradients.items():
+                own[name].grad = None if gradient is None else gradient[k]
+        yield
+        for own in clients:
+            for parameter in own.values():
+                parameter.grad = None
 
     def step(
         self,
