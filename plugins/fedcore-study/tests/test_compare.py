@@ -97,8 +97,14 @@ class TestComparison:
 
     def test_a_run_that_ended_early_counts_the_rounds_it_took(self, make):
         """As with --patience; the target is reached in the last evaluation alone."""
-        found, _ = join([make([], 0, [0.2, 0.3], final=0.9, rounds=9)], target=0.8)
-        assert found.blocks[0].rows[0].rounds.mean == 2
+        folders = [
+            make([], seed, [0.2, 0.3, 0.3][seed:], final=0.9, rounds=rounds) for seed, rounds in enumerate((9, 9))
+        ]
+        found, _ = join(folders, target=0.8)
+        assert found.blocks[0].rows[0].rounds.mean == 2.5
+        early = "runs ended early (--patience, on_round): fedavg (2 of 2, after 2 to 3 of 9 rounds). "
+        assert [note.startswith(early) for note in found.notes] == [True]
+        assert join(folders, round=2)[0].notes == []
 
     @pytest.mark.parametrize(
         "other", [{"dataset": "mnist"}, {"alpha": 0.1}, {"rounds": 9}, {"labels": "M", "dealt": "x"}, {"lr": 0.1}]
@@ -665,6 +671,8 @@ class TestRanks:
         assert notes == [
             "runs that repeat others under another alpha, which their partition does not use, are left out: 6"
         ]
+        with pytest.warns(RuntimeWarning, match="repeat others"):
+            assert len(fedcore_study.compare(copies, each=True)) == len(copies) - 6
         found, _ = join([*copies, *self.blocks(make)])
         assert found.ranks.tables == 4
         titles = [f"partition {partition}", *(f"partition dirichlet, alpha {alpha}" for alpha in (0.1, 0.5, 1.0))]
@@ -747,10 +755,17 @@ class TestTuned:
         found, notes = join([*folders, make([], 1, [0.5], lr=0.3, finished=False)], tuned=["lr"])
         (row,) = found.blocks[0].rows
         assert sorted(row.values.values()) == pytest.approx([0.2, 0.4])
-        assert notes == []
+        assert notes == [
+            "fedavg: its tuned options are chosen among values with 2 finished seeds, without lr 0.3 (1 seed)"
+        ]
         bare = [make([], 0, [0.5], lr=lr) for lr in (0.1, 0.2)]
         with raises(ConfigError, "--client-test-fraction"):
             join(bare, tuned=["lr"])
+
+    def test_nothing_is_chosen_before_a_run_is_finished(self, make):
+        folders = [make([], 0, [0.5, 0.6], lr=lr, rounds=9, finished=False) for lr in (0.1, 0.2)]
+        _, notes = join(folders, tuned=["lr"], round=1)
+        assert notes == ["fedavg: no run is finished that could choose its tuned options; lr 0.1 is shown"]
 
     @pytest.mark.parametrize("share", [0.0, 0.5])
     def test_figures_of_the_samples_that_chose_are_noted_as_too_high(self, make, share):
@@ -1044,6 +1059,23 @@ def test_metrics_of_clients_have_a_mean_over_the_clients(make):
     assert headings(made, block)[3:5] == ["ece", "ece (clients)"]
     assert cells(made, block, block.rows[0])[3:5] == ["0.3000", "0.2000"]
     assert direction("ece (clients)") == direction("ece") == -1
+    each = fedcore_study.compare(folders, protocol="personal", metric="ece_mean", each=True)
+    assert list(each["ece_mean"]) == [0.2, 0.2]
+    with raises(ConfigError, "each=True"):
+        fedcore_study.compare(folders, protocol="personal", clients=True, each=True)
+    with raises(ConfigError, "'attack.success'"):
+        fedcore_study.compare(folders, protocol="personal", reported=["attack.success"], each=True)
+
+
+def test_a_row_per_run_has_the_figure_of_the_runs_task(make):
+    folders = [make([], seed, [0.5], measured={"rmse": 2.0 + seed}) for seed in (0, 1)]
+    for folder in folders:
+        (folder / "sessions.jsonl").write_text('{"task": {"signs": {"rmse": -1}}}\n')
+        summary = json.loads((folder / "summary.json").read_text())
+        del summary["metrics"]["global"]["accuracy"]
+        (folder / "summary.json").write_text(json.dumps(summary))
+    assert list(fedcore_study.compare(folders, each=True)["rmse"]) == [2.0, 3.0]
+    assert list(fedcore_study.compare(folders)["rmse_mean"]) == [2.5]
 
 
 def test_a_method_without_own_models_is_measured_by_its_global_model(make):

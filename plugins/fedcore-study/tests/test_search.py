@@ -272,6 +272,15 @@ def test_a_search_over_seeds_by_any_metric_is_compared_at_once(cli, tmp_path):
     assert list(row["values"].values()) == [final["metrics"]["global"]["accuracy"] for final in finals]
 
 
+def test_a_pruned_trial_has_its_best_figure_too(tmp_path, monkeypatch):
+    """Not the last one, which stands below figures that are the best of their trials."""
+    figures = {**dict.fromkeys(range(4), [[0.6, 0.9]] * 2), 4: [[0.7, 0.5]] * 2}
+    monkeypatch.setattr(searching, "run_jobs", of_seeds(figures))
+    result = search(SweepSpec(base=BASE, seeds=2), [Axis("lr", 0.1, 1.0)], 5, tmp_path)
+    assert [trial.value for trial in result.trials] == pytest.approx([0.9] * 4 + [0.7])
+    assert result.trials[4].state == "pruned"
+
+
 def test_a_trial_that_fails_does_not_stop_the_others(tmp_path):
     told = []
     axes = [Axis("lr", 1e30, 1e31)]

@@ -120,7 +120,7 @@ def build(
         reports a figure.
     """
     fields, all_notes = [option(name) for name in by], list(notes)
-    chosen, own = tuned_runs(records, fields, tuned)
+    chosen, own = tuned_runs(records, fields, tuned, all_notes.append)
     runs = distinct(chosen, fields, all_notes.append)
     if not runs:
         raise ConfigError("there is no run to report yet")

@@ -71,7 +71,7 @@ class Axis:
 class Trial:
     """A trial that ended: ``value`` is its best figure on held-out parts, None where it gave none.
 
-    Over several seeds it is the mean of each seed's best figure.
+    Over several seeds it is the mean of each seed's best figure; of a pruned trial the best mean of a round.
     """
 
     number: int
@@ -388,7 +388,8 @@ def _result(study: Any, axes: Sequence[Axis], measure: Measure, out: Path, spec:
         Trial(
             t.number,
             t.state.name.lower(),
-            t.value,
+            # Optuna keeps the last figure of a pruned trial, next to the best ones of others.
+            measure.best([*t.intermediate_values.values()]) if t.state.name == "PRUNED" else t.value,
             options(t.params),
             [out / "runs" / name for name in _names(_name(t.number), spec.seeds)],
         )

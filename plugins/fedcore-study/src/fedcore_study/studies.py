@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcore import ConfigError
-from fedcore.tools import short_name
 from fedcore_study.sweeps.directory import SweepDirectory, new_folder
 from fedcore_study.sweeps.objects import SweepObjects
 from fedcore_study.sweeps.spec import SweepSpec, changed, read_earlier, read_spec
@@ -138,8 +137,8 @@ def compare(
     :raises ConfigError: nothing to compare, names that do not exist, or runs that contradict one another.
     """
     from fedcore_study.comparisons import frame
-    from fedcore_study.comparisons.compare import compare_protocols
-    from fedcore_study.comparisons.groups import option
+    from fedcore_study.comparisons.compare import check_reported, compare_protocols, measure_of
+    from fedcore_study.comparisons.groups import distinct, option
     from fedcore_study.comparisons.records import find_runs
     from fedcore_study.comparisons.tuned import tuned_runs
     from fedcore_study.comparisons.usable import usable
@@ -154,10 +153,16 @@ def compare(
     if each:
         if len(protocols) > 1:
             raise ConfigError("each=True has one row per run: give one protocol")
+        if clients or target is not None:
+            raise ConfigError("each=True has one row per run, without clients and target: leave these out")
         (protocol,) = protocols
-        chosen, own = tuned_runs(records, [option(name) for name in fields], own)
-        kept = usable(chosen, protocol, round, warn, short_name(metric))
-        return frame.of_runs(kept, fields, protocol, round, tuned=own, labels=labels or {})
+        measure, _ = measure_of(records, metric)
+        of_rows = [option(name) for name in fields]
+        chosen, own = tuned_runs(records, of_rows, own, warn)
+        kept = distinct(usable(chosen, protocol, round, warn, measure.name), of_rows, warn)
+        check_reported(kept, reported, round)
+        asked = [measure.name, *reported]
+        return frame.of_runs(kept, fields, protocol, round, asked, tuned=own, labels=labels or {})
     comparisons = compare_protocols(
         records,
         protocols,

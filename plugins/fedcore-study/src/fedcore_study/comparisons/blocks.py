@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fedcore import ConfigError
 from fedcore.tools import PARTITION_OPTIONS, key, settings
 from fedcore_study.comparisons.cautions import (
+    ended_early,
     failed_clients,
     few_pairs,
     few_seeds,
@@ -76,6 +77,7 @@ def block_of(group: Group, asked: Comparison, baseline: str | None) -> Block:
         global_models(group.rows),
         at_which(group.rows, asked.tuned, asked.protocol),
         *other_rounding(group.rows, asked.by),
+        ended_early(group.rows) if asked.round is None else "",
         restarted_schedules(group.rows),
         *own_models(group.rows, asked.protocol),
     ]

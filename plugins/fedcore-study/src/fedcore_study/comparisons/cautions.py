@@ -1,5 +1,5 @@
 """What a reader of a comparison has to know: models other than the baseline's, few seeds, different seeds, failed
-clients, restarted schedules.
+clients, runs that ended early, restarted schedules.
 """
 
 from __future__ import annotations
@@ -164,6 +164,19 @@ def restarted_schedules(rows: Mapping[str, Sequence[RunRecord]]) -> str:
         f"runs that were resumed with another --rounds, which their learning rate or method follows: {restarted}. A "
         "run of so many rounds from the start gives other results"
     )
+
+
+def ended_early(rows: Mapping[str, Sequence[RunRecord]]) -> str:
+    """Return a sentence that names the rows whose runs ended before ``--rounds``; empty if there is none."""
+    parts = []
+    for label, runs in rows.items():
+        taken = [run.summary["rounds"] for run in runs if run.summary and run.summary["rounds"] < run.config.rounds]
+        if taken:
+            after = f"{min(taken)} to {max(taken)}" if min(taken) < max(taken) else f"{taken[0]}"
+            parts.append(f"{label} ({len(taken)} of {len(runs)}, after {after} of {runs[0].config.rounds} rounds)")
+    if not parts:
+        return ""
+    return f"runs ended early (--patience, on_round): {', '.join(parts)}. Figures and costs are of the rounds they took"
 
 
 def global_models(rows: Mapping[str, Sequence[RunRecord]]) -> str:

@@ -70,10 +70,7 @@ def compare_protocols(
     for protocol in protocols:
         if protocol not in PROTOCOLS:
             raise UnknownNameError("protocol", protocol, PROTOCOLS)
-    signs = {name: sign for run in runs for name, sign in run.signs.items()}
-    if metric == ACCURACY.name and runs and all(run.signs for run in runs):
-        metric = runs[0].figure
-    measure = Measure.of(metric, signs)
+    measure, signs = measure_of(runs, metric)
     if target is not None and runs and all(run.figure != measure.name for run in runs):
         raise ConfigError(f"--target is of {runs[0].figure}; leave out --metric")
     if target is not None and measure == ACCURACY and not 0 < target <= 1:
@@ -94,7 +91,7 @@ def compare_protocols(
             warned.add(message)
             warn(message)
 
-    chosen, own = tuned_runs(runs, fields, tuned)
+    chosen, own = tuned_runs(runs, fields, tuned, warn_once)
     kept = {
         protocol: distinct(usable(chosen, protocol, round, warn_once, measure.name), fields, warn_once)
         for protocol in dict.fromkeys(protocols)
@@ -134,6 +131,17 @@ def compare_protocols(
         blocks = [block_of(group, asked, baseline) for group in own_groups]
         comparisons.append(replace(asked, blocks=blocks, ranks=ranks_of(blocks, own_groups, asked)))
     return comparisons
+
+
+def measure_of(runs: Sequence[RunRecord], metric: str) -> tuple[Measure, dict[str, int]]:
+    """Return the figure of a name, and the signs of the runs' tasks. ``accuracy`` is also the first figure of a task.
+
+    :raises ConfigError: it is not known whether more of it is better.
+    """
+    signs = {name: sign for run in runs for name, sign in run.signs.items()}
+    if metric == ACCURACY.name and runs and all(run.signs for run in runs):
+        metric = runs[0].figure
+    return Measure.of(metric, signs), signs
 
 
 def _only(groups: Sequence[Group], runs: Sequence[RunRecord]) -> list[Group]:

@@ -13,6 +13,7 @@ from fedcore_study.comparisons.fairness import FIGURES
 from fedcore_study.comparisons.formats import client_names, metric_names, notes_of, plain_rows
 from fedcore_study.comparisons.groups import group_runs, option, relabelled
 from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.lenient import number
 from fedcore_study.words import named
 
 DIFFERENCE = {
@@ -90,6 +91,7 @@ def of_runs(
     by: Sequence[str],
     protocol: str,
     round: int | None,
+    asked: Sequence[str],
     *,
     tuned: Sequence[str] = (),
     labels: Mapping[str, str],
@@ -97,6 +99,7 @@ def of_runs(
     """Return one row per run, in long form: settings in which runs differ, method, seed, figures, costs, directory.
 
     :param runs: each has the figure by which it is compared.
+    :param asked: further figures of the protocol, and ``PLUGIN.NAME`` of plugins' reports.
     """
     fields = [option(name) for name in by]
     method = ", ".join("method" if field == "plugins" else name for name, field in zip(by, fields, strict=True))
@@ -108,6 +111,8 @@ def of_runs(
                 assert point is not None
                 cost = {"rounds": point.rounds, "bytes": point.bytes, "seconds": seconds_per_round(run, round)}
                 figures: dict[str, Any] = {"seed": run.config.seed, run.figure: point.value}
+                row = run.figures(protocol, round)
+                figures |= {n: run.reported(n, round) if "." in n else number(row.get(n)) for n in asked}
                 figures |= {**run.metrics(protocol, round), **cost, "directory": str(run.path)}
                 rows.append({**group.settings, method: label, **figures})
     return pandas.DataFrame(rows)

@@ -7,16 +7,16 @@ from statistics import fmean
 from typing import Any
 
 from fedcore import ConfigError
-from fedcore.tools import key, protocols, settings
+from fedcore.tools import key, method, protocols, settings, short_name
 from fedcore_study.comparisons.groups import parted, tuned_options
 from fedcore_study.comparisons.measures import judge
-from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.comparisons.records import RunRecord, Warn
 from fedcore_study.lenient import mapping_in, number
-from fedcore_study.words import shown
+from fedcore_study.words import counted, shown
 
 
 def tuned_runs(
-    runs: Sequence[RunRecord], fields: Sequence[str], names: Iterable[str]
+    runs: Sequence[RunRecord], fields: Sequence[str], names: Iterable[str], warn: Warn
 ) -> tuple[list[RunRecord], list[str]]:
     """Return each row's runs at its own values of the tuned options, and these options.
 
@@ -25,6 +25,7 @@ def tuned_runs(
 
     :param fields: the options that make a row.
     :param names: the words of ``--tuned``.
+    :param warn: called with the values that have fewer finished seeds than others, but for those of a search.
     :raises ConfigError: a name does not exist, or a row has several values and no figures on held-out parts.
     """
     tuned = tuned_options(names, runs)
@@ -39,7 +40,7 @@ def tuned_runs(
     for run in runs:
         place = key([*parted(run, fields, tuned), run.labels])
         rows.setdefault(place, {}).setdefault(key(values_of(run, tuned)), []).append(run)
-    kept = {run.path for candidates in rows.values() for run in _best(list(candidates.values()), tuned)}
+    kept = {run.path for candidates in rows.values() for run in _best(list(candidates.values()), tuned, warn)}
     return [run for run in runs if run.path in kept], tuned
 
 
@@ -57,8 +58,7 @@ def at_which(rows: Mapping[str, Sequence[RunRecord]], tuned: Collection[str], pr
     """
     parts = []
     for label, runs in rows.items() if tuned else ():
-        values = ", ".join(f"{name.split('.')[-1]} {shown(value)}" for name, value in values_of(runs[0], tuned).items())
-        parts.append(f"{label}: {values or 'none'}")
+        parts.append(f"{label}: {_in_words(runs[0], tuned)}")
     if not parts:
         return ""
     chose = protocol in protocols.VALIDATION and (
@@ -72,13 +72,32 @@ def at_which(rows: Mapping[str, Sequence[RunRecord]], tuned: Collection[str], pr
     return note
 
 
-def _best(candidates: Sequence[Sequence[RunRecord]], tuned: Collection[str]) -> Sequence[RunRecord]:
+def _in_words(run: RunRecord, tuned: Collection[str]) -> str:
+    """Return a run's values of tuned options: ``lr 0.01, mu 1.23``."""
+    values = values_of(run, tuned).items()
+    return ", ".join(f"{name.split('.')[-1]} {shown(value)}" for name, value in values) or "none"
+
+
+def _best(candidates: Sequence[Sequence[RunRecord]], tuned: Collection[str], warn: Warn) -> Sequence[RunRecord]:
     """Return the runs of the values that are best on held-out parts."""
     if len(candidates) == 1:
         return candidates[0]
     done = [[run for run in runs if run.finished] for runs in candidates]
-    most = max(len({run.config.seed for run in runs}) for runs in done)
-    done = [runs for runs in done if runs and len({run.config.seed for run in runs}) == most]
+    seeds = [len({run.config.seed for run in runs}) for runs in done]
+    most = max(seeds)
+    row = method({short_name(name): {} for name in settings(candidates[0][0].config)["plugins"]})
+    fewer = [
+        f"{_in_words(runs[0], tuned)} ({counted(finished, 'seed')})"
+        for runs, finished in zip(candidates, seeds, strict=True)
+        if finished < most and not runs[0].searched
+    ]
+    if not most:
+        shown_values = _in_words(candidates[0][0], tuned)
+        warn(f"{row}: no run is finished that could choose its tuned options; {shown_values} is shown")
+    elif fewer:
+        whole = counted(most, "finished seed")
+        warn(f"{row}: its tuned options are chosen among values with {whole}, without {'; '.join(fewer)}")
+    done = [runs for runs, finished in zip(done, seeds, strict=True) if runs and finished == most]
     if len(done) < 2:
         return (done or candidates)[0]
     measure = judge(done[0][0].config, done[0][0].signs)
