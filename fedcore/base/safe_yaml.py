@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedcore.base.errors import ConfigError
+from fedcore.base.errors import ConfigError, flag_of
 
 BESIDE_OPTIONS = ("digests", "changes", "versions")
 """Entries of a run's own config.yaml next to the options: digests of its files, changes at a resume, versions."""
@@ -55,17 +57,30 @@ class _PlainLoader(_Loader):
         return super().compose_node(parent, index)
 
 
-class _Dumper(yaml.SafeDumper):
-    """A dumper that writes a value again where the same object stands twice, instead of an alias."""
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """A dumper that writes a value again where the same object stands twice, instead of an alias.
+
+    libyaml's, where PyYAML was built with it: it takes a sixth of the time.
+    """
 
     def ignore_aliases(self, data: Any) -> bool:
         """Return True for every value."""
         return True
 
 
-def write_yaml(value: Any) -> str:
-    """Return the YAML text of a value of JSON's types, without aliases. Mappings keep their order."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
+def write_yaml(options: Mapping[str, Any]) -> str:
+    """Return the YAML text of options with values of JSON's types, without aliases. Mappings keep their order.
+
+    :raises ConfigError: a text, such as a path, is not valid UTF-8, so that it could not be read back.
+    """
+    for name, value in options.items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{flag_of(name)} {value!r:.500} is not valid UTF-8, as YAML has to be; rename the file or folder"
+            ) from None
+    return str(yaml.dump(options, Dumper=_Dumper, sort_keys=False))
 
 
 def read_yaml(text: str, *, plain: bool = False) -> Any:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, FedcoreError, RunDirectoryError, flag_of
+from fedcore.base.errors import ConfigError, FedcoreError, RunDirectoryError
 from fedcore.base.files import RecordFile, parse_record, refuse_links, write_text
 from fedcore.base.identity import CHANGEABLE, WITHOUT_EFFECT
 from fedcore.base.registry import OBJECT
@@ -86,20 +86,12 @@ class SavedConfig:
     def write(self, file: Path) -> None:
         """Write the file.
 
-        :raises ConfigError: a text, such as a path, is not valid UTF-8, so that it could not be read back.
+        :raises ConfigError: as :func:`write_yaml` does.
         :raises StorageError: the file cannot be written.
         """
         digests = {"settings": self._digest(), "partition": self.partition, "data": self.data}
         content = {**self.values, "digests": digests, **({"changes": list(self.history)} if self.history else {})}
         content["versions"] = dict(self.versions)
-        for name, value in content.items():
-            try:
-                json.dumps(value, ensure_ascii=False).encode()
-            except UnicodeEncodeError:
-                raise ConfigError(
-                    f"{flag_of(name)} {value!r:.500} is not valid UTF-8, in which config.yaml is written; rename the "
-                    "file or folder"
-                ) from None
         write_text(file, write_yaml(content))
 
     def config(self, out: Path) -> RunConfig:

@@ -9,11 +9,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore import RunConfig
+from fedcore import ConfigError, RunConfig
 from fedcore.base.safe_yaml import read_yaml, write_yaml
 from tests.sentences import raises
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=60)
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=60) | st.text(" é:#'a\n", max_size=200)
+"""Characters of all kinds, and lines that are longer than those of a file."""
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
@@ -25,7 +26,12 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_what_is_written_is_read_back(value):
     """As JSON would give it back: that is how a run takes its options before it writes them."""
-    assert read_yaml(write_yaml(value)) == json.loads(json.dumps(value))
+    assert read_yaml(write_yaml({"value": value})) == {"value": json.loads(json.dumps(value))}
+
+
+def test_a_text_that_is_not_utf_8_is_refused_with_its_option():
+    with raises(ConfigError, "--data-dir", "udcff"):
+        write_yaml({"rounds": 1, "data_dir": "/data/\udcff"})
 
 
 def test_a_configuration_is_written_as_pyyaml_itself_writes_it():
