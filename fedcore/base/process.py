@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import gc
 import os
 import sys
@@ -15,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 CORES = "PYTHON_CPU_COUNT"
 """Environment variable with the number of processors, which Python 3.13 also reads. It is 1 in worker processes."""
@@ -90,6 +92,14 @@ def search_path() -> str:
 _turn = threading.RLock()
 
 
+@functools.lru_cache(1)
+def _libraries(newest_module: str) -> Any:
+    """Return the control of the libraries' threads. They are looked for anew only if a module was imported since."""
+    import threadpoolctl
+
+    return threadpoolctl.ThreadpoolController()
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute with one thread in the block, in torch and in the libraries below numpy and scipy.
@@ -98,8 +108,6 @@ def one_thread() -> Iterator[None]:
     computed in such a block. The number of threads and the global generators (:mod:`fedcore.base.seeding`) belong to
     the process. The block therefore waits while another thread of this process is in such a block, and warns about it.
     """
-    import threadpoolctl
-
     from fedcore.base.seeding import host_generators_kept
 
     turn = _turn
@@ -112,7 +120,7 @@ def one_thread() -> Iterator[None]:
         )
         turn.acquire()
     try:
-        with one_torch_thread(), threadpoolctl.threadpool_limits(1), host_generators_kept():
+        with one_torch_thread(), _libraries(next(reversed(sys.modules))).limit(limits=1), host_generators_kept():
             yield
     finally:
         turn.release()

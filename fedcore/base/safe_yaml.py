@@ -116,8 +116,7 @@ def read_mapping(path: Path, *, plain: bool = False) -> dict[str, Any]:
         raise ConfigError(f"config file {path} does not exist") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from None
-    if values is None:
-        return {}
+    values = {} if values is None else values
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"config file {path} must be a mapping of option names to values")
     return values

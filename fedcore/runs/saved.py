@@ -90,9 +90,8 @@ class SavedConfig:
         :raises StorageError: the file cannot be written.
         """
         digests = {"settings": self._digest(), "partition": self.partition, "data": self.data}
-        content = {**self.values, "digests": digests, **({"changes": list(self.history)} if self.history else {})}
-        content["versions"] = dict(self.versions)
-        write_text(file, write_yaml(content))
+        changes = {"changes": list(self.history)} if self.history else {}
+        write_text(file, write_yaml({**self.values, "digests": digests, **changes, "versions": dict(self.versions)}))
 
     def config(self, out: Path) -> RunConfig:
         """Return the options of a run whose directory is now at ``out``.

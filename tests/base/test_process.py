@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from types import ModuleType
 
 import pytest
+import threadpoolctl
 import torch
 from threadpoolctl import ThreadpoolController, threadpool_info
 
@@ -26,6 +28,7 @@ import sys
 from fedcore.base.process import keep_freed_memory
 
 print(keep_freed_memory())
+import threadpoolctl
 import torch
 
 def activations(_):
@@ -165,6 +168,21 @@ def test_everything_has_one_thread_and_what_it_had_afterwards():
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
     assert threads_of_libraries() == had
+
+
+def test_libraries_are_looked_for_once_until_a_module_is_imported(monkeypatch):
+    """It takes longer than all else of a block, and a run has two."""
+    looked = []
+    monkeypatch.setattr(threadpoolctl, "ThreadpoolController", lambda: looked.append(1) or ThreadpoolController())
+    monkeypatch.setitem(sys.modules, "imported_since", ModuleType("imported_since"))
+    for _ in range(3):
+        with one_thread():
+            pass
+    assert len(looked) == 1
+    monkeypatch.setitem(sys.modules, "imported_then", ModuleType("imported_then"))
+    with one_thread():
+        pass
+    assert len(looked) == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
