@@ -94,5 +94,6 @@ def of_bfloat16(num_classes, input_shape):
 def test_every_method_trains_a_network_of_another_dtype(name, factory, tmp_path) -> None:
     """What methods add to the model or send is made in float32."""
     options = {"rounds": 2, "samples": 300, "local_epochs": 2, "public": "0.1"}
-    model = support.run(tmp_path, support.brief(name), model=factory, **options).model
+    method = (name, {"noise_multiplier": 0.0}) if name == "dp" else support.brief(name)  # refuses noise on two bytes
+    model = support.run(tmp_path, method, model=factory, **options).model
     assert {parameter.dtype for parameter in model.parameters()} == {factory(10, ()).classifier.weight.dtype}

@@ -385,6 +385,18 @@ def test_everything_that_leaves_is_clipped_and_noised_as_one_release(tmp_path, o
                 np.testing.assert_allclose(found, expected, rtol=1e-3 if name == "half" else 2e-6, atol=1e-6)
 
 
+def test_what_stays_on_the_client_is_no_vector_of_the_release(tmp_path):
+    """FedProto sends prototypes and a mask, and no model: two vectors."""
+    pytest.importorskip("fedcore_fedproto")
+    _, plain = tapped(tmp_path, "fedproto")
+    _, tap = tapped(tmp_path, "fedproto", ("local-dp", LOCAL))
+    for client in range(4):
+        own, sent = (each.sent[0, client].payload["fedproto"]["prototypes"].double() for each in (plain, tap))
+        noise = torch.randn(own.shape, generator=stream("local-dp", round=0, client=client), dtype=torch.float64)
+        expected = own * min(1.0, 2.0 / own.norm()) + 0.25 * 2.0 * math.sqrt(2) * noise
+        np.testing.assert_allclose(sent, expected, rtol=2e-6, atol=1e-6)
+
+
 def test_what_a_client_says_of_itself_is_constant(tmp_path):
     options = {"partition": "quantity", "alpha": 0.3}
     result, tap = tapped(tmp_path, ("local-dp", LOCAL), **options)
@@ -460,6 +472,15 @@ def test_a_clients_own_epsilon_is_that_of_whoever_took_part_most(tmp_path):
         assert report == {**spent_by("rdp", 2.0, 1.0, most, 1e-5), "delta": 1e-5, "noise": "secure"}
 
 
+@pytest.mark.parametrize("name", ["local-dp", "dp-sgd"])
+def test_a_round_without_an_accepted_update_counts_for_every_client(tmp_path, name):
+    """Its clients may have sent, but the round keeps nothing that would say who."""
+    plugin, often = (name, {"noise_multiplier": 4.0, **SEEDED}), {**RUN, "rounds": 3}
+    lost, _ = tapped(tmp_path, plugin, lost=(0, 1, 2, 3), **often, min_clients=0)
+    assert [record["accepted"] for record in records(lost)] == [0, 0, 0]
+    assert reports(lost, name) == reports(federate(tmp_path, plugin, **often), name)
+
+
 @pytest.mark.parametrize("name", PLUGINS)
 def test_without_noise_no_epsilon_is_claimed(tmp_path, name):
     (report,) = reports(federate(tmp_path, (name, {"noise_multiplier": 0.0}), **RUN), name)
@@ -505,6 +526,23 @@ def test_shared_buffers_are_refused_with_the_remedy(tmp_path, name):
     assert not out.exists()
     result = federate(tmp_path, name, **RUN, model=f"{HERE}batch_norm", buffers="local")
     assert records(result)[0]["failures"] == []
+
+
+def of_bfloat16(num_classes, input_shape):
+    base = nn.Sequential(nn.Flatten(), Bfloat16(64, 16))
+    return SplitModel(base, 16, num_classes).bfloat16()
+
+
+class Bfloat16(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.bfloat16()).relu()
+
+
+def test_parameters_to_which_the_mean_is_rounded_by_more_than_the_bound_are_refused(tmp_path):
+    with raises(ConfigError, "'dp'", "bfloat16", "--precision", "float32"):
+        federate(tmp_path, "dp", **RUN, model=f"{HERE}of_bfloat16")
+    for plugin in (("dp", {"noise_multiplier": 0.0}), "local-dp"):
+        assert records(federate(tmp_path, plugin, **RUN, model=f"{HERE}of_bfloat16"))[0]["failures"] == []
 
 
 def implementing(hook):

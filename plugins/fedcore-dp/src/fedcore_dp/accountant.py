@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedcore import ServerContext
 
@@ -18,6 +19,9 @@ Accountant = Literal["pld", "rdp"]
 
 ORDERS = (*(1 + tenths / 10 for tenths in range(1, 110)), *range(12, 65), 80, 96, 128, 192, 256, 512)
 """Orders of the Renyi divergence, the best of which is taken. A small epsilon needs the high ones."""
+
+ROUNDS = "rounds"
+"""The number of rounds whose cohorts are counted, in the server's state."""
 
 LARGEST_LOSS = 1e3
 """Where the loss of all rounds may be larger, its distribution can take much memory."""
@@ -128,6 +132,17 @@ def count_cohort(server: ServerContext, name: str) -> None:
     if name not in server.state:
         server.state[name] = torch.zeros(server.num_clients, dtype=torch.int64)
     server.state[name][server.cohort] += 1
+    server.state[ROUNDS] = server.state.get(ROUNDS, 0) + 1
+
+
+def counts_of(server: ServerContext, name: str) -> Tensor:
+    """Return how often each client may have sent in the rounds so far, (N,) int64, from :func:`count_cohort`.
+
+    A round without an accepted update keeps no count, but its clients may have sent. It counts for all clients.
+    """
+    counts: Tensor = server.state.get(name, torch.zeros(server.num_clients, dtype=torch.int64))
+    counted: int = server.state.get(ROUNDS, 0)
+    return counts + (server.round + 1 - counted)
 
 
 def privacy_report(spent: dict[str, float], delta: float, *, seeded: bool) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from fedcore_dp.conflicts import (
     LEAVES_CLIENTS,
     SEEN_ON_THE_SERVER,
     refuse_chosen_rounds,
+    refuse_coarse_parameters,
     refuse_earlier_step,
     refuse_hooks,
     refuse_questions,
@@ -78,13 +79,14 @@ class CentralDP(Plugin[CentralDPOptions]):
     def check_run(self, setup: RunSetup) -> None:
         """Refuse a run in which clients share nothing that they train.
 
-        With noise refuse also shared buffers, a chosen round, and plugins that see more of single clients than the
-        noised mean.
+        With noise refuse also shared buffers, parameters of two bytes, a chosen round, and plugins that see more of
+        single clients than the noised mean.
         """
         setup.require_shared(self.name)
         if not self.options.private:
             return
         refuse_shared_buffers(setup, self.name)
+        refuse_coarse_parameters(setup, self.name)
         refuse_chosen_rounds(setup, self.name)
         refuse_hooks(setup, self.name, LEAVES_CLIENTS | SEEN_ON_THE_SERVER)
         refuse_questions(setup, self.name)

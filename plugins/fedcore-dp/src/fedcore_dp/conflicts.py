@@ -35,6 +35,21 @@ def refuse_shared_buffers(setup: RunSetup, name: str) -> None:
         )
 
 
+def refuse_coarse_parameters(setup: RunSetup, name: str) -> None:
+    """Refuse trained shared parameters of two bytes: clipped updates and their mean are rounded to them.
+
+    :raises ConfigError: says which parameter, and what to do.
+    """
+    for parameter in setup.layout.shared:
+        dtype = setup.layout.shapes[parameter][1]
+        if parameter in setup.layout.trainable and dtype.itemsize < 4:
+            raise ConfigError(
+                f"plugin {name!r}: {parameter!r} is {dtype}, to which updates and their mean are rounded before the "
+                "noise is added, so that one client could move the mean further than clip. Use a network of float32 "
+                "(network.float()); --precision bf16 trains that in bfloat16."
+            )
+
+
 def refuse_chosen_rounds(setup: RunSetup, name: str) -> None:
     """Refuse to let a round be chosen by the clients' held-out samples: no noise is added to their figures.
 

@@ -23,7 +23,7 @@ from fedcore import (
     Step,
     hookimpl,
 )
-from fedcore_dp.accountant import count_cohort, privacy_report, spent_by, spent_epsilon
+from fedcore_dp.accountant import count_cohort, counts_of, privacy_report, spent_by, spent_epsilon
 from fedcore_dp.conflicts import refuse_chosen_rounds, refuse_hooks, refuse_questions, refuse_shared_buffers
 from fedcore_dp.noise import secure_normal, secure_uniform, seeded_normal
 from fedcore_dp.options import MechanismOptions
@@ -172,9 +172,7 @@ class ExampleDP(Plugin[ExampleDPOptions]):
         options, config = self.options, server.config
         spent: dict[str, float] = {}
         if self.options.private:
-            trainings = [0] * server.num_clients
-            if "trainings" in server.state:
-                trainings = server.state["trainings"].tolist()
+            trainings: list[int] = counts_of(server, "trainings").tolist()
             work = [work_of(config, n) for n in server.client_sizes.tolist()]
             rates = [sampling_rate(config, n) for n in server.client_sizes.tolist()]
             steps = [count * each for count, (each, _) in zip(trainings, work, strict=True)]

@@ -20,7 +20,7 @@ from fedcore import (
     ServerContext,
     hookimpl,
 )
-from fedcore_dp.accountant import count_cohort, privacy_report, spent_by
+from fedcore_dp.accountant import count_cohort, counts_of, privacy_report, spent_by
 from fedcore_dp.clipping import clip_factor, joint_norm
 from fedcore_dp.conflicts import (
     LEAVES_CLIENTS,
@@ -86,7 +86,8 @@ class LocalDP(Plugin[LocalDPOptions]):
         start = {name: _exact(p) for name, p in client.scratch["start"].items()}
         model, payload = dict(update.model), {plugin: dict(tensors) for plugin, tensors in update.payload.items()}
         moves = {(MODEL, name): _exact(model[name]) - start[name] for name in model if name in start}
-        for (plugin, name), value in self._released(client, [moves, *_vectors(payload)]).items():
+        vectors = [vector for vector in (moves, *_vectors(payload)) if vector]  # the model may stay on the client
+        for (plugin, name), value in self._released(client, vectors).items():
             if plugin == MODEL:
                 model[name] = _like(start[name] + value, model[name])
             else:
@@ -96,12 +97,12 @@ class LocalDP(Plugin[LocalDPOptions]):
         return replace(update, model=model, payload=payload, samples=1, steps=1, metrics={"losses": {}})
 
     def _released(self, client: ClientContext, vectors: list[Vector]) -> Vector:
-        """Return the tensors that replace those of the vectors, the first of which is the update; others stay."""
+        """Return the tensors that replace those of the vectors; others stay."""
         options = self.options
         normal = seeded_normal(client.generator("local-dp")) if options.seed_noise else secure_normal
         released: Vector = {}
-        for number, vector in enumerate(vectors):
-            bound = options.payload_clip if number else options.clip
+        for vector in vectors:
+            bound = options.clip if any(plugin == MODEL for plugin, _ in vector) else options.payload_clip
             scale = options.noise_multiplier * bound * math.sqrt(len(vectors))
             factor = clip_factor(joint_norm(vector.values()), bound)
             for key, value in vector.items():
@@ -127,7 +128,7 @@ class LocalDP(Plugin[LocalDPOptions]):
         options = self.options
         spent = {}
         if self.options.private:
-            releases = int(server.state["releases"].max()) if "releases" in server.state else 0
+            releases = int(counts_of(server, "releases").max())
             spent = spent_by(options.accountant, options.noise_multiplier / 2, 1.0, releases, options.delta)
         return privacy_report(spent, options.delta, seeded=options.seed_noise)
 

@@ -67,7 +67,8 @@ def clipped_sum(parts: Iterable[Gradients], bound: float) -> Tensors:
         norms = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1, dtype=torch.float64) for g in part.values()]
         factors = (bound / torch.linalg.vector_norm(torch.stack(norms), dim=0)).clamp(max=1.0)  # of norm 0: inf, so 1
         for name, gradient in part.items():
-            clipped = torch.tensordot(factors.to(gradient.dtype), gradient, dims=1)
+            wide = torch.promote_types(gradient.dtype, torch.float32)  # a sum in bfloat16 rounds further than the bound
+            clipped = torch.tensordot(factors.to(wide), gradient.to(wide), dims=1)
             total[name] = total[name] + clipped if name in total else clipped
     return total
 
