@@ -21,6 +21,7 @@ from fedcore_testing import (
     same_tensors,
     with_batch_norm,
 )
+from fedcore_testing.problems import with_fixed_layers
 from tests.sentences import raises
 
 CENTRES = [[2.0, 0.0], [2.5, 0.5], [0.0, 4.0], [-3.0, 1.0]]
@@ -152,6 +153,16 @@ def test_the_server_keeps_the_models_that_clients_have(go):
     kept = committed(result).plugins["fedamp"]
     for client, model in enumerate(own_models(result)):
         assert all(torch.equal(kept[f"{client}:{name}"], tensor) for name, tensor in model.items())
+
+
+def test_what_nobody_trains_neither_travels_nor_counts(go):
+    """A frozen encoder is the same in all models: it would bring all cosines near 1."""
+    result = go({"fedamp": {"attention": "cosine"}}, **SKEWED, model=with_fixed_layers, rounds=2)
+    kept = committed(result).plugins["fedamp"]
+    own = [{key.partition(":")[2] for key in kept if key.startswith(f"{client}:")} for client in range(4)]
+    assert own == [{*personal_state(result, client)} for client in range(4)]
+    assert not any("backbone" in name for name in own[0])
+    assert own[0]
 
 
 def test_another_keeper_of_parameters_is_refused(go):

@@ -22,6 +22,7 @@ from fedcore import (
     check_tensors,
     hookimpl,
 )
+from fedcore.models import Layout
 from fedcore_fedamp import equations as eq
 from fedcore_functional import proximal_term
 
@@ -77,10 +78,11 @@ class FedAMP(Plugin[FedAMPOptions]):
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
-        """Fix the parameters that are pulled, and u_i."""
+        """Fix the parameters that are pulled, u_i, and what is the same on all clients for ever."""
         mixed = client.network(client.received)
         client.scratch["parameters"] = [w for w in client.model.parameters() if w.requires_grad]
         client.scratch["pull"] = [u.detach() for u in mixed.parameters() if u.requires_grad]
+        client.scratch["fixed"] = Layout.of(client.model).fixed
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss:
@@ -91,8 +93,9 @@ class FedAMP(Plugin[FedAMPOptions]):
 
     @hookimpl
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:
-        """Send w_i: parameters and floating buffers."""
-        return {name: w.detach() for name, w in client.model.state_dict().items() if w.is_floating_point()}
+        """Send w_i: parameters and floating buffers, without those that nobody trains."""
+        own, fixed = client.model.state_dict(), client.scratch["fixed"]
+        return {name: w.detach() for name, w in own.items() if w.is_floating_point() and name not in fixed}
 
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
@@ -107,5 +110,6 @@ class FedAMP(Plugin[FedAMPOptions]):
 
 
 def _shapes(server: ServerContext) -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
-    """Return shape and dtype of each tensor that a client sends, the model's floating ones, by name."""
-    return {n: (tuple(w.shape), w.dtype) for n, w in server.model.items() if w.is_floating_point()}
+    """Return shape and dtype of each tensor that a client sends, the floating ones that it keeps, by name."""
+    kept = {name: server.model[name] for name in server.personal}
+    return {name: (tuple(w.shape), w.dtype) for name, w in kept.items() if w.is_floating_point()}
