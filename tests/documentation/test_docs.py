@@ -54,6 +54,11 @@ PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROO
 
 
 @in_one_test(page=PAGES)
+def test_no_page_has_both_sides_of_a_merge(page):
+    assert not re.findall(r"^(?:<{7}|>{7}) .*", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@in_one_test(page=PAGES)
 def test_links_lead_to_files_and_their_labels_name_them(page):
     """In the repository, as it is shown there: no link leads to a page that ``make docs`` makes."""
     links = re.findall(r"\[([^\]]+)\]\(([^)\s]+)[^)]*\)", outside_of_code(page))
