@@ -46,13 +46,13 @@ def _split(value: Any) -> Any:
 
 def _unseen_of(value: Any) -> Any:
     """Return the share of the unseen clients, or their names: ``A,B`` as well as a list."""
-    names = _split(value)
+    names = [value] if type(value) is int else _split(value)
     share = public_share(str(names[0] if isinstance(names, list) and len(names) == 1 else value))
     if share is not None and 0 <= share < 1:
         return share
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ValueError("write a share of the clients from 0 to below 1, or their names (without names, numbers)")
-    return names or 0.0
+    if not isinstance(names, list) or len({str(name) for name in names if type(name) in (str, int)}) < len(names):
+        raise ValueError("write a share of the clients from 0 to below 1, or each name (without names, number) once")
+    return [*map(str, names)] or 0.0
 
 
 def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:

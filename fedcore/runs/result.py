@@ -132,8 +132,8 @@ class RunResult:
         """Return accuracy, mean loss, number of samples, accuracy per class and the run's metrics on labelled samples.
 
         :param x: as for :meth:`predict`.
-        :param y: classes (n,), whole numbers from 0 to C-1; labels of another task as it takes them. Samples of a class
-            with ``gather`` have their own labels.
+        :param y: classes (n,), whole numbers from 0 to C-1, or their names; labels of another task as it takes them.
+            Samples of a class with ``gather`` have their own labels.
         :param model: as for :meth:`predict`.
         """
         figures: dict[str, Any] = _function("evaluate")(self, x, y, model)

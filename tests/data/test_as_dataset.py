@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from fedcore import ConfigError, DataError, RunConfig
 from fedcore.base import registry
@@ -187,6 +187,8 @@ def named(*names):
         ((ROWS, ROWS, LABELS, LABELS), ("x_train, y_train, x_test, y_test", "train_test_split")),
         ((ROWS, LABELS), ("(x_train, y_train, x_test, y_test)",)),
         ((torch.from_numpy(ROWS), torch.from_numpy(LABELS)), ("(x_train, y_train, x_test, y_test)",)),
+        (((ROWS, LABELS), (ROWS, LABELS)), ("pairs", "(x_train, y_train, x_test, y_test)")),
+        ((DataLoader(pairs(0, 1)), DataLoader(pairs(0))), ("loader.dataset",)),
         ((ROWS * np.nan, LABELS, ROWS, LABELS), ("x_train", 12)),
         ((ROWS, LABELS / 1, ROWS, LABELS), ("y_train", "y.astype(int)")),
         ((ROWS, np.arange(12.0), ROWS, LABELS), ("y.astype(int)", 12)),

@@ -18,7 +18,7 @@ from fedcore import ConfigError, DataError, RunConfig
 from fedcore.base import registry
 from fedcore.data import Dataset, TensorSamples, load_dataset
 from fedcore_zoo import SequenceBatch, SequenceSamples
-from tests.sentences import raises
+from tests.sentences import raises, warns
 
 
 class Net(nn.Module):
@@ -197,6 +197,24 @@ def test_rows_of_a_table_are_taken_as_they_are(tmp_path: Path) -> None:
     with raises(DataError, "2", "40"):
         result.predict(x[80:])
     assert np.isnan(result.predict_proba(x[80:])).any(axis=1).nonzero()[0].tolist() == [2, 10]
+
+
+def test_labels_are_positions_or_names_of_the_runs_classes(tmp_path: Path) -> None:
+    """A file of other patients may lack a class: numbered by themselves, its labels would be other classes."""
+    x = np.random.default_rng(0).normal(size=(120, 4))
+    stage = np.digitize(x[:, 0], (-0.5, 0.5)) + 1
+    rows, y = torch.from_numpy(x).float(), torch.from_numpy(stage - 1)
+    train, test = (TensorSamples(rows[part], y[part]) for part in (slice(80), slice(80, None)))
+    dataset = Dataset("table", train, test, 3, (4,), class_names=("1", "2", "3"), model="mlp")
+    config = RunConfig(rounds=2, clients=2, lr=0.05, batch_size=10, workers=0, out=tmp_path / "run")
+    result = fedcore.run(config, dataset=dataset)
+    few = stage < 3
+    with warns(UserWarning, "1, 2, 3"):
+        expected = result.evaluate(x[few], stage[few] - 1)
+    for words in (stage[few].astype(str), stage[few].astype(float), stage[few].astype(object)):
+        assert result.evaluate(x[few], words) == expected
+    with raises(DataError, "'IV'", "1, 2, 3"):
+        result.evaluate(x[:2], ["IV", "1"])
 
 
 def test_raw_rows_are_normalised_as_the_data_set_normalised_its_own(tmp_path: Path) -> None:

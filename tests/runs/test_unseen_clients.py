@@ -102,6 +102,7 @@ def test_hospitals_that_are_named_never_train(cli, plugin):
         ("1.5", ("'1.5'",)),
         ("-0.2", ("'-0.2'",)),
         (",".join(HOSPITALS), ("unseen_clients", "5 of 5")),
+        ("Genf,Genf", ("--unseen-clients", "once")),
     ],
 )
 def test_unseen_clients_without_such_a_name_are_refused(cli, unseen, named):
@@ -118,6 +119,8 @@ def test_clients_without_names_have_their_numbers():
     assert [part.tolist() for part in partition.train] == [whole.train[k].tolist() for k in (0, 2, 3, 1, 4)]
     assert RunConfig(unseen_clients=["3"]).training_clients == 9
     assert RunConfig(unseen_clients="3").training_clients == 9
+    for each in (3, [3]):  # as a grid or a file has the number of a site
+        assert RunConfig(unseen_clients=each).unseen_clients == ["3"]
     assert RunConfig(unseen_clients=0.3).training_clients == 7
     with raises(ConfigError):
         RunConfig.create({"unseen_clients": {"a": 1}})

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.class_weight import compute_class_weight
 
 import fedcore
-from fedcore import PluginConflictError, RunConfig
+from fedcore import ConfigError, PluginConflictError, RunConfig
 from fedcore.data import load_dataset
 from fedcore_class_weights.plugin import balanced
 from fedcore_testing import (
@@ -107,3 +107,8 @@ def test_workers_have_the_same_bits(go):
 def test_another_loss_is_refused(go, method):
     with raises(PluginConflictError, "'class-weights'", f"'{method}'"):
         go({method: {}}, class_weights="balanced")
+
+
+def test_a_task_without_classes_is_refused(go):
+    with raises(ConfigError, "'class-weights'", "classes"):
+        go({}, class_weights="balanced", task="regression")

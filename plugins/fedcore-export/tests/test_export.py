@@ -100,6 +100,15 @@ def test_the_card_says_how_rows_of_a_table_become_inputs(cli, tmp_path: Path) ->
     assert f"- Numbers as in the training data, minus mean [{mean}], divided by std [{std}], per column." in card
 
 
+@pytest.mark.parametrize("dataset", ["digits", "breast-cancer"])
+def test_the_card_has_the_numbers_of_each_client_where_the_clients_differ(cli, tmp_path: Path, dataset) -> None:
+    trained = support.run(tmp_path, rounds=1, dataset=dataset, normalize="client", clients=2)
+    assert cli("export", trained.directory, "--to", "safetensors", "--out", "m").exit_code == 0
+    card = (tmp_path / "m" / "README.md").read_text()
+    assert "(`--normalize client`), by client: `{" in card
+    assert "by this recipe" not in card
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", [form for form in export.FORMATS if form != "transformers"])
 def test_a_full_disk_is_named_and_nothing_stays(cli, trained, tmp_path: Path, form: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ import fedcore
 from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import load_dataset, make_partition
 from fedcore_testing import federate, partition_of
-from fedcore_zoo import fixed_split
+from fedcore_zoo import Cells, Recipe, fixed_split
 from tests.sentences import raises, warns
 
 pytest.importorskip("datasets")
@@ -248,3 +250,64 @@ def test_a_patients_rows_are_on_one_side_of_every_split(tmp_path):
     frame.to_csv(tmp_path / "visits.csv", index=False)
     with raises(ConfigError, "'patient'"):
         load_dataset(name)
+
+
+def test_a_new_row_may_lack_a_category_as_pandas_writes_it(table, tmp_path):
+    """One patient whose sex is not known; pandas' own types have a value of their own for empty cells."""
+    result, new = trained(table, tmp_path), patients(6, seed=1)
+    most_frequent = result.inputs.recipe["fill"]["sex"]
+    filled = result.inputs.prepare(new.assign(sex=most_frequent))
+    assert torch.equal(result.inputs.prepare(new.assign(sex=None)), filled)
+    assert torch.equal(result.inputs.prepare(new.convert_dtypes()), result.inputs.prepare(new))
+    assert result.predict(new.head(1).assign(sex=None)).shape == (1,)
+
+
+def test_a_column_of_words_may_be_empty(tmp_path):
+    frame = patients().assign(ward=pd.Series([None] * 120, dtype="string"))
+    frame.to_parquet(tmp_path / "site.parquet")
+    found = load_dataset(f"hf:{tmp_path / 'site.parquet'}{OPTIONS}").train
+    assert "sex=F" in found.columns
+    assert not any(column.startswith("ward=") for column in found.columns)
+
+
+def test_an_option_that_stands_twice_is_refused_and_a_plus_is_no_blank(tmp_path):
+    frame = patients().rename(columns={"age": "CD4+"})
+    with raises(ConfigError, "'columns'"):
+        loaded(tmp_path, frame, "?columns=CD4+&columns=sex&label=dead")
+    assert loaded(tmp_path, frame, "?columns=CD4+,sex&label=dead").train.columns[0] == "CD4+"
+
+
+def test_patients_that_each_site_numbers_itself_are_refused(tmp_path):
+    """Patient 3 of A and patient 3 of B are two: as one group the rows of both would be at one client."""
+    frame = patients(300).assign(patient=[k // 3 % 50 for k in range(300)], site=["AB"[k // 150] for k in range(300)])
+    own = frame.assign(patient=frame["site"] + "-" + frame["patient"].astype(str))
+    own.loc[0, "site"] = "B"  # a patient who went to another hospital
+    options, how = "?columns=age,sex&label=dead&groups=patient&source=site", {"clients": 2, "partition": "natural"}
+    for order in (frame.index, np.random.default_rng(0).permutation(300)):
+        with raises(ConfigError, "--partition natural", "groups"):
+            make_partition(loaded(tmp_path, frame.loc[order], options), RunConfig(**how))
+        split = make_partition(loaded(tmp_path, own.loc[order], options), RunConfig(**how))
+        assert abs(np.diff(split.train.sizes)) < 30
+    assert make_partition(loaded(tmp_path, frame, options), RunConfig(clients=2, partition="iid")).num_clients == 2
+
+
+@pytest.mark.parametrize("groups", ["", "&groups=patient"])
+def test_a_site_of_one_patient_is_a_client(tmp_path, groups):
+    """Of a table without a test part a fifth is split off, which may have all rows of a small site."""
+    frame = patients(200).assign(patient=[k // 2 for k in range(200)])
+    frame["site"] = [f"small {k}" if k < 20 else "large" for k in frame["patient"]]
+    found = loaded(tmp_path, frame, f"?columns=age,sex&label=dead&source=site{groups}")
+    assert len(found.source_names) == 21
+    assert len(found.test) > 0
+
+
+def test_the_card_of_an_export_has_the_recipe(table, tmp_path):
+    """Its line makes the same numbers of raw rows as the run does."""
+    from fedcore_export import export_run
+
+    result = trained(table, tmp_path, normalize="client")
+    card = (export_run(result.directory, "safetensors", tmp_path / "out").directory / "README.md").read_text()
+    recipe = Recipe.from_json(json.loads(re.search(r"`(\{\"by\".*\})`", card)[1]))
+    new = patients(9, seed=1)
+    found = recipe.apply(Cells.read(new, recipe.columns, recipe.words), "new")
+    assert torch.equal(found, result.inputs.prepare(new))

@@ -34,6 +34,15 @@ def table(tmp_path_factory) -> Path:
     return path
 
 
+def test_an_event_that_is_not_0_or_1_is_noted(table, tmp_path) -> None:
+    """R writes 1 for a censored time and 2 for an event."""
+    frame = pd.read_csv(table)
+    frame.assign(status=frame["died"] + 1).to_csv(tmp_path / "patients.csv", index=False)
+    for target, noted in {"days,status": True, "died,days": True, "days,died": False, "age,bmi": False}.items():
+        notes = load_dataset(f"hf:{tmp_path / 'patients.csv'}?columns=sex&target={target}").notes
+        assert any("TIME,EVENT" in note for note in notes) == noted
+
+
 @pytest.mark.parametrize(
     ("target", "task"),
     [

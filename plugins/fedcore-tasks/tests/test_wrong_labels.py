@@ -22,6 +22,7 @@ STRUCTURED = np.array([(True, 1.5), (False, 2.0)] * 20, dtype=[("event", bool), 
 IMAGES = rng.normal(size=(40, 1, 6, 6)).astype(np.float32)
 FORMS = [*LABELS.items(), ("survival", STRUCTURED), ("regression", rng.normal(size=(40, 3)))]
 FORMS += [("segmentation", MASKS.astype(np.float32)), ("segmentation", MASKS > 0)]
+FORMS += [("segmentation", MASKS[:, None]), ("segmentation", MASKS[..., None])]  # as torch and Keras have them
 REFUSED = [
     (task, fits, y)
     for task in (*LABELS, "survival-discrete", "regression-huber")
@@ -33,6 +34,11 @@ REFUSED = [
 @pytest.mark.parametrize(("fits", "y"), FORMS)
 def test_auto_takes_the_task_that_suits(fits, y):
     assert as_dataset((IMAGES, y, IMAGES, y)).task.name == fits
+
+
+@pytest.mark.parametrize("y", [MASKS[:, None], MASKS[..., None]])
+def test_masks_with_an_axis_of_channels_are_masks(y):
+    assert as_dataset((IMAGES, y, IMAGES, y)).train.labels.tolist() == MASKS.tolist()
 
 
 @pytest.mark.parametrize(("task", "fits", "y"), REFUSED)

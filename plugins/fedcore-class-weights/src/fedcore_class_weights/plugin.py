@@ -23,6 +23,8 @@ def balanced(counts: Tensor) -> Tensor:
 class ClassWeights(Plugin):
     """Cross-entropy in which each class counts the same: w_c = n / (K n_c), n_c over the clients' training samples."""
 
+    assumes = ("classes",)
+
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
         """Ask the clients that have not answered yet for their counts by class, and add them up."""

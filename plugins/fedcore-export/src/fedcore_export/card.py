@@ -169,11 +169,11 @@ def _input(dataset: Dataset) -> Iterator[str]:
         yield f"- `x`: ({shape}), {str(sample.dtype).removeprefix('torch.')}."
     else:
         yield f"- Batches of kind {_span(dataset.kind)}, `input_shape` {tuple(dataset.input_shape)}."
-    train = dataset.train
+    train, recipe = dataset.train, dict(Inputs.of(dataset).recipe)
+    by_client = recipe.pop("clients", None)
     if isinstance(train, ResidentSamples):
         yield f"- {_normalisation(train)}."
     elif isinstance(train, TensorSamples):
-        recipe = dict(Inputs.of(dataset).recipe)
         if recipe.pop("skops", None) is not None:
             load = f"skops.io.load({PIPELINE!r}, trusted=['numpy.dtype'])"
             yield f"- A DataFrame of raw columns becomes `x` by `{load}.transform`, the transformer of scikit-learn"
@@ -186,6 +186,9 @@ def _input(dataset: Dataset) -> Iterator[str]:
         if train.mean:
             stats = f"minus mean {list(train.mean)}, divided by std {list(train.std)}, per column"
             yield f"- Numbers as in the training data, {stats}."
+    if by_client is not None:
+        yield "- That is by the samples of all clients. In training each client's samples had its own mean and std"
+        yield f"  (`--normalize client`), by client: {_span(json.dumps(by_client))}"
     task, form = dataset.task, dataset.task.form
     if task.classes:
         yield f"- Logits (B, {dataset.num_classes}); the class is that of the largest."

@@ -25,7 +25,7 @@ def dataset(rest: str) -> Callable[[Path | None], Dataset]:
         columns do not say what they are, or there are too few samples.
     """
     name = f"hf:{rest}"
-    path, options = split(rest, name)
+    path, options = split(name)
 
     def load(data_dir: Path | None = None) -> Dataset:
         (rows, folders), chosen, fitted = rows_at(path, options, name, data_dir), options, None

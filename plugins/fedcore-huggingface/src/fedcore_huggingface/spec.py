@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
-from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from fedcore import ConfigError
+from fedcore_zoo import name_options
 
 Columns: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(lambda text: tuple(text.split(",")))]
 """Names of columns, with commas between them."""
@@ -69,15 +69,14 @@ class Options(BaseModel):
     revision: str | None = Field(default=None, description="Commit, tag or branch of a data set of the Hub.")
 
 
-def split(rest: str, name: str) -> tuple[str, Options]:
-    """Split ``PLACE?option=value&option=value``.
+def split(name: str) -> tuple[str, Options]:
+    """Split ``hf:PLACE?option=value&option=value``.
 
-    :param name: the whole name, for messages.
-    :raises ConfigError: an option is unknown or out of bounds.
+    :raises ConfigError: an option is unknown, out of bounds or there twice.
     """
-    path, _, query = rest.partition("?")
+    place, options = name_options(name)
     try:
-        return path, Options.model_validate(dict(parse_qsl(query, keep_blank_values=True)))
+        return place.partition(":")[2], Options.model_validate(options)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         where = ".".join(map(str, problem["loc"]))

@@ -68,19 +68,22 @@ def in_two(
     if options.part:
         parts = np.arange(len(train)), np.empty(0, dtype=np.int64)
     else:
-        parts = parts_of(train, *strata_of(cells), options.groups)
+        parts = parts_of(train, *strata_of(cells), options)
     return [train.select(rows) for rows in parts], [cells[rows] for rows in parts]
 
 
 def parts_of(
-    table: Table, strata: Tensor, names: Sequence[str], groups: str | None
+    table: Table, strata: Tensor, names: Sequence[str], options: Options
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the positions of a training part and of a test part, always the same fifth.
 
+    Groups stay together. A source all of whose rows were drawn for the test keeps one for training: small hospitals are
+    clients, too.
+
     :param strata: (n,) int64, which both parts have in proportion; ``names``: theirs, for the message.
-    :param groups: the column of what stays together.
     """
-    group_of_row = None if groups is None else _group_names(table, groups)
+    rows = np.arange(len(strata))
+    group_of_row = rows if options.groups is None else _group_names(table, options.groups)
     try:
         train, test = fixed_split(strata.numpy(), TEST_SIZE)
     except ValueError:  # scikit-learn's own
@@ -91,9 +94,14 @@ def parts_of(
             f"samples of {len(classes)} classes, {counts[rarest]} of class {names[classes[rarest]]!r}. Leave rare "
             "classes out, or save the data with a split named test"
         ) from None
-    if group_of_row is None:
+    if options.groups is None and options.source is None:
         return train, test
-    is_test = whole_rows(np.isin(np.arange(len(strata)), test), group_of_row)
+    is_test = whole_rows(np.isin(rows, test), group_of_row)
+    if options.source is not None:
+        _, first, source = np.unique(_numbered(table, options.source)[0], return_index=True, return_inverse=True)
+        lost = first[np.bincount(source, ~is_test) == 0]
+        kept = is_test & ~np.isin(group_of_row, group_of_row[lost])
+        is_test = kept if kept.any() else is_test
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 

@@ -30,7 +30,15 @@ def read_targets(train: Table, tests: dict[str, Table], options: Options, fitted
     tables, targets = in_two(train, test, partial(_targets, columns=columns), strata_of, options)
     zeros = [torch.zeros(len(part), dtype=torch.int64) for part in tables]  # the targets take their place
     fields = input_fields(tables, zeros, columns, options, fitted)
-    return with_labels(Dataset(name=train.name, num_classes=1, **fields), _task_of(targets[0]), *targets)
+    task, values = _task_of(targets[0]), [np.unique(column).tolist() for column in np.atleast_2d(targets[0].T)]
+    events = [place for place, own in enumerate(values) if len(own) == 2]
+    if events and task is Regression and len(columns) == 2:
+        note = (
+            f"{train.name}: target {columns[events[0]]!r} holds {values[events[0]]}, predicted as a number. "
+            "For survival write ?target=TIME,EVENT, the event 1 where it happened and 0 elsewhere"
+        )
+        fields["notes"] = (*fields.get("notes", ()), note)
+    return with_labels(Dataset(name=train.name, num_classes=1, **fields), task, *targets)
 
 
 def _targets(table: Table, columns: Sequence[str]) -> Array:

@@ -21,7 +21,7 @@ def read_blocks(train: Table, test: Table | None, size: int, options: Options) -
     column = _text_column(train, options)
     if test is None:
         nothing = torch.zeros(len(train), dtype=torch.int64)
-        train, test = (train.select(rows) for rows in parts_of(train, nothing, ("",), options.groups))
+        train, test = (train.select(rows) for rows in parts_of(train, nothing, ("",), options))
     tables = (train, test)
     tokenizer = _tokenizer(train, column, options)
     if (end := tokenizer.eos_token_id) is None:
@@ -71,7 +71,7 @@ def _tokenizer(table: Table, column: str, options: Options) -> Any:
     if options.tokenizer is None:
         raise table.error(
             f"column {column!r} holds texts; name a tokenizer that save_pretrained wrote: ?tokenizer=FOLDER. "
-            f"For a table of numbers name their ?columns=..., or this column as its ?source={column}"
+            f"For a table name its ?columns=..., or this one of its columns: ?categories={column}, or ?source={column}"
         )
     folder = folder_of(options.tokenizer, f"{table.name}: tokenizer")
     with refusing(f"{table.name}: {folder} holds no tokenizer"):

@@ -44,12 +44,13 @@ class Segmentation(Targets):
     @classmethod
     def suits(cls, y: Array) -> bool:
         """Return whether labels are masks of whole numbers."""
+        y = _without_channel(y)
         return y.ndim == 3 and y.dtype.kind in "fiub" and bool((y == np.floor(y)).all())
 
     @classmethod
     def read(cls, y: Array, count: int, where: str) -> Tensor:
         """Return masks (n, H, W) as int64; ignored pixels are -1."""
-        y = numbers(y, count, where, cls.name)
+        y = _without_channel(numbers(y, count, where, cls.name))
         if y.ndim != 3 or not y.size or y.min() < -1 or not cls.suits(y):
             raise DataError(
                 f"{where}: task {cls.name!r} takes masks (n, H, W) of whole numbers from 0, {IGNORED} or -1 for pixels "
@@ -79,6 +80,13 @@ class Segmentation(Targets):
         classes = max(2, self.width(labels))
         pixels = torch.stack([(labels == one).flatten(1).sum(dim=1) for one in range(1, classes)], dim=1)
         return torch.where(pixels.any(dim=1), pixels.argmax(dim=1) + 1, 0)
+
+
+def _without_channel(y: Array) -> Array:
+    """Return masks (n, H, W) of (n, 1, H, W) or (n, H, W, 1), as torch and Keras have them."""
+    if y.ndim == 4 and 1 in (y.shape[1], y.shape[3]):
+        return y[:, 0] if y.shape[1] == 1 else y[..., 0]
+    return y
 
 
 def _overlaps(logits: Tensor, labels: Tensor) -> Tensor:

@@ -47,8 +47,8 @@ def arrays(data: Any, name: str, task: str) -> Dataset:
     if isinstance(data, Sequence) and len(data) == len(KEYS):
         return _of_arrays(data, name, task)
     if isinstance(data, Sequence) and len(data) == 2 and all(hasattr(part, "__getitem__") for part in data):
-        if all(hasattr(part, "__array__") for part in data):
-            raise DataError(f"dataset is two arrays; expected four, ({', '.join(KEYS)}): docs/your-data.md")
+        if all(hasattr(part, "__array__") or _is_pair(part) for part in data):
+            raise DataError(f"dataset is two arrays or pairs; expected four, ({', '.join(KEYS)}): docs/your-data.md")
         train, test = map(_stacked, data)
         forms = [f"{x.dtype} of shape {tuple(x.shape[1:])}".removeprefix("torch.") for x, _ in (train, test)]
         if forms[0] != forms[1]:
@@ -60,10 +60,18 @@ def arrays(data: Any, name: str, task: str) -> Dataset:
         read = [Task.read(y, len(x), f"y of {type(part).__name__}") for part, (x, y) in zip(data, (train, test))]
         names, test_labels = _numbered_alike(data, *read)
         return _of_tensors(name, (train[0], read[0]), (test[0], test_labels), names)
+    loaders = isinstance(data, Sequence) and any(isinstance(part, torch_data.DataLoader) for part in data)
     raise DataError(
         f"dataset is a {type(data).__name__}; expected a fedcore.data.Dataset, arrays or tensors ({', '.join(KEYS)}), "
         "a mapping with these keys, or a pair (train, test) of torch's data sets"
+        + ". The data set of a DataLoader is loader.dataset"
+        * loaders
     )
+
+
+def _is_pair(part: Any) -> bool:
+    """Return whether it is a pair of arrays, such as (x_train, y_train) of Keras, and no list of samples."""
+    return isinstance(part, (tuple, list)) and len(part) == 2 and all(hasattr(each, "__array__") for each in part)
 
 
 def _of_arrays(data: Sequence[Any], name: str, task: str) -> Dataset:

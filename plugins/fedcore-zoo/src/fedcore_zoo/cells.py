@@ -138,7 +138,7 @@ def word_of(cell: Any) -> str | None:
 
     Whole numbers are written without a fraction: pandas makes floats of them in a column with empty cells.
     """
-    if cell is None or cell != cell:
+    if cell is None or type(cell).__name__ == "NAType" or cell != cell:  # pandas' own, which is not equal to anything
         return None
     whole = isinstance(cell, float | np.floating) and float(cell).is_integer()
     return str(int(cell) if whole else cell).strip() or None

@@ -24,7 +24,8 @@ def whole_groups(train: IndexLists, test: IndexLists, groups: Tensor, options: A
 
     :param groups: the number of each training sample's group, (n,) int64.
     :param options: the run's configuration.
-    :raises ConfigError: an option would split groups, or a client would have no training sample.
+    :raises ConfigError: an option would split groups, a client would have no training sample, or most groups are at
+        several sources, as patients are whom each hospital numbers itself.
     """
     splits = "draws single samples, which splits the groups of this data set"
     if options.validation_share:
@@ -38,6 +39,13 @@ def whole_groups(train: IndexLists, test: IndexLists, groups: Tensor, options: A
     used = np.flatnonzero(place >= 0)
     _, first, group = np.unique(groups.numpy()[used], return_index=True, return_inverse=True)
     side = place[used][first]
+    several = len(np.unique(group[place[used] // 2 != (side // 2)[group]]))
+    if options.partition == "natural" and 2 * several > len(first):
+        raise ConfigError(
+            f"--partition natural: {several} of {len(first)} groups have samples of several clients, which would all "
+            "go to one of these. If each source numbers its own groups, name them by both: "
+            "frame[SOURCE].astype(str) + '-' + frame[GROUP].astype(str)"
+        )
     for client in range(len(train)):  # a client of few groups keeps one to train on
         if not (side == 2 * client).any() and (held := np.flatnonzero(side == 2 * client + 1)).size:
             side[held[0]] = 2 * client

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from fedcore import ConfigError, DataError
 from fedcore.data import Dataset, Split, assemble, find_data
 from fedcore.engines import cores
 from fedcore_zoo.groups import numbered_groups
+from fedcore_zoo.query import name_options
 from fedcore_zoo.vision import load_torchvision
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -43,8 +43,8 @@ def split_options(name: str, known: Sequence[str]) -> tuple[str, int | None, dic
 
     :raises ConfigError: an option is unknown, or size is no number of pixels.
     """
-    folder, _, query = name.partition(":")[2].partition("?")
-    options = dict(parse_qsl(query, keep_blank_values=True))
+    place, options = name_options(name)
+    folder = place.partition(":")[2]
     if unknown := sorted(set(options) - set(known)):
         raise ConfigError(f"{name}: option {unknown[0]!r} is unknown; there are: {', '.join(known)}")
     size = options.pop("size", None)

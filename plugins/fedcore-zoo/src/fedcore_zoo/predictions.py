@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +16,12 @@ from torch.utils import data as torch_data
 
 from fedcore import ConfigError, DataError, RunResult, SplitModel
 from fedcore.client import evaluate as counts_of
-from fedcore.data import Inputs, Samples, TensorSamples, normalise
+from fedcore.data import Inputs, Samples, TensorSamples, first_ten, normalise
 from fedcore.models import evaluating, forward_chunk
 from fedcore.tools import RunDirectory
-from fedcore_zoo.cells import as_array, in_order
+from fedcore_zoo.cells import Array, as_array, in_order, word_of
+
+WHOLE = re.compile(r"-?\d+")
 
 
 def best_model(result: RunResult) -> SplitModel:
@@ -86,7 +90,27 @@ def _samples(result: RunResult, x: Any, y: Any) -> Samples:
     if y is None:
         raise DataError("x is raw samples, so their classes have to come with them: result.evaluate(x, y)")
     inputs = result.inputs.prepare(x)
-    return TensorSamples(inputs, result.task.read(as_array(y, "y"), len(inputs), "y"))
+    return TensorSamples(inputs, _labels(result, as_array(y, "y"), len(inputs)))
+
+
+def _labels(result: RunResult, y: Array, count: int) -> Tensor:
+    """Return an array of labels as the task has them: of classes their numbers, or their names."""
+    names = result.class_names
+    if not (result.task.classes and names and y.shape == (count,)):
+        return result.task.read(y, count, "y")
+    numbers = {name: number for number, name in enumerate(names)}
+    if y.dtype.kind in "iu":
+        if numbers != {str(number): number for number in range(len(names))} and all(map(WHOLE.fullmatch, names)):
+            warnings.warn(
+                f"y holds whole numbers, which are positions from 0 in the run's classes {first_ten(names)}; give the "
+                "classes themselves as words: y.astype(str)",
+                stacklevel=5,
+            )
+        return result.task.read(y, count, "y")
+    words = [word_of(label) for label in y]
+    if strange := sorted({repr(word) for word in words} - {*map(repr, names)}):
+        raise DataError(f"y holds {first_ten(strange)}, which are none of the run's classes {first_ten(names)}")
+    return torch.tensor([numbers[str(word)] for word in words], dtype=torch.int64)
 
 
 def _is_samples(x: Any) -> bool:

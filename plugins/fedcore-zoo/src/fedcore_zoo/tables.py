@@ -77,8 +77,9 @@ class Recipe:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the recipe whose fields :meth:`to_json` gave."""
-        fields = {name: tuple(item) if isinstance(item, (list, tuple)) else item for name, item in value.items()}
+        """Return the recipe whose fields :meth:`to_json` gave, also next to what a model's inputs and card have."""
+        own = {name: item for name, item in value.items() if name not in ("by", "clients")}
+        fields = {name: tuple(item) if isinstance(item, (list, tuple)) else item for name, item in own.items()}
         return cls(**fields | {"words": {name: tuple(words) for name, words in value.get("words", {}).items()}})
 
     def to_json(self) -> dict[str, Any]:
@@ -114,9 +115,8 @@ class Recipe:
         """
         others, table = [], cells.fitted(self.columns, self.words, where).numbers(self.fill, where)
         for name in self.words:
-            empty = np.isnan(cells[name])
-            own = [cells.words[name][int(code)] for code in np.where(empty, 0, cells[name])] if len(cells) else []
-            texts = np.where(empty, str(self.fill.get(name, "")), np.asarray(own, dtype=object))
+            own = np.array([*cells.words[name], self.fill.get(name, "")], dtype=object)  # the last is of empty cells
+            texts = own[np.where(np.isnan(cells[name]), len(own) - 1, cells[name]).astype(np.int64)]
             others += [texts == word for word in self.words[name]]
         others += [np.isnan(cells[name]) for name in self.indicators]
         with np.errstate(over="ignore"):
@@ -227,8 +227,7 @@ class TableSamples(TensorSamples):
 
 def recipe_from(value: Mapping[str, Any]) -> Recipe | FittedRecipe:
     """Return the recipe that is stored with a model, in plain values."""
-    fields = {name: item for name, item in value.items() if name not in ("by", "clients")}
-    return FittedRecipe.from_json(fields) if "skops" in fields else Recipe.from_json(fields)
+    return FittedRecipe.from_json(value) if "skops" in value else Recipe.from_json(value)
 
 
 def table_inputs(form: Inputs, x: Any) -> Tensor:
