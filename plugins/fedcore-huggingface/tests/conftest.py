@@ -29,6 +29,8 @@ class Later:
             pytest.skip(f"{name} is not installed here", allow_module_level=True)
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest looks for marks of its own as it collects
+            raise AttributeError(attribute)
         load_torchvision()  # transformers imports it, and it may need help
         return getattr(importlib.import_module(self.name), attribute)
 
