@@ -6,6 +6,7 @@ import fnmatch
 import inspect
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -46,18 +47,46 @@ _Methods = dict[str, list[_Method]]
 """A plugin's name -> the methods that implement a hook: those of its parts, then its own. In the order of the calls."""
 
 
+class _Manager(pluggy.PluginManager):
+    """pluggy's manager, which looks at the methods with the name of a hook; by itself it asks each attribute."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        """Return the marks of a method that implements a hook."""
+        return super().parse_hookimpl_opts(plugin, name) if name in HOOKS else None
+
+
 class PluginSet:
     """The plugins of one side of one run, in user order, with the built-in FedAvg behind them."""
 
     def __init__(self, plugins: Iterable[Plugin]) -> None:
         self.plugins = tuple(plugins)
         self._by_name = {plugin.name: plugin for plugin in self.plugins}
-        self._calls = _calls(self.plugins)
         self._questions = {plugin.name: plugin.questions for plugin in self.plugins}
         self.namespaces = {namespace(plugin, member): plugin.name for plugin in self for member in plugin.members}
         """The namespaces of payloads -> their plugins."""
         self.seconds = dict.fromkeys((plugin.name for plugin in self), 0.0)
         """Time spent in each of the user's plugins since this set was made."""
+
+    @cached_property
+    def _calls(self) -> dict[str, _Methods]:
+        """The implementations of each hook, in the order of the calls.
+
+        pluggy checks the methods' signatures and orders them. fedcore makes the calls itself, because each plugin gets
+        its own view of the arguments, and because results, times and errors belong to one plugin.
+        """
+        manager = _Manager("fedcore")
+        manager.add_hookspecs(hookspecs)
+        owners: dict[int, tuple[str, str]] = {}
+        for plugin in reversed(self.plugins):  # pluggy calls the last registered first
+            for member in reversed(plugin.members):
+                owners[id(member)] = plugin.name, namespace(plugin, member)
+                manager.register(member)
+        calls: dict[str, _Methods] = {hook: {} for hook in HOOKS}
+        for hook, own in calls.items():
+            for method in reversed(getattr(manager.hook, hook).get_hookimpls()):
+                name, payload_name = owners[id(method.plugin)]
+                own.setdefault(name, []).append(_Method(method.function, method.argnames, payload_name))
+        return calls
 
     @classmethod
     def create(cls, choices: Mapping[str, Mapping[str, Any]]) -> PluginSet:
@@ -71,9 +100,8 @@ class PluginSet:
         names = [plugin.name for plugin in plugins]
         if BUILTIN in names:
             raise ConfigError(f"a plugin cannot be called {BUILTIN!r}: that is the built-in one. Rename its class.")
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError(f"plugin {name!r} is listed twice; list it once")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"plugin {twice[0]!r} is listed twice; list it once")
         plugin_set = cls([*plugins, create_plugin(BUILTIN, choices.get(BUILTIN, {}))])
         for one, other in combinations(plugin_set, 2):
             refuse_together(one, other)
@@ -156,8 +184,7 @@ class PluginSet:
 
         :raises PluginContractError: the plugin marks no method of this name as a question.
         """
-        function = self._questions[plugin_name].get(question)
-        if function is None:
+        if (function := self._questions[plugin_name].get(question)) is None:
             raise PluginContractError.of(plugin_name, f"is asked {question!r}, which it does not mark as a question")
         method = _Method(function, tuple(inspect.signature(function).parameters), plugin_name)
         return self._invoke_one(plugin_name, method, f"{QUESTION} {question}", arguments)
@@ -272,28 +299,6 @@ def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declara
                 plugin.name, f"declares {declaration}, but {pattern!r} matches none of the model's names ({shown})"
             )
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
-
-
-def _calls(plugins: tuple[Plugin, ...]) -> dict[str, _Methods]:
-    """Return the implementations of each hook, in the order of the calls.
-
-    pluggy checks the methods' signatures and orders them. fedcore makes the calls itself, because each plugin gets its
-    own view of the arguments, and because results, times and errors belong to one plugin.
-    """
-    manager = pluggy.PluginManager("fedcore")
-    manager.add_hookspecs(hookspecs)
-    owners: dict[int, tuple[str, str]] = {}
-    for plugin in reversed(plugins):  # pluggy calls the last registered first
-        for member in reversed(plugin.members):
-            owners[id(member)] = plugin.name, namespace(plugin, member)
-            manager.register(member)
-    calls: dict[str, _Methods] = {}
-    for hook in HOOKS:
-        calls[hook] = {}
-        for method in reversed(getattr(manager.hook, hook).get_hookimpls()):
-            name, payload_name = owners[id(method.plugin)]
-            calls[hook].setdefault(name, []).append(_Method(method.function, method.argnames, payload_name))
-    return calls
 
 
 def namespace(plugin: Plugin, member: Plugin) -> str:
