@@ -529,10 +529,19 @@ class HasNoWeightForSome(Plugin):
         return Loss(step.features.square().mean(), weight=step.client.scratch["weight"])
 
 
+class FillsWithItsOwnValue(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        first = step.client.class_counts[0] / step.client.class_counts.sum()
+        weights = torch.ones(10).index_fill(0, torch.arange(3), first)
+        return Loss((weights * step.logits).square().mean())
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("plugin", "reason"),
     [
+        (FillsWithItsOwnValue, "uses index_fill"),
         (BranchesOnATensor, "data-dependent control flow"),
         (ReadsTheId, "'readstheid' reads client.id"),
         (WarmsUp, "'warmsup' reads client.steps"),

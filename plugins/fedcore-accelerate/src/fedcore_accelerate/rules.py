@@ -27,6 +27,7 @@ OF_MEMORY = {
 WRONG = {
     **{getattr(Tensor, name).__get__: name for name in ("grad", "grad_fn", "is_leaf")},  # those of no client
     **{home.select_scatter: "select_scatter" for home in (torch, Tensor)},  # its gradients are too large
+    **{home.index_fill: "index_fill" for home in (torch, Tensor)},  # fills with the last client's value
 }
 """Functions of which ``vmap`` makes something else, with their names."""
 
