@@ -45,9 +45,8 @@ class SessionContext(View, ClientContext):
 
     def __init__(self, session: LocalSession, plugin: str) -> None:
         self._session, self._plugin = session, plugin
-        self.id, self.n = session.client, len(session.data)
-        self.config = session.config
-        self.round, self.rounds = session.round, session.config.rounds
+        config = session.config
+        self.id, self.n, self.round, self.rounds = session.client, len(session.data), session.round, config.rounds
         task = session.working.setup.task
         self.num_classes, self.task, self.device = task.num_classes, task.kind, session.working.device
         self.model: SplitModel = session.working.module
@@ -55,8 +54,7 @@ class SessionContext(View, ClientContext):
         self.state: State = session.states.of(plugin)
         self.scratch: dict[str, Any] = session.scratch[plugin]
         self.added = session.requests.added[plugin]
-        self.public = session.public
-        self.lr, self.momentum = session.lr, session.config.momentum
+        self.config, self.public, self.lr, self.momentum = config, session.public, session.lr, config.momentum
         self._sealed = True
 
     def scoped(self, plugin: str) -> ClientContext:
@@ -159,6 +157,8 @@ class Batch:
     picked: Picked
     last: bool = False
     """Whether the epoch's last step is on this batch."""
+    lent: list[tuple[str, Tensor, int]] = field(default_factory=list, init=False)
+    """The outputs of frozen models, which plugins share: name, tensor, and how often it had been edited by then."""
     _frozen: dict[str, Outputs | None] = field(default_factory=dict, init=False)
 
     @property
@@ -182,12 +182,12 @@ class Batch:
         """Return a frozen model's outputs on this batch; they are computed at most once."""
         if name not in self._frozen:
             model, data = self.session.working.frozen[name], self.session.data
-            if not model.present:
-                self._frozen[name] = None
-            elif data.varies or not self.session.work.sees_all_samples:
-                self._frozen[name] = model.outputs(self.x)
-            else:
-                self._frozen[name] = model.cached_outputs(self.picked.positions, data)
+            outputs: Outputs | None = None
+            if model.present:
+                once = self.session.work.sees_all_samples and not data.varies
+                outputs = model.cached_outputs(self.picked.positions, data) if once else model.outputs(self.x)
+                self.lent += [(f"frozen({name!r}).{part}", t, t._version) for part, t in outputs._asdict().items()]
+            self._frozen[name] = outputs
         return self._frozen[name]
 
 

@@ -55,9 +55,7 @@ def _task_loss(session: LocalSession, step: Step, versions: Mapping[str, int]) -
     for plugin, value in session.plugins.each("task_loss", step=step):
         _check_unedited(session, plugin, "task_loss", step, versions)
         if value is not None:
-            _check_scalar(session, plugin, "task_loss", value)
-            task: Tensor = value
-            return task
+            return _check_scalar(session, plugin, "task_loss", value)
     raise AssertionError("the built-in plugin has a task loss")
 
 
@@ -66,8 +64,9 @@ def _versions(step: Step) -> dict[str, int]:
     return {"y": step.y._version, "features": step.features._version, "logits": step.logits._version}
 
 
-def _check_unedited(session: LocalSession, plugin: Plugin, hook: str, step: Step, versions: Mapping[str, int]) -> None:
-    for name in [name for name, version in _versions(step).items() if version != versions[name]]:
+def _check_unedited(session: LocalSession, plugin: Plugin, hook: str, step: Any, versions: Mapping[str, int]) -> None:
+    edited = [name for name, tensor, version in step._batch.lent if tensor._version != version]
+    for name in [*edited, *(name for name, version in _versions(step).items() if version != versions[name])]:
         fault = f"edits step.{name} in place, which all plugins share"
         raise session.broken(plugin.name, fault, hook=hook, hint=f"edit a copy: step.{name}.clone()")
 
@@ -83,11 +82,12 @@ def _check_loss(session: LocalSession, plugin: Plugin, loss: Any) -> None:
         raise session.broken(plugin.name, fault, hook="local_loss")
 
 
-def _check_scalar(session: LocalSession, plugin: Plugin, hook: str, value: Any) -> None:
+def _check_scalar(session: LocalSession, plugin: Plugin, hook: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor) or value.ndim != 0:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         fault, expected, hint = f"returned a value of {shape}", "a 0-dim tensor", "did you forget .mean()?"
         raise session.broken(plugin.name, fault, hook=hook, expected=expected, hint=hint)
+    return value
 
 
 Rows = Tensor | slice | None

@@ -68,7 +68,7 @@ class FrozenModel:
 
     def __init__(self, template: SplitModel) -> None:
         self.module = copy.deepcopy(template).requires_grad_(False).eval()
-        self._state = self.module.state_dict()
+        self._state, self._plain = self.module.state_dict(), PlainAttributes(self.module)
         self._cache: Outputs | None = None
         self.present = False
 
@@ -79,6 +79,7 @@ class FrozenModel:
         """
         self._cache = None
         self.present = tensors is not None
+        self._plain.restore()
         copy_into(self._state, tensors or {})
 
     def outputs(self, x: Any) -> Outputs:

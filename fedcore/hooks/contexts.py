@@ -257,7 +257,8 @@ class ClientContext(Protocol):
 class Step(Protocol):
     """One mini-batch, as one plugin sees it. All tensors are read-only: clone a tensor to edit it.
 
-    An edit of ``y``, ``features`` or ``logits`` in ``task_loss`` or ``local_loss`` ends the run.
+    An edit of ``y``, ``features``, ``logits`` or a frozen model's outputs in ``task_loss`` or ``local_loss`` ends the
+    run.
     """
 
     x: Any

@@ -126,9 +126,13 @@ class Counts(KeepsASkip):
         return self.head(self.flatten(x) + 0.01 * (len(self.seen) + self.calls + self.total))
 
 
-@pytest.mark.parametrize("network", [KeepsASkip, KeepsAState, Hooked, Counts])
-def test_what_a_network_keeps_does_not_go_from_client_to_client(go, network):
-    runs = [go(model=network, rounds=2, participation=1.0, workers=workers) for workers in (0, 1, 2)]
+@pytest.mark.parametrize(
+    ("network", "plugins"),
+    [*((network, ()) for network in (KeepsASkip, KeepsAState, Hooked, Counts)), (KeepsAState, ("fedntd",))],
+)
+def test_what_a_network_keeps_does_not_go_from_client_to_client(go, network, plugins):
+    """Nor does what a frozen copy of it keeps, such as the one that FedNTD reads."""
+    runs = [go(*plugins, model=network, rounds=2, participation=1.0, workers=workers) for workers in (0, 1, 2)]
     assert len({model_bytes(run) for run in runs}) == 1
     assert [run.metrics["global"] for run in runs] == [runs[0].metrics["global"]] * 3
 

@@ -15,7 +15,7 @@ from tests.sentences import raises
 
 
 def plugin(hook, body):
-    return type("Pushy", (Plugin,), {hook: hookimpl(body)})
+    return type("Pushy", (Plugin,), {hook: hookimpl(body), "reads": ("global",)})
 
 
 def sets_the_input(self, step):
@@ -102,6 +102,11 @@ def scales_the_logits(self, step):
         step.logits.mul_(2)
 
 
+def sharpens_the_received_model(self, step):
+    logits = step.frozen("global").logits
+    logits /= 0.5
+
+
 def halves_the_model(self, client):
     for parameter in client.parameters.values():
         parameter.detach().mul_(0.5)
@@ -112,6 +117,7 @@ def halves_the_model(self, client):
     [
         ("task_loss", flips_the_labels, ("step.y", "step.y.clone")),
         ("local_loss", scales_the_logits, ("step.logits",)),
+        ("local_loss", sharpens_the_received_model, ("step.frozen('global').logits",)),
         ("begin_local", halves_the_model, ("client.model",)),
     ],
 )

@@ -370,13 +370,14 @@ class Group:
             return result
 
         of_all: Any = self._weights, self._reads.tensors, dict(outputs), *joined
-        versions = [tensor._version for tensor in self._reads.tensors]  # those inside of vmap count no edits
+        lent = [*self._reads.tensors, *(tensor for own in outputs.values() for tensor in own)]
+        versions = [tensor._version for tensor in lent]  # those inside of vmap count no edits
         if self._alone:  # vmap takes its time
             alone = of_client(*tree_map(lambda tensor: tensor.squeeze(0), of_all))
             results = tree_map(lambda tensor: tensor.unsqueeze(0), alone)
         else:
             results = vmap(of_client)(*of_all)
-        if versions != [tensor._version for tensor in self._reads.tensors]:
+        if versions != [tensor._version for tensor in lent]:
             raise NotStackable("a plugin edits a tensor of its client in place in a step")
         return results
 
