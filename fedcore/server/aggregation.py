@@ -55,8 +55,9 @@ def aggregate(
         owned = plugins.call(name, "aggregate", server=server, updates=updates)
         model.update(_checked(setup, plugins[name], "aggregate", owned, setup.claimed(plugins[name], "owns")))
     current.phase = "round"
-    current.buffers = {name: model[name] for name in setup.layout.shared if name in setup.layout.buffers}
     for plugin in plugins.implementers("server_step"):
+        model = with_singular_vectors(setup, model)  # server.network({**mean, **server.buffers}) is the next model
+        current.buffers = {name: model[name] for name in setup.layout.shared if name in setup.layout.buffers}
         mean = {name: model[name] for name in server.trainable}
         stepped = plugins.call(plugin.name, "server_step", server=server, mean=mean)
         model.update(_checked(setup, plugin, "server_step", stepped, server.trainable))
@@ -67,7 +68,6 @@ def aggregate(
         )
     current.model, current.phase = model, "end_round"
     plugins.call_all("end_round", server=server)
-    current.phase = "round"
 
 
 POWER_ITERATIONS = 100

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm
 
+from fedcore import Plugin, hookimpl
+
 
 def network(normalise):
     def factory(num_classes):
@@ -29,3 +31,21 @@ def test_the_global_weights_have_the_singular_value_1(go, normalise):
     for name, vector in result.network.state_dict().items():
         if name.endswith(("_u", "_v")):
             assert float(vector.norm()) == pytest.approx(1.0, abs=1e-3)
+
+
+class LooksAtTheNextModel(Plugin):
+    """Measures the model that a server optimizer starts from, such as FedDF's student."""
+
+    @hookimpl
+    def server_step(self, server, mean):
+        server.state["values"] = largest_singular_values(server.network({**mean, **server.buffers}).encoder.base)
+
+    @hookimpl
+    def report(self, server):
+        return dict(server.state)
+
+
+def test_a_server_step_sees_the_singular_vectors_of_the_mean(go):
+    """Before, the singular values of its network were 5.8 and 5.2 there."""
+    result = go(LooksAtTheNextModel, model=network(parametrizations.spectral_norm), alpha=0.1, lr=0.1, local_epochs=3)
+    assert result.history[-1]["report.looksatthenextmodel.values"] == pytest.approx([1.0, 1.0], abs=0.05)

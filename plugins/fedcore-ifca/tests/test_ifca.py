@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from fedcore import Plugin, PluginConflictError, hookimpl
+from fedcore import ConfigError, Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore_ifca import IFCA, best_cluster, redrawn
 from fedcore_testing import (
     Cohorts,
@@ -180,6 +181,19 @@ def test_a_cluster_out_of_range_counts_as_the_nearest(go):
 def test_refused_beside_others_with_the_reason(go, other, named):
     with raises(PluginConflictError, "'ifca'", named):
         go({"ifca": {}, (installed(other) if isinstance(other, str) else other): {}})
+
+
+def with_spectral_norm(num_classes, input_shape):
+    base = nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(64, 8)))
+    return SplitModel(base, 8, num_classes)
+
+
+def test_spectral_normalisation_is_refused_for_more_than_one_cluster(go):
+    with raises(ConfigError, "'ifca'", "._u'"):
+        go({"ifca": {}}, model=with_spectral_norm)
+    assert model_bytes(go({"ifca": {"clusters": 1}}, model=with_spectral_norm)) == model_bytes(
+        go(model=with_spectral_norm)
+    )
 
 
 def test_beside_a_method_that_keeps_parameters_the_clusters_have_the_others(go):

@@ -11,8 +11,10 @@ from torch import Tensor
 from fedcore import (
     ClientContext,
     ClientUpdate,
+    ConfigError,
     Plugin,
     PluginOptions,
+    RunSetup,
     ServerContext,
     SplitModel,
     Tensors,
@@ -39,6 +41,18 @@ class IFCA(Plugin[IFCAOptions]):
     owns = ("*",)
     starts = ("*",)
     assumes = ("cross-entropy",)  # the cluster is chosen by it
+
+    @hookimpl
+    def check_run(self, setup: RunSetup) -> None:
+        """Refuse spectral normalisation: theta_1 to theta_{k-1} would have the singular vectors of other weights."""
+        buffers = setup.layout.buffers.intersection(setup.layout.shared)
+        vectors = sorted(name for name in buffers if name.endswith(("_u", "_v")))
+        if vectors and self.options.clusters > 1:
+            raise ConfigError(
+                f"plugin {self.name!r}: {vectors[0]!r} is of spectral normalisation, which keeps singular vectors of "
+                "the weights. Those of a redrawn model are others, so that its loss is far too large and no client "
+                "chooses it; use a model without this normalisation"
+            )
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
