@@ -49,13 +49,12 @@ def default_data_dir() -> Path:
 
 
 def find_data(path: str, data_dir: Path | None) -> Path:
-    """Return a file or folder of data: where ``path`` says, or of this name in ``data_dir``.
+    """Return a file or folder of data: where ``path`` says, or of this name in ``data_dir`` or the default folder.
 
-    A run whose data has moved thus goes on with another ``--data-dir``.
+    A run whose data has moved thus goes on with another ``--data-dir`` or ``FEDCORE_DATA``.
     """
-    place = Path(os.path.expanduser(path))
-    moved = () if data_dir is None else (data_dir / place, data_dir / place.name)
-    return next((each for each in (place, *moved) if each.exists()), place)
+    place, folder = Path(os.path.expanduser(path)), data_dir or default_data_dir()
+    return next((each for each in (place, folder / place, folder / place.name) if each.exists()), place)
 
 
 def as_dataset(data: Any, name: str = "arrays", task: str = "auto") -> Dataset:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedcore import DataError
-from fedcore.data import Dataset, default_data_dir, load_dataset
+from fedcore.data import Dataset, default_data_dir, find_data, load_dataset
 from fedcore_zoo import datasets, load_torchvision
 from tests.sentences import raises
 
@@ -137,6 +137,8 @@ def test_default_directory(tmp_path, monkeypatch, offline):
     write_mnist(tmp_path)
     monkeypatch.setenv("FEDCORE_DATA", str(tmp_path))
     assert len(load_dataset("mnist").train) == 20
+    (tmp_path / "own.npz").touch()
+    assert find_data("elsewhere/own.npz", None) == tmp_path / "own.npz"
     monkeypatch.delenv("FEDCORE_DATA")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert default_data_dir() == Path("/home/somebody/.cache/fedcore/data")

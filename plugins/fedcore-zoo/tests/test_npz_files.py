@@ -136,7 +136,10 @@ def test_a_run_goes_on_where_its_data_has_moved(cli, tmp_path, monkeypatch):
     assert cli("train", "--dataset", "npz:a.npz", "--rounds", 1, *options).exit_code == 0
     (tmp_path / "here" / "a.npz").rename(tmp_path / "there" / "a.npz")
     again = ("resume", tmp_path / "run", "--rounds", 2)
-    assert "--data-dir names its folder" in cli(*again).stderr
+    assert "--data-dir or FEDCORE_DATA names its folder" in cli(*again).stderr
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("FEDCORE_DATA", str(tmp_path / "there"))
+        assert cli("evaluate", tmp_path / "run").exit_code == 0
     assert cli(*again, "--data-dir", tmp_path / "there").exit_code == 0
 
 

@@ -53,7 +53,7 @@ def rows_at(path: str, options: Options, name: str, data_dir: Path | None) -> tu
         return rows, (Path(HF_DATASETS_CACHE), Path(HF_HUB_CACHE))
     raise ConfigError(
         f"{name}: {where} is no folder on this machine that datasets' save_to_disk wrote, no .csv or .parquet file, "
-        "and not OWNER/NAME of a data set of the Hub"
+        "and not OWNER/NAME of a data set of the Hub. If it has moved, --data-dir or FEDCORE_DATA names its folder"
     )
 
 

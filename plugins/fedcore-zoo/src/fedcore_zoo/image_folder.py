@@ -66,7 +66,8 @@ def read_folder(path: Path, *, size: int | None = None, grouped: bool = False) -
     """
     if not is_folder(path / "train"):
         raise DataError(
-            f"imagefolder: {path / 'train'} is not a directory; expected train/ and test/ or val/ in it, no links"
+            f"imagefolder: {path / 'train'} is not a directory; expected train/ and test/ or val/ in it, no links. "
+            "If it has moved, --data-dir or FEDCORE_DATA names its folder"
         )
     train_files, names, notes = class_folders(path / "train")
     annotations = path / "val" / "val_annotations.txt"

@@ -26,7 +26,9 @@ def npz(name: str) -> Callable[[Path | None], Dataset]:
     def load(data_dir: Path | None) -> Dataset:
         path = find_data(file, data_dir)
         if not path.exists():
-            raise DataError(f"{path.absolute()} does not exist; if it has moved, --data-dir names its folder")
+            raise DataError(
+                f"{path.absolute()} does not exist; if it has moved, --data-dir or FEDCORE_DATA names its folder"
+            )
         train, test, others = _read(path)
         if train.images.dtype != test.images.dtype:
             raise DataError(f"{path}: x_train and x_test must have the same type, both uint8 or both floating point")
