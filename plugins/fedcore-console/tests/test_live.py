@@ -58,3 +58,10 @@ def test_rounds_fit_into_a_narrow_terminal() -> None:
     for word in ("global %", "global_local %", "personal %", "25.00", "12.50", "task", "s/round"):
         assert word in picture
     assert "…" not in picture
+
+
+def test_a_figure_of_another_task_is_no_percentage() -> None:
+    record = {**events.record(0), "metrics": {"global": {"rmse": 45.4, "loss": 0.3}}}
+    picture = drawn(rounds_table([record], 100), 100)
+    assert "rmse 45.4" in picture
+    assert "%" not in picture

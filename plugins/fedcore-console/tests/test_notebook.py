@@ -1,5 +1,6 @@
 """The progress of a run in a notebook."""
 
+from dataclasses import replace
 from xml.etree import ElementTree as Xml
 
 from rich.console import Console
@@ -46,6 +47,9 @@ def test_the_page_of_a_result_has_the_table_and_the_curve(tmp_path, monkeypatch)
     assert rows[1][2] == f"{100 * result.metrics['global']['accuracy']:.2f}"
     lines = [mark.attrib["d"] for mark in page.iter() if "line" in mark.get("class", "").split()]
     assert [len(line.split("L")) for line in lines] == [2, 2]
+    rounds = sum(sum(record["time"][part] for part in ("round", "evaluation")) for record in result.records)
+    resumed = replace(result, summary={**result.summary, "seconds": rounds + 99})  # of the process that finished it
+    assert f"3 rounds, {rounds:.1f} s<" in notebook.result_page(resumed)
     monkeypatch.setattr(notebook.registry, "available", lambda kind: {})  # fedcore-report is not installed
     page = notebook.result_page(result)
     assert ("<table>" in page, "<svg" in page) == (True, False)

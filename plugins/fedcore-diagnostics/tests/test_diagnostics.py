@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from fedcore_diagnostics import (
     update_cosine,
     within_class_variability,
 )
+from fedcore_diagnostics.plugin import _cka
 from fedcore_testing import (
     client_arrays,
     federations,
@@ -234,6 +236,15 @@ def test_what_is_not_defined_is_null(go):
     assert "nc3" not in found
     assert "norms" not in found
     json.dumps(found, allow_nan=False)
+
+
+def test_the_lowest_cka_is_of_the_clients_that_have_one():
+    """A model with the same features for all samples has none. First of the clients, it took the figure's place."""
+    flat = torch.ones(10, 6)
+    for each in ([flat, t(Z[:10])], [t(Z[:10]), flat]):
+        found = _cka(each, t(Z[:10]))
+        assert found["cka_lowest"] == found["cka"] == pytest.approx(1.0)
+    assert math.isnan(_cka([flat], flat)["cka_lowest"])
 
 
 @pytest.mark.parametrize(("other", "needs"), [("fedper", "'collapse'"), ("lg-fedavg", "'cka'"), ("solo", "'cka'")])

@@ -54,6 +54,13 @@ def test_safetensors_with_a_card(cli, trained, tmp_path: Path) -> None:
     assert f"| {len(content):,} | `{hashlib.sha256(content).hexdigest()}` |" in card
 
 
+def test_the_card_counts_clients_that_never_train_apart(cli, tmp_path: Path) -> None:
+    trained = support.run(tmp_path, rounds=1, clients=5, unseen_clients=0.2, client_test_fraction=0.2)
+    assert cli("export", trained.directory, "--to", "safetensors", "--out", "model").exit_code == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "Global model of a federation of 4 clients, and 1 that never trains, after 1 rounds of fedavg" in card
+
+
 @pytest.mark.parametrize("plugin", [None, "moon"])  # moon puts a projection head on
 def test_torch_loads_without_pickled_code_for_batches_of_any_size(cli, tmp_path: Path, monkeypatch, plugin) -> None:
     """The card's own lines are run."""

@@ -19,6 +19,7 @@ from fedcore import RunConfig
 from fedcore_report import axes, svg
 from fedcore_report.axes import Scale, apart, scale_of
 from fedcore_report.breakdowns import _outcomes, _parts, by_client, by_domain
+from fedcore_report.build import _setting_of
 from fedcore_report.charts import (
     Bars,
     Box,
@@ -317,6 +318,25 @@ def test_a_client_and_a_domain_have_the_figure_itself(figure, name):
     group = Group({}, {"fedavg": [run]})
     titles = [chart.title for chart in (by_client(group, {"fedavg": 0}, "global_local"), *by_domain(group))]
     assert titles == [f"{name} by client, global_local", f"{name} by domain"]
+
+
+def test_the_rounds_of_a_picture_are_those_of_its_runs():
+    """Runs with ``--patience`` end after different numbers of rounds: the largest one stood for all of them."""
+    row = {"accuracy": 0.6, "per_client": {"0": 0.5, "1": 0.7}}
+    runs = [
+        SimpleNamespace(figure="accuracy", signs={}, summary={"rounds": n}, figures=lambda *_: row, client=str)
+        for n in (4, 9, 5)
+    ]
+    for seed, run in enumerate(runs):
+        run.config = SimpleNamespace(seed=seed)
+    assert ", after 4 to 9 rounds. " in by_client(Group({}, {"fedavg": runs}), {"fedavg": 0}, "global_local").about
+    assert ", after 4 rounds. " in by_client(Group({}, {"fedavg": runs[:1]}), {"fedavg": 0}, "global_local").about
+
+
+def test_the_setting_names_all_models_and_who_never_trains():
+    config = RunConfig(model="mlp", client_models=["mlp", "simple-cnn"], clients=10, unseen_clients=0.2, local_epochs=1)
+    models, _, clients, _ = _setting_of(config)[1:]
+    assert (models, clients) == ("model mlp and simple-cnn", "10 clients, 2 of them never trained")
 
 
 def test_a_run_without_evaluations(make, cli, tmp_path):

@@ -339,6 +339,10 @@ class TestFormats:
         assert "dataset digits" in lines[-1]
         assert "alpha" not in lines[-1]
 
+    def test_the_caption_names_all_models_of_the_clients(self, make):
+        found, _ = join([make([], 0, [0.5], model="mlp", client_models=["mlp", "module:mine.Net"])])
+        assert ", model mlp and Net, partition" in formats.caption([found])
+
     @pytest.mark.parametrize(("partition", "used"), [("iid", False), ("part.json", False), ("dirichlet", True)])
     def test_alpha_is_named_where_the_partition_uses_it(self, make, partition, used):
         found, _ = join([make([], seed, [0.5], alpha=0.01, partition=partition) for seed in (0, 1)])

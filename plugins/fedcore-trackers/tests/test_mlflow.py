@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ import fedcore
 from fedcore import Interrupted, resume
 from fedcore.tools import RunDirectory
 from fedcore_testing import federate, small_config
+from fedcore_trackers.mlflow import MLflow, MLflowOptions
 from fedcore_trackers.testing import check_tracker
 
 
@@ -119,3 +121,12 @@ def test_it_keeps_the_contract(tmp_path, made):
     check_tracker("mlflow", tmp_path, {"uri": uri, "experiment": "contract"})
     _, found = runs_of(uri, "contract")
     assert [run.info.status for run in found] == ["FINISHED"] * 2
+
+
+def test_a_domain_has_a_name_that_mlflow_takes():
+    """It refuses others, and the tracker was switched off at the first evaluation."""
+    tracker, logged = MLflow(MLflowOptions()), []
+    tracker.id, tracker.client = "run", SimpleNamespace(log_batch=lambda run, metrics: logged.extend(metrics))
+    tracker.evaluation(0, {"global": {"accuracy": 0.5, "domains": {"Art (B&W), l'été": 0.25}}})
+    named = {metric.key: metric.value for metric in logged}
+    assert named == {"global/accuracy": 0.5, "global/domains/Art _B_W__ l_été": 0.25}

@@ -72,7 +72,9 @@ class LiveDisplay(Display):
 
 def rounds_table(records: Sequence[Mapping[str, Any]], width: int) -> Table:
     """Return the rounds as a table of at most ``width`` characters. The last losses are omitted if they do not fit."""
-    protocols = [name for name in PROTOCOLS if any(name in rounds.percentages(record) for record in records)]
+    figures = [rounds.percentages(record) for record in records]
+    protocols = [name for name in PROTOCOLS if any(name in of_round for of_round in figures)]
+    unit = " %" if any(text.endswith(" %") for of_round in figures for text in of_round.values()) else ""
     losses = list(dict.fromkeys(name for record in records for name, _ in rounds.losses(record)))
     failing = any(map(rounds.lost, records))
     room = width - sum(len(name) + 4 for name in protocols) - 20 - (8 if failing else 0)
@@ -85,15 +87,15 @@ def rounds_table(records: Sequence[Mapping[str, Any]], width: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("round", justify="right")
     for name in protocols:
-        table.add_column(f"{name} %", justify="right", style="bold", no_wrap=True)
+        table.add_column(f"{name}{unit}", justify="right", style="bold", no_wrap=True)
     for name in shown:
         table.add_column(output.text(name), justify="right", no_wrap=True)
     if failing:
         table.add_column("failed", justify="right", style="yellow", no_wrap=True)
     table.add_column("s/round", justify="right", style="dim", no_wrap=True)
-    for record in records:
+    for record, of_round in zip(records, figures, strict=True):
         row = [str(record["round"] + 1)]
-        row += [rounds.percentages(record).get(name, "-").removesuffix(" %") for name in protocols]
+        row += [of_round.get(name, "-").removesuffix(" %") for name in protocols]
         row += [output.number(record["losses"].get(name)) for name in shown]
         row += [str(rounds.lost(record).total() or "")] if failing else []
         table.add_row(*row, f"{rounds.seconds(record):.2f}")

@@ -91,11 +91,13 @@ def result_page(result: RunResult) -> str:
         loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
         words, figures = [name, PROTOCOLS[name].heading], [rounds.in_short(row).removesuffix(" %"), loss]
         rows.append(_table_row("td", words, figures))
+    records = result.records
+    spent = sum(rounds.seconds(record) for record in records if "round" in record)  # whichever process trained them
     head = _table_row("th", ["protocol", "of what"], ["accuracy %" if result.task.classes else "figure", "loss"])
     return (
         f"<p><b>{html.escape(title(result.config))}</b>, {result.summary['rounds']} rounds, "
-        f"{result.summary['seconds']:.1f} s</p><table>{head}{''.join(rows)}</table>"
-        f"{_curve(result.records, result.config.rounds)}"
+        f"{spent:.1f} s</p><table>{head}{''.join(rows)}</table>"
+        f"{_curve(records, result.config.rounds)}"
         f"<p><code>{html.escape(str(result.directory))}</code></p>"
     )
 

@@ -173,7 +173,7 @@ def _rows(model: Any, server: ServerContext) -> Tensor | None:
 
 def _cka(each: Sequence[Tensor], features: Tensor) -> Figures:
     similarities = [measures.linear_cka(own.double(), features.double()) for own in each]
-    lowest = min(map(float, similarities))
+    lowest = min(filter(math.isfinite, _floats(similarities)), default=math.nan)
     return {"cka": _mean(similarities), "cka_lowest": lowest, "cka_of_clients": _floats(similarities)}
 
 

@@ -59,6 +59,9 @@ def model_card(
     title = "Global model" if client is None else f"Own model of {owner}"
     if not took_part:
         title = f"Model for {owner}, which took part in no round,"
+    federation = f"{config.training_clients} clients"
+    if unseen := config.clients - config.training_clients:
+        federation += f", and {unseen} that never train{'s' * (unseen == 1)},"
     names = {file.name for file in files}
     front = {
         "library_name": "transformers" if "config.json" in names else "fedcore",
@@ -68,7 +71,7 @@ def model_card(
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {_text(network)} trained with {_text(name)} on {_text(dataset.name)}",
-        f"{title} of a federation of {config.clients} clients after {summary['rounds']} rounds of {_text(name)}, "
+        f"{title} of a federation of {federation} after {summary['rounds']} rounds of {_text(name)}, "
         f"seed {config.seed}. {_origin(summary, session)}",
         "## Figures",
         "\n".join(_figures(summary["metrics"]) if client is None else _own_figures(summary["metrics"], client)),

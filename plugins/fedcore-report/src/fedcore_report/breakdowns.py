@@ -54,12 +54,12 @@ def by_client(group: Group, colors: Mapping[str, int], main: str) -> Chart | Omi
     title = f"{name} by client"
     for protocol in dict.fromkeys((main, *protocols.HELD_OUT, "personal_global")):
         boxes: list[Box] = []
-        after = set()
+        after = set[int]()
         for label, runs in group.rows.items():
             rounds, measured = _standing(runs, protocol)
             if drawn := _boxes(label, colors[label], measured, measure):
                 boxes += drawn
-                after.add(rounds)
+                after |= rounds
         if boxes:
             return Boxes(
                 name="clients",
@@ -132,7 +132,7 @@ def _figure_by(
     :param read: returns the figures by part from the figures of a run's global model.
     """
     means: dict[str, dict[str, float | None]] = {}
-    after = set()
+    after = set[int]()
     for label, runs in group.rows.items():
         rounds, measured = _standing(runs, "global")
         values: dict[str, list[float]] = {}
@@ -143,7 +143,7 @@ def _figure_by(
             means[label] = {
                 place: measure.scale * statistics.fmean(each) if each else None for place, each in values.items()
             }
-            after.add(rounds)
+            after |= rounds
     if not means:
         return None
     columns = list(dict.fromkeys(place for row in means.values() for place in row))
@@ -306,21 +306,20 @@ def _parts(columns: Sequence[Mapping[str, float]]) -> list[Part]:
 Metrics: TypeAlias = "Mapping[str, Any]"
 
 
-def _standing(runs: Sequence[RunRecord], protocol: str) -> tuple[int, list[tuple[RunRecord, Metrics]]]:
-    """Return a protocol's figures of a row's runs, and the number of rounds after which they were taken.
+def _standing(runs: Sequence[RunRecord], protocol: str) -> tuple[set[int], list[tuple[RunRecord, Metrics]]]:
+    """Return a protocol's figures of a row's runs, and the numbers of rounds after which they were taken.
 
     Finished runs have the figures of their end. If no run is finished, all runs that have begun have the figures of the
     last evaluated round that they have in common.
     """
-    finished = [(run, run.summary["rounds"]) for run in runs if run.summary is not None]
-    if finished:
-        measured = [(run, figures) for run, _ in finished if (figures := run.figures(protocol, None))]
-        return max(rounds for _, rounds in finished), measured
+    if any(run.summary for run in runs):
+        measured = [(run, figures) for run in runs if (figures := run.figures(protocol, None))]
+        return {run.summary["rounds"] for run, _ in measured if run.summary}, measured
     evaluated = [(run, {point.rounds for point in run.curve(protocol)}) for run in runs]
     begun = [(run, rounds) for run, rounds in evaluated if rounds]
     shared = set.intersection(*(rounds for _, rounds in begun)) if begun else set()
     last = max(shared, default=0)
-    return last, [(run, run.figures(protocol, last)) for run, _ in begun] if shared else []
+    return {last}, [(run, run.figures(protocol, last)) for run, _ in begun] if shared else []
 
 
 def _metrics(run: RunRecord) -> Iterator[Metrics]:
@@ -335,4 +334,5 @@ def _names(class_names: Sequence[str] | None, count: int) -> list[str]:
 
 
 def _after(rounds: set[int]) -> str:
-    return f"after {' or '.join(map(str, sorted(rounds)))} rounds"
+    least, most = min(rounds), max(rounds)
+    return f"after {f'{least} to {most}' if least < most else most} rounds"

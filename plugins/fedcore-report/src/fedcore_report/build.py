@@ -25,6 +25,7 @@ from fedcore_study.tools import (
     counted,
     distinct,
     group_runs,
+    joined,
     mapping_in,
     named,
     option,
@@ -333,14 +334,16 @@ def _setting_of(config: RunConfig) -> tuple[str, ...]:
         partition += f" (alpha {config.alpha:g})"
     imbalance = getattr(config, "imbalance", 1)
     long_tail = f", imbalance {imbalance:g}" if imbalance > 1 else ""
+    unseen = config.clients - config.training_clients
+    never = f", {unseen} of them never trained" if unseen else ""
     share = "" if config.participation == 1 else f", {100 * config.participation:g} % in each round"
     work = f"{config.local_steps} local steps" if config.local_steps else f"{config.local_epochs} local epochs"
     work = work.removesuffix("s") if work.startswith("1 ") else work
     return (
         f"{shown(config.dataset)}{long_tail}",
-        f"model {shown(config.model)}",
+        f"model {joined(list(map(shown, config.client_models or [config.model])))}",
         f"partition {partition}",
-        f"{config.clients} clients{share}",
+        f"{config.clients} clients{never}{share}",
         f"{config.rounds} rounds of {work}",
     )
 

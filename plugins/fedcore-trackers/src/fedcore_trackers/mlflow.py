@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,9 @@ __all__ = ["MLflow", "MLflowOptions"]
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 PARAMETERS_AT_ONCE, METRICS_AT_ONCE, LONGEST = 100, 500, 6000
 """Limits of MLflow's log_batch, and of a parameter's length in characters."""
+
+_REFUSED = re.compile(r"[^\w.\- :/]")
+"""What MLflow takes in no metric's name, and the name of a domain can have."""
 
 
 class MLflowOptions(TrackerOptions):
@@ -104,7 +108,7 @@ class MLflow(Tracker):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        items = [Metric(name, value, now, step) for name, value in values.items()]
+        items = [Metric(_REFUSED.sub("_", name), value, now, step) for name, value in values.items()]
         for batch in _batches(items, METRICS_AT_ONCE):
             self.client.log_batch(self.id, metrics=batch)
 

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from fedcore.tools import Json, key, method, protocols
 from fedcore_study.comparisons.comparison import CLIENTS, DIFFERENCE, SEEDS, Block, Comparison, P, Row, same_seeds
@@ -274,10 +274,12 @@ def caption(comparisons: Sequence[Comparison]) -> str:
     """Return the protocols and the main settings that all blocks have in common, in a line below a table."""
     names = ("plugins", "dataset", "model", "partition", "alpha", "clients", "participation", "rounds", "local_epochs")
     comparison = comparisons[0]
-    parts = [f"{name} {_short(comparison.common[name])}" for name in names if name in comparison.common]
+    models: Any = comparison.common.get("client_models")
+    common = {**comparison.common, **({"model": joined(list(map(shown, models)))} if models else {})}
+    parts = [f"{name} {_short(common[name])}" for name in names if name in common]
     after = "at the end" if comparison.round is None else f"after {comparison.round} rounds"
-    shown = joined([comparison.protocol for comparison in comparisons])
-    return f"protocol{'s' * (len(comparisons) > 1)} {shown}, {after}; {', '.join(parts)}"
+    under = joined([comparison.protocol for comparison in comparisons])
+    return f"protocol{'s' * (len(comparisons) > 1)} {under}, {after}; {', '.join(parts)}"
 
 
 def notes_of(comparisons: Iterable[Comparison]) -> list[str]:
