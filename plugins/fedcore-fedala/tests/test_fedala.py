@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from fedcore import Plugin, PluginConflictError, hookimpl
+from fedcore import Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore_fedala import mixed, renewed_share, settled
 from fedcore_testing import (
     client_state,
@@ -167,6 +168,22 @@ def test_all_layers_can_be_learned(go):
     assert set(client_state(result, 0)["fedala"]) == {
         n for n, t in weights(result).items() if not n.startswith("x")
     } - {f"encoder.base.norm.{buffer}" for buffer in ("running_mean", "running_var", "num_batches_tracked")}
+
+
+class Bfloat16(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1).bfloat16()).relu()
+
+
+def of_bfloat16(num_classes, input_shape):
+    return SplitModel(Bfloat16(64, 16), 16, num_classes).bfloat16()
+
+
+def test_w_i_learns_small_steps_in_a_network_of_bfloat16(go):
+    """Below 1 bfloat16 has no number above 0.9961: W_i lost all smaller steps."""
+    result = go("fedala", model=of_bfloat16, rounds=2)
+    learned = client_state(result, 0)["fedala"]["classifier.weight"]
+    assert ((learned > 0.9961) & (learned < 1)).any()
 
 
 def test_the_evaluated_model_is_the_trained_one(go):

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedcore import ClientContext, Plugin, PluginOptions, SplitModel, Tensors, hookimpl
 from fedcore_fedala import equations as eq
@@ -61,7 +62,7 @@ class FedALA(Plugin[FedALAOptions]):
         names = [name for name in client.parameters if any(fnmatchcase(name, pattern) for pattern in patterns)]
         received = {name: client.start[name] for name in names}
         own: Tensors = {name: previous.get_parameter(name) for name in names}
-        shares = {name: client.state.get(name, torch.ones_like(w)) for name, w in received.items()}
+        shares = {name: client.state.get(name, _ones(w)) for name, w in received.items()}
         shares = self._learn(client, own, received, shares)
         client.state.update(shares)
         return eq.mixture(own, received, shares)
@@ -90,3 +91,8 @@ class FedALA(Plugin[FedALAOptions]):
     def personal_model(self, client: ClientContext) -> SplitModel | None:
         """Evaluate Theta_i as the client's last participation left it."""
         return client.previous_model
+
+
+def _ones(weight: Tensor) -> Tensor:
+    """Return the first W_i of a weight, at least float32: of bfloat16 the next number below 1 is 0.996."""
+    return torch.ones_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
