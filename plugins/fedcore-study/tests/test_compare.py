@@ -1163,6 +1163,7 @@ class TestOtherFigures:
         with raises(ConfigError, "'Other'"):
             join(folders, metric=f"module:own_{sign}.Other")
 
+    @pytest.mark.slow  # it imports torchmetrics
     def test_a_metric_of_torchmetrics_is_named_with_its_prefix(self, make):
         folders = [make([], 0, [0.5], measured={"MulticlassHammingDistance": 0.5})]
         found, _ = join(folders, metric="torchmetrics:MulticlassHammingDistance")
