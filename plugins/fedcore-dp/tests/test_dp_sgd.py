@@ -63,6 +63,23 @@ def test_one_pass_gives_what_a_pass_for_each_sample_gives(most, monkeypatch):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(6, 5, padding_idx=0)
+
+    def forward(self, x):
+        return self.table(x).mean(1).tanh()
+
+
+def test_the_row_of_padding_has_no_gradient_in_any_sample():
+    model, x = SplitModel(Words(), 5, 3), torch.tensor([[1, 0, 0], [2, 3, 0], [0, 0, 4]])
+    y = torch.tensor([0, 1, 2])
+    (part,) = per_example.one_pass(model, [name for name, _ in model.named_parameters()], x, y)
+    for name, expected in one_by_one(model, x, y).items():
+        torch.testing.assert_close(part[name], expected)
+
+
 def test_each_sample_has_its_own_dropout():
     model = SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(4, 64), nn.Dropout(0.5)), 64, 2).train()
     x, y = torch.ones(2, 1, 4), torch.zeros(2, dtype=torch.int64)
@@ -318,6 +335,12 @@ def test_a_model_that_vmap_does_not_run_is_refused_with_the_remedy(tmp_path):
     assert records(result)[0]["failures"] == []
 
 
+def with_a_hook(num_classes, input_shape):
+    layer = nn.Linear(64, 8)
+    layer.weight.register_hook(lambda gradient: 0.5 * gradient)
+    return SplitModel(nn.Sequential(nn.Flatten(), layer), 8, num_classes)
+
+
 class Asks(Plugin):
     @question
     def figures(self, client):
@@ -352,6 +375,8 @@ def test_questions_patience_and_terms_are_refused(tmp_path):
         federate(tmp_path, "dp-sgd", f"{HERE}Term", **RUN)
     with raises(ConfigError, "--precision", "sgd.passes"):
         federate(tmp_path, "dp-sgd", **RUN, precision="bf16")
+    with raises(ConfigError, "'encoder.base.1.weight'", "hook", "sgd.passes"):
+        federate(tmp_path, "dp-sgd", **{**RUN, "model": with_a_hook})
     with raises(ConfigError, "sampling=poisson", "passes=one"):
         federate(tmp_path, ("dp-sgd", {"passes": "each", "sampling": "poisson"}), **RUN)
 

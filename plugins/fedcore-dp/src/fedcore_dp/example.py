@@ -89,6 +89,10 @@ class ExampleDP(Plugin[ExampleDPOptions]):
         if not setup.task.kind.classes:
             reason = f"passes=one is for cross-entropy alone, but the task is {setup.task.kind.name!r}"
             raise ConfigError(f"plugin {self.name!r}: {reason}. {each}")
+        for name, parameter in setup.model.named_parameters():
+            if parameter._backward_hooks:
+                reason = f"{name!r} has a hook on its gradient, which passes=one leaves out"
+                raise ConfigError(f"plugin {self.name!r}: {reason}. {each}")
         if setup.config.precision == "bf16":
             raise ConfigError(f"plugin {self.name!r}: passes=one computes in float32, not --precision bf16. {each}")
         if self.options.sampling == "poisson" and setup.config.augment:

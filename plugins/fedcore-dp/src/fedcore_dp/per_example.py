@@ -6,11 +6,13 @@ Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, CCS 2016, arXiv 1607.00
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from fedcore import SplitModel, Tensors
 
@@ -38,10 +40,29 @@ def one_pass(model: SplitModel, names: Iterable[str], x: Tensor, y: Tensor) -> I
     for inputs, labels in zip(x.split(rows), y.split(rows), strict=True):
         with torch.enable_grad():
             weights = {name: weight.expand(len(inputs), *weight.shape).requires_grad_() for name, weight in own.items()}
-            outputs = vmap(logits, randomness="different")(weights, inputs)
+            with PaddingApart():
+                outputs = vmap(logits, randomness="different")(weights, inputs)
             total = F.cross_entropy(outputs, labels, reduction="sum")
             gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
         yield {name: gradient for name, gradient in zip(weights, gradients, strict=True) if gradient is not None}
+
+
+class PaddingApart(TorchFunctionMode):
+    """Gives the row of an embedding's padding no gradient, as torch does for a batch.
+
+    Under ``vmap`` torch leaves out the first example's padding alone. The gradients of the others were another row
+    larger, and longer, so that they were clipped more.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _embedding(*args, **(kwargs or {})) if func is F.embedding else func(*args, **(kwargs or {}))
+
+
+def _embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **more: Any) -> Tensor:
+    rows = F.embedding(indices, weight, None, *args, **more)
+    if padding_idx is None:
+        return rows
+    return torch.where((indices == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)
 
 
 def pass_by_pass(gradients_at: Callable[..., Mapping[str, Tensor]], count: int) -> Iterator[Gradients]:
