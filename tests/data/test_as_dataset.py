@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -161,6 +162,14 @@ def test_a_model_for_numbers_does_not_take_whole_ones(dtype):
 
 ROWS = images(5, dtype=np.float32)
 
+FRAME, SERIES = pd.DataFrame(ROWS, columns=list("abcde")), pd.Series(LABELS)
+
+
+def test_labels_with_another_index_go_by_position():
+    found = as_dataset((FRAME, SERIES.set_axis(range(50, 62)), FRAME[6:], SERIES[6:]))
+    assert found.train.labels.tolist() == LABELS.tolist()
+    assert found.test.labels.tolist() == LABELS[6:].tolist()
+
 
 def pairs(*labels, x=None):
     return [(torch.zeros(2) if x is None else x, label) for label in labels]
@@ -187,6 +196,8 @@ def named(*names):
         ((ROWS, ROWS, LABELS, LABELS), ("x_train, y_train, x_test, y_test", "train_test_split")),
         ((ROWS, LABELS), ("(x_train, y_train, x_test, y_test)",)),
         ((torch.from_numpy(ROWS), torch.from_numpy(LABELS)), ("(x_train, y_train, x_test, y_test)",)),
+        ((FRAME, SERIES[::-1], FRAME, SERIES), ("y_train.loc[x.index]",)),
+        ((FRAME, SERIES, FRAME[::-1], SERIES), ("y_test.loc[x.index]",)),
         (((ROWS, LABELS), (ROWS, LABELS)), ("pairs", "(x_train, y_train, x_test, y_test)")),
         ((DataLoader(pairs(0, 1)), DataLoader(pairs(0))), ("loader.dataset",)),
         ((ROWS * np.nan, LABELS, ROWS, LABELS), ("x_train", 12)),

@@ -25,7 +25,7 @@ from fedcore.data import (
     task_of,
     with_labels,
 )
-from fedcore_zoo.cells import as_array, column_names, in_order
+from fedcore_zoo.cells import as_array, check_rows, column_names, in_order
 from fedcore_zoo.labels import check_classes
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -76,6 +76,8 @@ def _is_pair(part: Any) -> bool:
 
 def _of_arrays(data: Sequence[Any], name: str, task: str) -> Dataset:
     x_train, y_train, x_test, y_test = data
+    check_rows(x_train, y_train, "dataset: y_train")
+    check_rows(x_test, y_test, "dataset: y_test")
     columns = column_names(x_train)
     x_test = in_order(x_test, columns, "dataset: x_test")
     try:

@@ -232,6 +232,20 @@ def column_names(table: Any) -> tuple[str, ...]:
     return names if all(isinstance(name, str) for name in names) else ()
 
 
+def check_rows(x: Any, y: Any, name: str) -> None:
+    """Refuse a DataFrame and labels whose indices have the same entries in another order: rows go by position.
+
+    :raises DataError: names the labels ``name``.
+    """
+    if not (hasattr(x, "iloc") and hasattr(y, "iloc")) or x.index.equals(y.index):
+        return
+    if len(x.index) == len(y.index) and x.index.symmetric_difference(y.index).empty:
+        raise DataError(
+            f"{name} has the index of its samples in another order, and rows are taken by position: write "
+            f"{name.rpartition(' ')[2]}.loc[x.index]"
+        )
+
+
 def in_order(table: Any, columns: Sequence[str], name: str) -> Any:
     """Return a DataFrame's columns in the order of training. What has no names of columns is returned as it is.
 

@@ -19,7 +19,7 @@ from fedcore.client import evaluate as counts_of
 from fedcore.data import Inputs, Samples, TensorSamples, first_ten, normalise
 from fedcore.models import evaluating, forward_chunk
 from fedcore.tools import RunDirectory
-from fedcore_zoo.cells import Array, as_array, in_order, word_of
+from fedcore_zoo.cells import Array, as_array, check_rows, in_order, word_of
 
 WHOLE = re.compile(r"-?\d+")
 
@@ -89,6 +89,7 @@ def _samples(result: RunResult, x: Any, y: Any) -> Samples:
         return samples
     if y is None:
         raise DataError("x is raw samples, so their classes have to come with them: result.evaluate(x, y)")
+    check_rows(x, y, "y")
     inputs = result.inputs.prepare(x)
     return TensorSamples(inputs, _labels(result, as_array(y, "y"), len(inputs)))
 
