@@ -274,9 +274,12 @@ def test_a_search_over_seeds_by_any_metric_is_compared_at_once(cli, tmp_path):
 
 def test_a_pruned_trial_has_its_best_figure_too(tmp_path, monkeypatch):
     """Not the last one, which stands below figures that are the best of their trials."""
-    figures = {**dict.fromkeys(range(4), [[0.6, 0.9]] * 2), 4: [[0.7, 0.5]] * 2}
+    figures = {**dict.fromkeys(range(4), [[0.6, 0.9]] * 2), 4: [[0.7, 0.8], [0.7, 0.2]]}
     monkeypatch.setattr(searching, "run_jobs", of_seeds(figures))
-    result = search(SweepSpec(base=BASE, seeds=2), [Axis("lr", 0.1, 1.0)], 5, tmp_path)
+    told = []
+    search_of_two = SweepSpec(base=BASE, seeds=2), [Axis("lr", 0.1, 1.0)], 5, tmp_path
+    result = search(*search_of_two, listen=lambda number, event, details: told.append((number, event, details)))
+    assert told[-1] == (4, "pruned", {"best": "70.00 %"})  # as the table has it
     assert [trial.value for trial in result.trials] == pytest.approx([0.9] * 4 + [0.7])
     assert result.trials[4].state == "pruned"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -275,12 +275,16 @@ class _Asked:
     begun: bool = False
     problem: str = ""
     """Why a run failed; the others then end after their round."""
+    means: list[float] = field(default_factory=list)
+    """The mean over the seeds of each round that all of them are through."""
     pruned: bool = False
     state: str = ""
     """How it ended, as Optuna names it; empty while it runs, and for good if it was interrupted."""
 
     def value(self, measure: Measure) -> float:
-        """Return the mean over the seeds of each one's best figure."""
+        """Return the mean over the seeds of each one's best figure; of a pruned trial the best mean of a round."""
+        if self.pruned:
+            return measure.best(self.means)
         return fmean(measure.best([*of_seed.values()]) for of_seed in self.figures.values())
 
 
@@ -335,7 +339,8 @@ class _Batch:
             round = details["round"]
             asked.figures[seed][round] = value
             if not asked.pruned and all(round in of_seed for of_seed in asked.figures.values()):
-                asked.trial.report(fmean(of_seed[round] for of_seed in asked.figures.values()), round - 1)
+                asked.means.append(fmean(of_seed[round] for of_seed in asked.figures.values()))
+                asked.trial.report(asked.means[-1], round - 1)
                 asked.pruned = asked.trial.should_prune()
         return not (asked.pruned or asked.problem)
 
