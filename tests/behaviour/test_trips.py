@@ -36,20 +36,21 @@ class Trip:
 
     def __init__(self, is_value: Callable[[Any], bool]) -> None:
         self.files: dict[str, set[str]] = {}
-        self._is_value, self._on, self._looking = is_value, False, threading.local()
+        self._is_value, self._looking = is_value, threading.local()
 
     def begin(self, is_value: Callable[[Any], bool] | None = None) -> None:
         """Start to look, for another value if one is given."""
-        self._is_value, self._on = is_value or self._is_value, True
+        self._is_value = is_value or self._is_value
+        sys.setprofile(self.look)
 
     def end(self) -> None:
-        """Stop looking."""
-        self._on = False
+        """Stop looking: the rest of a run makes a million calls."""
+        sys.setprofile(None)
 
     def look(self, frame: Any, event: str, returned: Any) -> None:
         """Note a call or return of a core function that holds the value; for sys.setprofile."""
         code = frame.f_code
-        if not self._on or event not in ("call", "return") or not code.co_filename.startswith(CORE):
+        if event not in ("call", "return") or not code.co_filename.startswith(CORE):
             return
         if code.co_name == "__setattr__":  # the value becomes an attribute
             return
@@ -128,7 +129,6 @@ def travel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dic
         monkeypatch.setattr(CheckpointStore, "save", saved)
         monkeypatch.setattr("fedcore.runs.training.ThreadPoolExecutor", Inline)
         monkeypatch.setattr(sys, "argv", [*COMMAND.split(), "--out", str(tmp_path / "run")])
-        sys.setprofile(trip.look)
         try:
             with contextlib.suppress(SystemExit):
                 main()
