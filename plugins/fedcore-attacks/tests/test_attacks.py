@@ -7,7 +7,7 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from fedcore import ConfigError, Plugin, PluginConflictError, RunConfig, hookimpl, question
+from fedcore import ConfigError, Plugin, PluginConflictError, RejectUpdate, RunConfig, hookimpl, question
 from fedcore_attacks import (
     AttackOptions,
     alie,
@@ -293,6 +293,18 @@ def test_records_name_the_malicious_and_measure_the_attack(go, kind):
     assert ("success" in last) == (kind in ("label-flip", "backdoor", "replacement"))
     assert "success" not in first  # not evaluated
     assert result.history[-1].get("report.attack.success") == last.get("success")
+
+
+class RejectsTheSecondRound(Plugin):
+    @hookimpl
+    def pre_aggregate(self, server):
+        if server.round == 1:
+            raise RejectUpdate("not in the second round")
+
+
+def test_a_round_without_an_update_does_not_report_the_losses_of_the_round_before(go):
+    result = go({"attack": {}, RejectsTheSecondRound: {}}, rounds=3, min_clients=0)
+    assert ["honest_loss" in record["reports"]["attack"] for record in records(result)] == [True, False, True]
 
 
 class KeepsTheClassifier(Plugin):

@@ -21,6 +21,7 @@ from fedcore import (
     Plugin,
     PluginConflictError,
     PluginContractError,
+    RejectUpdate,
     SplitModel,
     generator,
     hookimpl,
@@ -231,7 +232,7 @@ def test_an_adapted_bound_resumes_to_the_same_bits_and_keeps_no_count(tmp_path):
     )
     assert model_bytes(resumed) == model_bytes(whole)
     assert reports(resumed, "dp") == reports(whole, "dp")
-    assert set(committed(whole).plugins["dp"]) == {"clip", "last"}
+    assert set(committed(whole).plugins["dp"]) == {"clip", "last", "round"}
 
 
 def test_without_noise_the_bound_follows_the_exact_share(tmp_path):
@@ -239,6 +240,19 @@ def test_without_noise_the_bound_follows_the_exact_share(tmp_path):
     first, second = reports(result, "dp")
     assert first == {"epsilon": None, "delta": 0.1, "noise": "seeded", "clip": 1e3, "unclipped": 1.0}
     assert second["clip"] == pytest.approx(1e3 * math.exp(-0.35))
+
+
+class RejectsTheSecondRound(Plugin):
+    @hookimpl
+    def pre_aggregate(self, server):
+        if server.round == 1:
+            raise RejectUpdate("not in the second round")
+
+
+def test_a_round_without_an_update_reports_no_share_of_it(tmp_path):
+    options = {"quantile": 0.5, "noise_multiplier": 0.0}
+    result = federate(tmp_path, ("dp", options), RejectsTheSecondRound, **{**RUN, "rounds": 3}, min_clients=0)
+    assert ["unclipped" in report for report in reports(result, "dp")] == [True, False, True]
 
 
 def test_a_round_without_clients_does_not_count_the_one_that_trains(tmp_path):

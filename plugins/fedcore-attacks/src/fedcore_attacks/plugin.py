@@ -200,6 +200,7 @@ class Attack(Plugin[AttackOptions]):
         evil = [update for update in updates if update.client in malicious]
         good = [update for update in updates if update.client not in malicious]
         server.state["losses"] = {"honest": _mean_loss(good), "malicious": _mean_loss(evil)}
+        server.state["round"] = server.round
         if not evil or self.options.kind in ON_DATA_ALONE:
             return None
         if self.options.kind in ON_PAYLOADS:
@@ -225,7 +226,8 @@ class Attack(Plugin[AttackOptions]):
     def report(self, server: ServerContext) -> dict[str, Any]:
         """Report the malicious clients, the losses of both groups, and the success on the test samples, or a reason."""
         figures: dict[str, Any] = {"malicious": sorted(malicious_clients(server.config, self.options))}
-        figures |= {f"{name}_loss": loss for name, loss in server.state.get("losses", {}).items()}
+        if server.state.get("round") == server.round:  # a round without an accepted update keeps no losses
+            figures |= {f"{name}_loss": loss for name, loss in server.state["losses"].items()}
         evaluated = (server.round + 1) % server.config.eval_every == 0 or server.round + 1 == server.rounds
         if self.options.kind in ON_DATA and evaluated:
             if server.personal:

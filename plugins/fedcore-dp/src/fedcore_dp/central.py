@@ -171,7 +171,7 @@ class CentralDP(Plugin[CentralDPOptions]):
         noise = self._count_noise(config) * float(self._normal(server, "dp/count")(())) if self.options.private else 0.0
         share = noised_share(centred, noise, self._expected(config))
         server.state["clip"] = next_clip(bound, share, quantile, options.clip_rate)
-        server.state["last"] = {"clip": bound, "unclipped": share}
+        server.state["last"], server.state["round"] = {"clip": bound, "unclipped": share}, server.round
 
     @hookimpl
     def report(self, server: ServerContext) -> dict[str, Any]:
@@ -181,7 +181,8 @@ class CentralDP(Plugin[CentralDPOptions]):
         if options.private:
             rate = server.config.participation if options.sampling == "poisson" else 1.0
             spent = spent_by(options.accountant, options.noise_multiplier, rate, server.round + 1, delta)
-        return {**privacy_report(spent, delta, seeded=options.seed_noise), **server.state.get("last", {})}
+        of_this_round = server.state["last"] if server.state.get("round") == server.round else {}
+        return {**privacy_report(spent, delta, seeded=options.seed_noise), **of_this_round}
 
     def _refuse_empty_rounds(self, config: RunConfig) -> None:
         """Refuse to go on after a round without an update, and a run that such a round is likely to stop."""
