@@ -244,6 +244,8 @@ def shortened(words, folder):
         if "slurm" in words:
             return None  # needs a cluster; plugins/fedcore-study/tests has submitit's local executor
         return [*words, "--seeds", "1", *SHORT, *(["--optuna", "1"] if "--optuna" in words else [])]
+    if words[0] == "export" and "transformers" in words:
+        return None  # needs a network of transformers; plugins/fedcore-huggingface/tests has some
     if words[:2] == ["data", "split"]:
         return [*words, *data, "--clients", "4"]
     if words[0] == "bench":
