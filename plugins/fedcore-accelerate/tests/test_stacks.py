@@ -1055,6 +1055,11 @@ def test_who_joins_a_larger_stack_starts_from_the_first_personal_weights(both):
     assert_close(*both("fedper", cohorts, rounds=2, participation=1.0, partition="iid", eval_every=2))
 
 
+def test_an_epoch_without_shared_parameters_stays_in_the_stack(both, steps):
+    assert_close(*both("fedrep", "fedprox", local_epochs=2, rounds=1))
+    assert steps["stacked"]
+
+
 class AddsUpGradients(Plugin):
     """The second batches of unequal clients are steps alone, whose gradients the next step in a stack still found."""
 
