@@ -270,12 +270,12 @@ class ClientRuntime:
             if not value - value == 0:  # nan or inf
                 raise Failed("diverged", f"loss {name!r} became {value}")
         plugins = self.setup.plugins
+        previous = self.setup.snapshots.join(session.working.state) if plugins.reads("previous") else {}
         payload: dict[str, Tensors] = {}
         if plugins.implements("end_local"):  # a context takes its time
             for _, returned in plugins.each("end_local", client=context_of(session, "")):
                 for namespace, tensors in (returned or {}).items():
                     payload[namespace] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        previous = self.setup.snapshots.join(session.working.state) if plugins.reads("previous") else {}
         models = {"previous": previous, "personal": personal()}
         return losses, payload, {CORE: flatten(models)[0]} if any(models.values()) else {}
 

@@ -63,32 +63,6 @@ def test_frozen_outputs_are_those_of_a_plain_forward(go, model):
     assert model_bytes(result) == model_bytes(go(**options)), "looking changes nothing"
 
 
-def test_the_previous_model_has_what_end_local_sets(go):
-    """It was taken before: its head was the one that the client had trained, and not the one that it keeps."""
-
-    class ShrinksItsHead(Plugin):
-        reads = ("previous",)
-
-        @hookimpl
-        def personal_parameters(self):
-            return ["classifier.*"]
-
-        @hookimpl
-        def begin_local(self, client):
-            for model in (client.model, client.previous_model or client.model):
-                SEEN.setdefault("heads", []).append(model.classifier.weight.detach().clone())
-
-        @hookimpl
-        def end_local(self, client):
-            with torch.no_grad():
-                client.model.classifier.weight.mul_(0.5)
-
-    SEEN.clear()
-    go(ShrinksItsHead, rounds=2, participation=1.0)
-    own, previous = SEEN["heads"][-2:]
-    assert torch.equal(own, previous)
-
-
 class Brighter:
     """Adds a drawn number to each image."""
 
