@@ -25,7 +25,7 @@ from fedcore.data import PublicSamples
 from fedcore.data.client_data import ClientData
 from fedcore.hooks.contexts import ClientContext
 from fedcore.hooks.plugins import PluginSet
-from fedcore.models import frozen_modules
+from fedcore.models import PlainAttributes, frozen_modules
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class LocalSession:
     _since: float = 0.0
     _plugins_since: dict[str, float] = field(default_factory=dict)
     _throughout: frozenset[str] = frozenset()
-    _parked: Tensors | None = None
+    _parked: tuple[Tensors, PlainAttributes] | None = None
 
     def close(self) -> None:
         """Drop the contexts. They refer back to the session, which would outlive its use."""
@@ -272,16 +272,17 @@ class LocalSession:
         return self._parked is not None
 
     def pause(self) -> Tensors:
-        """Park the weights outside of the working model until the training goes on; return them."""
-        self._parked = self.working.snapshot()
-        return self._parked
+        """Park what the working model holds outside of it until the training goes on; return the weights."""
+        weights = self.working.snapshot()
+        self._parked = weights, PlainAttributes(self.working.module)
+        return weights
 
     def resume(self, patches: Mapping[str, Tensor]) -> None:
-        """Load the weights again after a pause. Patched parameters get fresh optimizer state."""
+        """Load what was parked again after a pause. Patched parameters get fresh optimizer state."""
         assert self._parked is not None
-        self.working.load({**self._parked, **patches}, self.excluded)
+        weights, plain = self._parked
+        self.working.load({**weights, **patches}, self.excluded)
         self.working.load_frozen(self.start, self.previous)
+        plain.restore()
         self._parked = None
-        parameters = self.working.parameters.items()
-        patched = [parameter for name, parameter in parameters if name in patches and parameter.requires_grad]
-        self.optimizer.begin(patched)
+        self.optimizer.begin([p for name, p in self.working.trained.items() if name in patches])

@@ -146,18 +146,11 @@ class WorkingModel:
         every = dict(self.module.named_parameters(remove_duplicate=False))  # frozen ones may be tied
         self._fixed_parameters = {name: every[name] for name in sorted(self.layout.fixed - self.layout.buffers)}
         self._fixed_sums = self._sums_of_fixed()
-        self._saved: list[tuple[nn.Module, str, Tensor]] = []
+        self.plain = PlainAttributes(self.module)
+        """What ``state`` lacks: each client starts with its first values."""
+        buffers = [(m, name, buffer) for m in self._submodules for name, buffer in m.named_buffers(recurse=False)]
+        self._saved = [(m, name, buffer) for m, name, buffer in buffers if name not in m._non_persistent_buffers_set]
         """The buffers in ``state``."""
-        self.unsaved: list[tuple[nn.Module, str, Tensor, Tensor]] = []
-        """The buffers that ``state`` lacks, with their first values: each client starts with these."""
-        for module in self._submodules:
-            for name, buffer in module.named_buffers(recurse=False):
-                if name in module._non_persistent_buffers_set:
-                    buffer = module._buffers[name] = buffer.contiguous()  # an expanded one cannot be written
-                    self.unsaved.append((module, name, buffer, buffer.clone()))
-                else:
-                    self._saved.append((module, name, buffer))
-        self._plain = PlainAttributes(self.module)
         self.set_trainable(())  # a copy of another working model has its client's frozen parameters
         self.smallest_batch = setup.smallest_batch
 
@@ -168,11 +161,7 @@ class WorkingModel:
         """
         copy_into(self.state, self._fixed_buffers)
         copy_into(self.state, tensors)
-        self._plain.restore()
-        for module, name, buffer, first in self.unsaved:
-            current = getattr(module, name)
-            if current is None or current.shape == first.shape:  # else a cache, which the model made longer
-                module._buffers[name] = buffer.copy_(first)
+        self.plain.restore()
         if self.module.training:
             self.switch(training=False)
         self.set_trainable(excluded)

@@ -249,7 +249,7 @@ _OF_TORCH = vars(nn.Module()).keys()
 
 
 class PlainAttributes:
-    """The attributes of a network's own modules that are neither parameters nor buffers.
+    """What a network keeps outside of its state: plain attributes of its own modules, and buffers that are not saved.
 
     What a forward pass keeps in them, such as a hidden state, would go on to the next client of the process.
     """
@@ -258,6 +258,13 @@ class PlainAttributes:
         self.parts = [part for part in model.modules() if not type(part).__module__.startswith("torch.")]
         """The modules whose class is none of torch's."""
         self._first = [{name: (value, _content(value)) for name, value in own.items()} for own in self.now()]
+        self.unsaved: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        """The buffers that the model's state lacks: each one's module and name, itself, and its values at first."""
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if name in module._non_persistent_buffers_set:
+                    buffer = module._buffers[name] = buffer.contiguous()  # an expanded one cannot be written
+                    self.unsaved.append((module, name, buffer, buffer.clone()))
 
     def now(self) -> list[dict[str, Any]]:
         """Return the present attributes of each part."""
@@ -275,6 +282,10 @@ class PlainAttributes:
                 elif content is not None:
                     value.clear()
                     (value.update if isinstance(value, (dict, set)) else value.extend)(content)
+        for module, name, buffer, values in self.unsaved:
+            current = getattr(module, name)
+            if current is None or current.shape == values.shape:  # else a cache, which the model made longer
+                module._buffers[name] = buffer.copy_(values)
 
 
 def _content(value: Any) -> Any:

@@ -48,6 +48,19 @@ class KeepsAState(KeepsASkip):
         return self.head(features + 3 * self.state)
 
 
+class KeepsABuffer(KeepsASkip):
+    """Carries the hidden state in a buffer that no file of weights holds, and edits it in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", torch.zeros(64), persistent=False)
+
+    def forward(self, x):
+        features = F.relu(self.hidden(self.flatten(x)))
+        self.state.mul_(0.5).add_(features.detach().mean(0))
+        return self.head(features + 3 * self.state.clone())
+
+
 class Hooked(KeepsASkip):
     """Reads what a forward hook wrote into a dictionary, to which a copy's hook would write, too."""
 
@@ -102,7 +115,7 @@ def by_hand(network, weights) -> float:
     return int((torch.cat(parts) == test.labels).sum()) / len(test)
 
 
-@pytest.mark.parametrize("network", [KeepsASkip, KeepsAState, Hooked])
+@pytest.mark.parametrize("network", [KeepsASkip, KeepsAState, KeepsABuffer, Hooked])
 def test_a_network_that_keeps_values_is_evaluated_as_by_one_thread(go, monkeypatch, network):
     monkeypatch.setenv(CORES, "4")
     result = go(model=network, rounds=2, workers=0)
@@ -128,13 +141,24 @@ class Counts(KeepsASkip):
 
 @pytest.mark.parametrize(
     ("network", "plugins"),
-    [*((network, ()) for network in (KeepsASkip, KeepsAState, Hooked, Counts)), (KeepsAState, ("fedntd",))],
+    [
+        *((network, ()) for network in (KeepsASkip, KeepsAState, KeepsABuffer, Hooked, Counts)),
+        *((network, ("fedntd",)) for network in (KeepsAState, KeepsABuffer)),
+    ],
 )
 def test_what_a_network_keeps_does_not_go_from_client_to_client(go, network, plugins):
     """Nor does what a frozen copy of it keeps, such as the one that FedNTD reads."""
     runs = [go(*plugins, model=network, rounds=2, participation=1.0, workers=workers) for workers in (0, 1, 2)]
     assert len({model_bytes(run) for run in runs}) == 1
     assert [run.metrics["global"] for run in runs] == [runs[0].metrics["global"]] * 3
+
+
+@pytest.mark.parametrize("network", [KeepsAState, KeepsABuffer, Counts])
+def test_what_a_network_keeps_survives_a_pause(go, network):
+    """FedCME matches no client to one that is alone: its pause in the middle of the epochs leaves no trace."""
+    options = {"model": network, "clients": 1, "participation": 1.0, "local_epochs": 5, "rounds": 2}
+    matched = ("fedcme", {"mu": 0.0, "exchange": "classifier"})
+    assert model_bytes(go(matched, **options)) == model_bytes(go(**options))
 
 
 @pytest.mark.parametrize("network", [RandomFeatures, DropsLayers, DropsAlways])

@@ -152,7 +152,7 @@ class Group:
     ) -> None:
         if reason := why_alone(one.working.setup):
             raise NotStackable(reason)
-        if one.working.unsaved:
+        if one.working.plain.unsaved:
             raise NotStackable("the model has buffers that are not saved, such as a mask")
         self._stack, self._where, self._alone = stack, slice(first, first + count), count == 1
         self._trained = {name: nn.Parameter(stack.weights[name][self._where]) for name in one.working.trained}

@@ -50,7 +50,7 @@ def applies(runtime: ClientRuntime) -> bool:
     """Return whether the clients of a run can be trained as one whole: a matter of its plugins, model and data."""
     setup, working, dataset = runtime.setup, runtime.working, runtime.dataset
     alone = any(map(setup.plugins.implements, OF_ONE_CLIENT)) or setup.breaks
-    keeps = setup.layout.personal or setup.layout.buffers - setup.layout.fixed or working.unsaved
+    keeps = setup.layout.personal or setup.layout.buffers - setup.layout.fixed or working.plain.unsaved
     augmented = setup.config.augment and dataset.augmentation
     fits = not (alone or keeps or augmented) and dataset.train.kind == "tensor"
     return fits and not ((working.frozen or setup.plugins.implements("end_local")) and _mixes(runtime))
