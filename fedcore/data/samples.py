@@ -51,7 +51,10 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def gather(self, indices: Tensor) -> Any:
-        """Return the model's input for the samples at ``indices`` (B,) int64, in this order."""
+        """Return the model's input for the samples at ``indices`` (B,) int64, in this order: the same at each call.
+
+        A round keeps the outputs of frozen models by sample. Random changes of inputs are a data set's augmentation.
+        """
 
     def to(self, device: torch.device, memory_format: torch.memory_format) -> Self:
         """Return the samples on a device; ``memory_format`` applies to images, other samples ignore it."""
