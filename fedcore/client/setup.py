@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, permutations
 from typing import Any
 
@@ -260,20 +260,19 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, sample
             f"(data set {config.dataset!r}): {error}{dtype_hint(model, sample)}"
         ) from error
     expected = (1, task.num_classes, *task.kind.grid)
+    broken = partial(PluginContractError.of, config.model, kind="model")
     if features.ndim != len(expected) or logits.shape != expected:
-        raise PluginContractError.of(
-            config.model,
-            f"gives features {tuple(features.shape)} and logits {tuple(logits.shape)} for one sample",
-            kind="model",
-            expected=f"{str(expected).replace(str(task.num_classes), 'd', 1)} and {expected}",
-        )
+        fault = f"gives features {tuple(features.shape)} and logits {tuple(logits.shape)} for one sample"
+        raise broken(fault, expected=f"{str(expected).replace(str(task.num_classes), 'd', 1)} and {expected}")
     if features.shape[1] != model.feature_dim:
-        raise PluginContractError.of(
-            config.model,
-            f"gives features of width {features.shape[1]}{by} but its feature_dim is {model.feature_dim}",
-            kind="model",
-            hint="after a change of the encoder's width set model.feature_dim, or call model.renew_classifier(width)",
-        )
+        fault = f"gives features of width {features.shape[1]}{by} but its feature_dim is {model.feature_dim}"
+        hint = "after a change of the encoder's width set model.feature_dim, or call model.renew_classifier(width)"
+        raise broken(fault, hint=hint)
+    with tried(model), random_stream(0):
+        one, again = model.classifier(features), model.classifier(features)
+    if torch.equal(one, again) and not torch.allclose(one, logits, rtol=1e-2, atol=1e-3):  # else it draws numbers
+        hint = "methods call model.classifier(features): put there what forward does behind the encoder"
+        raise broken(f"gives other logits{by} than its classifier does for its features", hint=hint)
 
 
 def _check_training(options: ModelOptions, model: SplitModel, dataset: Dataset) -> None:

@@ -36,6 +36,8 @@ class Outputs(NamedTuple):
 class SplitModel(nn.Module):
     """An encoder and a classifier; all methods read features and logits through this split.
 
+    Methods also call the classifier by itself, so that logits have to be ``classifier(features)``.
+
     Override :meth:`make_classifier` for a model with another head, or set ``classifier``: a run then starts from that
     head, with its weights.
 

@@ -54,6 +54,35 @@ def test_an_encoder_that_the_classifier_does_not_fit_names_the_plugin(go):
         go(Forgets, rounds=1)
 
 
+class Scaled(SplitModel):
+    """Does something between encoder and classifier, which methods that call the classifier would leave out."""
+
+    def forward(self, x):
+        features, logits = super().forward(x)
+        return features, 10 * logits
+
+
+def scaled(num_classes, input_shape):
+    return Scaled(nn.Flatten(), 64, num_classes)
+
+
+def drawing(num_classes, input_shape):
+    model = SplitModel(nn.Flatten(), 64, num_classes)
+    model.classifier = nn.Sequential(Noise(), nn.Linear(64, num_classes))
+    return model
+
+
+class Noise(nn.Module):
+    def forward(self, features):
+        return features + torch.randn_like(features)
+
+
+def test_logits_that_are_not_the_classifiers_of_the_features_are_refused(go):
+    with raises(PluginContractError, "classifier", "features"):
+        go(model=scaled, rounds=1)
+    go(model=drawing, rounds=1)  # two passes never give the same logits
+
+
 def with_tensor(add, value):
     class Configures(Plugin):
         @hookimpl
