@@ -252,6 +252,8 @@ def _mutate(draw: Any, run: Path, made: Path) -> set[str]:
             str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and not path.is_symlink()
         )
         files = [name for name in files if name not in foreign and not name.startswith("inner/")]
+        if (run / "inner").exists():  # without its own config.yaml the folder is one of runs, of which this is one
+            files.remove("config.yaml")
         name = draw(st.sampled_from([*files, "metrics.jsonl", "summary.json"]))
         path, content = run / name, b""
         if kind in ("delete", "cut", "flip") and path.is_file():
@@ -267,7 +269,7 @@ def _mutate(draw: Any, run: Path, made: Path) -> set[str]:
         elif kind == "folder":
             folder = run / draw(st.sampled_from(["checkpoint", "clients", "trackers"]))
             shutil.rmtree(folder, ignore_errors=True)
-        elif kind == "run" and not (run / "inner").exists():
+        elif kind == "run" and not (run / "inner").exists() and (run / "config.yaml").exists():
             shutil.copytree(made, run / "inner")
             foreign |= {f"inner/{name}" for name in contents(made)}
         elif kind in ("foreign", "link"):

@@ -22,7 +22,7 @@ def counted(number: int, noun: str) -> str:
 
 def without_module(name: str) -> str:
     """Return ``Near`` for ``module:study.Near``, the user's own code or object. Other names are returned unchanged."""
-    return short_name(name) if registry.is_code(name) or registry.is_lent(name) else name
+    return short_name(name) if name.startswith((registry.CODE, registry.OBJECT)) else name
 
 
 def named(settings: Mapping[str, object]) -> str:
