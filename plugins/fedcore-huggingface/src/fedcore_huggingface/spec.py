@@ -74,9 +74,9 @@ def split(name: str) -> tuple[str, Options]:
 
     :raises ConfigError: an option is unknown, out of bounds or there twice.
     """
-    place, options = name_options(name)
+    path, options = name_options(name)
     try:
-        return place.partition(":")[2], Options.model_validate(options)
+        return path, Options.model_validate(options)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         where = ".".join(map(str, problem["loc"]))

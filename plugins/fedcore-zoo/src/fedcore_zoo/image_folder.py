@@ -43,8 +43,7 @@ def split_options(name: str, known: Sequence[str]) -> tuple[str, int | None, dic
 
     :raises ConfigError: an option is unknown, or size is no number of pixels.
     """
-    place, options = name_options(name)
-    folder = place.partition(":")[2]
+    folder, options = name_options(name)
     if unknown := sorted(set(options) - set(known)):
         raise ConfigError(f"{name}: option {unknown[0]!r} is unknown; there are: {', '.join(known)}")
     size = options.pop("size", None)
