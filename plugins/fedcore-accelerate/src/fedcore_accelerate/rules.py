@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from fedcore import FedcoreError
 from fedcore_accelerate.stacked_step import NotStackable
+from fedcore_functional import embedding_under_vmap
 
 REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
@@ -65,7 +66,7 @@ class Rules(TorchFunctionMode):
         if func in WRONG:
             raise NotStackable(f"the model or a hook uses {WRONG[func]} of a tensor")
         if func is F.embedding:
-            return _embedding(*args, **named)
+            return embedding_under_vmap(*args, **named)
         if func is not F.linear or len(args) < 3 or args[0].dim() != 2 or id(args[1]) not in self._weights:
             return func(*args, **named)
         self._has_products = True
@@ -78,11 +79,3 @@ def _requires_grad(tensor: Tensor) -> bool:
     while not tensor.requires_grad and is_batchedtensor(tensor):
         tensor = get_unwrapped(tensor)
     return tensor.requires_grad
-
-
-def _embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **more: Any) -> Tensor:
-    """Return rows of a table. The one for padding has no gradient."""
-    rows = F.embedding(indices, weight, None, *args, **more)
-    if padding_idx is None:
-        return rows
-    return torch.where((indices == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fedcore import SplitModel, Tensors
+from fedcore_functional import embedding_under_vmap
 
 Gradients = Mapping[str, Tensor]
 """Gradients of B examples by parameter, (B, ...) each."""
@@ -55,14 +56,8 @@ class PaddingApart(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _embedding(*args, **(kwargs or {})) if func is F.embedding else func(*args, **(kwargs or {}))
-
-
-def _embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **more: Any) -> Tensor:
-    rows = F.embedding(indices, weight, None, *args, **more)
-    if padding_idx is None:
-        return rows
-    return torch.where((indices == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)
+        function = embedding_under_vmap if func is F.embedding else func
+        return function(*args, **(kwargs or {}))
 
 
 def pass_by_pass(gradients_at: Callable[..., Mapping[str, Tensor]], count: int) -> Iterator[Gradients]:

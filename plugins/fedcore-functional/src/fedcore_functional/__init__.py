@@ -46,7 +46,7 @@ from fedcore_functional.drift import (
     renewed_mean_displacement,
     shifted_target,
 )
-from fedcore_functional.layers import check_layers, may_draw, move_split, names_of_last_layers
+from fedcore_functional.layers import check_layers, embedding_under_vmap, may_draw, move_split, names_of_last_layers
 from fedcore_functional.prototype_exchange import PrototypeExchange, PrototypeOptions
 from fedcore_functional.prototypes import (
     add_prototypes,
@@ -97,6 +97,7 @@ __all__ = [
     "cosine_similarity_matrix",
     "displaced_mean",
     "effective_steps",
+    "embedding_under_vmap",
     "feature_range",
     "feature_statistics",
     "first_prototypes",
