@@ -16,7 +16,7 @@ from fedcore.base.errors import PluginContractError
 from fedcore.base.plugin_state import State
 from fedcore.base.seeding import random_stream
 from fedcore.base.types import Tensors
-from fedcore.client.objective import Lent, SecondPass
+from fedcore.client.objective import SecondPass
 from fedcore.client.optimizer import ParameterGroup
 from fedcore.client.session import LocalSession
 from fedcore.client.working_model import MeanLoss, all_outputs, mean_gradients
@@ -157,8 +157,8 @@ class Batch:
     picked: Picked
     last: bool = False
     """Whether the epoch's last step is on this batch."""
-    lent: list[Lent] = field(default_factory=list, init=False)
-    """The outputs of frozen models, which plugins share."""
+    lent: list[tuple[str, Tensor, int]] = field(default_factory=list, init=False)
+    """The outputs of frozen models, which plugins share: name, tensor, and how often it had been edited by then."""
     _frozen: dict[str, Outputs | None] = field(default_factory=dict, init=False)
 
     @property

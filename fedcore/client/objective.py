@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,6 @@ from fedcore.base.types import Loss
 from fedcore.client.session import LocalSession
 from fedcore.hooks.contexts import Step
 from fedcore.hooks.plugin import Plugin
-
-Lent: TypeAlias = tuple[str, Tensor, int]
-"""A tensor of a step that all plugins see: its name, itself, and how often it was edited before. torch counts this."""
 
 
 def require_gradient(session: LocalSession, total: Tensor) -> None:
@@ -34,13 +31,12 @@ def total_loss(session: LocalSession, step: Step, *, record: bool = True) -> Ten
     :param record: whether to add the parts to the client's losses.
     :raises PluginContractError: a hook returned a wrong type or shape, or edited a tensor that other plugins see.
     """
-    seen = {"y": step.y, "features": step.features, "logits": step.logits}
-    shared = [(name, tensor, tensor._version) for name, tensor in seen.items()]
-    task = _task_loss(session, step, shared)
+    versions = _versions(step)
+    task = _task_loss(session, step, versions)
     task_scale = 1.0
     parts: list[tuple[str, float | Tensor, Tensor]] = []
     for plugin, result in session.plugins.each("local_loss", step=step):
-        _check_unedited(session, plugin, "local_loss", step, shared)
+        _check_unedited(session, plugin, "local_loss", step, versions)
         for loss in [] if result is None else result if isinstance(result, list) else [result]:
             _check_loss(session, plugin, loss)
             task_scale *= loss.task_scale
@@ -54,17 +50,23 @@ def total_loss(session: LocalSession, step: Step, *, record: bool = True) -> Ten
     return sum(terms[1:], terms[0]) if terms else torch.zeros(())
 
 
-def _task_loss(session: LocalSession, step: Step, shared: Sequence[Lent]) -> Tensor:
+def _task_loss(session: LocalSession, step: Step, versions: Mapping[str, int]) -> Tensor:
     """Return the task loss of the plugin that replaces it, or cross-entropy."""
     for plugin, value in session.plugins.each("task_loss", step=step):
-        _check_unedited(session, plugin, "task_loss", step, shared)
+        _check_unedited(session, plugin, "task_loss", step, versions)
         if value is not None:
             return _check_scalar(session, plugin, "task_loss", value)
     raise AssertionError("the built-in plugin has a task loss")
 
 
-def _check_unedited(session: LocalSession, plugin: Plugin, hook: str, step: Any, shared: Sequence[Lent]) -> None:
-    for name in [name for name, tensor, version in (*step._batch.lent, *shared) if tensor._version != version]:
+def _versions(step: Step) -> dict[str, int]:
+    """Return how often the tensors that all plugins see were edited. torch counts this: nobody reads their values."""
+    return {"y": step.y._version, "features": step.features._version, "logits": step.logits._version}
+
+
+def _check_unedited(session: LocalSession, plugin: Plugin, hook: str, step: Any, versions: Mapping[str, int]) -> None:
+    edited = [name for name, tensor, version in step._batch.lent if tensor._version != version]
+    for name in [*edited, *(name for name, version in _versions(step).items() if version != versions[name])]:
         fault = f"edits step.{name} in place, which all plugins share"
         raise session.broken(plugin.name, fault, hook=hook, hint=f"edit a copy: step.{name}.clone()")
 
