@@ -47,7 +47,7 @@ def test_alpha_and_seed_are_the_runs_unless_they_are_named():
 
     how = {"num_partitions": 5, "partition_by": "label", "seed": 3}
     assert parts("flwr:dirichlet") == by_the_library(DirichletPartitioner, **how, alpha=0.3)
-    assert parts("flwr:dirichlet?alpha=100&seed=7") == by_the_library(
+    assert parts("flwr:dirichlet?alpha=1.0e+2&seed=7") == by_the_library(
         DirichletPartitioner, **{**how, "seed": 7}, alpha=100
     )
 
@@ -87,6 +87,7 @@ def test_a_run_on_some_of_the_samples(tmp_path):
         ("flwr:patological", "Did you mean 'flwr:pathological'"),
         ("flwr:vertical-even", "unknown partitioner"),
         ("flwr:pathological?classes=2", r"unknown argument 'classes'.*\(of flwr:pathological\)"),
+        ("flwr:pathological?num_classes_per_partition=2&num_classes_per_partition=3", "stands twice"),
         ("flwr:pathological", "num_classes_per_partition"),
         ("flwr:pathological?num_classes_per_partition=99", "greater than the number of unique classes"),
         ("flwr:size?partition_sizes=[9,9]", r"--clients is 5, but flwr:size makes 2 parts"),

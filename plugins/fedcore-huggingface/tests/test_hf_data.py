@@ -351,6 +351,15 @@ def test_the_time_to_read_a_table_is_linear_in_its_columns(tmp_path: Path, load,
         load(f"{file}?label=x")
 
 
+def test_a_text_may_have_lines(tmp_path: Path, load, monkeypatch) -> None:
+    """Lines of a quoted text are no rows, also where a block of the file ends between them."""
+    monkeypatch.setattr("fedcore_huggingface.places.CSV_BLOCK", 1 << 10)
+    rows = [f'"first of {k}\n{k},1\nthe last, {k}",{k % 5},{k % 2}' for k in range(200)]
+    (tmp_path / "lines.csv").write_text("\n".join(["note,age,label", *rows]))
+    found = load(f"{tmp_path / 'lines.csv'}?columns=age")
+    assert len(found.train) + len(found.test) == 200
+
+
 def test_a_row_of_a_csv_file_may_be_long(tmp_path: Path, load) -> None:
     """A row has to fit into a block, by default a megabyte, which 100,000 columns of fractions exceed."""
     rows = [f"{k % 5},{'long ' * (1 << 20) if k in (7, 8, 9) else 'short'},{k % 2}" for k in range(30)]

@@ -176,6 +176,11 @@ def test_cells_that_pandas_reads_as_empty_are_empty(tmp_path):
     ("column", "cells", "words"),
     [
         ("age", lambda k: f"{40 + k % 30},5", ("'age'", "decimal=','", "?categories=age")),
+        ("age", lambda k: f"{1000 + k:,}", ("'age'", "thousands=','")),
+        ("age", lambda k: f"${1 + k % 30},000,000", ("'age'", "'$1,000,000'")),
+        ("age", lambda k: f"{k % 30}%", ("'age'", "'0%'")),
+        ("age", lambda k: f"{1 + k % 30}.12.2020", ("'age'", "'1.12.2020'", "days since")),
+        ("age", lambda k: f"{1 + k % 12}/{1 + k % 30}/2020 8:15", ("'age'", "'1/1/2020 8:15'", "days since")),
         ("age", lambda k: "unknown" if k == 7 else 40 + k % 30, ("'age'", "'unknown'", "?categories=age")),
         ("age", lambda k: f"2020-01-{1 + k % 30:02}", ("'age'", "days since")),
     ],

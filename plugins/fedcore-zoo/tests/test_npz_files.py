@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import DataError
+from fedcore import ConfigError, DataError
 from fedcore.data import load_dataset
 from fedcore_zoo import read_npz
 from tests.sentences import raises
@@ -152,10 +152,21 @@ def test_what_is_there_and_not_used_is_named(tmp_path):
     assert note.endswith("'z\\x1b08' and 1 more")
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [("part=yes&part=no", "'part'"), ("part=yess", "'yess'"), ("part=yes&size=8", "'size'"), ("size=8", "'size'")],
+)
+def test_options_that_would_be_left_out_are_refused(tmp_path, options, named):
+    write_npz(tmp_path / "a.npz")
+    with raises(ConfigError, named):
+        load_dataset(f"npz:{tmp_path / 'a.npz'}?{options}")
+
+
 def test_one_clients_part_may_lack_classes_and_nothing_else(tmp_path):
     write_npz(tmp_path / "a.npz", y_train=np.arange(30) % 2 * 3, y_test=np.arange(9) % 2 + 3)
-    with raises(DataError, "4", "9"):
-        load_dataset(f"npz:{tmp_path / 'a.npz'}")
+    for options in ("", "?part=no"):
+        with raises(DataError, "4", "9"):
+            load_dataset(f"npz:{tmp_path / 'a.npz'}{options}")
     part = load_dataset(f"npz:{tmp_path / 'a.npz'}?part=yes")
     assert (part.name, part.num_classes) == ("npz:a.npz", 5)
     write_npz(tmp_path / "a.npz", y_train=np.arange(30) % 3 - 1)

@@ -51,7 +51,8 @@ class OwnData:
         :raises FedcoreError: the data does not exist, is damaged, or has no training samples.
         """
         part = ""  # in contrast to a run's data set a client's need not have all classes, or test samples
-        if spec.startswith("npz:") or (spec.startswith("hf:") and test_fraction is not None):
+        divided = spec.startswith("npz:") or (spec.startswith("hf:") and test_fraction is not None)
+        if divided and "part=yes" not in spec:
             part = f"{'&' if '?' in spec else '?'}part=yes"
         dataset = load_dataset(spec + part, data_dir)
         if not len(dataset.train):

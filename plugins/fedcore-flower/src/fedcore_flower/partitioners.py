@@ -39,7 +39,10 @@ def partitioner(rest: str) -> Callable[..., list[IntArray]]:
     if name not in known:
         raise UnknownNameError("partitioner", f"flwr:{name}", [f"flwr:{kind}" for kind in known])
     takes = inspect.signature(classes[name]).parameters
-    settings = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)  # a plus is no blank: 1e+2
+    settings = {key: yaml.safe_load(value) for key, value in pairs}
+    if len(settings) < len(pairs):
+        raise ConfigError(f"--partition flwr:{rest}: an argument stands twice; write it once")
     if unknown := [key for key in settings if key not in takes]:
         raise UnknownNameError("argument", unknown[0], takes, f"(of flwr:{name})")
 

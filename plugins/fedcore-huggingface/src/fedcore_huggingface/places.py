@@ -9,6 +9,7 @@ from typing import Any
 from fedcore import ConfigError
 from fedcore.data import find_data
 from fedcore_huggingface.spec import Options, refusing
+from fedcore_zoo import MOVED
 
 FILES = (".csv", ".parquet")
 """The suffixes of files that are tables."""
@@ -53,7 +54,7 @@ def rows_at(path: str, options: Options, name: str, data_dir: Path | None) -> tu
         return rows, (Path(HF_DATASETS_CACHE), Path(HF_HUB_CACHE))
     raise ConfigError(
         f"{name}: {where} is no folder on this machine that datasets' save_to_disk wrote, no .csv or .parquet file, "
-        "and not OWNER/NAME of a data set of the Hub. If it has moved, --data-dir or FEDCORE_DATA names its folder"
+        f"and not OWNER/NAME of a data set of the Hub. {MOVED}"
     )
 
 
@@ -68,7 +69,8 @@ def _file(path: Path, name: str) -> Any:
             _check_first_line(path, name)
             reading = csv.ReadOptions(block_size=CSV_BLOCK)
             empty = csv.ConvertOptions(null_values=EMPTY, strings_can_be_null=True)
-            table = csv.read_csv(str(path), read_options=reading, convert_options=empty)
+            lines = csv.ParseOptions(newlines_in_values=True)  # else no text may be in two blocks
+            table = csv.read_csv(str(path), read_options=reading, parse_options=lines, convert_options=empty)
             if any(map(types.is_binary, table.schema.types)):  # what pyarrow makes of words in other encodings
                 raise _not_utf_8(path, name)
         else:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fedcore_zoo.partitioners import quantity as quantity
     from fedcore_zoo.partitioners import shards as shards
     from fedcore_zoo.preparation import as_client as as_client
+    from fedcore_zoo.query import MOVED as MOVED
     from fedcore_zoo.query import name_options as name_options
     from fedcore_zoo.sequences import SequenceBatch as SequenceBatch
     from fedcore_zoo.sequences import SequenceSamples as SequenceSamples

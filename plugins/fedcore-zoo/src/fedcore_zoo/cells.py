@@ -21,9 +21,14 @@ Array: TypeAlias = npt.NDArray[Any]
 FEW_WORDS = 10
 """So many different words may be numbers by chance, such as stages of a disease."""
 
-DECIMAL = re.compile(r"[+-]?\d+(\.\d{3})*,\d+")
-DECIMAL_COMMA = (
-    ", with a decimal comma. Write them with a point: pandas.read_csv(FILE, decimal=',').to_csv(NEW, index=False)"
+PUNCTUATED = re.compile(r"[$€£]? ?[+-]?\d[\d.,' ]*[$€£%]?")
+"""A number with a decimal comma, marks between thousands, or a unit, as spreadsheets show it."""
+
+DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}\b")
+
+WRITE_PLAINLY = (
+    ", with commas or signs. Write them plainly, as 1234.5: pandas.read_csv(FILE, decimal=','), or thousands=',' where "
+    "commas are between thousands, then .to_csv(NEW, index=False)"
 )
 
 
@@ -157,11 +162,13 @@ def spelled_alike(words: Sequence[str], where: str) -> tuple[str, ...]:
 def numbers_as_words(words: Sequence[str]) -> str:
     """Return the fault of a column's words, if most of them are numbers; else nothing."""
     strange = [word for word in words if not _is_number(word)]
-    commas = [word for word in strange if DECIMAL.fullmatch(word)]
-    if len(words) < FEW_WORDS or not strange or len(strange) - len(commas) > len(words) / 4:
+    shown = [word for word in strange if DATE.match(word) or PUNCTUATED.fullmatch(word)]
+    if len(words) < FEW_WORDS or not strange or len(strange) - len(shown) > len(words) / 4:
         return ""
-    if commas:
-        return f"holds numbers such as {commas[0]!r}{DECIMAL_COMMA}"
+    if shown and DATE.match(shown[0]):
+        return f"holds dates such as {shown[0]!r}. Write a date as a number, such as days since a day"
+    if shown:
+        return f"holds numbers such as {shown[0]!r}{WRITE_PLAINLY}"
     return f"holds numbers, and words among them: {first_ten([*map(repr, strange)])}. Leave such cells empty"
 
 
@@ -185,8 +192,8 @@ def _number_of(word: str, column: str, where: str) -> float:
     try:
         return float(word)
     except ValueError:
-        comma = DECIMAL_COMMA if DECIMAL.fullmatch(word) else ""
-        raise DataError(f"{where}: column {column!r} holds {word!r}, and the run has numbers there{comma}") from None
+        how = WRITE_PLAINLY if PUNCTUATED.fullmatch(word) else ""
+        raise DataError(f"{where}: column {column!r} holds {word!r}, and the run has numbers there{how}") from None
 
 
 def as_array(value: Any, name: str) -> Array:

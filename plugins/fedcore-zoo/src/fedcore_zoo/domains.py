@@ -27,6 +27,7 @@ from fedcore.data import (
     iid,
 )
 from fedcore_zoo.image_folder import check_listed, class_folders, decoded, is_folder, split_options
+from fedcore_zoo.query import MOVED
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -75,7 +76,9 @@ def read_domains(path: Path, *, size: int = 64, classes: Sequence[str] | None = 
         is in both lists or cannot be read.
     """
     if not path.is_dir():
-        raise DataError(f"domains: {path} is not a directory; expected a folder per domain, with a folder per class")
+        raise DataError(
+            f"domains: {path} is not a directory; expected a folder per domain, with a folder per class. {MOVED}"
+        )
     folders = sorted(f for f in path.iterdir() if is_folder(f) and f.name[0] != "." and any(f.glob("*/*")))
     if len(folders) < 2:
         raise DataError(f"domains: {path} must hold at least two folders DOMAIN/CLASS/* of images")

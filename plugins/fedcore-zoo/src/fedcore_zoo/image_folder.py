@@ -20,7 +20,7 @@ from fedcore import ConfigError, DataError
 from fedcore.data import Dataset, Split, assemble, find_data
 from fedcore.engines import cores
 from fedcore_zoo.groups import numbered_groups
-from fedcore_zoo.query import name_options
+from fedcore_zoo.query import MOVED, name_options
 from fedcore_zoo.vision import load_torchvision
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -43,9 +43,7 @@ def split_options(name: str, known: Sequence[str]) -> tuple[str, int | None, dic
 
     :raises ConfigError: an option is unknown, or size is no number of pixels.
     """
-    folder, options = name_options(name)
-    if unknown := sorted(set(options) - set(known)):
-        raise ConfigError(f"{name}: option {unknown[0]!r} is unknown; there are: {', '.join(known)}")
+    folder, options = name_options(name, known)
     size = options.pop("size", None)
     if size is not None and not (size.isdecimal() and 1 <= int(size) <= 4096):
         raise ConfigError(f"{name}: size is {size!r}, expected a number of pixels from 1 to 4096")
@@ -66,7 +64,7 @@ def read_folder(path: Path, *, size: int | None = None, grouped: bool = False) -
     if not is_folder(path / "train"):
         raise DataError(
             f"imagefolder: {path / 'train'} is not a directory; expected train/ and test/ or val/ in it, no links. "
-            "If it has moved, --data-dir or FEDCORE_DATA names its folder"
+            + MOVED
         )
     train_files, names, notes = class_folders(path / "train")
     annotations = path / "val" / "val_annotations.txt"

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore import DataError
+from fedcore import ConfigError, DataError
 from fedcore.data import Dataset, Split, assemble, find_data, first_ten
 from fedcore_zoo.arrays import KEYS, image_split
 from fedcore_zoo.labels import check_classes
+from fedcore_zoo.query import MOVED, name_options
 
 
 def npz(name: str) -> Callable[[Path | None], Dataset]:
@@ -21,18 +22,18 @@ def npz(name: str) -> Callable[[Path | None], Dataset]:
     training images' mean and standard deviation. ``npz:FILE?part=yes`` is one client's part of the data, in which
     classes may have no samples.
     """
-    file, part, _ = name.partition("?part=yes")
+    file, options = name_options(f"npz:{name}", ("part",))
+    if (part := options.get("part", "no")) not in ("yes", "no"):
+        raise ConfigError(f"npz:{name}: part is {part!r}; expected yes, or no")
 
     def load(data_dir: Path | None) -> Dataset:
         path = find_data(file, data_dir)
         if not path.exists():
-            raise DataError(
-                f"{path.absolute()} does not exist; if it has moved, --data-dir or FEDCORE_DATA names its folder"
-            )
+            raise DataError(f"{path.absolute()} does not exist. {MOVED}")
         train, test, others = _read(path)
         if train.images.dtype != test.images.dtype:
             raise DataError(f"{path}: x_train and x_test must have the same type, both uint8 or both floating point")
-        if not part:
+        if part == "no":
             check_classes(train.labels, test.labels, str(path))
         classes = max(int(split.labels.max()) for split in (train, test)) + 1
         notes = (f"{path}: arrays not used: {first_ten(others)}",) if others else ()
