@@ -57,6 +57,7 @@ def test_an_option_without_effect_is_noted(plugins, options, reason):
         ({"plugins": ["fedcme"]}, 1),
         ({"plugins": ["fedsam"]}, 1),
         ({"plugins": ["fedcp"]}, 1),
+        ({"precision": "bf16"}, 1),
         ({"client_timeout": 5.0}, 1),
         ({"client_models": ["mlp", "mlp"]}, 1),
         ({"lanes": 2}, 1),  # without effect on a CPU, but no configuration has both

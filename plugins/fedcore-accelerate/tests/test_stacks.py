@@ -133,7 +133,7 @@ def test_gradients_of_linear_layers_have_the_memory_format_of_the_weights(bias, 
     x = torch.randn(4, 6, 5)
 
     def product(own, rows):
-        with Rules(own.values(), in_order=in_order):
+        with Rules(own.values(), layer.parameters(), in_order=in_order):
             return functional_call(layer, own, (rows,))
 
     products = vmap(product)(weights, x)
@@ -291,6 +291,24 @@ def with_a_scalar(num_classes, input_shape):
 
 def test_a_parameter_without_dimensions_is_clipped(both, steps):
     assert_close(*both(rounds=1, clip_norm=0.1, model=with_a_scalar))
+    assert steps["stacked"]
+
+
+class AsksForItsScale(WithTemperature):
+    """A number or a parameter, as its user likes."""
+
+    def forward(self, x):
+        scale = self.temperature.exp() if isinstance(self.temperature, nn.Parameter) else self.temperature
+        return nn.Linear.forward(self, x.flatten(1)).relu() * scale
+
+
+def that_asks_for_its_scale(num_classes, input_shape):
+    return SplitModel(AsksForItsScale(), 16, num_classes)
+
+
+@pytest.mark.parametrize("plugins", [("moon",), ("scaffold",)], ids="+".join)
+def test_weights_in_a_stack_are_parameters(both, steps, plugins):
+    assert_close(*both(*plugins, rounds=2, model=that_asks_for_its_scale))
     assert steps["stacked"]
 
 
@@ -576,22 +594,28 @@ def test_clients_whose_batches_have_sizes_of_their_own_draw_from_their_own_strea
 
 
 class Checkpoints(nn.Module):
-    def __init__(self):
+    def __init__(self, use_reentrant):
         super().__init__()
-        self.first, self.last = nn.Linear(64, 32), nn.Linear(32, 16)
+        self.first, self.last, self.use_reentrant = nn.Linear(64, 32), nn.Linear(32, 16), use_reentrant
 
     def forward(self, x):
-        return checkpoint(lambda z: self.last(z.relu()).relu(), self.first(x.flatten(1)), use_reentrant=True)
+        z = self.first(x.flatten(1))
+        return checkpoint(lambda z: (z.relu() @ self.last.weight.T).relu(), z, use_reentrant=self.use_reentrant)
+
+
+def with_reentrant_checkpoints(num_classes, input_shape):
+    return SplitModel(Checkpoints(True), 16, num_classes)
 
 
 def with_checkpoints(num_classes, input_shape):
-    return SplitModel(Checkpoints(), 16, num_classes)
+    return SplitModel(Checkpoints(False), 16, num_classes)
 
 
-def test_a_backward_pass_that_repeats_the_forward_pass_has_the_clients_weights(tmp_path):
+@pytest.mark.parametrize("model", [with_reentrant_checkpoints, with_checkpoints])
+def test_a_backward_pass_that_repeats_the_forward_pass_has_the_clients_weights(tmp_path, model):
     """No two clients take a step together, so that vmap refuses nothing."""
-    run = partial(support.run, tmp_path, **{**UNEQUAL, "rounds": 1, "local_epochs": 3, "model": with_checkpoints})
-    assert_close(run(stack=6, batch_size=2000), run(batch_size=2000))
+    run = partial(support.run, tmp_path, **{**UNEQUAL, "rounds": 1, "local_epochs": 3, "model": model, "clients": 2})
+    assert_close(run(stack=6, batch_size=2000, participation=1.0), run(batch_size=2000, participation=1.0))
 
 
 def with_batch_norm(num_classes, input_shape):
@@ -706,6 +730,21 @@ def with_a_look_at_its_graph(num_classes, input_shape):
     return SplitModel(LooksAtItsGraph(), 16, num_classes)
 
 
+class HoldsAParameter(nn.Linear):
+    """Hidden in a list, which no module registers, as a decoder holds the weight that it shares with an encoder."""
+
+    def __init__(self):
+        super().__init__(64, 16)
+        self.shared = [self.weight]
+
+    def forward(self, x):
+        return super().forward(x.flatten(1)).tanh() @ self.shared[0].detach()
+
+
+def with_a_parameter_in_a_list(num_classes, input_shape):
+    return SplitModel(HoldsAParameter(), 64, num_classes)
+
+
 def with_unsaved_buffer(num_classes, input_shape):
     return SplitModel(Follows(), 16, num_classes)
 
@@ -723,6 +762,8 @@ def with_unsaved_buffer(num_classes, input_shape):
         ("halves_gradients", "register a hook"),
         ("with_a_selection", "uses select_scatter"),
         ("with_a_look_at_its_graph", "uses grad_fn"),
+        ("with_a_parameter_in_a_list", "holds a parameter elsewhere"),
+        ("with_checkpoints", "backward pass repeats"),
     ],
 )
 def test_a_model_that_cannot_be_stacked_trains_plainly(tmp_path, model, reason):

@@ -15,7 +15,7 @@ from fedcore import Tensors, derive_seed
 from fedcore.client import CORE, Batch, Begin, LocalSession, LocalWork, LossTotals, Picked
 from fedcore.engines import ClientTask, unflatten
 from fedcore.models import Outputs, forward_chunk
-from fedcore_accelerate.stacked_step import Path, value_at
+from fedcore_accelerate.stacked_step import Path, as_parameters, value_at
 
 Turn = tuple[int, int]
 """A local epoch and the number of a batch in it."""
@@ -182,8 +182,13 @@ class Frozen:
         with torch.no_grad():
             if name == "global":  # the same for all
                 return Outputs(*(part.unflatten(0, x.shape[:2]) for part in module(x.flatten(0, 1))))
-            weights = self._cohort.previous(slots)
-            return Outputs(*vmap(lambda own, inputs: tuple(functional_call(module, own, (inputs,))))(weights, x))
+            names = [name for name, _ in module.named_parameters()]
+
+            def of_client(own: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, ...]:
+                as_parameters(own, names)
+                return tuple(functional_call(module, own, (inputs,)))
+
+            return Outputs(*vmap(of_client)(self._cohort.previous(slots), x))
 
 
 class Losses:

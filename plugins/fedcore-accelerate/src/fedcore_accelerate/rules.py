@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,17 +42,19 @@ class Rules(TorchFunctionMode):
 
     Gradients of :func:`torch.nn.functional.linear` come transposed, and the copy of each takes as long as the product.
     Those of :func:`torch.nn.functional.embedding` leave out the first client's padding row alone. No tensor says that
-    it requires a gradient, so that a hook on its gradient is left out.
+    it requires a gradient, so that a hook on its gradient is left out. A parameter of the model itself is that of one
+    client, or of none.
 
     :param weights: of one client, as ``vmap`` shows them.
+    :param own: the model's parameters, whose place these weights take in its modules.
     :param in_order: whether outputs of linear layers lie in memory as they do alone, which takes a copy each.
     :raises OutOfOrder: they do not, and the result of a function may depend on it.
     :raises NotStackable: a function is used that ``vmap`` makes something else of.
     """
 
-    def __init__(self, weights: Iterable[Tensor], *, in_order: bool) -> None:
+    def __init__(self, weights: Iterable[Tensor], own: Iterable[Tensor], *, in_order: bool) -> None:
         super().__init__()
-        self._weights, self._in_order = set(map(id, weights)), in_order
+        self._weights, self._own, self._in_order = set(map(id, weights)), set(map(id, own)), in_order
         self._has_products = False
         """Whether there are outputs of linear layers. Those of other operations may lie as they do."""
 
@@ -65,6 +67,8 @@ class Rules(TorchFunctionMode):
             raise OutOfOrder
         if func in WRONG:
             raise NotStackable(f"the model or a hook uses {WRONG[func]} of a tensor")
+        if any(id(value) in self._own for value in _flat((*args, *named.values()))):
+            raise NotStackable("the model or a hook holds a parameter elsewhere than in its modules, as in a list")
         if func is F.embedding:
             return embedding_under_vmap(*args, **named)
         if func is not F.linear or len(args) < 3 or args[0].dim() != 2 or id(args[1]) not in self._weights:
@@ -73,6 +77,14 @@ class Rules(TorchFunctionMode):
         rows, weight, bias = args
         product = weight @ rows.mT if bias is None else torch.addmm(bias.unsqueeze(1), weight, rows.mT)
         return product.mT.contiguous() if self._in_order else product.mT
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value
 
 
 def _requires_grad(tensor: Tensor) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
@@ -48,9 +49,13 @@ from fedcore_accelerate.stacked_step import (
     StackedStep,
     TrainedClient,
     Unread,
+    as_parameters,
     attributes_refused,
 )
 from fedcore_accelerate.tuning import why_alone
+
+REPEATS = "the backward pass repeats a part of the forward pass, as checkpoints do"
+"""Why a step is taken alone: such a pass finds the model without the clients' weights."""
 
 
 class Stacked:
@@ -159,10 +164,13 @@ class Group:
         self._added = {name: nn.Parameter(tensor[self._where]) for name, tensor in stack.added.items()}
         self._weights = {name: tensor[self._where] for name, tensor in stack.weights.items()}
         self._weights |= self._trained | self._added
+        self._own = [one.working.parameters[name] for name in stack.weights]
+        """The parameters of the model, in whose place it has these weights."""
         names = {id(p): name for name, p in {**one.working.parameters, **trained_by(one)}.items()}
         widest = reduce(torch.promote_types, (weight.dtype for weight in self._weights.values()), torch.float32)
         self._reads = Reads(values_of, names, widest, one.working.device)
         self._models = _Models(one.working)
+        self._parameters = [name for name, _ in self._models.named_parameters()]
         parameters = self._trained | self._added
         groups = []
         for group in one.optimizer.groups:
@@ -251,12 +259,12 @@ class Group:
             watched.close()
         require_gradient(one, total)
         self._optimizer.zero_grad()
-        own = [*one.working.parameters.values()] if self._alone else []  # for several clients vmap refuses it
+        own = self._own if self._alone else []  # for several clients vmap refuses it
         for parameter in own:
             parameter.grad = None
         total.sum().backward()  # a client's objective depends on no other client's weights
         if any(parameter.grad is not None for parameter in own):
-            raise NotStackable("the backward pass repeats a part of the forward pass, as reentrant checkpoints do")
+            raise NotStackable(REPEATS)
         if one.config.clip_norm is not None:
             _clip([p.grad for p in self._trained.values() if p.grad is not None], one.config.clip_norm)
         if observe is not None:
@@ -275,8 +283,8 @@ class Group:
 
         def step(read: Read, model: SplitModel, x: Tensor, y: Tensor, indices: Tensor) -> tuple[Any, ...]:
             one.losses = LossTotals({})
-            rules = partial(Rules, [*model.parameters()], in_order=self._stack.in_order)
-            with one.autocast():
+            rules = partial(Rules, [*model.parameters()], self._own, in_order=self._stack.in_order)
+            with disable_saved_tensors_hooks(REPEATS):
                 with rules():
                     outputs = Outputs(*model(x))
                 # Hooks take more than a product of them.
@@ -365,6 +373,7 @@ class Group:
             own = {f"trained.{name}": weights[name] for name in self._stack.weights}
             for path in modules:
                 own |= {f"{path.owner}.{name}": tensor for name, tensor in read(path).items()}
+            as_parameters(own, self._parameters)
             result = functional_call(self._models, own, (lambda model: function(read, model, *part),))
             lent.require_unedited()
             return result

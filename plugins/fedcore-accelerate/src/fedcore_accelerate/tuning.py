@@ -79,6 +79,8 @@ def why_alone(setup: Setup) -> str:
     """Return the reason for which no step of several clients can be taken as one; empty if steps show it, if at all."""
     for plugin in setup.plugins.implementers("gradients"):
         return f"plugin {plugin.name!r} changes gradients"
+    if setup.config.precision == "bf16":  # a bias is added in float32, and cross_entropy computed in bfloat16
+        return "under torch.func.vmap --precision bf16 computes other operations in bfloat16"
     if name := hooked_parameter(setup.model):
         return f"the model has a hook on the gradient of {name!r}"
     return "the model has buffers, such as BatchNorm's statistics" if setup.layout.buffers - setup.layout.fixed else ""
