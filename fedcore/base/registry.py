@@ -77,7 +77,7 @@ def conflict(kind: str, name: str) -> str:
 def _scan(kind: str, path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
     by_name: dict[str, list[EntryPoint]] = {}
     points = _read(path).select(group=group_of(kind))
-    for point in sorted(points, key=lambda point: (_origin(point) != CORE, point.name)):
+    for point in sorted(points, key=lambda point: (not point.value.startswith("fedcore."), point.name)):
         by_name.setdefault(point.name, []).append(point)
     return by_name
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from fedcore import ConfigError, FedcoreError, Plugin, RunConfig, hookimpl
+from fedcore.hooks import create_plugin
 from fedcore.tools import process, registry
 from fedcore_testing import client_state, federate, forked_workers
 from fedcore_workers import ForkedProcess, current, early_template, engine, forks
@@ -104,6 +105,21 @@ def test_a_process_has_what_a_worker_has_and_nothing_for_tests(tmp_path):
     )
     worker = current().fork("modules:missing", [], environment={"PYTHONPATH": str(tmp_path)}, descriptors={})
     assert worker.wait(60) == 0
+
+
+def searches_again():
+    begun_with = registry._read.cache_info().misses
+    create_plugin("fedprox", {})
+    runners = {point.module for point in registry.available("runner").values()}
+    done = process._libraries.cache_info().currsize == 1 and runners <= set(sys.modules)
+    return 0 if done and registry._read.cache_info().misses == begun_with else 1
+
+
+def test_what_each_worker_would_look_for_is_found_before_the_fork():
+    """Installed packages, libraries with threads, runners. A program's own path may name a folder twice."""
+    twice = {"PYTHONPATH": f"{sys.path[0]}{os.pathsep}{process.search_path()}"}
+    for environment in (process.environment(), process.environment(**twice)):
+        assert current().fork(f"{__name__}:searches_again", [], environment=environment, descriptors={}).wait(60) == 0
 
 
 class Dies(Plugin):

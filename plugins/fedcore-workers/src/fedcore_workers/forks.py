@@ -283,18 +283,24 @@ def early_template(config: RunConfig) -> AbstractContextManager[Template | None]
     torch = sys.modules.get("torch")
     is_new = torch is not None and threading.active_count() == 1 and not (on_cuda or torch.cuda.is_initialized())
     if is_new:
-        _import_ahead(config)
+        _import_ahead(plugin=config.plugins, model=[config.model])
     return template(from_here=is_new)
 
 
-def _import_ahead(config: RunConfig) -> None:
-    """Import what this process and each worker would import a little later: once for all of them."""
+def _import_ahead(**named: Iterable[str]) -> None:
+    """Import what this process and each worker would import a little later: once for all of them.
+
+    So are installed packages read, of which each has a file or two: by fedcore for their names, and by pydantic, which
+    looks for plugins of its own, as the first options are checked.
+
+    :param named: kind -> the names that are imported, beside FedAvg and the runners.
+    """
+    from fedcore.hooks import create_plugin  # imports torch
+
     importlib.import_module("threadpoolctl")
-    named: dict[str, Iterable[str]] = {
-        "runner": registry.available("runner"),
-        "plugin": ["fedavg", *config.plugins],
-        "model": [config.model],
-    }
+    named["runner"] = registry.available("runner")
+    with contextlib.suppress(FedcoreError):  # as below
+        create_plugin("fedavg", {})
     for kind, names in named.items():
         points = registry.available(kind)
         for name in names:
@@ -328,6 +334,9 @@ def main(fd: int, parent: int, *modules: str) -> None:
     with process.importing():
         for module in ("fedcore_workers.worker", *modules):
             importlib.import_module(module)
+        _import_ahead()
+    with process.one_thread():  # looks for the libraries that have threads
+        pass
     gc.freeze()  # a collection in a forked process would copy all pages
     ended, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
@@ -393,8 +402,8 @@ def _work(
         os.environ.clear()
         os.environ.update(variables)
         os.chdir(folder)
-        paths = list(filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)))
-        sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
+        paths = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
+        sys.path[:] = dict.fromkeys([*paths, *sys.path])  # each once, as in a fresh one
         module, _, function = call.partition(":")
         sys.exit(getattr(importlib.import_module(module), function)(*arguments))
 
