@@ -45,13 +45,13 @@ def _split(value: Any) -> Any:
 
 
 def _unseen_of(value: Any) -> Any:
-    """Return the share of the unseen clients, or their names: ``A,B`` as well as a list."""
-    names = [value] if type(value) is int else _split(value)
-    share = public_share(str(names[0] if isinstance(names, list) and len(names) == 1 else value))
-    if share is not None and 0 <= share < 1:
+    """Return the share of the unseen clients, or their names: ``A,B`` as well as a list. A lone 0 may be either."""
+    share = public_share(text := str(value))
+    if share is not None and 0 <= share < 1 and text != "0":
         return share
-    if not isinstance(names, list) or len({str(name) for name in names if type(name) in (str, int)}) < len(names):
-        raise ValueError("write a share of the clients from 0 to below 1, or each name (without names, number) once")
+    names = [value] if type(value) is int else _split(value[:-1] if text.endswith(",") else value)
+    if text == "0" or not isinstance(names, list) or len({*map(str, names)}) < len(names):
+        raise ValueError("write a share from 0.0 to below 1, or each client's name or number once ('0,' is client 0)")
     return [*map(str, names)] or 0.0
 
 

@@ -12,7 +12,7 @@ from fedcore import ConfigError
 from fedcore.tools import protocols, safe_yaml
 from fedcore_study import search as searching
 from fedcore_study.search import Axis, parse_search, search
-from fedcore_study.sweeps.child import measured
+from fedcore_study.sweeps.child import judged, measured
 from fedcore_study.sweeps.processes import Outcome
 from fedcore_study.sweeps.spec import SweepSpec
 from fedcore_testing import records
@@ -300,6 +300,14 @@ def test_the_test_set_has_no_value():
     assert measured({}, protocols.VALIDATION) is None
     found = {"global": None, "personal": {"accuracy": 0.7}, "global_local": {"accuracy": 0.8}}
     assert measured(found, protocols.VALIDATION) == "personal"
+
+
+def test_rounds_of_fewer_clients_or_undefined_samples_have_no_value():
+    """A run itself never chooses them: see ``Evaluator.best``."""
+    row = {"accuracy": 0.9, "loss": 0.1, "clients": 4}
+    assert judged(fedcore.RunConfig(), row, 4) == 0.9
+    assert judged(fedcore.RunConfig(), row, 5) is None
+    assert judged(fedcore.RunConfig(), {**row, "undefined": 1}, 4) is None
 
 
 @pytest.mark.parametrize(

@@ -131,12 +131,12 @@ def test_the_numbers_of_pretrained_weights(tmp_path, go):
 def test_raw_columns_of_other_orders_of_magnitude_are_noted(tmp_path, recwarn, columns, words):
     x, y = scanners(1)
     x = ((x - x.mean(axis=0)) / x.std(axis=0))[:, :2] * np.array(columns, dtype=np.float32)
-    for choice in ("as-loaded", "global"):
+    for choice in ("as-loaded", "none", "global"):
         recwarn.clear()
         config = small_config(tmp_path, clients=2, rounds=1, partition="iid", model="mlp", normalize=choice)
         fedcore.run(config, dataset=(x, y, x, y), progress=False)
         said = [str(w.message) for w in recwarn if "trained on as it is" in str(w.message)]
-        assert bool(said) == (choice == "as-loaded" and words is not None)
+        assert bool(said) == (choice != "global" and words is not None)
         assert not said or re.search(str(words), said[0])
 
 
@@ -147,6 +147,10 @@ def test_what_cannot_be_normalised_is_refused(tmp_path, go):
         fedcore.run(config, dataset=(tokens, y, tokens, y), progress=False)
     with raises(ConfigError, "--normalize pretrained", "'breast-cancer'"):
         go({}, dataset="breast-cancer", normalize="pretrained")
+    images = np.random.default_rng(0).uniform(0, 255, (20, 8, 8)).astype(np.float32)
+    with raises(ConfigError, "--normalize pretrained", "uint8"):
+        weighed = config.model_copy(update={"normalize": "pretrained", "model": "torchvision:resnet18"})
+        fedcore.run(weighed, dataset=(images, y, images, y), progress=False)
     loaded = load_dataset("digits")
 
     def shared(labels, num_clients, **_):

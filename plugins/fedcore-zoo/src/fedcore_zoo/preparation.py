@@ -60,6 +60,8 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
         prepared = _images(config, dataset, choice, train, rows)
     else:
         prepared = _rows(dataset, choice, train, rows)
+    if choice == "none":
+        prepared = replace(prepared, notes=(*prepared.notes, *_as_it_is(prepared.train)))
     return _by_client(prepared, partition) if choice == "client" else prepared
 
 
@@ -137,6 +139,12 @@ def _table_by(dataset: Dataset, recipe: Recipe | FittedRecipe) -> Dataset:
 def _images(config: RunConfig, dataset: Dataset, choice: str, train: ResidentSamples, rows: Tensor) -> Dataset:
     channels = len(train.mean)
     if choice == "pretrained":
+        pixels = pixels_of(train)
+        if not train.from_bytes and not (float(pixels.min()) > -0.01 and float(pixels.max()) < 1.01):
+            raise ConfigError(
+                f"--normalize pretrained: the weights' images are 0..1, those of {dataset.name!r} {pixels.min():g} to "
+                f"{pixels.max():g}; divide them, or give pixels of 0..255 as uint8"
+            )
         mean, std = pretrained_numbers(config)
         if len(mean) != channels:
             if channels != 1:
@@ -267,7 +275,7 @@ def _no_pretrained(dataset: Dataset) -> ConfigError:
 def _as_it_is(samples: Samples) -> list[str]:
     """Return the note on rows that nobody normalised, whose numbers are large or of different orders of magnitude."""
     if isinstance(samples, TensorSamples):
-        values, raw = samples.inputs, not samples.mean
+        values, raw = samples.inputs, not any(samples.mean)
     elif isinstance(samples, ResidentSamples):
         values, raw = samples.images, not (samples.from_bytes or any(samples.mean))
     else:

@@ -96,8 +96,13 @@ class _Judged(Exception):
     """The sweep's process ended the run after a round."""
 
 
-def _judged(config: RunConfig, row: Mapping[str, Any]) -> float | None:
-    """Return the figure by which runs are chosen on held-out parts."""
+def judged(config: RunConfig, row: Mapping[str, Any], most: int) -> float | None:
+    """Return the figure by which runs are chosen on held-out parts; None where a run itself does not choose the round.
+
+    :param most: the most clients that a round was evaluated on until now. The mean of fewer is over others.
+    """
+    if "undefined" in row or row["clients"] < most:
+        return None
     value: float | None = row[judged_by(config, [] if "accuracy" in row else protocols.further(row))]
     return value
 
@@ -117,19 +122,24 @@ def _run(task: Task, planned: RunConfig, tell: Any, verdicts: queue.Queue[bytes]
         from fedcore import resume, run
         from fedcore.tools import RunDirectory, code_in, rounds, saved
 
+    most = 0
+
     def notify(event: str, details: Mapping[str, Any]) -> None:
+        nonlocal most
         if event == "start":
             tell("begun", round=details["round"])
         elif event == "round":
             metrics = details["metrics"] or {}
             shown = measured(metrics, protocols.EVALUATED)
             held_out = measured(metrics, protocols.VALIDATION) if task.judged else None
+            value = judged(planned, metrics[held_out], most) if held_out else None
+            most = max(most, metrics[held_out]["clients"]) if held_out else most
             tell(
                 "round",
                 round=details["round"] + 1,
                 protocol=shown,
                 figure=rounds.in_short(metrics[shown]) if shown else None,
-                validation=_judged(planned, metrics[held_out]) if held_out else None,
+                validation=value,
                 clients=len(details["cohort"]),
                 lost=rounds.lost(details),
                 waits=task.judged,
