@@ -33,6 +33,26 @@ class FDCLOptions(PluginOptions):
     )
 
 
+class Buffers(Plugin[FDCLOptions]):
+    """Keeps the buffers as the previous epoch left them, for ``previous=epoch``.
+
+    The first batch of an epoch renews BatchNorm's statistics before any hook sees it.
+    """
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Keep copies of the buffers that the model is saved with."""
+        parameters = {name for name, _ in client.model.named_parameters()}
+        state = client.model.state_dict()
+        client.scratch["buffers"] = {n: tensor.clone() for n, tensor in state.items() if n not in parameters}
+
+    @hookimpl
+    def observe(self, step: Step) -> None:
+        """Renew the copies."""
+        for name, kept in step.client.scratch["buffers"].items():
+            kept.copy_(step.model.get_buffer(name))
+
+
 class FDCL(Plugin[FDCLOptions]):
     """FDCL (Liu, Fang, Electronics 14(11) 2256, 2025): CE + mu * (L_e + L_c) (Algorithm 2, line 10).
 
@@ -44,6 +64,10 @@ class FDCL(Plugin[FDCLOptions]):
     neutral = {"mu": 0.0}
     assumes = ("classes",)
     reads = ("global", "previous")
+
+    def __init__(self, options: FDCLOptions) -> None:
+        super().__init__(options)
+        self.parts = (Buffers(options),) if options.previous == "epoch" else ()
 
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
@@ -83,8 +107,8 @@ class FDCL(Plugin[FDCLOptions]):
         if step.epoch == 0:  # starts from the global model: with p = g both terms are constant
             return None
         scratch = step.client.scratch
-        if scratch.get("epoch") != step.epoch:  # the first batch: the model is still that of the previous epoch
-            scratch.update(epoch=step.epoch, previous=step.client.network())
+        if scratch.get("epoch") != step.epoch:  # the first batch: the weights are still those of the previous epoch
+            scratch.update(epoch=step.epoch, previous=step.client.network(scratch["buffers"]))
         with torch.no_grad():
             return Outputs(*scratch["previous"](step.x))
 
