@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import DivergedError
+from fedcore import DivergedError, Plugin, hookimpl
 from fedcore_robust import (
     FLTrust,
     GeometricMedianOptions,
@@ -205,6 +205,24 @@ def test_fltrusts_root_training_leaves_frozen_batch_norm_in_eval_mode(go, monkey
     monkeypatch.setattr(FLTrust, "trained", lambda self, server: seen.append(trained(self, server)) or seen[-1])
     go({"fltrust": {}}, model=with_fixed_layers, rounds=1, **PUBLIC)
     assert seen[0]["encoder.base.backbone.2.num_batches_tracked"] == 0
+
+
+class FreezesTheClassifier(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.freeze(["classifier.*"])
+
+
+def test_fltrusts_root_training_leaves_what_clients_froze(go, monkeypatch):
+    """Next to FedBABU half of the root update's length was of the head, and the body's step 17 % too long."""
+    trained, seen = FLTrust.trained, []
+    monkeypatch.setattr(FLTrust, "trained", lambda self, server: seen.append(trained(self, server)) or seen[-1])
+    result = go({"fltrust": {}, FreezesTheClassifier: {}}, rounds=1, **PUBLIC)
+    start = initial_weights(result.config)
+    assert {name for name in start if torch.equal(seen[0][name], start[name])} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
 
 
 def test_fltrust_says_that_its_root_training_diverged(go, monkeypatch):

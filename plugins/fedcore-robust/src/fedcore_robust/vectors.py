@@ -125,6 +125,8 @@ class FLTrust(VectorRule):
         config, public, stream = server.config, server.public, server.generator("fltrust/root")
         assert public is not None
         model = server.network().train()
+        for name in server.frozen:  # no client moved it: neither does the server
+            model.get_parameter(name).requires_grad_(False)
         for module in frozen_modules(model):
             module.eval()
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
