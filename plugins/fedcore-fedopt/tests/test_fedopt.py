@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 import fedcore_fedopt.equations
 import fedcore_fedopt.plugin
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore_fedopt import FedAdagrad, FedAdam, FedYogi
+from fedcore_fedopt import FedAdagrad, FedAdam, FedAdamOptions, FedYogi
 from fedcore_testing import (
     FrozenEncoder,
     OwnsClassifier,
@@ -105,6 +107,17 @@ def test_a_second_moment_never_falls_below_0(name):
     for _ in range(200):
         v = getattr(fedcore_fedopt, name.removeprefix("fed"))(torch.randn(50, generator=generator), v, 0.0)
         assert (v >= 0).all()
+
+
+def test_the_second_moment_of_small_movements_in_a_network_of_float16():
+    """In float16 it stayed near tau^2: most squares are 0, and 0.99 of a number near 1e-6 is that number."""
+    w = torch.zeros(100, dtype=torch.float16)
+    plugin, server = FedAdam(FedAdamOptions()), SimpleNamespace(model={"w": w}, frozen=frozenset(), state={})
+    for _ in range(400):
+        (new,) = plugin.server_step(server, {"w": w + 1e-4}).values()
+    assert new.dtype == torch.float16
+    expected = 1e-8 + (1e-6 - 1e-8) * 0.99**400
+    torch.testing.assert_close(server.state["v.w"], torch.full((100,), expected), rtol=0.02, atol=0)
 
 
 # --- what is FedAvg ----------------------------------------------------------------------------------------------

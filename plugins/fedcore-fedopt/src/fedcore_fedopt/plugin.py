@@ -62,14 +62,15 @@ class AdaptiveServer(Plugin, ABC):
         for name, y in mean.items():
             if name in server.frozen:
                 continue
-            delta = y - server.model[name]
+            # In 16 bits v would lose small squares; in float16 tau^2 and most squares are 0.
+            delta = y.to(torch.promote_types(y.dtype, torch.float32)) - server.model[name]
             first = eq.first_moment(delta, state.get(f"m.{name}"), options.beta1)
             second = self.second_moment(delta, state.get(f"v.{name}", torch.full_like(delta, options.tau**2)))
             if options.beta1 > 0:
                 state[f"m.{name}"] = first
             state[f"v.{name}"] = second
             step = eq.server_update(first, second, options.lr, options.tau)
-            new[name] = y + (step - delta)  # not x_t + step: where the step is delta it is y itself
+            new[name] = (y + (step - delta)).to(y.dtype)  # not x_t + step: where the step is delta it is y itself
         return new
 
 
