@@ -7,7 +7,7 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from fedcore import ConfigError, Plugin, PluginConflictError, RejectUpdate, RunConfig, hookimpl, question
+from fedcore import ConfigError, Plugin, PluginConflictError, RunConfig, hookimpl, question
 from fedcore_attacks import (
     AttackOptions,
     alie,
@@ -21,7 +21,7 @@ from fedcore_attacks import (
     swapped_payload,
     triggered,
 )
-from fedcore_testing import federations, interrupted, model_bytes, records
+from fedcore_testing import RejectsRound1, federations, interrupted, model_bytes, records
 from tests.sentences import raises, warns
 
 SIZE = {"clients": 5, "rounds": 2, "participation": 1.0, "local_epochs": 1, "batch_size": 64, "partition": "iid"}
@@ -295,15 +295,8 @@ def test_records_name_the_malicious_and_measure_the_attack(go, kind):
     assert result.history[-1].get("report.attack.success") == last.get("success")
 
 
-class RejectsTheSecondRound(Plugin):
-    @hookimpl
-    def pre_aggregate(self, server):
-        if server.round == 1:
-            raise RejectUpdate("not in the second round")
-
-
 def test_a_round_without_an_update_does_not_report_the_losses_of_the_round_before(go):
-    result = go({"attack": {}, RejectsTheSecondRound: {}}, rounds=3, min_clients=0)
+    result = go({"attack": {}, RejectsRound1: {}}, rounds=3, min_clients=0)
     assert ["honest_loss" in record["reports"]["attack"] for record in records(result)] == [True, False, True]
 
 

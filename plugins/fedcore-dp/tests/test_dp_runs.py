@@ -21,7 +21,6 @@ from fedcore import (
     Plugin,
     PluginConflictError,
     PluginContractError,
-    RejectUpdate,
     SplitModel,
     generator,
     hookimpl,
@@ -33,6 +32,7 @@ from fedcore_dp import CentralDP, LocalDP
 from fedcore_dp.accountant import spent_by
 from fedcore_dp.central import default_delta
 from fedcore_testing import (
+    RejectsRound1,
     committed,
     federate,
     initial_weights,
@@ -242,16 +242,9 @@ def test_without_noise_the_bound_follows_the_exact_share(tmp_path):
     assert second["clip"] == pytest.approx(1e3 * math.exp(-0.35))
 
 
-class RejectsTheSecondRound(Plugin):
-    @hookimpl
-    def pre_aggregate(self, server):
-        if server.round == 1:
-            raise RejectUpdate("not in the second round")
-
-
 def test_a_round_without_an_update_reports_no_share_of_it(tmp_path):
     options = {"quantile": 0.5, "noise_multiplier": 0.0}
-    result = federate(tmp_path, ("dp", options), RejectsTheSecondRound, **{**RUN, "rounds": 3}, min_clients=0)
+    result = federate(tmp_path, ("dp", options), RejectsRound1, **{**RUN, "rounds": 3}, min_clients=0)
     assert ["unclipped" in report for report in reports(result, "dp")] == [True, False, True]
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import fedcore_fedbuff
-from fedcore import Plugin, PluginConflictError, RejectUpdate, generator, hookimpl
+from fedcore import Plugin, PluginConflictError, generator, hookimpl
 from fedcore_testing import (
     Quadratic,
+    RejectsRound1,
     StepsOnServer,
     W,
     analytic_federation,
@@ -108,18 +109,9 @@ def test_a_late_client_starts_from_the_model_of_so_many_rounds_ago(go):
         assert start == after[round - drawn(0, round, client, 3)]
 
 
-class RejectsARound(Plugin):
-    """Round 1 has no update."""
-
-    @hookimpl
-    def pre_aggregate(self, server):
-        if server.round == 1:
-            raise RejectUpdate("not in round 1")
-
-
 def test_a_round_without_an_update_is_no_gap_among_the_older_models(go):
     STARTED.clear()
-    plugins = {Quadratic: {}, "fedbuff": {"staleness": 3}, Started: {}, RejectsARound: {}}
+    plugins = {Quadratic: {}, "fedbuff": {"staleness": 3}, Started: {}, RejectsRound1: {}}
     options = {**TOY, "min_clients": 0}
     go(plugins, **options, rounds=6)
     noted = list(STARTED)

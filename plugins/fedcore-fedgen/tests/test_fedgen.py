@@ -23,7 +23,7 @@ from fedcore_fedgen import (
     generate,
     label_weights,
 )
-from fedcore_testing import client_arrays, federations, model_bytes, plugin_state, records
+from fedcore_testing import RejectsRound1, client_arrays, federations, model_bytes, plugin_state, records
 from tests.sentences import raises
 
 SKEWED = {"partition": "classes", "classes_per_client": 4}
@@ -170,6 +170,11 @@ def test_the_first_round_is_fedavg_and_the_second_is_not(go):
     assert list(first["losses"]) == ["task"]
     assert {"fedgen.generated", "fedgen.consistency"} <= set(second["losses"])
     assert set(first["reports"]["fedgen"]) == {"consensus", "diversity"}
+
+
+def test_a_round_without_an_update_does_not_report_the_losses_of_the_round_before(go):
+    result = go({"fedgen": {"steps": 2}, RejectsRound1: {}}, rounds=3, min_clients=0)
+    assert ["fedgen" in record.get("reports", {}) for record in records(result)] == [True, False, True]
 
 
 def test_one_weight_alone_leaves_the_other_term_out(go):

@@ -175,7 +175,7 @@ class FedGen(Plugin[FedGenOptions]):
         state.update({name: tensor.detach() for name, tensor in generator.items()})
         state.update({f"{n}:{moment}": optimizer.state[generator[n]][moment] for n in eq.TRAINED for moment in MOMENTS})
         state["known"] = state["known"] | known
-        state["losses"] = {"consensus": consensus.item(), "diversity": diversity.item()}
+        state["losses"], state["round"] = {"consensus": consensus.item(), "diversity": diversity.item()}, server.round
 
     @hookimpl
     def broadcast(self, server: ServerContext) -> Tensors | None:
@@ -184,8 +184,8 @@ class FedGen(Plugin[FedGenOptions]):
 
     @hookimpl
     def report(self, server: ServerContext) -> dict[str, float] | None:
-        """Report the losses of the generator's last step."""
-        return server.state.get("losses")
+        """Report the losses of the generator's last step of this round."""
+        return server.state["losses"] if server.state.get("round") == server.round else None
 
 
 def _adam(generator: Tensors, state: Mapping[str, Any], *, lr: float, decay: float) -> torch.optim.Adam:

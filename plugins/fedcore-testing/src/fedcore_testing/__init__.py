@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from fedcore_testing.stub_plugins import PersonalModel as PersonalModel
     from fedcore_testing.stub_plugins import PrefersClass0 as PrefersClass0
     from fedcore_testing.stub_plugins import RejectsClient1 as RejectsClient1
+    from fedcore_testing.stub_plugins import RejectsRound1 as RejectsRound1
     from fedcore_testing.stub_plugins import StepsOnServer as StepsOnServer
     from fedcore_testing.sync import HostSync as HostSync
     from fedcore_testing.sync import forbid_host_sync as forbid_host_sync

@@ -57,6 +57,16 @@ class RejectsClient1(Plugin):
             raise RejectUpdate("not this one")
 
 
+class RejectsRound1(Plugin):
+    """Rejects all updates of the second round."""
+
+    @hookimpl
+    def pre_aggregate(self, server: ServerContext) -> None:
+        """Reject an update of round 1."""
+        if server.round == 1:
+            raise RejectUpdate("not in the second round")
+
+
 class PersonalClassifier(Plugin):
     """Keeps the classifier on each client."""
 
