@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, Self
 
 import torch
@@ -20,7 +21,7 @@ from fedcore.data import PublicSamples
 from fedcore.hooks.checks import load_weights, whole_numbers
 from fedcore.hooks.contexts import ServerContext, View
 from fedcore.models.split import SplitModel
-from fedcore.server.aggregation import RunningMean
+from fedcore.server.aggregation import RunningMean, with_singular_vectors
 from fedcore.server.scope import Phase, ServerScope
 from fedcore.server.validation import check_partial
 
@@ -199,10 +200,10 @@ class ScopeContext(View, ServerContext):
         total = RunningMean(self._scope.federation.setup.layout, names)
         for update in updates:
             total.add(update.model, weight=self._scope.weights[update.client], samples=update.samples)
-        try:
-            return on_cpu(total.mean())
-        except ArithmeticError:
-            return {}
+        with suppress(ArithmeticError):
+            model = with_singular_vectors(self._scope.federation.setup, {**self._scope.model, **on_cpu(total.mean())})
+            return {name: model[name] for name in names}
+        return {}
 
     @override
     def note(self, text: str) -> None:
