@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 
-def best_cluster(losses: Sequence[float]) -> int:
-    """Return argmin_j F_i(theta_j), the first of equals (Algorithm 1); nan is above all.
+def best_clusters(losses: Sequence[float]) -> list[int]:
+    """Return argmin_j F_i(theta_j) (Algorithm 1), all of equals; nan is above all, and 0 if all are nan.
 
-    >>> best_cluster([0.7, 0.2, 0.2])
-    1
+    >>> best_clusters([0.7, 0.2, 0.2])
+    [1, 2]
     """
-    return min(range(len(losses)), key=lambda j: (math.isnan(losses[j]), losses[j]))
+    least = min((loss for loss in losses if not math.isnan(loss)), default=None)
+    return [j for j, loss in enumerate(losses) if loss == least] or [0]
 
 
 def redrawn(tensor: Tensor, stream: torch.Generator) -> Tensor:

@@ -46,7 +46,7 @@ class IFCA(Plugin[IFCAOptions]):
     def check_run(self, setup: RunSetup) -> None:
         """Refuse spectral normalisation: theta_1 to theta_{k-1} would have the singular vectors of other weights."""
         buffers = setup.layout.buffers.intersection(setup.layout.shared)
-        vectors = sorted(name for name in buffers if name.endswith(("_u", "_v")))
+        vectors = sorted(name for name in buffers if name.endswith("_u") and f"{name[:-1]}v" in buffers)
         if vectors and self.options.clusters > 1:
             raise ConfigError(
                 f"plugin {self.name!r}: {vectors[0]!r} is of spectral normalisation, which keeps singular vectors of "
@@ -110,8 +110,10 @@ class IFCA(Plugin[IFCAOptions]):
         for j in range(self.options.clusters if client.received else 1):
             _, logits, labels = client.forward(model=client.network(_theta(client, j)))
             losses.append(float(client.task.loss(logits.double(), labels)))
-        best = eq.best_cluster(losses)
-        return best, client.network(_theta(client, best))
+        best, drawn = eq.best_clusters(losses), 0
+        if len(best) > 1:  # adapters that start at 0: as functions all theta_j are the same at first
+            drawn = int(torch.randint(len(best), (), generator=client.generator("ifca/equals")))
+        return best[drawn], client.network(_theta(client, best[drawn]))
 
 
 def _theta(client: ClientContext, j: int) -> Tensors:
