@@ -58,7 +58,9 @@ def test_other_texts_are_refused(text):
 def test_a_search_is_valued_on_held_out_parts_and_goes_on(cli, tmp_path):
     flags = [word for name, value in BASE.items() for word in ("--" + name.replace("_", "-"), value)]
     asked = ("--search", "lr=0.001..0.3:log", "--search", "momentum=0.0,0.9", "--out", "s", "--json")
-    found = json.loads(cli("sweep", "--optuna", 2, *flags, *asked).stdout)
+    first = cli("sweep", "--optuna", 2, *flags, "--buffers", "local", *asked)
+    assert first.stderr.count("--buffers local has no effect with --model mlp, which has no buffers") == 1  # of both
+    found = json.loads(first.stdout)
     for trial in found["trials"]:
         lines = records(tmp_path / "s" / "runs" / f"trial-{trial['trial']:04d}")
         assert trial["accuracy"] == max(line["metrics"]["global_local"]["accuracy"] for line in lines)
@@ -66,7 +68,7 @@ def test_a_search_is_valued_on_held_out_parts_and_goes_on(cli, tmp_path):
         assert trial["options"]["momentum"] in (0.0, 0.9)
     best = max(found["trials"], key=lambda trial: trial["accuracy"])
     assert found["trials"][found["best"]]["accuracy"] == best["accuracy"]
-    more = json.loads(cli("sweep", "--optuna", 3, *flags, *asked).stdout)
+    more = json.loads(cli("sweep", "--optuna", 3, *flags, "--buffers", "local", *asked).stdout)
     assert more["trials"][:2] == found["trials"]
     assert len({trial["options"]["lr"] for trial in more["trials"]}) == 3  # no draw again
     config = fedcore.RunConfig.create(safe_yaml.read_yaml((tmp_path / "s" / "best.yaml").read_text()))

@@ -37,7 +37,7 @@ def played(display: SweepDisplay, clock: Clock) -> None:
     display("", "plan", PLAN)
     for name in ("a", "b"):
         display(name, "start", {})
-    display("b", "begun", {"round": 5})
+    display("b", "begun", {"round": 5, "notes": []})
     clock.now = 2.0
     display("a", "round", {"round": 1, "figure": "50.00 %", "clients": 10, "lost": {"raised": 3, "dropped": 1}})
     display("b", "round", {"round": 6, "figure": None, "clients": 10, "lost": {"dropped": 1}})
@@ -82,6 +82,18 @@ def test_a_finished_run_shows_the_model_that_stays() -> None:
         display("b", "done", {"figure": "92.00 %", "protocol": "global"})  # corrected after the training
         display("b", "finished", ended(4))
     assert file.getvalue().splitlines()[-1].startswith("finished b after 4.00 s, 92.00 %")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_runs_note_at_their_start_is_said_once(quiet: bool) -> None:
+    file = io.StringIO()
+    with SweepDisplay(Console(file=file, width=200), quiet=quiet) as display:
+        display("", "plan", PLAN)
+        for name, notes in (("a", ["heads are never trained"]), ("b", ["heads are never trained", "no held-out part"])):
+            display(name, "start", {})
+            display(name, "begun", {"round": 0, "notes": notes})
+    said = [line for line in file.getvalue().splitlines() if line.startswith("note: ") and "finished" not in line]
+    assert said == ["note: a: heads are never trained", "note: b: no held-out part"]
 
 
 @pytest.mark.parametrize("quiet", [False, True])

@@ -333,6 +333,9 @@ class _Batch:
         if event == "start" and not asked.begun:
             asked.begun = True
             self._listen(asked.trial.number, "start", {"options": asked.options})
+        elif event == "begun":
+            for note in details["notes"]:
+                self._listen(asked.trial.number, "note", {"message": note})
         elif event in ("finished", "failed"):
             self._end(asked, details["message"])
         elif event == "round" and (value := details["validation"]) is not None:

@@ -35,7 +35,14 @@ def run_search(
         output.note(f"{trials} trials of {', '.join(axis.name for axis in axes)}, none started")
         return
 
+    noted = set[str]()
+
     def listen(number: int, event: str, details: Mapping[str, Any]) -> None:
+        if event == "note":
+            if (note := details["message"]) not in noted:
+                noted.add(note)
+                output.note(f"trial {number}: {note}")
+            return
         if quiet:
             return
         news = details.get("options") or details.get("message") or details["best"]

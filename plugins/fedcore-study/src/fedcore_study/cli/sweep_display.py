@@ -63,6 +63,7 @@ class SweepDisplay:
         self._running: dict[str, _Run] = {}
         self._seconds, self._rounds = 0.0, 0  # of the rounds until now
         self._tasks: dict[str, TaskID] = {}
+        self._noted: set[str] = set()
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -128,6 +129,9 @@ class SweepDisplay:
         if event == "begun":
             run.first = run.done = details["round"]
             run.began = run.last = self.clock()
+            for note in [note for note in details["notes"] if note not in self._noted]:  # most concern many runs
+                self._noted.add(note)
+                self._note(f"{run.name}: {note}")
             return
         now, rounds = self.clock(), details["round"] - run.done
         self._seconds, self._rounds = self._seconds + now - run.last, self._rounds + rounds

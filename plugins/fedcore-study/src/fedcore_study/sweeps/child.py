@@ -127,7 +127,7 @@ def _run(task: Task, planned: RunConfig, tell: Any, verdicts: queue.Queue[bytes]
     def notify(event: str, details: Mapping[str, Any]) -> None:
         nonlocal most
         if event == "start":
-            tell("begun", round=details["round"])
+            tell("begun", round=details["round"], notes=details["notes"])
         elif event == "round":
             metrics = details["metrics"] or {}
             shown = measured(metrics, protocols.EVALUATED)
