@@ -229,6 +229,19 @@ def test_classes_that_no_name_matches_are_refused_with_both_lists(
         load(f"{tmp_path / 'set'}?columns=x")
 
 
+def test_classes_of_test_samples_alone_are_noted(tmp_path: Path, load) -> None:
+    """A training split that was filtered, next to a whole test split: the best accuracy is below 100 %."""
+    from datasets import DatasetDict
+
+    names = ["cat", "cow", "dog"]
+    train = of_classes(names, [0, 2] * 15)
+    for labels, noted in (([0, 1, 2], ["cow"]), ([0, 2, 2], [])):
+        folder = str(tmp_path / "".join(map(str, labels)))
+        DatasetDict({"train": train, "test": of_classes(names, labels)}).save_to_disk(folder)
+        notes = [note for note in load(f"{folder}?columns=x").notes if "without a training sample" in note]
+        assert [note.rpartition(": ")[2] for note in notes] == noted
+
+
 @pytest.mark.parametrize("sites", [(1.0, float("nan")), (1, None), ("a", "")])
 def test_a_sample_without_a_source_is_refused(tmp_path: Path, load, sites) -> None:
     folder = save(tmp_path / "set", train={"age": [1, 2] * 10, "label": [0, 1] * 10, "site": [*sites] * 10})

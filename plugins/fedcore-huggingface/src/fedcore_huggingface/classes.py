@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcore.data import Dataset, numbered_as
+from fedcore.data import Dataset, first_ten, numbered_as
 from fedcore_huggingface.inputs import LABELS, input_fields
 from fedcore_huggingface.places import EMPTY
 from fedcore_huggingface.spec import Options
@@ -32,7 +32,10 @@ def read_classes(train: Table, tests: dict[str, Table], options: Options, fitted
     tables, cells = in_two(train, test, partial(_class_cells, column=column), strata_of, options)
     labels, names = _labels(tables, cells, column)
     fields = input_fields(tables, labels, (column,), options, fitted)
+    untrained = [] if options.part else [names[k] for k in sorted({*labels[1].tolist()} - {*labels[0].tolist()})]
+    note = f"{train.name}: test samples have classes without a training sample: {first_ten(untrained)}"
     notes = (
+        *([note] if untrained else []),
         *(f"{train.name}: split {split!r} has no labels and is not used" for split in unlabelled),
         *spelled_alike(names, f"{train.name}: column {column!r}"),
         *fields.pop("notes", ()),
