@@ -47,10 +47,10 @@ def _split(value: Any) -> Any:
 def _unseen_of(value: Any) -> Any:
     """Return the share of the unseen clients, or their names: ``A,B`` as well as a list. A lone 0 may be either."""
     share = public_share(text := str(value))
-    if share is not None and 0 <= share < 1 and text != "0":
+    if share is not None and 0 <= share < 1 and text.strip("0"):
         return share
     names = [value] if type(value) is int else _split(value[:-1] if text.endswith(",") else value)
-    if text == "0" or not isinstance(names, list) or len({*map(str, names)}) < len(names):
+    if not text.strip("0") or not isinstance(names, list) or len({*map(str, names)}) < len(names):
         raise ValueError("write a share from 0.0 to below 1, or each client's name or number once ('0,' is client 0)")
     return [*map(str, names)] or 0.0
 

@@ -123,7 +123,7 @@ def test_clients_without_names_have_their_numbers():
         assert RunConfig(unseen_clients=each).unseen_clients == ["3"]
     for each in ("0,", [0], ["0"]):
         assert RunConfig(unseen_clients=each).unseen_clients == ["0"]
-    for each in ("0", 0):  # of a grid that leaves out one numbered site after the other, or none and a share
+    for each in ("0", 0, "00"):  # of a grid that leaves out one numbered site after the other, or none and a share
         with raises(ConfigError, "--unseen-clients", 0):
             RunConfig.create({"unseen_clients": each})
     assert RunConfig(unseen_clients="0.0").training_clients == 10
