@@ -193,6 +193,15 @@ def test_numbers_that_are_written_as_words_are_no_categories(tmp_path, column, c
     assert loaded(tmp_path, frame, f"{OPTIONS}&categories={column}").train.columns
 
 
+def test_numbers_that_a_parquet_file_holds_as_texts_are_no_categories(tmp_path):
+    """In a CSV file the same cells are numbers."""
+    patients().assign(age=[str(40 + k % 30) for k in range(120)]).to_parquet(tmp_path / "site.parquet")
+    with raises(ConfigError, "'age'", "'40'", "?categories=age"):
+        load_dataset(f"hf:{tmp_path / 'site.parquet'}{OPTIONS}")
+    found = load_dataset(f"hf:{tmp_path / 'site.parquet'}{OPTIONS}&categories=age").train
+    assert "age=40" in found.columns
+
+
 def test_semicolons_and_decimal_commas_are_told_with_the_way_out(tmp_path):
     patients().to_csv(tmp_path / "site.csv", index=False, sep=";", decimal=",")
     with raises(ConfigError, "';'", "decimal=','"):

@@ -172,3 +172,10 @@ def test_one_clients_part_may_lack_classes_and_nothing_else(tmp_path):
     write_npz(tmp_path / "a.npz", y_train=np.arange(30) % 3 - 1)
     with raises(DataError, "0", "-1"):
         load_dataset(f"npz:{tmp_path / 'a.npz'}?part=yes")
+
+
+def test_two_classes_minus_one_and_one_are_no_class_and_missing_labels(tmp_path):
+    write_npz(tmp_path / "a.npz", y_train=np.arange(30) % 2 * 2 - 1, y_test=np.arange(9) % 2 * 2 - 1)
+    with raises(DataError, "-1..1", "numpy.unique") as caught:
+        load_dataset(f"npz:{tmp_path / 'a.npz'}")
+    assert "without a class" not in str(caught.value)

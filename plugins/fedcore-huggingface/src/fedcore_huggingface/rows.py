@@ -87,7 +87,8 @@ def _cells(tables: Sequence[Table], columns: Sequence[str], options: Options) ->
                 f"column {column!r} has {len(words[column]):,} different values, which are no categories; "
                 f"leave it out of ?columns, or name texts as ?text={column}"
             )
-        if column not in options.categories and (wrong := numbers_as_words(words[column])):
+        is_text = str(getattr(tables[0].features[column], "dtype", "")) in TEXTS
+        if is_text and column not in options.categories and (wrong := numbers_as_words(words[column])):
             raise tables[0].error(f"column {column!r} {wrong}. If they are names, write ?categories={column}")
         numbers = {word: number for number, word in enumerate(words[column])}
         for rows, part in zip(values, texts, strict=True):

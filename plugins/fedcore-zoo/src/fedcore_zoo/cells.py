@@ -163,8 +163,10 @@ def numbers_as_words(words: Sequence[str]) -> str:
     """Return the fault of a column's words, if most of them are numbers; else nothing."""
     strange = [word for word in words if not _is_number(word)]
     shown = [word for word in strange if DATE.match(word) or PUNCTUATED.fullmatch(word)]
-    if len(words) < FEW_WORDS or not strange or len(strange) - len(shown) > len(words) / 4:
+    if len(words) < FEW_WORDS or len(strange) - len(shown) > len(words) / 4:
         return ""
+    if not strange:
+        return f"holds numbers as texts, such as {words[0]!r}. Save them as numbers"
     if shown and DATE.match(shown[0]):
         return f"holds dates such as {shown[0]!r}. Write a date as a number, such as days since a day"
     if shown:

@@ -67,7 +67,7 @@ def check_classes(train: Tensor, test: Tensor, where: str) -> None:
             f"then missing, renumber both parts together: {RENUMBER}{_doubt(train.numpy())}"
         )
     if not torch.equal(classes, torch.arange(len(classes))):
-        without = "Leave out samples without a class, then r" if classes[0] < 0 else "R"
+        without = "Leave out samples without a class, then r" if classes[0] < 0 and len(classes) > 2 else "R"
         raise DataError(
             f"{where}: labels must be 0..C-1 with every class in y_train; found {int(classes[0])}..{int(classes[-1])} "
             f"({len(classes)} distinct) in y_train. {without}enumber both parts together: "
