@@ -59,8 +59,8 @@ def build_model(
     ``factory(num_classes, input_shape) -> SplitModel``, or a function or class that gives another module. The package
     fedcore-zoo makes the last linear layer of such a network the classifier. The base is drawn from (seed, "model"), a
     projection head from (seed, "projection"). The classifier is drawn from (seed, "classifier"), except that without
-    ``projection`` a network keeps its last layer, and a SplitModel the classifier that its factory replaced, changed or
-    froze. The base's weights therefore do not depend on the other parts.
+    ``projection`` a network keeps its last layer, and a SplitModel the classifier that its factory replaced, changed,
+    froze or hooked. The base's weights therefore do not depend on the other parts.
     torch's global generator is not changed.
 
     :param sample: a batch with one sample; default zeros of ``input_shape``. Other networks than a SplitModel get it.

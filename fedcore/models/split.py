@@ -82,14 +82,14 @@ class SplitModel(nn.Module):
 
     @property
     def has_fresh_classifier(self) -> bool:
-        """Whether nobody replaced, changed or froze the classifier, so that renewing it discards nothing."""
+        """Whether nobody replaced, changed, froze or hooked the classifier, so that renewing it discards nothing."""
         return self.has_own_classifier and self._fresh == self._classifier_digest()
 
     def _classifier_digest(self) -> str:
-        trained = [parameter.requires_grad for parameter in self.classifier.parameters()]
+        trained = [(p.requires_grad, bool(p._backward_hooks)) for p in self.classifier.parameters()]
         state = self.classifier.state_dict()
         values = {name: tensor for name, tensor in state.items() if not (tensor.is_meta or is_lazy(tensor))}
-        return digest_of(values, str(trained))
+        return digest_of(values, str((trained, [len(m._forward_hooks) for m in self.classifier.modules()])))
 
     def network(self) -> nn.Module:
         """Return a copy of the network that the model was made of, with the present weights.

@@ -109,6 +109,8 @@ HEADS = {
     "frozen": lambda model: model.classifier.requires_grad_(False),
     "initialised": lambda model: nn.init.zeros_(model.classifier.weight),
     "loaded": lambda model: model.classifier.weight.data.fill_(0.5),
+    "its gradient hooked": lambda model: model.classifier.weight.register_hook(lambda gradient: 0.1 * gradient),
+    "its logits hooked": lambda model: model.classifier.register_forward_hook(lambda layer, z, logits: 10 * logits),
 }
 
 
