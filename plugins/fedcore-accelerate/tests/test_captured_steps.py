@@ -20,7 +20,9 @@ from example_steps import (
     Waits,
 )
 from on_cpu import CpuRecorder, assert_same, captured_on_cpu
+from torch import nn
 
+from fedcore import SplitModel
 from fedcore_accelerate.captured_steps import CaptureWarning
 
 
@@ -151,6 +153,53 @@ def test_what_a_replay_would_not_do_again_is_not_captured(both, cls):
 @pytest.mark.parametrize("cls", [InPlace, ByEpoch, ByRound, Adds, Freezes])
 def test_what_depends_on_client_round_or_epoch_is_captured_for_it(both, cls):
     captured, plain, recorder = both(cls, batch_size=16)
+    assert recorder.launched > recorder.recorded > 0
+    assert_same(captured, plain)
+
+
+class Anneals(nn.Linear):
+    """Its temperature falls with each call, as in a search for an architecture."""
+
+    def __init__(self):
+        super().__init__(64, 16)
+        self.temperature = 8.0
+
+    def forward(self, x):
+        self.temperature *= 0.9 if self.training else 1.0
+        return super().forward(x.flatten(1)).div(self.temperature).softmax(1)
+
+
+def that_anneals(num_classes, input_shape):
+    return SplitModel(Anneals(), 16, num_classes)
+
+
+class FollowsItsFirstBatch(nn.Linear):
+    """What it keeps is made by a client's first step, as masks are that depend on a length."""
+
+    mean = None
+
+    def __init__(self):
+        super().__init__(64, 16)
+
+    def forward(self, x):
+        features = super().forward(x.flatten(1))
+        if self.mean is None and self.training:
+            self.mean = features.detach().mean(0)
+        return features if self.mean is None else features - self.mean
+
+
+def that_follows_its_first_batch(num_classes, input_shape):
+    return SplitModel(FollowsItsFirstBatch(), 16, num_classes)
+
+
+def test_a_network_that_changes_at_each_call_is_not_captured(both):
+    captured, plain, recorder = both(model=that_anneals)
+    assert recorder.recorded == 0
+    assert_same(captured, plain)
+
+
+def test_what_a_network_keeps_of_a_client_is_captured_for_it(both):
+    captured, plain, recorder = both(model=that_follows_its_first_batch)
     assert recorder.launched > recorder.recorded > 0
     assert_same(captured, plain)
 

@@ -4,8 +4,9 @@ A replay runs no Python. A graph may be replayed only if the hooks would do the 
 therefore shows its hooks a :class:`WatchedStep`, which notes whether they read the round, the epoch, the client or the
 batch. According to these notes, a graph is valid while the learning rate stays the same, for one round, or for one
 client's session. A step whose hooks read the batch is never captured. Nor is a step that rebinds tensors of the
-client's ``scratch`` or ``state``; it may update them in place. The first step of a kind runs eagerly, which also warms
-the libraries up. The second is captured.
+client's ``scratch`` or ``state``; it may update them in place. Nor is one that changes an attribute of the network,
+such as a count of its calls. The first step of a kind runs eagerly, which also warms the libraries up. The second is
+captured.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fedcore import ClientContext, PluginCallError
 from fedcore.client import Batch, BatchStep, LocalSession, Picked, SessionContext, take_step
 from fedcore.models import Outputs
 from fedcore_accelerate.recorder import CudaRecorder, Launch
+from fedcore_accelerate.stacked_step import Attributes
 
 OF_STEP = {
     "client": "client",
@@ -199,9 +201,12 @@ class StepGraphs:
         elif step == REFUSED:
             take_step(batch)
         else:
-            before = held(session)
+            before, attributes = held(session), Attributes(session.working.plain)
             reads = take_watched_step(batch) | ({"client"} if has_own_tensors(session) else set())
-            if "batch" in reads or same(before, held(session)):
+            if attributes.changed():
+                self.forget(session)
+                session.scratch["fedcore"]["attributes"] = True
+            elif "batch" in reads or same(before, held(session)):
                 self._steps.setdefault(key.kind, {})[Key.of(batch, reads)] = REFUSED if "batch" in reads else SEEN
 
     def find(self, batch: Batch) -> tuple[Key, Captured | str | None]:
@@ -216,6 +221,7 @@ class StepGraphs:
         """Record a step and take it; return REFUSED if it cannot be captured."""
         own = batch.picked.clone()
         before, counts, names = held(session), session.losses.counts.copy(), set(session.losses.sums)
+        attributes = Attributes(session.working.plain)
         session.optimizer.zero_grad()
         try:
             launch = self.recorder.record(partial(take_step, replace(batch, picked=own)))
@@ -228,15 +234,19 @@ class StepGraphs:
             take_step(batch)
             return REFUSED
         launch()
-        if not same(before, held(session)) or session.losses.sums.keys() != names:
+        if not same(before, held(session)) or session.losses.sums.keys() != names or attributes.changed():
             session.scratch["fedcore"]["step"] = launch  # kept: its memory pool holds tensors that hooks refer to
             return REFUSED
         return Captured(launch, own, tuple(session.losses.counts - counts))
 
 
 def has_own_tensors(session: LocalSession) -> bool:
-    """Return whether a session uses tensors that the next one does not: its captured steps then serve it alone."""
-    return session.memory is not session.working.memory or session.plugins.implements("local_samples")
+    """Return whether a session uses tensors that the next one does not: its captured steps then serve it alone.
+
+    What a network keeps in attributes, such as a mask, is made anew for each client.
+    """
+    own = session.memory is not session.working.memory or session.plugins.implements("local_samples")
+    return own or "attributes" in session.scratch["fedcore"]
 
 
 def held(session: LocalSession) -> dict[tuple[str, str], Any]:

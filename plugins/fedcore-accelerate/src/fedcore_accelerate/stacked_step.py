@@ -233,28 +233,48 @@ def attributes_refused(model: nn.Module) -> Iterator[None]:
     :raises NotStackable: names the attribute.
     """
     first, changed = PlainAttributes(model), ""
-    before = [_all_held(own) for own in first.now()]
+    before = Attributes(first)
     try:
         yield
     finally:
-        for part, own, values in zip(first.parts, before, first.now(), strict=True):
-            now = _all_held(values)
-            others = (name for name in {**own, **now} if not _same(own.get(name), now.get(name)))
-            changed = next((f"{type(part).__name__}.{name}" for name in others), changed)
-        if changed:
+        if changed := before.changed():
             first.restore()
     if changed:
         raise NotStackable(f"the model changes its attribute {changed}")
 
 
-def _all_held(values: Mapping[str, Any]) -> dict[str, list[Any]]:
-    return {name: _held(value) for name, value in values.items()}
+class Attributes:
+    """What a network's own modules keep outside of its state, at one moment: their attributes and unsaved buffers."""
+
+    def __init__(self, plain: PlainAttributes) -> None:
+        self._plain, self._before = plain, self._now(plain)
+
+    @staticmethod
+    def _now(plain: PlainAttributes) -> list[dict[str, list[Any]]]:
+        now = [{name: _held(value) for name, value in own.items()} for own in plain.now()]
+        for part, own in zip(plain.parts, now, strict=True):
+            own.update({name: [part._buffers[name]] for name in part._non_persistent_buffers_set})
+        return now
+
+    def changed(self) -> str:
+        """Return an attribute that is another one now, or was edited; empty if there is none."""
+        for part, own, now in zip(self._plain.parts, self._before, self._now(self._plain), strict=True):
+            for name in {**own, **now}:
+                if not _same(own.get(name), now.get(name)):
+                    return f"{type(part).__name__}.{name}"
+        return ""
+
+
+_PLAIN = (int, float, str)
+"""Types of which equal values are the same."""
 
 
 def _held(value: Any) -> list[Any]:
     """Return a value with what it holds, and how often tensors in it were edited."""
     if isinstance(value, Tensor):
         return [value, value._version]
+    if isinstance(value, tuple):  # such as a shape, which is a new one each time
+        return [len(value), *(held for each in value for held in _held(each))]
     if not isinstance(value, (list, dict, set, deque)):
         return [value]
     inner = [*value, *value.values()] if isinstance(value, dict) else value
@@ -263,7 +283,7 @@ def _held(value: Any) -> list[Any]:
 
 def _same(first: Sequence[Any] | None, now: Sequence[Any] | None) -> bool:
     pairs = zip_longest(first or (), now or (), fillvalue=_same)
-    return all(one is other or (type(one) is int and one == other) for one, other in pairs)
+    return all(one is other or (type(one) is type(other) in _PLAIN and one == other) for one, other in pairs)
 
 
 def as_parameters(tensors: Mapping[str, Tensor], names: Iterable[str]) -> None:
