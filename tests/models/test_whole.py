@@ -93,6 +93,13 @@ def static(num_classes):
     return nn.Sequential(nn.Linear(5, 7), norm, nn.Linear(7, num_classes))
 
 
+class Named(nn.Linear):
+    """Returns a mapping, as many libraries' networks do."""
+
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+
 @pytest.mark.parametrize(
     ("factory", "named"),
     [
@@ -106,6 +113,7 @@ def static(num_classes):
         (lambda num_classes: nn.Linear(5, num_classes), ()),
         (lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 4)), ("4", "3")),
         (lambda: nn.Linear(8, 3), ("5",)),
+        (lambda: nn.Sequential(nn.Linear(5, 7), Named(7, 3)), ("dict",)),
     ],
 )
 def test_other_networks_are_refused(factory, named):

@@ -133,8 +133,11 @@ def _last(
     finally:
         for handle in handles:
             handle.remove()
+    if not isinstance(logits, Tensor):
+        fault = f"returns {type(logits).__name__}, no tensor of logits"
+        raise ConfigError(f"model {name!r} {fault}; let forward return that alone, or {HINT}")
     if not outputs or outputs[-1][1] is not logits:
-        changed = bool(outputs) and isinstance(logits, Tensor) and outputs[-1][1].shape == logits.shape
+        changed = bool(outputs) and outputs[-1][1].shape == logits.shape
         hint = "leave out softmax or log_softmax, which the loss contains, or " if changed else ""
         raise ConfigError(f"model {name!r} does not end with a linear layer that gives the logits; {hint}{HINT}")
     return outputs[-1][0]
