@@ -250,6 +250,10 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, sample
     :param configured: the plugins that configured the model.
     """
     by = f", as configured by plugin {', '.join(map(repr, configured))}," if configured else ""
+    broken = partial(PluginContractError.of, config.model, kind="model")
+    if not isinstance(model.encoder, torch.nn.Sequential):  # what methods append would never run
+        hint = "append by model.encoder.add_module(name, module), or wrap: nn.Sequential(OrderedDict(base=encoder))"
+        raise broken(f"has{by} an encoder of class {type(model.encoder).__name__}", expected="nn.Sequential", hint=hint)
     model.eval()
     try:
         with tried(model), task.random("lazy"):  # lazy modules draw their weights
@@ -260,7 +264,6 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, sample
             f"(data set {config.dataset!r}): {error}{dtype_hint(model, sample)}"
         ) from error
     expected = (1, task.num_classes, *task.kind.grid)
-    broken = partial(PluginContractError.of, config.model, kind="model")
     if features.ndim != len(expected) or logits.shape != expected:
         fault = f"gives features {tuple(features.shape)} and logits {tuple(logits.shape)} for one sample"
         raise broken(fault, expected=f"{str(expected).replace(str(task.num_classes), 'd', 1)} and {expected}")
@@ -328,8 +331,11 @@ def _check_needs(setup: Setup, plugin: Plugin) -> None:
             f"steps of {setup.config.optimizer} have another length; leave out --optimizer"
         )
     require_hooks(plugin)
-    if "one-model" in plugin.assumes:
-        _require_one_model(setup, plugin)
+    for other in setup.plugins if "one-model" in plugin.assumes else ():
+        # It chooses the model that a client starts from, and averages each.
+        if other is not plugin and set(setup.claimed(other, "starts")) & set(setup.claimed(other, "owns")):
+            reason = f"{plugin.name!r} works with one global model, but {other.name!r} trains several"
+            raise PluginConflictError.of(plugin.name, other.name, reason)
     if "cross-entropy" in plugin.assumes:
         for other in setup.plugins.implementers("task_loss"):
             reason = (
@@ -346,14 +352,6 @@ def _check_needs(setup: Setup, plugin: Plugin) -> None:
             f"plugin {plugin.name!r} needs public samples: --public 0.1 takes a tenth of the training set out of "
             "the clients' data, --public NAME takes another data set of the same shape"
         )
-
-
-def _require_one_model(setup: Setup, plugin: Plugin) -> None:
-    """Refuse another plugin that has several models: it chooses the one that a client starts from, and averages it."""
-    for other in setup.plugins:
-        if other is not plugin and set(setup.claimed(other, "starts")) & set(setup.claimed(other, "owns")):
-            reason = f"{plugin.name!r} works with one global model, but {other.name!r} trains several"
-            raise PluginConflictError.of(plugin.name, other.name, reason)
 
 
 def _kept(plugins: PluginSet, model: SplitModel) -> dict[str, set[str]]:

@@ -119,11 +119,9 @@ def _arguments(
     arguments = {"num_classes": num_classes, "input_shape": input_shape}
     signature = inspect.signature(factory)
     named = {name: value for name, value in arguments.items() if name in signature.parameters}
-    tried: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), named)]
-    if not named:
-        tried.append((tuple(arguments.values()), {}))
+    in_order: list[tuple[tuple[Any, ...], dict[str, Any]]] = [] if named else [(tuple(arguments.values()), {})]
     problem = ""
-    for positional, keywords in tried:
+    for positional, keywords in [((), named), *in_order]:
         try:
             signature.bind(*positional, **keywords)
             return positional, keywords

@@ -47,7 +47,10 @@ class SplitModel(nn.Module):
     """
 
     encoder: nn.Sequential
-    """``base``, then ``projection`` once :meth:`ModelTask.ensure_projection` added it."""
+    """``base``, then ``projection`` once :meth:`ModelTask.ensure_projection` added it.
+
+    Plugins append to it: ``model.encoder.add_module("bias", Bias(model.feature_dim))``.
+    """
     classifier: nn.Module
     """Starts as one linear layer. A plugin may replace it, or move layers between encoder and classifier; it then sets
     ``feature_dim``."""

@@ -54,6 +54,29 @@ def test_an_encoder_that_the_classifier_does_not_fit_names_the_plugin(go):
         go(Forgets, rounds=1)
 
 
+class Moved(nn.Module):
+    """A module around the encoder, which adds a vector to its features."""
+
+    def __init__(self, base, width):
+        super().__init__()
+        self.base, self.by = base, nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        return self.base(x) + self.by
+
+
+class Moves(Plugin):
+    @hookimpl
+    def configure_model(self, model):
+        model.encoder = Moved(model.encoder, model.feature_dim)
+
+
+def test_an_encoder_that_does_not_run_what_is_appended_to_it_is_refused(go):
+    """The unit length of FedNH's features, or a projection of their own width, would be left out without a word."""
+    with raises(PluginContractError, "'moves'", "nn.Sequential"):
+        go(Moves, rounds=1)
+
+
 class Scaled(SplitModel):
     """Does something between encoder and classifier, which methods that call the classifier would leave out."""
 
