@@ -79,22 +79,17 @@ def test_it_keeps_the_contract(cluster, tmp_path):
     check_engine("ray", tmp_path, workers=(1, 2, 3))
 
 
-@pytest.mark.parametrize(
-    ("plugins", "processes"),
-    [
-        pytest.param(("fedcme",), (0,), id="fedcme-here"),
-        *(pytest.param(case, (1, 2), marks=pytest.mark.slow, id="-".join(case) or "fedavg") for case in METHODS),
-    ],
-)
-def test_the_bits_are_the_local_engines(cluster, tmp_path, plugins, processes):
-    """Model, states, and every figure of the metrics: for these numbers of processes, and two of Ray's workers.
+@pytest.mark.slow
+@pytest.mark.parametrize("plugins", METHODS, ids=lambda case: "-".join(case) or "fedavg")
+def test_the_bits_are_the_local_engines(cluster, tmp_path, plugins):
+    """Model, states, and every figure of the metrics: for this process, one and two, and two of Ray's workers.
 
     The look at the nodes leaves no file.
     """
     there = federate(tmp_path, *plugins, **SETTINGS, engine="ray", workers=2)
     assert there.summary["time"]["workers"] == 2
     assert {path.name for path in there.directory.glob("clients/*")} <= {f"{client:06d}" for client in range(4)}
-    for workers in processes:
+    for workers in (0, 1, 2):
         here = federate(tmp_path, *plugins, **SETTINGS, engine="local", workers=workers)
         assert model_bytes(there) == model_bytes(here)
         assert records(there) == records(here)
@@ -194,6 +189,7 @@ def test_a_worker_that_always_ends_before_it_is_ready_ends_the_run(cluster, tmp_
         federate(tmp_path, (Away, {"driver": os.getpid()}), **ONE_ROUND, engine="ray", workers=1)
 
 
+@pytest.mark.slow
 def test_relative_names_mean_the_same_to_a_worker(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (federate(tmp_path, **ONE_ROUND).directory / "model.safetensors").rename("first.safetensors")
@@ -201,6 +197,7 @@ def test_relative_names_mean_the_same_to_a_worker(cluster, tmp_path, monkeypatch
     assert model_bytes(federate(tmp_path, **start, engine="ray", workers=1)) == model_bytes(federate(tmp_path, **start))
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_be_set_up_says_why(cluster, tmp_path):
     with raises(PluginContractError, "'cannotsetup'", "no such file on this machine"):
         federate(tmp_path, (CannotSetUp, {"driver": os.getpid()}), **ONE_ROUND, engine="ray", workers=1)
@@ -232,29 +229,46 @@ def test_two_runs_in_one_cluster_do_not_meet(cluster, tmp_path):
     ("options", "words"),
     [
         (["--workers", "0"], "--workers 0 is this process, but --engine ray runs the clients on Ray's workers"),
-        (
-            ["--workers", "99", "--clients", "99"],
-            "has room for 6 workers of 1 CPUs each; it offers 6 CPUs and 0 GPUs on",
-        ),
         (["--set", "ray.cpus_per_worker=2000"], "less than or equal to 1024"),
         (["--set", "ray.cpus_per_worker=1.5"], "more than one is a whole number"),
-        (["--set", "ray.cpus_per_worker=7"], "no node of the Ray cluster has the 7 CPUs that a worker takes"),
         (["--set", "ray.gpus_per_worker=1"], "ray.gpus_per_worker is 1, but the run's device is cpu"),
         (["--set", "ray.timeout=0"], "greater than 0"),
         (["--set", "ray.adress=auto"], "Did you mean 'address'?"),
         (["--set", "ray.address=ray://host:10001"], "not through Ray's client protocol ray://"),
         (["--set", "ray.address=somewhere"], "write auto, or the head's HOST:PORT"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_cannot_work_are_refused_before_a_cluster_is_looked_for(monkeypatch, cli, options, words):
+    monkeypatch.setattr("fedcore_ray.cluster.Cluster", None)
+    check_refused(cli, options, words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--workers", "99", "--clients", "99"],
+            "has room for 6 workers of 1 CPUs each; it offers 6 CPUs and 0 GPUs on",
+        ),
+        (["--set", "ray.cpus_per_worker=7"], "no node of the Ray cluster has the 7 CPUs that a worker takes"),
         (["--set", "ray.address=127.0.0.1:1"], "but this process is connected to the Ray at"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_options_that_cannot_work_are_refused(cluster, cli, options, words):
+def test_options_that_do_not_fit_the_cluster_are_refused(cluster, cli, options, words):
+    check_refused(cli, options, words)
+
+
+def check_refused(cli, options, words):
     result = cli("train", "--engine", "ray", "--device", "cpu", "--out", "run", *options)
     assert result.exit_code == 2
     assert words in " ".join(result.output.replace("│", " ").split())
     assert "Traceback" not in result.output
 
 
+@pytest.mark.slow
 def test_a_run_directory_does_not_decide_what_is_connected_to(cluster, tmp_path, cli):
     """An address in a configuration from someone else is not connected to unasked."""
     result = federate(tmp_path, **ONE_ROUND)
@@ -268,6 +282,7 @@ def test_a_run_directory_does_not_decide_what_is_connected_to(cluster, tmp_path,
     assert "--allow-outside" in refused.output
 
 
+@pytest.mark.slow
 def test_a_node_with_other_software_is_named(cluster, tmp_path, monkeypatch):
     here = nodes.describe()
     monkeypatch.setattr(nodes, "describe", lambda: {**here, "versions": {**here["versions"], "torch": "1.0", "x": "2"}})
@@ -277,6 +292,7 @@ def test_a_node_with_other_software_is_named(cluster, tmp_path, monkeypatch):
         federate(tmp_path, **ONE_ROUND, engine="ray", workers=1)
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_share_the_runs_folder_is_named(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(nodes, "look", look_elsewhere)
     with pytest.raises(ConfigError, match=r"node .+ does not share .+/clients with this machine .*--out"):
