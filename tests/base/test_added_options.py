@@ -161,6 +161,7 @@ app({arguments})
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "package"),
     [

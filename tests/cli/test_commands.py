@@ -185,6 +185,7 @@ assert message == "", message
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"], ids=["stdout", "stderr", "all"])
 @pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["plugins", "list"], 0), (["nope"], 2)], ids=str)
 def test_a_stream_that_is_closed_from_the_start_takes_nothing(words, code: int, closed: str) -> None:

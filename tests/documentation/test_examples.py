@@ -66,6 +66,7 @@ def test_combine_methods(example, capsys):
     assert "'fedper' keeps on each client" in printed
 
 
+@pytest.mark.slow
 def test_your_data_runs_as_its_users_run_it(tmp_path):
     """As a script in a process of its own, with workers that must find the module again."""
     script = str(EXAMPLES / "your_data.py")

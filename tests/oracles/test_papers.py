@@ -102,7 +102,21 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+OTHER_OPTIONS = {
+    "FedProc, the plugin's defaults",
+    "FedProc, alpha .5 (Table 4)",
+    "FDCL, on logits",
+    "FedCME, exchange only",
+    "FedCD, one fine class",
+    "FedCD, two fine classes",
+}
+"""Of methods of which another row is quick."""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(row, id=name, marks=[pytest.mark.slow] * (name in OTHER_OPTIONS)) for name, row in METHODS.items()],
+)
 def test_rounds_with_some_of_the_clients_are_the_papers(tmp_path: Path, method: Method) -> None:
     plugins = [(method.plugin, method.options), (Cohorts, {"rounds": method.cohorts})]
     start = initial_weights(small_config(tmp_path, *plugins, **OPTIONS))

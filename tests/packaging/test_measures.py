@@ -49,6 +49,7 @@ def test_lint_checks_the_limit_of_the_project(measures, monkeypatch, capsys):
     assert f"fewer than {int(limit):,}, the limit" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_hooks_load_base_alone(measures):
     loaded = {name.split(".")[1] for name in measures.imported("import fedcore.hooks.hookspecs") if "." in name}
     assert loaded == {"base", "hooks"}

@@ -150,6 +150,7 @@ def test_broken_requirements_are_noted_but_not_flowers(install, monkeypatch, cap
     assert "flwr" not in printed
 
 
+@pytest.mark.slow
 def test_what_fits_is_not_spoken_of(install, monkeypatch, tmp_path):
     fake_torchvision(tmp_path, "2.13.0", "")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
