@@ -39,6 +39,20 @@ def test_images_are_changed_before_normalisation():
     torch.testing.assert_close(torch.stack(seen), x)
 
 
+@pytest.mark.parametrize("raw", [255 * torch.rand(4, 3, 6, 6), torch.randn(4, 3, 6, 6)])
+def test_images_of_floats_keep_their_values(raw):
+    """They were cut to 0..1, so that images of 0..255 became white: a flip that never happens cost 52 points."""
+    mean, std = raw.mean((0, 2, 3)).tolist(), raw.std((0, 2, 3)).tolist()
+    shift, scale = (torch.tensor(each).view(1, 3, 1, 1) for each in (mean, std))
+    x, flips, jitter = (raw - shift) / scale, torchvision("RandomHorizontalFlip=1.0"), torchvision("ColorJitter=0.5")
+    drawn = flips.draw(4, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(flips.apply(x, drawn, mean, std), x.flip(3))
+    with raises(ConfigError, "colours", "uint8", "--normalize client"):
+        jitter.apply(x, drawn, mean, std)
+    raw = torch.rand(4, 3, 6, 6)
+    assert not torch.equal(jitter.apply((raw - shift) / scale, drawn, mean, std), (raw - shift) / scale)
+
+
 def test_each_image_has_its_seed_and_the_global_generators_stay():
     x = torch.zeros(3, 1, 2, 2)
     drawn = shifts.draw(3, torch.Generator().manual_seed(1))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcore import ConfigError, UnknownNameError
 from fedcore.client import random_stream
@@ -15,12 +16,20 @@ from fedcore_zoo.vision import load_torchvision
 _SEEDS = 1 << 24
 """Seeds are drawn below this, up to which float32 has every whole number."""
 
+_ROUNDING = 1e-3
+"""Brightness this far beyond 0..1 is the rounding of the normalisation."""
+
+_OF_COLORS = ("._color", "._auto_augment")
+"""torchvision's modules of transforms that read values as brightness, from 0 to 1."""
+
 
 class Transforms:
     """An augmentation that changes each image by a function of torchvision, or by one of its kind.
 
     Every image has a seed, from which the function draws by the global generators of torch, NumPy and Python. It gets
-    one image (C, H, W) in brightness 0..1, float32, on the CPU or the device, and returns one of the same shape.
+    one image (C, H, W) as it was before normalisation, float32, on the CPU or the device, and returns one of the same
+    shape. Images of bytes are brightness 0..1; those of floats are what they were, and after ``--normalize client``
+    each client's contrast is its own.
 
     :param function: such as ``torchvision.transforms.v2.Compose([...])``.
     """
@@ -37,7 +46,15 @@ class Transforms:
         shape = (1, -1, *[1] * (x.ndim - 2))
         numbers = ((mean or [0.0]), (std or [1.0]))
         shift, scale = (torch.tensor(each, device=x.device, dtype=x.dtype).view(shape) for each in numbers)
-        images = (x * scale + shift).clamp(0, 1) if len(mean) else x
+        images = x * scale + shift if len(mean) else x
+        bright = images.clamp(0, 1)
+        if bool(((images - bright).abs() < _ROUNDING).all()):
+            images = bright
+        elif _reads_brightness(self.function):
+            raise ConfigError(
+                "the augmentation changes colours of brightness 0..1, and these images have values from "
+                f"{images.min():.3g} to {images.max():.3g}: give bytes (uint8), without --normalize client"
+            )
         changed = []
         for image, seed in zip(images, drawn[:, 0].tolist(), strict=True):
             with random_stream(int(seed)):
@@ -48,6 +65,12 @@ class Transforms:
                     "has to stay, as with RandomCrop(size, padding=4) of the same size"
                 )
         return (torch.stack(changed) - shift) / scale
+
+
+def _reads_brightness(function: Any) -> bool:
+    """Return whether a transform of torchvision, or one inside of it, changes colours."""
+    inner = function if isinstance(function, nn.Sequential) else getattr(function, "transforms", ())
+    return type(function).__module__.endswith(_OF_COLORS) or any(map(_reads_brightness, inner))
 
 
 def torchvision(names: str) -> Transforms:
