@@ -80,6 +80,50 @@ def test_the_row_of_padding_has_no_gradient_in_any_sample():
         torch.testing.assert_close(part[name], expected)
 
 
+class AsksForKinds(nn.Linear):
+    """Whether it trains, and whether its weight is a parameter."""
+
+    def __init__(self):
+        super().__init__(4, 5)
+
+    def forward(self, x):
+        products = super().forward(x)
+        scaled = products if isinstance(self.weight, nn.Parameter) else 3 * products
+        return scaled.tanh() if products.requires_grad else scaled
+
+
+def test_a_model_finds_its_weights_as_it_does_alone():
+    model, x, y = SplitModel(AsksForKinds(), 5, 3), torch.randn(4, 4), torch.tensor([0, 1, 2, 0])
+    (part,) = per_example.one_pass(model, [name for name, _ in model.named_parameters()], x, y)
+    for name, expected in one_by_one(model, x, y).items():
+        torch.testing.assert_close(part[name], expected)
+
+
+class HoldsItsWeight(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+        self.shared = [self.weight]
+
+    def forward(self, x):
+        return super().forward(x).tanh() @ self.shared[0]
+
+
+class Selects(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, x):
+        features = super().forward(x).tanh()
+        return features.select_scatter(features[:, 1], 1, 0)
+
+
+@pytest.mark.parametrize(("base", "reason"), [(HoldsItsWeight, "holds a parameter"), (Selects, "select_scatter")])
+def test_a_model_that_is_another_one_under_vmap_is_refused(base, reason):
+    model = SplitModel(base(), 4, 3)
+    with pytest.raises(RuntimeError, match=reason):
+        [*per_example.one_pass(model, ["encoder.base.weight"], torch.randn(2, 4), torch.tensor([0, 1]))]
+
+
 def test_each_sample_has_its_own_dropout():
     model = SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(4, 64), nn.Dropout(0.5)), 64, 2).train()
     x, y = torch.ones(2, 1, 4), torch.zeros(2, dtype=torch.int64)

@@ -15,7 +15,8 @@ from fedcore import Tensors, derive_seed
 from fedcore.client import CORE, Batch, Begin, LocalSession, LocalWork, LossTotals, Picked
 from fedcore.engines import ClientTask, unflatten
 from fedcore.models import Outputs, forward_chunk
-from fedcore_accelerate.stacked_step import Path, as_parameters, value_at
+from fedcore_accelerate.stacked_step import Path, value_at
+from fedcore_functional import as_parameters
 
 Turn = tuple[int, int]
 """A local epoch and the number of a batch in it."""

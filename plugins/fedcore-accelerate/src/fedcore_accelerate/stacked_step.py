@@ -286,12 +286,6 @@ def _same(first: Sequence[Any] | None, now: Sequence[Any] | None) -> bool:
     return all(one is other or (type(one) is type(other) in _PLAIN and one == other) for one, other in pairs)
 
 
-def as_parameters(tensors: Mapping[str, Tensor], names: Iterable[str]) -> None:
-    """Let tensors that take the place of a model's parameters be instances of ``nn.Parameter``: it may ask."""
-    for name in tensors.keys() & names:
-        tensors[name]._is_param = True
-
-
 def value_at(session: LocalSession, path: Path) -> Any:
     """Return a value that a hook reads of a client, of any kind but ``frozen``."""
     if path.kind == "reference":

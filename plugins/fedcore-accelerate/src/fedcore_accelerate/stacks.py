@@ -49,10 +49,10 @@ from fedcore_accelerate.stacked_step import (
     StackedStep,
     TrainedClient,
     Unread,
-    as_parameters,
     attributes_refused,
 )
 from fedcore_accelerate.tuning import why_alone
+from fedcore_functional import as_parameters
 
 REPEATS = "the backward pass repeats a part of the forward pass, as checkpoints do"
 """Why a step is taken alone: such a pass finds the model without the clients' weights."""

@@ -6,16 +6,14 @@ Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, CCS 2016, arXiv 1607.00
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from fedcore import SplitModel, Tensors
-from fedcore_functional import embedding_under_vmap
+from fedcore_functional import VmapRules, as_parameters
 
 Gradients = Mapping[str, Tensor]
 """Gradients of B examples by parameter, (B, ...) each."""
@@ -31,33 +29,23 @@ def one_pass(model: SplitModel, names: Iterable[str], x: Tensor, y: Tensor) -> I
 
     :param x: inputs (B, ...). :param y: labels (B,).
     """
-    own = {name: model.get_parameter(name).detach() for name in names}
+    own = {name: model.get_parameter(name) for name in names}
     rows = max(1, MOST_NUMBERS // sum(weight.numel() for weight in own.values()))
 
     def logits(weights: Mapping[str, Tensor], example: Tensor) -> Tensor:
+        as_parameters(weights, weights)
         batch: Tensor = functional_call(model, dict(weights), (example[None],)).logits
         return batch[0]
 
     for inputs, labels in zip(x.split(rows), y.split(rows), strict=True):
         with torch.enable_grad():
-            weights = {name: weight.expand(len(inputs), *weight.shape).requires_grad_() for name, weight in own.items()}
-            with PaddingApart():
+            every = {name: weight.detach().expand(len(inputs), *weight.shape) for name, weight in own.items()}
+            weights = {name: weight.requires_grad_() for name, weight in every.items()}
+            with VmapRules(own.values()):
                 outputs = vmap(logits, randomness="different")(weights, inputs)
             total = F.cross_entropy(outputs, labels, reduction="sum")
             gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
         yield {name: gradient for name, gradient in zip(weights, gradients, strict=True) if gradient is not None}
-
-
-class PaddingApart(TorchFunctionMode):
-    """Gives the row of an embedding's padding no gradient, as torch does for a batch.
-
-    Under ``vmap`` torch leaves out the first example's padding alone. The gradients of the others were another row
-    larger, and longer, so that they were clipped more.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        function = embedding_under_vmap if func is F.embedding else func
-        return function(*args, **(kwargs or {}))
 
 
 def pass_by_pass(gradients_at: Callable[..., Mapping[str, Tensor]], count: int) -> Iterator[Gradients]:

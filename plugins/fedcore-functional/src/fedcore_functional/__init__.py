@@ -46,7 +46,7 @@ from fedcore_functional.drift import (
     renewed_mean_displacement,
     shifted_target,
 )
-from fedcore_functional.layers import check_layers, embedding_under_vmap, may_draw, move_split, names_of_last_layers
+from fedcore_functional.layers import check_layers, may_draw, move_split, names_of_last_layers
 from fedcore_functional.prototype_exchange import PrototypeExchange, PrototypeOptions
 from fedcore_functional.prototypes import (
     add_prototypes,
@@ -68,6 +68,7 @@ from fedcore_functional.statistics import (
     unpack_statistics,
 )
 from fedcore_functional.terms import effective_steps, linear_term, moved_model, proximal_term, update_vector
+from fedcore_functional.under_vmap import VmapRules, as_parameters
 
 __all__ = [
     "SLACK",
@@ -79,7 +80,9 @@ __all__ = [
     "PrototypeOptions",
     "ReadyPrototypes",
     "UnitLength",
+    "VmapRules",
     "add_prototypes",
+    "as_parameters",
     "balanced_cross_entropy",
     "check_counts",
     "check_covariance",
@@ -97,7 +100,6 @@ __all__ = [
     "cosine_similarity_matrix",
     "displaced_mean",
     "effective_steps",
-    "embedding_under_vmap",
     "feature_range",
     "feature_statistics",
     "first_prototypes",

@@ -1,14 +1,10 @@
-"""Layers of a model: which are the last ones, how linear ones move into the classifier, which draw random numbers;
-an embedding under ``vmap``.
-"""
+"""Layers of a model: which are the last ones, how linear ones move into the classifier, which draw random numbers."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedcore import ConfigError, SplitModel
@@ -147,22 +143,3 @@ def may_draw(model: nn.Module) -> bool:
     return any(
         isinstance(module, DRAWING) or not type(module).__module__.startswith(KNOWN) for module in model.modules()
     )
-
-
-def embedding_under_vmap(
-    indices: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **more: Any
-) -> Tensor:
-    """Return what ``torch.nn.functional.embedding`` does, with no gradient in the row of the padding.
-
-    Under ``vmap`` torch 2.13 leaves out the first example's padding alone, and the others train this row.
-
-    :param indices: as of torch's function, with all that follows.
-
-    >>> embedding_under_vmap(torch.tensor([1, 0]), torch.tensor([[7.0], [8.0]]), 0)
-    tensor([[8.],
-            [7.]])
-    """
-    rows = F.embedding(indices, weight, None, *args, **more)
-    if padding_idx is None:
-        return rows
-    return torch.where((indices == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)
