@@ -191,7 +191,7 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     elif choices(inner):
         kind, metavar = str, "|".join(choices(inner))
     elif inner not in (int, float, str, Path):
-        raise TypeError(f"RunConfig.{name}: the command line has no flag for {field.annotation}")
+        raise TypeError(f"RunConfig.{name}: no flag for {field.annotation}; mark a list: Annotated[..., Repeated('X')]")
     shown = [bounds(field)] if bounds(field) else []
     if with_default and default not in (None, []) and kind != list[str] and inner is not bool:
         shown.append(f"default {default}")

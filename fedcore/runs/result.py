@@ -77,7 +77,7 @@ class RunResult:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One row per round: losses, bytes, seconds, and the figures of every protocol if the round was evaluated.
+        """One row per round: rate, losses, bytes, seconds, and all figures of protocols if the round was evaluated.
 
         ``report.PLUGIN.NAME`` holds the result of a plugin's hook ``report``. ``pandas.DataFrame(result.history)``
         makes a table.

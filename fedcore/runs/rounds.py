@@ -54,7 +54,7 @@ def history_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for record in records:
         if "round" not in record:
             continue  # the record of post_train
-        row: dict[str, Any] = {"round": record["round"] + 1}
+        row: dict[str, Any] = {"round": record["round"] + 1, "lr": record["lr"]}
         row |= {f"loss.{name}": value for name, value in record["losses"].items()}
         for name, figures in evaluated(record.get("metrics") or {}).items():
             for key in ("accuracy", "loss", "std", "worst10", *further(figures)):

@@ -54,6 +54,7 @@ def test_history_is_a_row_per_round(finished):
     last = finished.records[-1]
     assert rows[-1]["global_local.worst10"] == last["metrics"]["global_local"]["worst10"]
     assert rows[-1]["loss.task"] == last["losses"]["task"]
+    assert rows[-1]["lr"] == last["lr"]
     assert rows[-1]["bytes.up"] == last["bytes"]["up"]
     assert (rows[0]["clients"], rows[0]["failed"]) == (3, 0)
 
