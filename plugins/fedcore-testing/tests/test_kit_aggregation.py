@@ -255,3 +255,15 @@ def test_clients_that_train_as_one_keep_to_themselves():
         check("the_same_as_one_by_one", KeepsItsClientOnItself)
     with pytest.raises(NotApplicable, match=r"data-dependent control flow"):
         check("the_same_as_one_by_one", Branches)
+
+
+class Amplifies(Plugin):
+    """Makes much of a last bit."""
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss((step.features * 1e5).sin().mean())
+
+
+def test_rounding_that_a_method_amplifies_is_rounding():
+    check("the_same_as_one_by_one", Amplifies)

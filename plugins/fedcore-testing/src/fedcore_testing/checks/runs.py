@@ -15,9 +15,9 @@ from fedcore.engines import ClientSite
 from fedcore.hooks import BUILTIN, create_plugin
 from fedcore.tools import registry
 from fedcore_testing.checks.base import NotApplicable, check, trial_of
-from fedcore_testing.checks.runners import require_close_models
+from fedcore_testing.checks.runners import require_close, require_close_models
 from fedcore_testing.companions import Bystander
-from fedcore_testing.compare import ABSOLUTE, RELATIVE, require_close_states, require_same, require_same_states
+from fedcore_testing.compare import ABSOLUTE, RELATIVE, require_same, require_same_states
 from fedcore_testing.engines import Echoing, last_client_first
 from fedcore_testing.federation import data_of, interrupted, model_bytes, name_of, records, weights
 from fedcore_testing.fingerprint import fingerprint, random_states
@@ -172,8 +172,7 @@ def check_order_of_clients_does_not_matter(trial: Trial) -> None:
     straight, how = finished(trial.run(**options)), "with the clients in reverse order"
     with last_client_first():  # each keeps its id, so that values kept by client are the same
         reverse = finished(trial.run(**options))
-    require_close_models(trial, weights(reverse), weights(straight), f"{how}, the model differs in")
-    require_close_states(reverse, straight, how)
+    require_close(trial, reverse, straight, how, **options)
 
 
 @check("define the class in a module that can be imported, keep nothing outside the states.", slow=True)
