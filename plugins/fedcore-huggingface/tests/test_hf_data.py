@@ -36,9 +36,11 @@ def test_texts_are_tokens_and_writers_are_sources(text_set: str, load) -> None:
     check_dataset(dataset(text_set))
 
 
-def test_long_texts_are_cut(text_set: str, load) -> None:
+def test_long_texts_are_cut_and_noted(text_set: str, load) -> None:
     found = load(f"{text_set}&max_length=3")
     assert found.train.offsets.diff().tolist() == [3] * 60
+    assert "80 of 80 texts fill all 3 tokens" in found.notes[0]
+    assert load(text_set).notes == ()
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("RGBA", 3)])

@@ -55,13 +55,18 @@ def _text_column(table: Table, options: Options) -> str:
 
 def text_fields(tables: Sequence[Table], labels: Sequence[Tensor], column: str, options: Options) -> dict[str, Any]:
     """Return the fields of a data set that hold each table's texts as tokens."""
-    tokenizer, samples = _tokenizer(tables[0], column, options), []
+    tokenizer, samples, full = _tokenizer(tables[0], column, options), [], 0
     for table, numbers in zip(tables, labels, strict=True):
         tokens = _tokens(tokenizer, table, column, truncation=True, max_length=options.max_length)
         if not all(tokens):
             raise table.error(f"column {column!r} has texts without a token; leave such rows out")
         samples.append(SequenceSamples.of(tokens, numbers.tolist()))
-    return {"train": samples[0], "test": samples[1], "input_shape": (len(tokenizer),), "model": "embedding-bag"}
+        full += sum(len(text) == options.max_length for text in tokens)
+    note = (
+        f"{full} of {sum(map(len, tables))} texts fill all {options.max_length} tokens, beyond which they are cut off"
+    )
+    fields = {"train": samples[0], "test": samples[1], "input_shape": (len(tokenizer),), "model": "embedding-bag"}
+    return fields | {"notes": (f"{tables[0].name}: {note}; ?max_length= takes more",) if full else ()}
 
 
 def _tokenizer(table: Table, column: str, options: Options) -> Any:
