@@ -76,6 +76,9 @@ class Augmented(Section):
 
     panel = "Data and model"
 
+    if TYPE_CHECKING:
+        augment: bool
+
     augmentation: Annotated[str | None, Kind("augmentation")] = Field(
         default=None,
         description="Augmentation instead of the data set's own: torchvision:RandomHorizontalFlip,RandomRotation=15 or"
@@ -92,7 +95,12 @@ class Augmented(Section):
         """Return the data set with this augmentation."""
         from dataclasses import replace
 
-        return dataset if self.augmentation is None else replace(dataset, augmentation=self.augmentation)
+        chosen = dataset if self.augmentation is None else replace(dataset, augmentation=self.augmentation)
+        if self.augment and chosen.augmentation and chosen.task.grid:
+            from fedcore_zoo.transforms import masks_stay
+
+            return masks_stay(chosen)
+        return chosen
 
 
 class Divided(Section):

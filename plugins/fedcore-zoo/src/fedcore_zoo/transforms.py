@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 
 from fedcore import ConfigError, UnknownNameError
 from fedcore.client import random_stream
+from fedcore.data import Dataset
+from fedcore.tools import registry
+from fedcore_zoo.augment import Augmentation
 from fedcore_zoo.vision import load_torchvision
 
 _SEEDS = 1 << 24
@@ -21,6 +25,9 @@ _ROUNDING = 1e-3
 
 _OF_COLORS = ("._color", "._auto_augment")
 """torchvision's modules of transforms that read values as brightness, from 0 to 1."""
+
+_OF_PLACES = ("._geometry", "._auto_augment")
+"""torchvision's modules of transforms that move pixels."""
 
 
 class Transforms:
@@ -50,7 +57,7 @@ class Transforms:
         bright = images.clamp(0, 1)
         if bool(((images - bright).abs() < _ROUNDING).all()):
             images = bright
-        elif _reads_brightness(self.function):
+        elif _is_of(self.function, _OF_COLORS):
             raise ConfigError(
                 "the augmentation changes colours of brightness 0..1, and these images have values from "
                 f"{images.min():.3g} to {images.max():.3g}: give bytes (uint8), without --normalize client"
@@ -67,10 +74,28 @@ class Transforms:
         return (torch.stack(changed) - shift) / scale
 
 
-def _reads_brightness(function: Any) -> bool:
-    """Return whether a transform of torchvision, or one inside of it, changes colours."""
+def _is_of(function: Any, modules: tuple[str, ...]) -> bool:
+    """Return whether a transform, or one inside of it, is of some of torchvision's modules."""
     inner = function if isinstance(function, nn.Sequential) else getattr(function, "transforms", ())
-    return type(function).__module__.endswith(_OF_COLORS) or any(map(_reads_brightness, inner))
+    return type(function).__module__.endswith(modules) or any(_is_of(each, modules) for each in inner)
+
+
+def masks_stay(dataset: Dataset) -> Dataset:
+    """Return a data set whose labels are masks, with a note that its augmentation changes images alone.
+
+    :raises ConfigError: the augmentation moves pixels, so that the masks would be of other places.
+    """
+    name = str(dataset.augmentation)
+    augmentation = registry.resolve("augmentation", name)
+    if isinstance(augmentation, Augmentation) or (
+        isinstance(augmentation, Transforms) and _is_of(augmentation.function, _OF_PLACES)
+    ):
+        raise ConfigError(
+            f"augmentation {name} moves pixels, but the masks of task {dataset.task.name!r} would stay where they are; "
+            "take one that changes colours or noise alone, such as torchvision:ColorJitter=0.2, or leave --augment out"
+        )
+    note = f"augmentation {name} changes images alone; the masks of task {dataset.task.name!r} stay where they are"
+    return replace(dataset, notes=(*dataset.notes, note))
 
 
 def torchvision(names: str) -> Transforms:
