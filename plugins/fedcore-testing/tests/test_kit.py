@@ -214,6 +214,10 @@ def notes_too_late(self, client):
     client.scratch["previous"] = client.id
 
 
+def notes_the_start_without_a_copy(self, client):
+    client.scratch["start"] = client.model.state_dict()
+
+
 def draws_from_torch(self, step):
     return Loss(step.logits.square().mean() * torch.rand(()))
 
@@ -702,6 +706,7 @@ DEFECTS = [
     ("leaves_the_models_layout_alone", broken(begin_local=stops_gradients), "requires_grad from True to False"),
     ("leaves_the_models_layout_alone", broken(observe=forgets_training_mode), "from training to eval"),
     ("loses_no_notes", broken(end_local=notes_too_late), "client.scratch['previous']"),
+    ("loses_no_notes", broken(begin_local=notes_the_start_without_a_copy), "weight in client.scratch['start']"),
     ("uses_no_global_random_state", broken(local_loss=draws_from_torch), "local_loss draws from torch"),
     ("uses_no_global_random_state", broken(begin_round=draws_from_numpy), "begin_round draws from NumPy"),
     ("changes_no_global_settings", broken(begin_local=detects_anomalies), "anomaly detection from False to True"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fedcore.client import BatchStep
 from fedcore_testing.findings import IN_A_STEP, Call, Rule
@@ -143,6 +144,24 @@ def _host_sync(call: Call) -> Iterator[None]:
 
 
 @contextmanager
+def _live_weights(call: Call) -> Iterator[None]:
+    """A tensor that shares the memory of a weight changes in every step; in a stack it is a copy, and does not."""
+    yield
+    if call.hook != "begin_local" or call.client is None:
+        return
+    weights = call.client.model.named_parameters()
+    places = {weight.untyped_storage().data_ptr(): name for name, weight in weights if weight.requires_grad}
+    for key, value in call.client.scratch.items():
+        tensors = (
+            part for part in tree_leaves(value) if isinstance(part, Tensor) and not isinstance(part, nn.Parameter)
+        )
+        if name := next((name for part in tensors if (name := places.get(part.untyped_storage().data_ptr()))), ""):
+            call.report(
+                Rule.SCRATCH, f"keeps the model's own {name} in client.scratch[{key!r}], which every step changes"
+            )
+
+
+@contextmanager
 def _scratch(call: Call) -> Iterator[None]:
     last = call.hook == "pre_upload" or (call.hook == "end_local" and not hasattr(call.plugin, "pre_upload"))
     if not last or call.client is None:
@@ -154,4 +173,4 @@ def _scratch(call: Call) -> Iterator[None]:
         call.report(Rule.SCRATCH, f"writes client.scratch[{key!r}], which is dropped before any hook can read it")
 
 
-SENSORS = (_inputs, _model, _self, _scratch, _settings, _random_state, _host_sync)
+SENSORS = (_inputs, _model, _self, _live_weights, _scratch, _settings, _random_state, _host_sync)

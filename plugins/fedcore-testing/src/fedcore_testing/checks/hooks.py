@@ -53,9 +53,12 @@ def check_shares_nothing_between_processes(trial: Trial) -> None:
     assert not trial.watched.moved, f"{', '.join(trial.watched.moved[:3])} changed during a run"
 
 
-@check("write to client.scratch in begin_local or in a step; what lasts goes into client.state.")
+@check(
+    "write to client.scratch in begin_local or in a step; what lasts goes into client.state. Weights that have to stay "
+    "as they were are copied: weight.detach().clone(); client.start and step.reference have those of the round's start."
+)
 def check_loses_no_notes(trial: Trial) -> None:
-    """No hook writes to ``client.scratch`` after the client's round."""
+    """No hook writes to ``client.scratch`` after the client's round, or keeps there what the training overwrites."""
     _require(trial, Rule.SCRATCH)
 
 
