@@ -555,10 +555,22 @@ class FillsWithItsOwnValue(Plugin):
         return Loss((weights * step.logits).square().mean())
 
 
+class ChunksItsLoss(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=2)
+        weight = step.model.classifier.weight
+        return Loss(F.linear_cross_entropy(step.features, weight, step.y, options=options))
+
+
+SINCE_213 = pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="new in torch 2.13")
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("plugin", "reason"),
     [
+        pytest.param(ChunksItsLoss, "uses linear_cross_entropy", marks=SINCE_213),
         (FillsWithItsOwnValue, "uses index_fill"),
         (BranchesOnATensor, "data-dependent control flow"),
         (ReadsTheId, "'readstheid' reads client.id"),

@@ -18,6 +18,7 @@ WRONG = {
     **{getattr(Tensor, name).__get__: name for name in ("grad", "grad_fn", "is_leaf")},  # those of no client
     **{home.select_scatter: "select_scatter" for home in (torch, Tensor)},  # its gradients are too large
     **{home.index_fill: "index_fill" for home in (torch, Tensor)},  # fills with the last client's value
+    getattr(F, "linear_cross_entropy", None): "linear_cross_entropy",  # of torch 2.13: in chunks it has no gradient
 }
 """Functions of which ``vmap`` of torch 2.13 makes something else, with their names."""
 
