@@ -92,7 +92,7 @@ def masks_stay(dataset: Dataset) -> Dataset:
     ):
         raise ConfigError(
             f"augmentation {name} moves pixels, but the masks of task {dataset.task.name!r} would stay where they are; "
-            "take one that changes colours or noise alone, such as torchvision:ColorJitter=0.2, or leave --augment out"
+            "take one that leaves them in place, such as torchvision:GaussianBlur=3, or leave --augment out"
         )
     note = f"augmentation {name} changes images alone; the masks of task {dataset.task.name!r} stay where they are"
     return replace(dataset, notes=(*dataset.notes, note))
