@@ -77,9 +77,16 @@ def compare(
     form = "latex" if latex else form
     if form not in shared.TABLE_FORMATS:
         raise UnknownNameError("format", form, shared.TABLE_FORMATS)
-    others = clients or reported or columns or target is not None or len(protocol or ()) > 1
-    if wide and (form in ("csv", "json") or others):
-        raise ConfigError("--wide prints one figure as a table, markdown or latex: leave out the other options")
+    others = {
+        "--clients": clients,
+        "--reported": reported,
+        "--columns": columns,
+        "--target": target is not None,
+        "a second --protocol": len(protocol or ()) > 1,
+        f"--format {form}": form in ("csv", "json"),
+    }
+    if wide and (given := [option for option, value in others.items() if value]):
+        raise ConfigError(f"--wide prints one figure as a table, markdown or latex: leave out {' and '.join(given)}")
     if columns and clients:
         raise ConfigError(
             "--clients has columns of its own: leave out --columns, or name some of mean,std,worst10,best10"
