@@ -12,7 +12,7 @@ from fedcore_study.comparisons.groups import parted, tuned_options
 from fedcore_study.comparisons.measures import judge
 from fedcore_study.comparisons.records import RunRecord, Warn
 from fedcore_study.lenient import mapping_in, number
-from fedcore_study.words import counted, shown
+from fedcore_study.words import counted, joined, shown
 
 
 def tuned_runs(
@@ -21,7 +21,8 @@ def tuned_runs(
     """Return each row's runs at its own values of the tuned options, and these options.
 
     Of a row's values those are kept whose runs have the best figure of ``best_by`` on held-out parts, in the mean over
-    the most seeds that finished. Without names the options are those that searches tried, unless rows are made by one.
+    the most seeds that finished, those that all such values share. Without names the options are those that searches
+    tried, unless rows are made by one.
 
     :param fields: the options that make a row.
     :param names: the words of ``--tuned``.
@@ -100,8 +101,14 @@ def _best(candidates: Sequence[Sequence[RunRecord]], tuned: Collection[str], war
     done = [runs for runs, finished in zip(done, seeds, strict=True) if runs and finished == most]
     if len(done) < 2:
         return (done or candidates)[0]
+    shared = set.intersection(*({run.config.seed for run in runs} for runs in done))
+    if len(shared) < most:
+        over = f"compared over seed {joined([*map(str, sorted(shared))])}" if shared else "none of them on all"
+        warn(f"{row}: its values of tuned options have finished on different seeds, {over}")
     measure = judge(done[0][0].config, done[0][0].signs)
-    figures = [[_held_out(run, measure.name) for run in runs] for runs in done]
+    figures = [
+        [_held_out(run, measure.name) for run in runs if not shared or run.config.seed in shared] for runs in done
+    ]
     known = [[figure for figure in of_runs if figure is not None] for of_runs in figures]
     if not all(len(held_out) == len(every) for held_out, every in zip(known, figures, strict=True)):
         one, two = done[0][0].path, done[1][0].path
