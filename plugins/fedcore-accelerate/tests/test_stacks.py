@@ -701,6 +701,19 @@ def halves_a_gradient(num_classes, input_shape):
     return model
 
 
+class HoldsItself(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 16)
+        self.bent = lambda x: nn.Linear.forward(self, x).tanh()
+
+    def forward(self, x):
+        return self.bent(x.flatten(1))
+
+
+def with_a_function_of_itself(num_classes, input_shape):
+    return SplitModel(HoldsItself(), 16, num_classes)
+
+
 class HalvesGradients(nn.Linear):
     def __init__(self):
         super().__init__(64, 16)
@@ -772,6 +785,7 @@ def with_unsaved_buffer(num_classes, input_shape):
         ("with_a_mean_in_an_attribute", "broadcast"),
         ("halves_a_gradient", "hook on the gradient of 'encoder.base.1.weight'"),
         ("halves_gradients", "register a hook"),
+        ("with_a_function_of_itself", "lambda> holds a part of it"),
         ("with_a_selection", "uses select_scatter"),
         ("with_a_look_at_its_graph", "uses grad_fn"),
         ("with_a_parameter_in_a_list", "holds a parameter elsewhere"),

@@ -14,7 +14,7 @@ from fedcore.client import Setup
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.engines import cores
 from fedcore.models import Placement, convolves, problem_in_channels_last
-from fedcore_accelerate.places import hooked_parameter
+from fedcore_accelerate.places import why_uncopied
 
 FORMATS: tuple[str, ...] = ("contiguous", "channels_last")
 SMALLEST_STACK, LARGEST_STACK = 12, 50
@@ -42,7 +42,7 @@ def fastest_format(setup: Setup, dataset: Dataset) -> str:
 def lacks_lanes(setup: Setup, *, capture: bool) -> bool:
     """Return whether ``--lanes`` has no effect on a run."""
     captured = setup.placement.device.type == "cuda" and capture
-    alone = bool(setup.config.workers) or not captured or bool(hooked_parameter(setup.model))
+    alone = bool(setup.config.workers) or not captured or bool(why_uncopied(setup.model))
     return setup.config.engine == "local" and alone
 
 
@@ -81,8 +81,8 @@ def why_alone(setup: Setup) -> str:
         return f"plugin {plugin.name!r} changes gradients"
     if setup.config.precision == "bf16":  # a bias is added in float32, and cross_entropy computed in bfloat16
         return "under torch.func.vmap --precision bf16 computes other operations in bfloat16"
-    if name := hooked_parameter(setup.model):
-        return f"the model has a hook on the gradient of {name!r}"
+    if reason := why_uncopied(setup.model):
+        return reason
     return "the model has buffers, such as BatchNorm's statistics" if setup.layout.buffers - setup.layout.fixed else ""
 
 
