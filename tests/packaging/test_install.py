@@ -73,15 +73,14 @@ def test_wheels_in_an_empty_environment(index, tmp_path):
         refused = environment.run("fedcore", command, code=2)
         assert f"pip install {package}" in refused, command
         assert "Traceback" not in refused, command
-    lend(environment.lent, index, *dict.fromkeys(STUDIES.values()))
+    lend(environment.lent, index, "fedcore-fl[study]")
     environment.install(index, "fedcore-fl[study]")
     for command in STUDIES:
         environment.run("fedcore", command, "--help")
     assert "fedcore reproduce fedcd --table 1" in environment.run("fedcore", "reproduce", "fedcd")
 
-    environment.pip(
-        "uninstall", "--quiet", "--yes", "fedcore-fedcd", *dict.fromkeys(STUDIES.values()), "fedcore-console"
-    )
+    needed = ["fedcore-console", "fedcore-workers", "fedcore-zoo"]
+    environment.pip("uninstall", "--quiet", "--yes", "fedcore-fedcd", *dict.fromkeys(STUDIES.values()), *needed)
     assert environment.plugins() == {"fedavg": "fedcore-fl", "local": "fedcore-fl"}
     refused = environment.run("fedcore", "train", "--plugin", "fedcd", code=2)
     assert "pip install fedcore-fedcd" in refused

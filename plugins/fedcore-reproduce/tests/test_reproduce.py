@@ -367,9 +367,12 @@ class TestPlan:
         assert planned.runs["FedAvg", "a"] == planned.runs["Lost", "a"]  # one run for both
         assert len(list(planned.sweep.cells())) == 4
 
-    def test_unknown_name_error_keeps_its_suggestion(self, write):
-        with raises(UnknownNameError):
+    def test_an_unknown_name_keeps_its_suggestion_and_its_package(self, write, monkeypatch):
+        with raises(ConfigError, "dataset", "minst", "mnist"):
             read_recipe(write(base={"dataset": "minst"}))
+        monkeypatch.setattr(registry, "packages", lambda: {"option": {"draws": "fedcore-zoo"}})
+        with raises(ConfigError, "draws", "pip install", "fedcore-zoo"):
+            read_recipe(write(base={"draws": 40}))
 
     def test_rows_and_columns_are_chosen_by_their_names_in_the_tables_order(self, write):
         recipe = read_recipe(write())

@@ -331,11 +331,8 @@ def read_recipe(file: Path) -> Recipe:
         return Recipe.model_validate({**values, "file": file})
     except ValidationError as error:
         raise ConfigError(describe(error, f"{file}: ", flags=False)) from None
-    except UnknownNameError as error:
-        kind = "option" if error.kind == "grid axis" else error.kind
-        raise UnknownNameError(kind, error.name, error.known, f"(in {file})") from None
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
+        raise ConfigError(f"{file}: {str(error).replace('unknown grid axis', 'unknown option')}") from None
 
 
 def _plugins(options: Json) -> list[str]:
