@@ -16,6 +16,7 @@ import pytest
 import fedcore
 import fedcore_study
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
+from fedcore.runs.saved import SavedConfig
 from fedcore_report.build import build
 from fedcore_study import tables
 from fedcore_study.comparisons import formats
@@ -937,6 +938,22 @@ class TestCautions:
         assert notes("a", "a") == []
         (note,) = notes("a", "b")
         assert note.startswith("some code changed between the runs: source of fedcore-moon (moon). To compare one")
+
+    def test_a_data_set_that_changed_between_the_runs_is_told(self, make):
+        """A CSV file with the same labels was corrected after the first method's runs."""
+        folders = [make(plugins, seed, [0.5]) for plugins in ([], ["moon"]) for seed in (0, 1)]
+        folders += [make([], 0, [0.5], dataset="mnist")]
+
+        def notes(*contents):
+            for folder, content in zip(folders, contents, strict=True):
+                file = folder / "config.yaml"
+                replace(SavedConfig.read(file), data=content).write(file)
+            found, _ = join(folders, by=["plugin", "dataset"])
+            return [note for note in found.notes if "samples of a data set" in note]
+
+        assert notes("a", "a", "a", "a", "b") == []
+        (note,) = notes("a", "a", "a", "c", "b")
+        assert f"between {folders[0]} and {folders[3]}:" in note
 
     def test_runs_without_the_protocol_are_counted(self, make):
         folders = [make([], seed, [0.5]) for seed in range(3)] + [make(["moon"], 0, [0.5])]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
-from fedcore.tools import PROTOCOLS, rounds
+from fedcore.tools import PROTOCOLS, key, rounds, settings
 from fedcore_study.comparisons.figures import FEW, Difference
 from fedcore_study.comparisons.groups import BY_ROUNDING
 from fedcore_study.comparisons.records import ModelSize, RunRecord
@@ -91,6 +91,22 @@ def other_sources(rows: Mapping[str, Sequence[RunRecord]]) -> str:
     if not changed:
         return ""
     return f"some code changed between the runs: {changed}. To compare one version, train all of them in another folder"
+
+
+def other_data(rows: Mapping[str, Sequence[RunRecord]]) -> str:
+    """Return a sentence if a data set changed under its name between the runs; empty if none did."""
+    found: dict[str, dict[str, RunRecord]] = {}
+    for run in (run for runs in rows.values() for run in runs):
+        values = settings(run.config)
+        found.setdefault(key([values[name] for name in ("dataset", "task", "public")]), {}).setdefault(run.data, run)
+    pairs = [[run.path for run in runs.values()][:2] for runs in found.values() if len(runs) > 1]
+    if not pairs:
+        return ""
+    one, other = pairs[0]
+    return (
+        f"the samples of a data set changed between the runs, as between {one} and {other}: another file, folder or "
+        "loader under the same name, or one that is normalised with the rounding of another type of CPU"
+    )
 
 
 def failed_clients(rows: Mapping[str, Sequence[RunRecord]], round: int | None = None) -> str:

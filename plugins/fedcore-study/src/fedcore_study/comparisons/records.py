@@ -74,6 +74,8 @@ class RunRecord:
     """The lines of sessions.jsonl, one per process that trained the run."""
     changes: Sequence[Mapping[str, Any]]
     """The changes of options with which the run was resumed, as config.yaml has them."""
+    data: str = ""
+    """A hash of the data set as it was loaded: samples, labels and domains."""
     searched: Sequence[str] = ()
     """The options that a search tried, if this run is a trial: ``lr``, ``moon.mu``."""
     compared: str = ""
@@ -295,7 +297,7 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
     partition, labels = _hashes(path / "partition.json", own)
     rounds = list(_rounds(path / "metrics.jsonl", warn))
     summary, sessions = _summary(path, warn), files.RecordFile(path / "sessions.jsonl").read(warn)
-    return RunRecord(path, own.config(path), partition, labels, rounds, summary, sessions, own.history)
+    return RunRecord(path, own.config(path), partition, labels, rounds, summary, sessions, own.history, own.data)
 
 
 def _hashes(file: Path, own: saved.SavedConfig) -> tuple[str, str]:
