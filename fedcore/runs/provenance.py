@@ -51,10 +51,8 @@ def session(setup: Setup) -> dict[str, Any]:
             "name": setup.task.kind.name,
             "signs": {name: sign(name, setup.metrics) for name in setup.task.kind.metrics},
         },
-        "model": {
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "projection": model.projection_width,
-        },
+        "model": {"parameters": sum(p.numel() for p in model.parameters()), "projection": model.projection_width},
+        "notes": setup.notes,
     }
 
 

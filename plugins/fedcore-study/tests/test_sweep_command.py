@@ -49,10 +49,12 @@ def test_a_failed_run_is_reported_and_the_finished_one_is_not_run_again(cli, tmp
     (block,) = table["blocks"]
     assert [row["label"] for row in block["rows"]] == ["fedavg", "fedprox"]
     assert block["rows"][1]["difference"]["n"] == 1
-    headed = cli("sweep", "s", "--grid", "lr=0.05", "--grid", "plugin=fedavg,moon,fedrep", "--quiet")
+    headed = cli("sweep", "s", "--grid", "lr=0.05", "--grid", "plugin=fedavg,moon,fedbn", "--quiet")
     assert "note: the methods do not train the same model. moon: " in headed.stderr
     assert "run all of them with --projection" in headed.stderr
-    assert "1 local epochs are all for the representation, and heads are never trained" in headed.stderr
+    no_norm = "fedbn: this model has no BatchNorm layer, so every layer is averaged, as in FedAvg"
+    assert f": {no_norm}" in headed.stderr
+    assert f"note: {no_norm}" in cli("compare", "s").stderr
 
 
 def test_a_sweep_is_extended_by_methods_seeds_and_rounds_without_repeating(cli, tmp_path: Path) -> None:

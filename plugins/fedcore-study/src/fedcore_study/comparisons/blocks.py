@@ -20,6 +20,7 @@ from fedcore_study.comparisons.cautions import (
     other_seeds,
     other_sources,
     own_models,
+    plugin_notes,
     restarted_schedules,
 )
 from fedcore_study.comparisons.comparison import CLIENTS, Block, Comparison, Row, same_seeds
@@ -69,6 +70,7 @@ def block_of(group: Group, asked: Comparison, baseline: str | None) -> Block:
         f"no run of the baseline {baseline!r}, hence no differences" if baseline and against is None else "",
         *few_pairs(differences, seeds, against),
         other_models(group.rows, against) if against is not None else "",
+        *plugin_notes(group.rows),
         failed_clients(group.rows, asked.round),
         other_clients(group.rows, asked.protocol, asked.round),
         no_baseline(plain) if baseline is None else "",

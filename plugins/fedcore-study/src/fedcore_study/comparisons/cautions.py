@@ -37,6 +37,12 @@ def other_models(rows: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
     return text + f"The difference to {baseline} is partly that of the models"
 
 
+def plugin_notes(rows: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+    """Return what plugins noted in the set-up of a row's runs, such as that the method is FedAvg on this model."""
+    said = ((str(note), label) for label, runs in rows.items() for run in runs for note in run.plugin_notes)
+    return [note if note.startswith(f"{label}: ") else f"{label}: {note}" for note, label in dict.fromkeys(said)]
+
+
 def few_seeds(differences: Iterable[Difference | None]) -> str:
     """Return a sentence if some differences are over too few seeds for an interval, else an empty text."""
     numbers = sorted({difference.n for difference in differences if difference is not None and difference.n < FEW})

@@ -102,6 +102,11 @@ class RunRecord:
         return ModelSize(parameters, size.get("projection")) if isinstance(parameters, int) else None
 
     @property
+    def plugin_notes(self) -> list[Any]:
+        """What the run's plugins found in its set-up, such as layers that are never trained."""
+        return list_in(self.sessions[-1], "notes") if self.sessions else []
+
+    @property
     def client_names(self) -> list[Any]:
         """The names of the clients, such as hospitals; empty if they have none."""
         return list_in(self.sessions[-1], "clients") if self.sessions else []
