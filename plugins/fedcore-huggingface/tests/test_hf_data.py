@@ -464,9 +464,15 @@ def test_a_cell_that_is_no_image_is_named(tmp_path: Path, load, cell: object) ->
         load(f"{save(tmp_path / 'set', only=table_with())}?image=age")
 
 
-def test_a_repository_of_the_hub(monkeypatch: pytest.MonkeyPatch, load) -> None:
-    """This machine has no network: that the library finds a repository or its cache is the library's own."""
+def test_a_repository_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, load) -> None:
+    """This machine has no network: that the library finds a repository or its cache is the library's own.
+
+    The folder of data sets has one of this name, as MNIST's own files are, which no save_to_disk wrote.
+    """
     import datasets
+
+    (tmp_path / "some-set" / "raw").mkdir(parents=True)
+    monkeypatch.setenv("FEDCORE_DATA", str(tmp_path))
 
     asked = []
 

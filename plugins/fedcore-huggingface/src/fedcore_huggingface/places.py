@@ -14,6 +14,9 @@ from fedcore_zoo import MOVED
 FILES = (".csv", ".parquet")
 """The suffixes of files that are tables."""
 
+SAVED = ("dataset_info.json", "dataset_dict.json")
+"""Files of ``save_to_disk``, of a data set and of several splits."""
+
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 """``OWNER/NAME`` on the Hub. A folder of this name comes first."""
 
@@ -33,7 +36,9 @@ def rows_at(path: str, options: Options, name: str, data_dir: Path | None) -> tu
     :raises ConfigError: there is none, or it cannot be read.
     """
     where = find_data(path, data_dir)
-    if where.is_dir():
+    # The folder of data sets may have one of NAME's own files, such as the official ones of mnist.
+    named = not REPOSITORY.fullmatch(path) or Path(path).is_dir()
+    if where.is_dir() and (named or any((where / file).is_file() for file in SAVED)):
         from datasets import load_from_disk
 
         files = "{'train': ..., 'test': ...}"
