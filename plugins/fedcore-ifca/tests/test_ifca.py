@@ -30,7 +30,7 @@ from fedcore_testing import (
     weights,
     with_batch_norm,
 )
-from tests.sentences import raises
+from tests.sentences import raises, warns
 
 go = federations(clients=4)
 FULL = {"model": linear, "batch_size": 5000, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "local_epochs": 2}
@@ -45,7 +45,7 @@ def two_groups(labels, num_clients, **_):
 
 def thetas(result):
     """theta_j by j, the global model first."""
-    kept = committed(result).plugins.get("ifca", {})
+    kept = {key: w for key, w in committed(result).plugins.get("ifca", {}).items() if ":" in key}
     count = 1 + max((int(key.partition(":")[0]) for key in kept), default=0)
     rest = [{k.partition(":")[2]: w for k, w in kept.items() if k.startswith(f"{j}:")} for j in range(1, count)]
     return [weights(result), *rest]
@@ -120,6 +120,13 @@ def test_of_models_that_are_the_same_function_each_client_draws_one(go):
     plugins = {installed("lora"): {"classifier": False}, "ifca": {"clusters": 3}, Estimates: {}}
     go(plugins, clients=8, rounds=1, participation=1.0)
     assert {cluster for _, _, cluster in SEEN} == {0, 1, 2}
+
+
+def test_the_report_counts_updates_and_a_note_names_clusters_without_any(go):
+    """Clients with the same data find the same model the best."""
+    with warns(RuntimeWarning, "ifca, round 2", "theta_"):
+        result = go({"ifca": {"clusters": 3}}, partition="iid", rounds=2)
+    assert [sorted(record["reports"]["ifca"]["updates"]) for record in records(result)] == [[0, 0, 4], [0, 0, 8]]
 
 
 def test_one_cluster_is_fedavg_with_batch_norms_buffers_too(go):
@@ -232,7 +239,7 @@ class FrozenEncoder(Plugin):
 
 def test_a_frozen_encoder_is_neither_kept_nor_sent(go):
     result = go({FrozenEncoder: {}, "ifca": {}}, rounds=3, model=with_batch_norm)
-    assert {key.partition(":")[2] for key in committed(result).plugins["ifca"]} == {
+    assert {key.partition(":")[2] for key in committed(result).plugins["ifca"] if ":" in key} == {
         "classifier.weight",
         "classifier.bias",
     }

@@ -23,6 +23,9 @@ from fedcore import (
 )
 from fedcore_ifca import equations as eq
 
+UPDATES = "updates"
+"""The number of updates of each theta_j so far, in the server's state."""
+
 
 class IFCAOptions(PluginOptions):
     """Options of IFCA."""
@@ -68,7 +71,7 @@ class IFCA(Plugin[IFCAOptions]):
     @hookimpl
     def broadcast(self, server: ServerContext) -> Tensors:
         """Send theta_1 to theta_{k-1}; theta_0 is the model that all get."""
-        return dict(server.state)
+        return {key: w for key, w in server.state.items() if key != UPDATES}
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> Tensors:
@@ -91,13 +94,25 @@ class IFCA(Plugin[IFCAOptions]):
     def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> Tensors:
         """Take each cluster's mean; a cluster without clients keeps its model."""
         first: Tensors = {}
+        counts = server.state.get(UPDATES, [0] * self.options.clusters)
         for j in range(self.options.clusters):
-            mean = server.mean_of([u for u in updates if int(u.payload["cluster"]) == j])
+            group = [u for u in updates if int(u.payload["cluster"]) == j]
+            counts[j] += len(group)
+            mean = server.mean_of(group)
             if j == 0:
                 first = mean or {name: server.model[name] for name in server.shared}
             else:
                 server.state.update({f"{j}:{name}": tensor for name, tensor in mean.items()})
+        server.state[UPDATES] = counts
+        if 0 in counts and server.round + 1 == server.rounds:
+            idle = ", ".join(f"theta_{j}" for j, count in enumerate(counts) if count == 0)
+            server.note(f"no client chose {idle} in any round; another --seed draws other initial models")
         return first
+
+    @hookimpl
+    def report(self, server: ServerContext) -> dict[str, list[int]] | None:
+        """Report how many updates each theta_j had so far."""
+        return {UPDATES: server.state[UPDATES]} if UPDATES in server.state else None
 
     @hookimpl
     def personal_model(self, client: ClientContext) -> SplitModel:
