@@ -17,7 +17,7 @@ from fedcore_testing import (
     partition_of,
     records,
 )
-from tests.sentences import raises
+from tests.sentences import raises, warns
 
 OPTIONS = {"clients": 6, "participation": 0.34, "partition": "classes", "rounds": 2}
 NAME = "power-of-choice"
@@ -68,9 +68,11 @@ def test_the_ledger_counts_the_candidates(go):
         assert line["bytes"]["by_plugin"][NAME] == {"down": 0, "up": 5 * 8}
 
 
-def test_with_everybody_it_is_fedavg_to_the_bit(go):
+def test_with_everybody_it_is_fedavg_to_the_bit_and_a_note_says_so(go):
     everybody = {"clients": 3, "participation": 1.0}
-    assert model_bytes(go({NAME: {}}, **everybody)) == model_bytes(go({}, **everybody))
+    with warns(RuntimeWarning, NAME, "--participation"):
+        result = go({NAME: {}}, **everybody)
+    assert model_bytes(result) == model_bytes(go({}, **everybody))
 
 
 def test_a_loss_on_a_few_samples_is_another_estimate(go):

@@ -70,13 +70,15 @@ class PowerOfChoice(Plugin[PowerOfChoiceOptions]):
 
     @hookimpl
     def check_run(self, setup: RunSetup) -> None:
-        """Refuse fewer candidates than a cohort has clients."""
+        """Refuse fewer candidates than a cohort has clients; tell of a cohort of all clients."""
         wanted, m, clients = self.options.candidates, setup.config.cohort_size, setup.config.training_clients
         if wanted is not None and not m <= wanted <= clients:
             raise ConfigError(
                 f"{self.name}.candidates is {wanted}, but a round trains {m} of {clients} clients: "
                 f"candidates must be from {m} to {clients}"
             )
+        if m == clients:
+            setup.note(self.name, "all clients train in every round, so none is chosen; use a smaller --participation")
 
     @hookimpl
     def select_clients(self, server: ServerContext) -> list[int]:
