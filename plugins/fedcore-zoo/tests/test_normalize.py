@@ -102,7 +102,7 @@ def test_tables_that_are_normalised_already_are_normalised_anew(go):
 
 
 def test_the_numbers_of_pretrained_weights(tmp_path, go):
-    config = small_config(tmp_path, model="torchvision:resnet18")
+    config = small_config(tmp_path, model="torchvision:shufflenet_v2_x0_5")
     assert pretrained_numbers(config) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     file = tmp_path / "preprocessor_config.json"
     file.write_text(json.dumps({"image_mean": [0.5], "image_std": [0.25]}))
@@ -111,7 +111,7 @@ def test_the_numbers_of_pretrained_weights(tmp_path, go):
     assert pretrained_numbers(config.model_copy(update={"model": f"hf:{tmp_path / 'vit'}"})) == ((0.5,), (0.25,))
     beside = config.model_copy(update={"weights": str(tmp_path / "a.safetensors")})
     assert pretrained_numbers(beside) == ((0.5,), (0.25,))
-    result = go({}, model="torchvision:resnet18", normalize="pretrained", rounds=1, clients=2, local_steps=1)
+    result = go({}, model="torchvision:shufflenet_v2_x0_5", normalize="pretrained", rounds=1, clients=2, local_steps=1)
     assert result.inputs.mean == pytest.approx(((0.485 + 0.456 + 0.406) / 3,))
     file.write_text('{"image_mean": [0.5]}')
     with raises(ConfigError, "--normalize pretrained", "preprocessor_config.json", "'image_std'"):
@@ -149,7 +149,7 @@ def test_what_cannot_be_normalised_is_refused(tmp_path, go):
         go({}, dataset="breast-cancer", normalize="pretrained")
     images = np.random.default_rng(0).uniform(0, 255, (20, 8, 8)).astype(np.float32)
     with raises(ConfigError, "--normalize pretrained", "uint8"):
-        weighed = config.model_copy(update={"normalize": "pretrained", "model": "torchvision:resnet18"})
+        weighed = config.model_copy(update={"normalize": "pretrained", "model": "torchvision:shufflenet_v2_x0_5"})
         fedcore.run(weighed, dataset=(images, y, images, y), progress=False)
     loaded = load_dataset("digits")
 
