@@ -53,6 +53,9 @@ def in_one_test(**cases: Iterable[Any]) -> Callable[[Any], Any]:
 
 
 DIGITS = {"clients": 4, "rounds": 1, "model": "auto"}
+FEW = 100
+"""Training samples per client, two batches, of a run on digits that names no number of samples or steps itself."""
+SAYS = {"dataset", "samples", "partition", "batch_size", "local_steps", "public"}
 TOY = {
     "dataset": "module:tests.toy.two_centres",
     "model": "module:tests.toy.at_origin",
@@ -77,12 +80,20 @@ def brief(name: str) -> Choice:
 
 def config(tmp_path: Path, *plugins: Choice, **options) -> RunConfig:
     """Return the configuration of a small run on digits."""
-    return small_config(tmp_path, *plugins, **{**DIGITS, **options})
+    return small_config(tmp_path, *plugins, **defaults(options))
+
+
+def defaults(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a small run, in which ``options`` come first; ``samples=None`` takes all of digits."""
+    given = {**DIGITS, **options}
+    if not SAYS & {*options} and given["clients"] < 12:
+        return {**given, "samples": FEW * given["clients"]}
+    return {name: value for name, value in given.items() if (name, value) != ("samples", None)}
 
 
 def run(tmp_path: Path, *plugins: Choice, notify=None, **options):
     """Run on digits."""
-    return federate(tmp_path, *plugins, notify=notify, **{**DIGITS, **options})
+    return federate(tmp_path, *plugins, notify=notify, **defaults(options))
 
 
 def run_toy(tmp_path: Path, *plugins, **options):

@@ -8,7 +8,7 @@ import torch
 from fedcore import Plugin, hookimpl
 from fedcore.data import Dataset, ResidentSamples
 from fedcore_testing import same_tensors
-from tests.support import lines, model_bytes
+from tests.support import FEW, lines, model_bytes
 
 DROPOUT = {"model": "module:tests.toy.dropout_mlp"}
 BATCH_NORM = {"model": "module:tests.toy.batch_norm_mlp"}
@@ -117,4 +117,4 @@ class CountForwards(Plugin):
 def test_frozen_outputs_are_computed_once_per_sample_and_round(go):
     CountForwards.samples = 0
     go(CountForwards, local_epochs=3, rounds=2)
-    assert CountForwards.samples == 2 * 1437
+    assert CountForwards.samples == 2 * 4 * FEW

@@ -13,7 +13,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_testing import W, same_tensors
 from tests.sentences import raises
-from tests.support import client_state, committed, lines, model_bytes, weights
+from tests.support import FEW, client_state, committed, lines, model_bytes, weights
 
 
 class Halve(Plugin):
@@ -63,7 +63,7 @@ class Payload(Plugin):
 def test_accumulate_in_dispatch_order_with_its_own_payload(go):
     result = go(Payload)
     kept = committed(result).plugins["payload"]
-    assert kept["n"] == 1437
+    assert kept["n"] == 4 * FEW
     assert kept["left"] == ["n"]
     assert sorted(kept["order"]) == [0, 1, 2, 3]
     partition = resolve_partition(*resolve_config(RunDirectory(result.directory).read_config()))

@@ -57,7 +57,7 @@ def test_it_is_the_model_that_was_evaluated(tmp_path: Path, plugin: str) -> None
 
 @pytest.fixture(scope="module")
 def ditto(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("ditto"), "ditto", participation=0.25, rounds=1)
+    return trained(tmp_path_factory.mktemp("ditto"), "ditto", participation=0.25, rounds=1, samples=None)
 
 
 def test_export_writes_it_with_a_card(cli, ditto, tmp_path: Path, monkeypatch) -> None:

@@ -145,7 +145,7 @@ def test_an_own_model_that_fails_leaves_the_other_protocols_of_its_client(go, mo
 
 def test_the_shape_of_an_own_models_logits_is_told(go):
     result = go(FailsInShape, client_test_fraction=0.2, rounds=1, notify=lambda event, said: None)
-    check(result.summary["metrics"]["failures"][0]["message"], "(62, 5)", "(62, 10)")
+    check(result.summary["metrics"]["failures"][0]["message"], "(17, 5)", "(17, 10)")
     assert "personal" not in result.metrics
     assert result.summary["metrics"]["best_by_validation"] is None, "not of a protocol other than the run's"
 

@@ -46,7 +46,7 @@ def without(record, *names):
 
 def test_they_are_drawn_from_the_seed_and_have_the_last_ids(go):
     """The others keep their order, and nobody's samples change: with a partitioner and with a partition file."""
-    whole = go(clients=5, client_test_fraction=0.25, rounds=1)
+    whole = go(clients=5, client_test_fraction=0.25, rounds=1, samples=None)
     split = partition_of(whole)
     drawn = numpy_generator(0, "unseen").permutation(5)[:2]
     order = [*(k for k in range(5) if k not in drawn), *sorted(drawn)]

@@ -145,7 +145,7 @@ def test_an_error_in_it_ends_the_run_as_in_every_broadcast(go):
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(go, tmp_path):
-    options = {"clients": 3, "rounds": 3, "participation": 0.7}
+    options = {"clients": 3, "rounds": 3, "participation": 0.7, "samples": 300}
     whole, stopped = go(CountsUpdates, **options), interrupted(tmp_path, CountsUpdates, after=1, **options)
     assert model_bytes(whole) == model_bytes(stopped)
     for client in range(3):

@@ -77,7 +77,7 @@ def test_memory_commits_with_an_accepted_update_only(go):
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(go, tmp_path):
-    options = {"clients": 3, "rounds": 3}
+    options = {"clients": 3, "rounds": 3, "samples": 300}
     assert model_bytes(go(Halves, **options)) == model_bytes(interrupted(tmp_path, Halves, after=1, **options))
 
 

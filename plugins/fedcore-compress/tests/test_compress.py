@@ -28,7 +28,7 @@ from fedcore_testing import (
 )
 from tests.sentences import raises
 
-go = federations()
+go = federations(samples=300)
 
 
 # --- the equations -----------------------------------------------------------------------------------------------

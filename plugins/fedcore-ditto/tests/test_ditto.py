@@ -38,7 +38,7 @@ from fedcore_testing import (
 from tests.sentences import raises
 
 TOY = {**analytic_federation([[2.0, 0.0]]), "rounds": 1, "lr": 0.1}
-go = federations()
+go = federations(samples=300)
 
 
 def kept(result, client, plugin="ditto"):

@@ -28,7 +28,7 @@ from fedcore_testing import (
 )
 from tests.sentences import raises
 
-DIGITS = {"clients": 4}
+DIGITS = {"clients": 4, "samples": 400}
 LONG = {**DIGITS, "rounds": 4, "participation": 0.75}
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
 TOY = {**analytic_federation(CENTRES, SIZES), "lr": 0.2}

@@ -27,7 +27,7 @@ from tests.sentences import raises
 
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
 TOY = {**analytic_federation(CENTRES, SIZES), "lr": 0.2, "local_epochs": 2}
-go = federations(clients=4)
+go = federations(clients=4, samples=400)
 STARTED: list[tuple[int, int, list[float]]] = []
 
 
@@ -152,14 +152,14 @@ def test_what_is_older_than_the_models_that_are_kept_is_refused(go):
 
 
 def test_a_concurrent_run_that_is_interrupted_goes_on_with_the_same_arrivals(go, tmp_path):
-    options = {"clients": 6, **CONCURRENT, "rounds": 4}
+    options = {"clients": 6, "samples": 400, **CONCURRENT, "rounds": 4}
     resumed, straight = interrupted(tmp_path, "fedbuff", after=1, **options), go({"fedbuff": {}}, **options)
     assert model_bytes(resumed) == model_bytes(straight)
     assert [line["virtual_time"] for line in records(resumed)] == [line["virtual_time"] for line in records(straight)]
 
 
 def test_models_of_several_rounds_survive_an_interruption(go, tmp_path):
-    late, options = {"staleness": 2}, {"clients": 4, "rounds": 4}
+    late, options = {"staleness": 2}, {"clients": 4, "samples": 400, "rounds": 4}
     resumed, straight = interrupted(tmp_path, ("fedbuff", late), after=1, **options), go({"fedbuff": late}, **options)
     assert model_bytes(resumed) == model_bytes(straight)
 

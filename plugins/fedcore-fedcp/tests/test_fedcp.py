@@ -41,7 +41,7 @@ def _fresh():
     SEEN.clear()
 
 
-go = federations()
+go = federations(samples=300)
 
 
 @pytest.fixture
@@ -377,7 +377,7 @@ SKEWED = {"partition": "classes", "classes_per_client": 2, "clients": 5, "client
 
 
 def test_it_reports_the_personalised_protocol(go):
-    result = go({"fedcp": {}}, **SKEWED, rounds=4, local_epochs=2, lr=0.05)
+    result = go({"fedcp": {}}, **SKEWED, rounds=4, local_epochs=2, lr=0.05, samples=None)
     assert result.metrics["global"] is None
     assert "stay on the clients" in result.summary["metrics"]["global_reason"]
     assert result.metrics["personal"]["accuracy"] > 0.85

@@ -32,7 +32,7 @@ from tests.sentences import raises
 
 NAME = "feddc"
 UNIFORM = {"weighting": "uniform"}
-DIGITS = {"clients": 4, "eval_every": 99}
+DIGITS = {"clients": 4, "eval_every": 99, "samples": 400}
 go = federations(**DIGITS)
 
 

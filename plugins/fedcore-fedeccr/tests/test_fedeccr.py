@@ -18,7 +18,7 @@ from tests.sentences import raises
 
 QUICK = {"epochs": 2, "per_class": 50}
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}
-go = federations()
+go = federations(samples=300)
 
 
 # --- stage 1: the loss --------------------------------------------------------------------------------------

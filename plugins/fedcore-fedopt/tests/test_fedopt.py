@@ -31,7 +31,7 @@ from tests.sentences import raises
 PLUGINS = {"fedadam": FedAdam, "fedyogi": FedYogi, "fedadagrad": FedAdagrad}
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
 TOY = {**analytic_federation(CENTRES, SIZES), "lr": 0.2}
-go = federations(clients=4)
+go = federations(clients=4, samples=400)
 
 
 # --- the equations -----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from tests.sentences import raises, warns
 SKEWED = {"partition": "classes", "classes_per_client": 4}
 A, B, W, BIAS = "encoder.base.1.weight", "encoder.base.1.bias", "classifier.weight", "classifier.bias"
 SEEN: dict = {}
-go = federations(local_epochs=2, client_test_fraction=0.2)
+go = federations(local_epochs=2, client_test_fraction=0.2, samples=300)
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ class Probe(Plugin):
         LOG.append(("client", update.client, {name: tensor.clone() for name, tensor in update.model.items()}))
 
 
-go = federations()
+go = federations(samples=300)
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from fedcore_testing import (
 from tests.sentences import raises
 
 SKEWED = {"partition": "classes", "classes_per_client": 5}
-go = federations()
+go = federations(samples=300)
 
 
 # --- the hand cases ----------------------------------------------------------------------------------------------

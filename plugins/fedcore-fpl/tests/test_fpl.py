@@ -12,7 +12,7 @@ from fedcore_testing import client_arrays, federations, installed, model_bytes, 
 
 SKEWED = {"partition": "classes", "classes_per_client": 4}
 SEEN: dict = {}
-go = federations()
+go = federations(samples=300)
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from fedcore_testing import (
 )
 from tests.sentences import raises
 
-go = federations()
+go = federations(samples=300)
 ADAPTED = "parametrizations.weight"
 
 

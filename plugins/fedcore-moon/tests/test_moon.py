@@ -24,7 +24,7 @@ from fedcore_testing import (
 from tests.sentences import raises
 
 LOG: list[dict] = []
-go = federations()
+go = federations(samples=300)
 
 
 @pytest.fixture(autouse=True)

@@ -25,9 +25,9 @@ from fedcore_testing import (
 )
 from tests.sentences import raises
 
-UNEQUAL = {"clients": 3, "partition": "dirichlet", "alpha": 0.5}
+UNEQUAL = {"clients": 3, "partition": "dirichlet", "alpha": 0.5, "samples": None}
 FULL = {**UNEQUAL, "model": linear, "local_epochs": 2, "batch_size": 5000, "lr": 0.1, "weight_decay": 0.0}
-go = federations(clients=3)
+go = federations(clients=3, samples=300)
 
 
 # --- the equations -----------------------------------------------------------------------------------------------

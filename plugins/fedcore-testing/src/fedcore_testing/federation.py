@@ -73,14 +73,16 @@ def runner(folder: Path, **defaults: Any) -> Callable[..., RunResult]:
 
     A plugin is one of :func:`federate`'s, or a mapping from plugins to their options.
 
-    :param defaults: options of :func:`federate`; the options of a call override them.
+    :param defaults: options of :func:`federate`; the options of a call override them. A number of ``samples`` is of
+        the default data set, and not of one that a call names.
     """
 
     def go(*plugins: Choice | Mapping[Any, Mapping[str, Any]], **options: Any) -> RunResult:
         choices: list[Choice] = []
         for plugin in plugins:
             choices += plugin.items() if isinstance(plugin, Mapping) else [plugin]
-        return federate(folder, *choices, **{**defaults, **options})
+        usual = {name: value for name, value in defaults.items() if not (name == "samples" and "dataset" in options)}
+        return federate(folder, *choices, **{**usual, **options})
 
     return go
 
