@@ -10,6 +10,8 @@ import torch
 
 from fedcore import ConfigError, RunConfig, UnknownNameError, generator, run
 from fedcore.data import load_dataset, make_partition
+from fedcore.runs.cautions import option_cautions
+from fedcore.runs.resolve import set_up
 
 pytest.importorskip("flwr_datasets", reason="fedcore-flower[partitioners] is not installed")
 
@@ -50,6 +52,15 @@ def test_alpha_and_seed_are_the_runs_unless_they_are_named():
     assert parts("flwr:dirichlet?alpha=1.0e+2&seed=7") == by_the_library(
         DirichletPartitioner, **{**how, "seed": 7}, alpha=100
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "used"), [("flwr:dirichlet", True), ("flwr:dirichlet?alpha=0.3", False), ("flwr:iid", False)]
+)
+def test_an_alpha_without_effect_is_noted(name, used):
+    config = RunConfig(partition=name, alpha=0.3, clients=5)
+    notes = option_cautions(set_up(config, DIGITS, make_partition(DIGITS, config))[0])
+    assert any("--alpha 0.3 has no effect" in note for note in notes) == (not used)
 
 
 def test_linear_sizes_and_lists_of_sizes():

@@ -54,6 +54,10 @@ def partitioner(rest: str) -> Callable[..., list[IntArray]]:
         options = {key: value for key, value in run.items() if key in takes} | settings
         return _divided(f"flwr:{name}", classes[name], options, _columns(labels, dataset, rows), num_clients, seed)
 
+    if "alpha" not in takes or "alpha" in settings:  # a run's --alpha has no effect, and the run says so
+        own = inspect.signature(scheme)
+        known = [parameter for option, parameter in own.parameters.items() if option != "alpha"]
+        scheme.__signature__ = own.replace(parameters=known)  # type: ignore[attr-defined]
     return scheme
 
 
