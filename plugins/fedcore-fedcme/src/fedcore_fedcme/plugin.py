@@ -17,6 +17,7 @@ from fedcore import (
     Loss,
     ModelTask,
     Plugin,
+    RunSetup,
     ServerContext,
     SplitModel,
     Step,
@@ -67,12 +68,18 @@ class LayerExchange(Plugin[FedCMEOptions]):
         self.exchanges = Exchange(PARTS[options.exchange], middle)
 
     @hookimpl
+    def check_run(self, setup: RunSetup) -> None:
+        """Tell of local training without a middle."""
+        if not middle(setup.config.local_epochs):
+            setup.note(
+                self.name, "one local epoch has no middle, so nothing is exchanged; use --local-epochs 2 or more"
+            )
+
+    @hookimpl
     def begin_round(self, server: ServerContext) -> None:
         """Match the cohort by the last evaluation vectors of its clients (Algorithm 1 line 4)."""
         if "vectors" not in server.state:
             server.state["vectors"] = torch.zeros(server.num_clients, server.num_classes, dtype=torch.float64)
-            if server.config.local_epochs < 2:
-                server.note("one local epoch has no middle, so nothing is exchanged; use --local-epochs 2 or more")
         match = match_clients if self.options.matching == "one-to-one" else match_many_to_one
         donors = match({client: server.state["vectors"][client] for client in server.cohort})
         server.state["donors"] = sorted([receiver, donor] for receiver, donor in donors.items())
