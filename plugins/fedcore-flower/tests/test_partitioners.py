@@ -58,7 +58,7 @@ def test_alpha_and_seed_are_the_runs_unless_they_are_named():
     ("name", "used"), [("flwr:dirichlet", True), ("flwr:dirichlet?alpha=0.3", False), ("flwr:iid", False)]
 )
 def test_an_alpha_without_effect_is_noted(name, used):
-    config = RunConfig(partition=name, alpha=0.3, clients=5)
+    config = RunConfig(partition=name, alpha=0.3, clients=5, model="mlp")
     notes = option_cautions(set_up(config, DIGITS, make_partition(DIGITS, config))[0])
     assert any("--alpha 0.3 has no effect" in note for note in notes) == (not used)
 
