@@ -17,7 +17,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import fedcore
 from fedcore import ConfigError, DataError, RunConfig
-from fedcore.data import load_dataset, make_partition
+from fedcore.data import load_dataset, make_partition, with_public
+from fedcore.runs.resolve import set_up
 from fedcore_testing import federate, partition_of
 from fedcore_zoo import Cells, Recipe, fixed_split
 from tests.sentences import raises, warns
@@ -71,6 +72,21 @@ def test_the_numbers_are_those_of_scikit_learn_for_the_clients_training_rows(tab
     holes = np.column_stack([new["creatinine"].isna(), new["ward"].isna()])
     np.testing.assert_array_equal(found[:, expected.shape[1] :], holes)
     assert result.predict(new).shape == (50,)
+
+
+@pytest.mark.parametrize("choice", ["as-loaded", "global", "none"])
+def test_public_rows_of_another_table_are_made_by_the_runs_recipe(table, tmp_path, choice):
+    """By their own mean the rows of older patients were as young as the others, and raw models saw scaled rows."""
+    patients(90, seed=3).assign(age=lambda frame: frame["age"] + 30).to_csv(tmp_path / "older.csv", index=False)
+    names = [f"hf:{file}{OPTIONS}" for file in (table, tmp_path / "older.csv")]
+    config = RunConfig(dataset=names[0], public=names[1], normalize=choice, clients=3, partition="iid", model="mlp")
+    loaded = with_public(load_dataset(names[0]), names[1], 0, None)
+    made = set_up(config, loaded, make_partition(loaded, config))[1]
+    raw = load_dataset(names[1]).train.cells
+    assert torch.equal(made.public.samples.inputs, made.train.made.apply(raw, "public"))
+    apart = 30 if choice == "none" else 30 / made.train.std[0]
+    ages = [samples.inputs[:, 0].mean() for samples in (made.public.samples, made.train)]
+    assert ages[0] - ages[1] == pytest.approx(apart, rel=0.2)
 
 
 def test_a_category_without_a_training_row_is_named_and_is_none_of_the_columns(table, tmp_path):

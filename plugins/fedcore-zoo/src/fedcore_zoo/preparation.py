@@ -126,12 +126,16 @@ def refuse_fitted(train: TableSamples, choice: str) -> None:
 
 
 def _table_by(dataset: Dataset, recipe: Recipe | FittedRecipe) -> Dataset:
-    """Return a table by a recipe; notes name categories that it does not have."""
+    """Return a table by a recipe, with public rows of another table; notes name categories that it does not have."""
     train, test = dataset.train, dataset.test
     assert isinstance(train, TableSamples)
     assert isinstance(test, TableSamples)
-    if recipe != train.made:
-        dataset = replace(_with(dataset, train.by(recipe), test.by(recipe)), input_shape=(len(recipe.outputs),))
+
+    def again(samples: Samples) -> Samples:
+        return samples.by(recipe) if isinstance(samples, TableSamples) else samples
+
+    if recipe != train.made or dataset.public is not None:
+        dataset = replace(_with(dataset, again(train), again(test), again), input_shape=(len(recipe.outputs),))
     notes = recipe.notes([train.cells, test.cells], dataset.name)
     return replace(dataset, notes=(*dataset.notes, *notes))
 
