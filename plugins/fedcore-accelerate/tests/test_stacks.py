@@ -701,6 +701,20 @@ def halves_a_gradient(num_classes, input_shape):
     return model
 
 
+class NormalisesInPlace(nn.Linear):
+    """A frozen model would get the inputs as the trained one left them."""
+
+    def __init__(self):
+        super().__init__(64, 16)
+
+    def forward(self, x):
+        return super().forward(x.flatten(1).sub_(0.3)).tanh()
+
+
+def that_normalises_in_place(num_classes, input_shape):
+    return SplitModel(NormalisesInPlace(), 16, num_classes)
+
+
 class HoldsItself(nn.Linear):
     def __init__(self):
         super().__init__(64, 16)
@@ -786,6 +800,7 @@ def with_unsaved_buffer(num_classes, input_shape):
         ("halves_a_gradient", "hook on the gradient of 'encoder.base.1.weight'"),
         ("halves_gradients", "register a hook"),
         ("with_a_function_of_itself", "lambda> holds a part of it"),
+        ("that_normalises_in_place", "edits its inputs in place"),
         ("with_a_selection", "uses select_scatter"),
         ("with_a_look_at_its_graph", "uses grad_fn"),
         ("with_a_parameter_in_a_list", "holds a parameter elsewhere"),

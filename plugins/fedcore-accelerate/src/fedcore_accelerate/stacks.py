@@ -379,7 +379,7 @@ class Group:
             return result
 
         of_all: Any = self._weights, self._reads.tensors, dict(outputs), *joined
-        lent = [*self._reads.tensors, *(tensor for own in outputs.values() for tensor in own)]
+        lent = [*self._reads.tensors, *joined, *(tensor for own in outputs.values() for tensor in own)]
         versions = [tensor._version for tensor in lent]  # those inside of vmap count no edits
         if self._alone:  # vmap takes its time
             alone = of_client(*tree_map(lambda tensor: tensor.squeeze(0), of_all))
@@ -387,7 +387,7 @@ class Group:
         else:
             results = vmap(of_client)(*of_all)
         if versions != [tensor._version for tensor in lent]:
-            raise NotStackable("a plugin edits a tensor of its client in place in a step")
+            raise NotStackable("the model edits its inputs in place, or a plugin a tensor of its client, in a step")
         return results
 
 
