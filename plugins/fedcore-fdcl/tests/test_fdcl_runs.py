@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 
 import pytest
@@ -16,6 +17,7 @@ from fedcore.models import build_model
 from fedcore_fdcl import encoder_loss
 from fedcore_testing import (
     PersonalClassifier,
+    PersonalModel,
     federations,
     installed,
     model_bytes,
@@ -24,7 +26,7 @@ from fedcore_testing import (
     weights,
     with_batch_norm,
 )
-from tests.sentences import raises
+from tests.sentences import raises, warns
 
 go = federations(batch_size=100)
 
@@ -354,6 +356,12 @@ def test_too_many_head_layers_are_refused_before_anything_is_written(go, tmp_pat
     with raises(ConfigError, "fdcl.head_layers", "7"):
         go({"fdcl": {"head_layers": 7}})
     assert not list(tmp_path.rglob("config.yaml"))
+
+
+def test_a_note_says_that_the_terms_are_constant_where_the_model_stays_on_the_clients(go):
+    with warns(RuntimeWarning, "fdcl", "'personalmodel'"):
+        losses = records(go({"fdcl": {}, PersonalModel: {}}, client_test_fraction=0.2))[1]["losses"]
+    assert losses["fdcl.encoder"] == losses["fdcl.classifier"] == pytest.approx(math.log(2))
 
 
 def test_runs_beside_a_personal_classifier(go):

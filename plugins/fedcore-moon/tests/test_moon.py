@@ -13,6 +13,8 @@ from fedcore_functional import model_contrastive_loss
 from fedcore_moon import Moon, MoonOptions
 from fedcore_testing import (
     Cohorts,
+    PersonalClassifier,
+    PersonalModel,
     client_state,
     committed,
     federations,
@@ -21,7 +23,7 @@ from fedcore_testing import (
     same_tensors,
     with_batch_norm,
 )
-from tests.sentences import raises
+from tests.sentences import raises, warns
 
 LOG: list[dict] = []
 go = federations(samples=300)
@@ -212,6 +214,13 @@ def test_the_frozen_models_are_not_asked_for_where_there_is_no_term():
 def test_with_fedprox(go):
     result = go({"moon": {}, "fedprox": {"mu": 0.1}})
     assert set(records(result)[1]["losses"]) == {"task", "moon.contrast", "fedprox.proximal"}
+
+
+def test_a_note_says_that_the_term_is_constant_where_the_encoder_stays_on_the_clients(go):
+    with warns(RuntimeWarning, "moon", "'personalmodel'"):
+        result = go({"moon": {}, PersonalModel: {}})
+    assert records(result)[1]["losses"]["moon.contrast"] == pytest.approx(math.log(2))
+    assert records(go({"moon": {}, PersonalClassifier: {}}))[1]["losses"]["moon.contrast"] != pytest.approx(math.log(2))
 
 
 class Narrow(Plugin):

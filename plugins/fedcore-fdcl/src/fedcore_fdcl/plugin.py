@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientContext, Loss, ModelTask, Plugin, PluginOptions, SplitModel, Step, hookimpl
+from fedcore import ClientContext, Loss, ModelTask, Plugin, PluginOptions, RunSetup, SplitModel, Step, hookimpl
 from fedcore.models import Outputs
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
 from fedcore_functional import move_split
@@ -75,6 +75,14 @@ class FDCL(Plugin[FDCLOptions]):
         move_split(model, self.options.head_layers, option="fdcl.head_layers")
         if self.options.head_layers > 1:
             task.reshape_classifier(self.name)
+
+    @hookimpl
+    def check_run(self, setup: RunSetup) -> None:
+        """Tell of a model that stays on the clients."""
+        trained = setup.layout.trainable
+        if self.options.previous == "participation" and trained <= setup.layout.personal:
+            reason = f"{setup.keeper_of(trained)!r} keeps the model on the clients: their previous one is the global"
+            setup.note(self.name, f"{reason} one, and both terms are constant; previous=epoch has terms")
 
     @hookimpl
     def local_loss(self, step: Step) -> list[Loss]:

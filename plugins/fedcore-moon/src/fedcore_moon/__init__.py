@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import Loss, ModelTask, Plugin, PluginOptions, SplitModel, Step, hookimpl
+from fedcore import Loss, ModelTask, Plugin, PluginOptions, RunSetup, SplitModel, Step, hookimpl
 from fedcore_functional import model_contrastive_loss
 
 __all__ = ["Moon", "MoonOptions"]
@@ -34,6 +34,14 @@ class Moon(Plugin[MoonOptions]):
         """Contrast projected features, as the paper does."""
         if self.options.projection:
             task.ensure_projection(model)
+
+    @hookimpl
+    def check_run(self, setup: RunSetup) -> None:
+        """Tell of an encoder that stays on the clients."""
+        encoder = {name for name in setup.layout.trainable if name.startswith("encoder.")}
+        if encoder <= setup.layout.personal and (keeper := setup.keeper_of(encoder)):
+            reason = f"{keeper!r} keeps the encoder on the clients: the previous and the global one are the same"
+            setup.note(self.name, f"{reason}, and the term is constant")
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss:
