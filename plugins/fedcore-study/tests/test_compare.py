@@ -220,6 +220,17 @@ class TestComparison:
         assert ([row.label for row in together.blocks[0].rows], notes) == (["fedavg, rounds=3", "moon, rounds=9"], [])
         assert together.blocks[0].rows[1].difference.mean == pytest.approx(0.4)
 
+    def test_methods_that_each_have_a_table_are_told_how_to_share_one(self, make):
+        folders = [make([], 0, [0.1], momentum=0.9), make(["moon"], 0, [0.4], momentum=0.0)]
+        apart, (note,) = join(folders)
+        assert len(apart.blocks) == 2
+        assert "differ in momentum" in note
+        assert note.endswith("--tuned momentum")
+        together, _ = join(folders, tuned=["momentum"])
+        assert [row.label for row in together.blocks[0].rows] == ["fedavg", "moon"]
+        assert join([*folders, make(["moon"], 0, [0.4], momentum=0.9)])[1] == []  # a table has two of them
+        assert join([folders[0], make(["moon"], 0, [0.4], momentum=0.9, alpha=0.1)])[1] == []  # other data
+
     def test_protocols(self, make):
         folders = [make([], 0, [0.1]), make(["fedper"], 0, [0.4], protocol="personal")]
         found, notes = join(folders, protocol="personal")

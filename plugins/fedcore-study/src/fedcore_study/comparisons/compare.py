@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore.tools import PROTOCOLS, key, short_name
+from fedcore.tools import PARTITION_OPTIONS, PROTOCOLS, key, short_name
 from fedcore.tools import protocols as evaluation
 from fedcore_study.comparisons.blocks import block_of, ranks_of
 from fedcore_study.comparisons.comparison import CLIENTS, DIFFERENCE, SEEDS, Comparison, P
@@ -107,6 +107,11 @@ def compare_protocols(
             f"runs with other --rounds stand in tables of their own, also after round {round}: a schedule or a method "
             "can depend on --rounds. To see them in one table: --by plugin --by rounds"
         )
+    if apart := _own_settings(groups):
+        warn(
+            f"each method stands in a table of its own, as their runs differ in {', '.join(apart)}. "
+            f"To see them in one, each at its own value: --tuned {','.join(apart)}"
+        )
     reported = list(dict.fromkeys([*reported, *(word for word in words if "." in word)]))
     check_reported(list(every.values()), reported, round)
     _check_columns(words, measure.name, kept, round)
@@ -177,6 +182,14 @@ def _differ_in_rounds_alone(groups: Sequence[Group]) -> bool:
     """Return whether two groups differ in their number of rounds, and in nothing else."""
     rest = [key({name: value for name, value in group.settings.items() if name != "rounds"}) for group in groups]
     return len(set(rest)) < len(rest)
+
+
+def _own_settings(groups: Sequence[Group]) -> list[str]:
+    """Return the options of training that give each method a table of its own; empty if a table has two methods."""
+    names = dict.fromkeys(name for group in groups for name in group.settings)
+    labels = {label for group in groups for label in group.rows}
+    alone = len(groups) == len(labels) > 1 and all(len(group.rows) == 1 for group in groups)
+    return list(names) if alone and names.keys().isdisjoint([*PARTITION_OPTIONS, "labels", "rounds"]) else []
 
 
 def check_reported(runs: Sequence[RunRecord], names: Sequence[str], round: int | None = None) -> None:
