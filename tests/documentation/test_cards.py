@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from fedcore.base import registry
 from fedcore.hooks.plugin import BUILTIN
 from fedcore_testing.traffic import Traffic, watch
-from tests.support import in_one_test
+from tests.support import CORRECTED, in_one_test
 
 ROOT = Path(__file__).parents[2]
 HEADING = "## What travels, and what it reveals"
@@ -37,7 +37,7 @@ def watched() -> dict[str, Traffic]:
 
 def seen(watched: dict[str, Traffic], name: str) -> Traffic:
     if name not in watched:
-        watched[name] = watch(name)
+        watched[name] = watch(name, CORRECTED.get(name))
     return watched[name]
 
 

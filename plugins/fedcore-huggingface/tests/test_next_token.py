@@ -448,6 +448,7 @@ def test_methods_of_one_vector_for_each_sample_are_refused(method):
 METHODS = ["fedprox", "feddyn", "fednova", "fedadam", "fedavgm", "ditto", "fedrep", "median", "krum", "topk", "qsgd"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_other_methods_train(method):
     options = {"plugins": [method], "client_test_fraction": 0.3, "rounds": 2, "eval_every": 1}
