@@ -380,5 +380,5 @@ def test_is_refused_beside_what_scales_the_task_too(go, other):
 
 @pytest.mark.slow
 def test_learns_digits(go):
-    result = go({"fedproc": {}}, rounds=4, local_epochs=2, batch_size=16)
+    result = go({"fedproc": {}}, rounds=4, local_epochs=2, batch_size=16, samples=None)
     assert result.metrics["global"]["accuracy"] > 0.6
