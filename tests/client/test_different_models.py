@@ -99,7 +99,7 @@ def test_classifiers_of_different_models_are_averaged(go):
 def test_workers_and_a_resume_keep_the_bits(go, tmp_path):
     straight = go("fedproto", **MIXED, workers=0)
     assert records(go("fedproto", **MIXED, workers=2)) == records(straight)
-    resumed = interrupted(tmp_path, "fedproto", after=1, **MIXED)
+    resumed = interrupted(tmp_path, "fedproto", after=1, **MIXED, samples=500)
     for client in range(5):
         assert same_tensors(personal_state(resumed, client), personal_state(straight, client))
 

@@ -229,7 +229,7 @@ def test_adaptation_leaves_no_trace(go, plugin):
 def test_workers_and_a_resume_keep_the_figures(go, tmp_path):
     straight = go("ditto", **ADAPTED, workers=0)
     assert go("ditto", **ADAPTED, workers=2).metrics == straight.metrics
-    resumed = interrupted(tmp_path, "ditto", after=1, **ADAPTED)
+    resumed = interrupted(tmp_path, "ditto", after=1, **ADAPTED, samples=500)
     assert (resumed.metrics, model_bytes(resumed)) == (straight.metrics, model_bytes(straight))
     assert fedcore.evaluate_run(straight.directory)["unseen_adapted"] == straight.metrics["unseen_adapted"]
 

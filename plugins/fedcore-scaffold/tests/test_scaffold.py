@@ -159,7 +159,8 @@ def test_the_wrong_divisor_makes_it_alternate_and_grow(go, monkeypatch):
     np.testing.assert_allclose(gaps(go, 4), [8.21, -50.97, 375.7, -2700], rtol=5e-3)
 
 
-HARD = {"alpha": 0.1, "momentum": 0.9, "lr": 0.01, "local_epochs": 10, "rounds": 4}  # K = 40, 60, 60, 80
+# K = 40, 60, 60, 80
+HARD = {"alpha": 0.1, "momentum": 0.9, "lr": 0.01, "local_epochs": 10, "rounds": 4, "samples": None}
 
 
 def task_losses(result):
