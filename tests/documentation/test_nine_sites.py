@@ -82,7 +82,8 @@ def test_every_number_is_that_of_scikit_learn_for_the_predictions(section):
         if len(set(labels)) == 2:
             known += 1
             assert row.auroc == pytest.approx(roc_auc_score(labels, shares), abs=1e-9)
-            assert row.recorded_auroc == pytest.approx(row.auroc, abs=0.02), "1,000 bins: ties of small sites"
+            ties = 2.01 * 0.5 / (labels.sum() * (1 - labels).sum())  # two pairs of samples
+            assert row.recorded_auroc == pytest.approx(row.auroc, abs=max(0.02, ties)), "1,000 bins make ties"
         else:
             assert np.isnan(row.auroc)
             assert np.isnan(row.recorded_auroc)
