@@ -125,7 +125,7 @@ def test_of_models_that_are_the_same_function_each_client_draws_one(go):
 def test_the_report_counts_updates_and_a_note_names_clusters_without_any(go):
     """Clients with the same data find the same model the best."""
     with warns(RuntimeWarning, "ifca, round 2", "theta_"):
-        result = go({"ifca": {"clusters": 3}}, partition="iid", rounds=2)
+        result = go({"ifca": {"clusters": 3}}, partition="iid", rounds=2, samples=None)
     assert [sorted(record["reports"]["ifca"]["updates"]) for record in records(result)] == [[0, 0, 4], [0, 0, 8]]
 
 
