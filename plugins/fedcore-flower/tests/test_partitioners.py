@@ -10,8 +10,6 @@ import torch
 
 from fedcore import ConfigError, RunConfig, UnknownNameError, generator, run
 from fedcore.data import load_dataset, make_partition
-from fedcore.runs.cautions import option_cautions
-from fedcore.runs.resolve import set_up
 
 pytest.importorskip("flwr_datasets", reason="fedcore-flower[partitioners] is not installed")
 
@@ -57,9 +55,12 @@ def test_alpha_and_seed_are_the_runs_unless_they_are_named():
 @pytest.mark.parametrize(
     ("name", "used"), [("flwr:dirichlet", True), ("flwr:dirichlet?alpha=0.3", False), ("flwr:iid", False)]
 )
-def test_an_alpha_without_effect_is_noted(name, used):
-    config = RunConfig(partition=name, alpha=0.3, clients=5, model="mlp")
-    notes = option_cautions(set_up(config, DIGITS, make_partition(DIGITS, config))[0])
+def test_an_alpha_without_effect_is_noted(name, used, tmp_path):
+    config = RunConfig(
+        partition=name, alpha=0.3, clients=5, model="mlp", rounds=1, workers=0, out=str(tmp_path / "run")
+    )
+    notes = []
+    run(config, notify=lambda event, values: notes.append(values["message"]) if event == "note" else None)
     assert any("--alpha 0.3 has no effect" in note for note in notes) == (not used)
 
 

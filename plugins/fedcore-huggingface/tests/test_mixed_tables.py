@@ -17,8 +17,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import fedcore
 from fedcore import ConfigError, DataError, RunConfig
-from fedcore.data import load_dataset, make_partition, with_public
-from fedcore.runs.resolve import set_up
+from fedcore.data import load_dataset, make_partition
+from fedcore.tools import Run
 from fedcore_testing import federate, partition_of
 from fedcore_zoo import Cells, Recipe, fixed_split
 from tests.sentences import raises, warns
@@ -79,9 +79,9 @@ def test_public_rows_of_another_table_are_made_by_the_runs_recipe(table, tmp_pat
     """By their own mean the rows of older patients were as young as the others, and raw models saw scaled rows."""
     patients(90, seed=3).assign(age=lambda frame: frame["age"] + 30).to_csv(tmp_path / "older.csv", index=False)
     names = [f"hf:{file}{OPTIONS}" for file in (table, tmp_path / "older.csv")]
-    config = RunConfig(dataset=names[0], public=names[1], normalize=choice, clients=3, partition="iid", model="mlp")
-    loaded = with_public(load_dataset(names[0]), names[1], 0, None)
-    made = set_up(config, loaded, make_partition(loaded, config))[1]
+    options = {"normalize": choice, "clients": 3, "partition": "iid", "model": "mlp", "out": str(tmp_path / "run")}
+    with Run.new(RunConfig(dataset=names[0], public=names[1], **options)) as run:
+        made = run.dataset
     raw = load_dataset(names[1]).train.cells
     assert torch.equal(made.public.samples.inputs, made.train.made.apply(raw, "public"))
     apart = 30 if choice == "none" else 30 / made.train.std[0]

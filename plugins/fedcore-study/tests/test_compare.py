@@ -16,7 +16,7 @@ import pytest
 import fedcore
 import fedcore_study
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
-from fedcore.runs.saved import SavedConfig
+from fedcore.tools import saved
 from fedcore_report.build import build
 from fedcore_study import tables
 from fedcore_study.comparisons import formats
@@ -958,7 +958,7 @@ class TestCautions:
         def notes(*contents):
             for folder, content in zip(folders, contents, strict=True):
                 file = folder / "config.yaml"
-                replace(SavedConfig.read(file), data=content).write(file)
+                replace(saved.SavedConfig.read(file), data=content).write(file)
             found, _ = join(folders, by=["plugin", "dataset"])
             return [note for note in found.notes if "samples of a data set" in note]
 
