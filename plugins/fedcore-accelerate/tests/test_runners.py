@@ -43,7 +43,7 @@ def test_a_stack_takes_as_many_trainings_as_it_is_asked_for() -> None:
     assert runner.together == 5
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize(("offer", "options"), [(offer_graphs, TAKEN), (offer_lanes, LANES)], ids=["graphs", "lanes"])
 @pytest.mark.parametrize("name", sorted({*registry.available("plugin")} - {*UNSEEDED, "fedavg"}))
 def test_every_method_trains_as_one_by_one(monkeypatch, name, offer, options) -> None:

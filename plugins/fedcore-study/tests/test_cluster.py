@@ -76,6 +76,7 @@ def test_a_job_at_its_time_limit_goes_back_into_the_queue(monkeypatch):
     assert run.checkpoint().function is run
 
 
+@pytest.mark.slow
 def test_events_of_a_job_are_passed_on_and_its_failure_names_the_end_of_the_traceback(tmp_path, monkeypatch):
     heard = []
     code = """print('{"event": "round", "round": 3}'); raise SystemExit(7)"""

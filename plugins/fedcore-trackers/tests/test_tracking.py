@@ -56,6 +56,7 @@ def test_a_run_has_the_same_bits_with_and_without(tmp_path):
     assert tracked.metrics == plain.metrics
 
 
+@pytest.mark.slow
 def test_whatever_goes_wrong_is_told_once_and_changes_nothing(tmp_path, calls):
     expected = {
         "NoTracker": "expected a subclass of fedcore_trackers.Tracker",
