@@ -40,10 +40,13 @@ def test_a_site_carries_the_partition_as_it_is(tmp_path):
 
 @pytest.mark.slow
 def test_a_million_registered_clients_take_little_memory():
-    """The partition takes 48 bytes per client; while it is written it is in memory up to three times."""
+    """The partition takes 48 bytes per client. While it is written it is in memory up to four times.
+
+    A worker maps it, which counts here although all have it once.
+    """
     few, many = (peak_memory(scaled_config("fedavg", n, {"workers": 1, "device": "cpu"}), 2) for n in (1000, 1_000_000))
-    assert (many.parent - few.parent) * 2**20 < 160 * 1_000_000
-    assert (many.worker - few.worker) * 2**20 < 16 * 1_000_000
+    assert (many.parent - few.parent) * 2**20 < 4.5 * 48 * 1_000_000
+    assert (many.worker - few.worker) * 2**20 < 64 * 1_000_000
 
 
 TINY = {"workers": 0, "device": "cpu", "dataset": "digits"}
