@@ -60,7 +60,7 @@ def test_an_alpha_without_effect_is_noted(name, used, tmp_path):
         partition=name, alpha=0.3, clients=5, model="mlp", rounds=1, workers=0, out=str(tmp_path / "run")
     )
     notes = []
-    run(config, notify=lambda event, values: notes.append(values["message"]) if event == "note" else None)
+    run(config, notify=lambda event, values: notes.extend(values["notes"]) if event == "start" else None)
     assert any("--alpha 0.3 has no effect" in note for note in notes) == (not used)
 
 
