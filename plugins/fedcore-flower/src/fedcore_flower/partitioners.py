@@ -56,8 +56,8 @@ def partitioner(rest: str) -> Callable[..., list[IntArray]]:
 
     if "alpha" not in takes or "alpha" in settings:  # a run's --alpha has no effect, and the run says so
         own = inspect.signature(scheme)
-        known = [parameter for option, parameter in own.parameters.items() if option != "alpha"]
-        scheme.__signature__ = own.replace(parameters=known)  # type: ignore[attr-defined]
+        read = [parameter for option, parameter in own.parameters.items() if option != "alpha"]
+        scheme.__signature__ = own.replace(parameters=read)  # type: ignore[attr-defined]
     return scheme
 
 
