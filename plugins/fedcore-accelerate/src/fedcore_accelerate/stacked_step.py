@@ -232,7 +232,7 @@ def attributes_refused(model: nn.Module) -> Iterator[None]:
 
     :raises NotStackable: names the attribute.
     """
-    first, changed = PlainAttributes(model), ""
+    first = PlainAttributes(model)
     before = Attributes(first)
     try:
         yield

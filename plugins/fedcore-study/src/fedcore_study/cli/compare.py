@@ -85,8 +85,8 @@ def compare(
         "a second --protocol": len(protocol or ()) > 1,
         f"--format {form}": form in ("csv", "json"),
     }
-    if wide and (given := [option for option, value in others.items() if value]):
-        raise ConfigError(f"--wide prints one figure as a table, markdown or latex: leave out {' and '.join(given)}")
+    if wide and (idle := [option for option, value in others.items() if value]):
+        raise ConfigError(f"--wide prints one figure as a table, markdown or latex: leave out {' and '.join(idle)}")
     if columns and clients:
         raise ConfigError(
             "--clients has columns of its own: leave out --columns, or name some of mean,std,worst10,best10"

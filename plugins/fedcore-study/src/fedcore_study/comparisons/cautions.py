@@ -39,8 +39,8 @@ def other_models(rows: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
 
 def plugin_notes(rows: Mapping[str, Sequence[RunRecord]]) -> list[str]:
     """Return what plugins noted in the set-up of a row's runs, such as that the method is FedAvg on this model."""
-    said = ((str(note), label) for label, runs in rows.items() for run in runs for note in run.plugin_notes)
-    return [note if note.startswith(f"{label}: ") else f"{label}: {note}" for note, label in dict.fromkeys(said)]
+    noted = ((str(note), label) for label, runs in rows.items() for run in runs for note in run.plugin_notes)
+    return [note if note.startswith(f"{label}: ") else f"{label}: {note}" for note, label in dict.fromkeys(noted)]
 
 
 def few_seeds(differences: Iterable[Difference | None]) -> str:
@@ -101,11 +101,11 @@ def other_sources(rows: Mapping[str, Sequence[RunRecord]]) -> str:
 
 def other_data(rows: Mapping[str, Sequence[RunRecord]]) -> str:
     """Return a sentence if a data set changed under its name between the runs; empty if none did."""
-    found: dict[str, dict[str, RunRecord]] = {}
+    contents: dict[str, dict[str, RunRecord]] = {}
     for run in (run for runs in rows.values() for run in runs):
         values = settings(run.config)
-        found.setdefault(key([values[name] for name in ("dataset", "task", "public")]), {}).setdefault(run.data, run)
-    pairs = [[run.path for run in runs.values()][:2] for runs in found.values() if len(runs) > 1]
+        contents.setdefault(key([values[name] for name in ("dataset", "task", "public")]), {}).setdefault(run.data, run)
+    pairs = [[run.path for run in runs.values()][:2] for runs in contents.values() if len(runs) > 1]
     if not pairs:
         return ""
     one, other = pairs[0]

@@ -49,6 +49,7 @@ def the_same_as_one_by_one(runner: Offer, plugin: Any, *, rounding: bool = False
     :raises NotApplicable: the runner does not apply to the run, or warned; the message has its reason.
     """
     trial = trial_of(*plugin) if isinstance(plugin, tuple) else trial_of(plugin)
+    options = {**RUN, **options}
     offered: list[Runner] = []
 
     def offer(config: RunConfig, dataset: Dataset) -> Runner:
@@ -60,15 +61,14 @@ def the_same_as_one_by_one(runner: Offer, plugin: Any, *, rounding: bool = False
 
     with warnings.catch_warnings(record=True) as caught, steps_taken_by(offer):
         warnings.simplefilter("always")
-        result = finished(trial.run(**{**RUN, **options}))
-    with steps_taken_by(lambda config, dataset: OneByOne()):
-        plain = finished(trial.run(**{**RUN, **options}))
+        result = finished(trial.run(**options))
     how = f"with the runner {getattr(runner, '__name__', runner)}"
-    if rounding:
-        with steps_taken_by(lambda config, dataset: OneByOne()):
-            require_close(trial, result, plain, how, **{**RUN, **options})
-    else:
-        require_same(result, plain, how)
+    with steps_taken_by(lambda config, dataset: OneByOne()):
+        plain = finished(trial.run(**options))
+        if rounding:
+            require_close(trial, result, plain, how, **options)
+        else:
+            require_same(result, plain, how)
     packages = {_package(type(each)) for each in offered}
     own = [str(each.message) for each in caught if _package(each.category) in packages]
     if own or not offered:
