@@ -255,6 +255,6 @@ def check_worker_kills(out: Path, plain: Path, method: str, kills: list[Kill], o
     absent = left_by(fedcore.run(config).directory) if missing else left_by(plain)
     ours = left_by(out)
     parts = ["model.safetensors", "checkpoint: manifest", "checkpoint: state of plugins"]
-    parts += [name for name in {*ours, *absent} if name.startswith("client ")]
+    parts += [name for name in {*ours, *absent} if name.startswith("clients/")]
     assert [name for name in parts if ours.get(name) != absent.get(name)] == []
     return ["training"] * len(lost) + ["evaluation"] * len(unevaluated)

@@ -88,7 +88,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, disk, plain, leav
         assert list(out.rglob("*.tmp")) == []
         again = ("resume", out)
     else:  # the clients' states of the first round found no room: there is nothing to go on with
-        assert leave * KIB < sum(len(content) for name, content in plain.items() if name.startswith("client "))
+        assert leave * KIB < sum(len(content) for name, content in plain.items() if name.startswith("clients/"))
         assert "goes on" not in said
         again = ("train", "--config", config, "--out", out)
     code, said = fedcore(*again)

@@ -55,10 +55,10 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, plain, method, kind, o
 def test_a_run_outlives_its_workers(tmp_path, plain):
     chance = random.Random(f"{SEED} workers")
     print(f"FEDCORE_KILL_SEED={SEED}")
-    config = kills.configure(tmp_path, "fedavgm", workers=2)
+    config = kills.configure(tmp_path, "scaffold", workers=2)
     done = kills.run_without_workers_that_were_killed(tmp_path / "run", config, chance, times=2)
     assert done, "ended before a worker was killed"
-    kills.check_worker_kills(tmp_path / "run", plain("fedavgm"), "fedavgm", done, {})
+    kills.check_worker_kills(tmp_path / "run", plain("scaffold"), "scaffold", done, {})
 
 
 @pytest.mark.slow
