@@ -165,10 +165,8 @@ def _meant(kind: str, name: str, points: Collection[str]) -> str:
         return f"Write {' '.join(f'--{kind} {part}' for part in parts)}, in a file {kind}s: [{', '.join(parts)}]"
     if names := sorted(own for own, package in packages().get(kind, {}).items() if package == f"fedcore-{name}"):
         return f"The package fedcore-{name} has: {', '.join(names)}"
-    if kind == "dataset" and name.endswith(".npz"):
-        return f"Did you mean 'npz:{name}'?"
-    if kind == "dataset" and name.endswith((".csv", ".parquet")):
-        return f"Did you mean 'hf:{name}'?"
+    if kind == "dataset" and (prefix := {".npz": "npz", ".csv": "hf", ".parquet": "hf"}.get(Path(name).suffix)):
+        return f"Did you mean '{prefix}:{name}'?"
     if "." in name and all(part.isidentifier() for part in name.split(".")) and not Path(name).exists():
         return f"Did you mean '{CODE}{name}'?"
     return ""

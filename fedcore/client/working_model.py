@@ -5,7 +5,6 @@ Each pass takes the samples in fixed chunks of the given order, so that the bits
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from fedcore.client.setup import Setup
 from fedcore.data.client_data import ClientData
 from fedcore.models import Outputs
 from fedcore.models.placement import forward_chunk
-from fedcore.models.split import PlainAttributes, SplitModel, evaluating
+from fedcore.models.split import PlainAttributes, SplitModel, copied, evaluating
 
 MeanLoss = Callable[[Outputs, Tensor], Tensor]
 """Takes a model's outputs and the labels (B,); returns the mean loss, of shape ()."""
@@ -67,7 +66,7 @@ class FrozenModel:
     """
 
     def __init__(self, template: SplitModel) -> None:
-        self.module = copy.deepcopy(template).requires_grad_(False).eval()
+        self.module = copied(template).requires_grad_(False).eval()
         self._state, self._plain = self.module.state_dict(), PlainAttributes(self.module)
         self._cache: Outputs | None = None
         self.present = False

@@ -105,10 +105,6 @@ class IndexLists:
         for begin, end in pairwise(self.offsets.tolist()):
             yield self.positions[begin:end].long()
 
-    def tolists(self) -> list[list[int]]:
-        """Return the positions as lists of Python's integers."""
-        return [part.tolist() for part in self]
-
 
 def _positions(part: Any, client: int) -> npt.NDArray[np.int64]:
     """Return a client's positions as an array."""
@@ -209,15 +205,14 @@ class Partition:
         if not self.info:
             raise DataError("a partition without info names no data set; give it to a run, which writes partition.json")
         parts = {"train": self.train, "test": self.test}
-        sha256 = self.sha256
-        content: dict[str, Any] = {"format": FORMAT, "sha256": sha256, "info": self.info}
+        content: dict[str, Any] = {"format": FORMAT, "sha256": self.sha256, "info": self.info}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if sum(len(part.positions) for part in parts.values()) <= MAX_IN_JSON:
-                content.update({name: part.tolists() for name, part in parts.items()})
+                content.update({name: [positions.tolist() for positions in part] for name, part in parts.items()})
             else:
                 # Named by its content, so the file that an older JSON file names is not overwritten.
-                beside = path.with_name(f"{path.stem}-{sha256[:16]}.safetensors")
+                beside = path.with_name(f"{path.stem}-{self.sha256[:16]}.safetensors")
                 lists = {name: {"positions": part.positions, "offsets": part.offsets} for name, part in parts.items()}
                 write_tensors(beside, flatten(lists)[0])
                 content.update(format=SPLIT_FORMAT, clients=self.num_clients, file=beside.name)
@@ -296,8 +291,7 @@ def check_partition(partition: Partition, dataset: Dataset, where: object) -> No
             f"training samples of {dataset.name!r}: use the data set that it was made for, or make a new split"
         )
     size = sys.maxsize if partition.is_declared else len(dataset.train)
-    problem = problem_with_lists(partition.train, partition.test, size, shared=info.get("shares_samples") is True)
-    if problem:
+    if problem := problem_with_lists(partition.train, partition.test, size, shared=info.get("shares_samples") is True):
         raise DataError(f"{where}: {problem}")
 
 

@@ -138,7 +138,7 @@ class FlatLayout(Layout):
     def named(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Return tensors in this layout by their names in the model; joined ones are views."""
         if JOINED not in tensors:
-            return dict(tensors)  # of a client's state that was kept name by name, before there were flat ones
+            return dict(tensors)  # the mean of a round without updates
         parts = zip(self.joined.items(), tensors[JOINED].split([shape.numel() for shape in self.joined.values()]))
         named = {name: piece if len(shape) == 1 else piece.view(shape) for (name, shape), piece in parts}
         return {**named, **{name: tensor for name, tensor in tensors.items() if name != JOINED}}

@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -102,7 +103,7 @@ class SplitModel(nn.Module):
 
         :raises ConfigError: a plugin or ``--projection`` gave the model layers that the network does not have.
         """
-        return copy.deepcopy(self)
+        return copied(self)
 
     def file_names(self) -> dict[str, str]:
         """Return the names of the model's tensors in files of weights, by their names in the model.
@@ -225,7 +226,8 @@ def training_copy(model: Model) -> Model:
 def copied(model: Model, *, share: bool = False) -> Model:
     """Return a copy of a model, also of one that holds tensors of a graph.
 
-    Layers that compute their weights, such as pruned ones, hold such tensors, which deepcopy refuses.
+    Layers that compute their weights, such as pruned ones, hold such tensors, which deepcopy refuses. It also leaves
+    functions as they are: those that the model holds, such as hooks, would compute with the model's own layers.
 
     :param share: let the copy have the model's own parameters and buffers.
     """
@@ -233,7 +235,29 @@ def copied(model: Model, *, share: bool = False) -> Model:
     instead = {id(value): value.detach() for value in held if not value.is_leaf}
     if share:
         instead |= {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, instead)
+    own = copy.deepcopy(model, instead)
+    for attributes in map(vars, own.modules()):
+        for values in (attributes, *(value for value in attributes.values() if isinstance(value, (dict, list)))):
+            for key, value in [*(values.items() if isinstance(values, dict) else enumerate(values))]:
+                values[key] = _rebound(value, instead)
+    return own
+
+
+def _rebound(value: Any, copies: dict[int, Any]) -> Any:
+    """Return the copy of a value; of a function, one that refers to the copies of what it refers to.
+
+    :param copies: the copies by the ids of the originals. A value that has none is returned as it is.
+    """
+    if isinstance(value, MethodType):
+        return MethodType(value.__func__, _rebound(value.__self__, copies))
+    if isinstance(value, FunctionType) and value.__closure__ and id(value) not in copies:
+        cells = tuple(CellType() for _ in value.__closure__)
+        own = FunctionType(value.__code__, value.__globals__, None, value.__defaults__, cells)
+        own.__kwdefaults__, own.__dict__ = value.__kwdefaults__, {**vars(value)}
+        copies[id(value)] = own
+        for cell, before in zip(cells, value.__closure__):
+            cell.cell_contents = _rebound(before.cell_contents, copies)
+    return copies.get(id(value), value)
 
 
 def copied_for_calls(model: Model) -> Model | None:

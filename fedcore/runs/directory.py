@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -241,14 +242,12 @@ def _default_folder(names: Iterable[str]) -> list[Path]:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     joined = "-".join(names) or "fedavg"
     base = Path("runs").resolve() / f"{stamp}-{joined}"
-    made, out, number = make_folders(base.parent), base, 0
-    while True:
-        try:
+    made = make_folders(base.parent)
+    for number in itertools.count():
+        out = base.with_name(f"{base.name}-{number}") if number else base
+        with contextlib.suppress(FileExistsError):  # of a run that began in the same second
             out.mkdir()
             break
-        except FileExistsError:  # of a run that began in the same second
-            number += 1
-            out = base.with_name(f"{base.name}-{number}")
     sync_names([out])
     return [out, *made]
 

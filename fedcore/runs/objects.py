@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from fedcore.base.metrics import Metric
 from fedcore.base.registry import CODE, OBJECT, Key, import_name, object_name
 from fedcore.data import Dataset, IndexLists, Partition
 from fedcore.hooks.plugin import BUILTIN, Plugin
+from fedcore.models.split import copied
 from fedcore.runs.directory import RunDirectory
 
 ModelObject: TypeAlias = "nn.Module | Callable[..., nn.Module] | str"
@@ -183,7 +183,7 @@ def _name_of_value(value: Any) -> str:
 def _usable(kind: str, value: Any) -> Any:
     """Return an object in the form that the registry returns: a factory of models, a loader of data."""
     if kind == "model" and isinstance(value, nn.Module):
-        return functools.partial(copy.deepcopy, value)
+        return functools.partial(copied, value)
     if kind == "dataset" and not callable(value):
         return lambda data_dir: value
     return value

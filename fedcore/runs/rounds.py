@@ -147,8 +147,7 @@ def in_words(selected: int, accepted: int, partial: int, losses: Mapping[str, in
 
 def not_evaluated(metrics: Mapping[str, Any]) -> str:
     """Return how many clients an evaluation left out, with the first reason; empty if it left out none."""
-    failures = metrics.get("failures") or []
-    if not failures:
+    if not (failures := metrics.get("failures") or []):
         return ""
     others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
     left_out = f"client {failures[0]['client']}{others} could not be evaluated by every protocol"

@@ -279,11 +279,10 @@ def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collec
     :param own: the names that the user gave directly.
     :raises ConfigError: with the first name, and the flag that allows it.
     """
-    name = _not_permitted(names, allow=allow, own=own)
-    if name is not None:
+    if not allow and (refused := [name for name in names if name not in own]):
         raise ConfigError(
-            f"{source} names {name!r}, which is code that would be imported and run. Look at it, and if you trust "
-            "it, add --allow-code (in Python: allow_code=True)"
+            f"{source} names {refused[0]!r}, which is code that would be imported and run. Look at it, and if you "
+            "trust it, add --allow-code (in Python: allow_code=True)"
         )
 
 
@@ -308,17 +307,11 @@ def check_places(places: Iterable[str], source: object, *, allow: bool, own: Col
 
     :raises ConfigError: with the first place, and the flag that allows it.
     """
-    place = _not_permitted(places, allow=allow, own=own)
-    if place is not None:
+    if not allow and (refused := [place for place in places if place not in own]):
         raise ConfigError(
-            f"{source} lets a tracker or the engine reach outside of the run directory: {place}. If you want that, "
-            "add --allow-outside (in Python: allow_outside=True)"
+            f"{source} lets a tracker or the engine reach outside of the run directory: {refused[0]}. If you want "
+            "that, add --allow-outside (in Python: allow_outside=True)"
         )
-
-
-def _not_permitted(items: Iterable[str], *, allow: bool, own: Collection[str]) -> str | None:
-    """Return the first item that the user neither gave directly nor allowed; None if there is none."""
-    return None if allow else next((item for item in items if item not in own), None)
 
 
 def _is_inside(value: object, directory: Path) -> bool:

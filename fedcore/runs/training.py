@@ -304,12 +304,11 @@ class Experiment:
 
         :raises StorageError: it could not be written.
         """
-        writing = self._writing
-        if writing is not None:
+        if self._writing is not None:
             try:
-                writing.result()
+                self._writing.result()
             finally:
-                if writing.done():  # after Ctrl-C the next call waits for it, and raises its error
+                if self._writing.done():  # after Ctrl-C the next call waits for it, and raises its error
                     self._writing = None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Self
@@ -20,7 +19,7 @@ from fedcore.client.messages import ClientTask, Outcome
 from fedcore.data import PublicSamples
 from fedcore.hooks.checks import load_weights, whole_numbers
 from fedcore.hooks.contexts import ServerContext, View
-from fedcore.models.split import SplitModel
+from fedcore.models.split import SplitModel, copied
 from fedcore.server.aggregation import RunningMean, with_singular_vectors
 from fedcore.server.scope import Phase, ServerScope
 from fedcore.server.validation import check_partial
@@ -188,7 +187,7 @@ class ScopeContext(View, ServerContext):
     @override
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
         setup = self._scope.federation.setup
-        model = setup.placement.model(copy.deepcopy(setup.model))
+        model = setup.placement.model(copied(setup.model))
         load_weights(model, {**self._scope.model, **(tensors or {})}, self._plugin, "server.network")
         return model.eval()
 

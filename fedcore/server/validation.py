@@ -212,8 +212,7 @@ class UpdateValidator:
                 raise RejectUpdate(f"{subject}: loss {reprlib.repr(name)} belongs to no plugin of this run")
 
     def _check_extra(self, tensors: Mapping[str, Tensor], subject: str, sender: str) -> float:
-        size = bytes_of(tensors)
-        if size > self._limit:
+        if (size := bytes_of(tensors)) > self._limit:
             raise RejectUpdate(
                 f"{subject}: the tensors of {sender} take {size / MIB:.1f} MiB, at most {self._limit / MIB:.0f} are "
                 "allowed; --max-payload sets this limit"
@@ -229,8 +228,7 @@ def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable
 
     :raises PluginContractError: with the tensor's name and the problem.
     """
-    extra = sorted(set(tensors) - set(allowed))
-    if extra:
+    if extra := sorted(set(tensors) - set(allowed)):
         raise PluginContractError.of(plugin, f"may not set {extra[0]!r}", hook=hook)
     try:
         setup.layout.check(tensors, tensors, "a tensor that does not fit", most=math.inf)

@@ -277,3 +277,70 @@ class TiedFrozen(KeepsASkip):
 
 def test_frozen_weights_may_be_tied(go):
     assert go(model=TiedFrozen).metrics["global"]["accuracy"] > 0
+
+
+class Bends(nn.Module):
+    """Bends its features by a method."""
+
+    def __init__(self):
+        super().__init__()
+        self.flatten, self.hidden, self.head = nn.Flatten(), nn.Linear(64, 16), nn.Linear(16, 10)
+
+    def bent(self, x):
+        return self.hidden(x).tanh()
+
+    def forward(self, x):
+        return self.head(self.bent(self.flatten(x)))
+
+
+class HoldsAFunction(Bends):
+    def __init__(self):
+        super().__init__()
+        self.bent = lambda x: self.hidden(x).tanh()
+
+
+class WrapsALayer(Bends):
+    """Wraps the forward pass of a layer, as programs add to a network that they did not write."""
+
+    def __init__(self):
+        super().__init__()
+        forward = self.hidden.forward
+        self.hidden.forward = lambda x: forward(x).tanh()
+
+    def bent(self, x):
+        return self.hidden(x)
+
+
+class HooksAnotherLayer(Bends):
+    def __init__(self):
+        super().__init__()
+        self.flatten.register_forward_hook(lambda module, inputs, output: self.hidden(output).tanh())
+
+    def bent(self, x):
+        return x
+
+
+class ListsFunctions(Bends):
+    def __init__(self):
+        super().__init__()
+        self.layers = [lambda x: self.hidden(x), torch.tanh]
+
+    def bent(self, x):
+        return self.layers[1](self.layers[0](x))
+
+
+@pytest.mark.parametrize("network", [HoldsAFunction, WrapsALayer, HooksAnotherLayer, ListsFunctions])
+def test_functions_that_hold_a_network_compute_with_its_copies(tmp_path, network):
+    """The clients' network is a copy of the program's, and MOON compares it with frozen copies."""
+    results = []
+    for kind in (Bends, network):
+        torch.manual_seed(0)
+        options = {"clients": 3, "rounds": 2, "samples": 100, "progress": False, "out": tmp_path / kind.__name__}
+        results.append(fedcore.run(model=kind(), plugins={"moon": {"projection": False}}, **options))
+    expected, result = (each.model.state_dict() for each in results)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    exported, x = results[1].network, torch.ones(1, 1, 8, 8)
+    before = exported(x)
+    for parameter in results[1].model.parameters():
+        parameter.data.zero_()
+    assert torch.equal(exported(x), before)

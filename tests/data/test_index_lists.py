@@ -26,12 +26,17 @@ def deal(partitioner="dirichlet", clients=10, **changes):
     return partitioned(partition=partitioner, clients=clients, **{"client_test_fraction": 0.0, **changes})
 
 
+def lists_of(parts):
+    """Return the positions as lists of Python's integers."""
+    return [part.tolist() for part in parts]
+
+
 @given(LISTS, st.sampled_from(KINDS))
 def test_parts_are_as_a_list_of_tensors(lists, kind):
     tensors = [torch.tensor(part, dtype=torch.int64) for part in lists]
     parts = IndexLists.of([kind(part) for part in lists])
     assert len(parts) == len(tensors)
-    assert [part.tolist() for part in parts] == lists == parts.tolists()
+    assert lists_of(parts) == lists
     assert all(part.dtype == torch.int64 for part in parts)
     for k in range(-len(tensors), len(tensors)):
         assert torch.equal(parts[k], tensors[k])
@@ -41,8 +46,8 @@ def test_parts_are_as_a_list_of_tensors(lists, kind):
     assert parts.sizes.tolist() == [len(part) for part in lists] == [parts.size(k) for k in range(len(lists))]
     assert parts.offsets.tolist() == [0, *accumulate(map(len, lists))]
     assert IndexLists.of(parts) is parts
-    assert IndexLists.of(np.array([[0, 1], [2, 3]], dtype=object)).tolists() == [[0, 1], [2, 3]]
-    assert IndexLists.of([np.array([4.0, 5.0])]).tolists() == [[4, 5]]
+    assert lists_of(IndexLists.of(np.array([[0, 1], [2, 3]], dtype=object))) == [[0, 1], [2, 3]]
+    assert lists_of(IndexLists.of([np.array([4.0, 5.0])])) == [[4, 5]]
 
 
 def test_positions_take_four_bytes_where_they_fit():
@@ -54,7 +59,7 @@ def test_what_is_given_out_is_not_the_partitions_own():
     parts = IndexLists.of([[1, 2], [3]])
     parts[0].zero_()
     next(iter(parts)).zero_()
-    assert parts.tolists() == [[1, 2], [3]]
+    assert lists_of(parts) == [[1, 2], [3]]
 
 
 def test_the_hash_and_the_file_are_those_of_format_1(tmp_path):
@@ -86,7 +91,7 @@ def test_very_many_positions_stand_in_a_file_beside(split):
     assert (content["clients"], content["info"], "train" in content) == (10, partition.info, False)
     again = load_partition(path, DATASET)
     assert again.sha256 == partition.sha256 == deal(client_test_fraction=0.25).sha256
-    assert (again.train.tolists(), again.test.tolists()) == (partition.train.tolists(), partition.test.tolists())
+    assert (lists_of(again.train), lists_of(again.test)) == (lists_of(partition.train), lists_of(partition.test))
 
 
 def test_a_new_split_leaves_what_the_old_file_names(split, monkeypatch):
@@ -180,7 +185,7 @@ def test_a_partitioner_may_declare_that_clients_share_samples(tmp_path, sharing)
     partition = deal("mine", 4)
     partition.save(tmp_path / "split.json")
     again = load_partition(tmp_path / "split.json", DATASET)
-    assert again.train.tolists() == [[0, 1], [1, 2], [2, 3], [3, 4]]
+    assert lists_of(again.train) == [[0, 1], [1, 2], [2, 3], [3, 4]]
     assert again.info["shares_samples"] is True
 
 

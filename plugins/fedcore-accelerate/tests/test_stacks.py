@@ -294,6 +294,24 @@ def test_a_parameter_without_dimensions_is_clipped(both, steps):
     assert steps["stacked"]
 
 
+class HoldsItself(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 16)
+        self.bent = lambda x: nn.Linear.forward(self, x).tanh()
+
+    def forward(self, x):
+        return self.bent(x.flatten(1))
+
+
+def with_a_function_of_itself(num_classes, input_shape):
+    return SplitModel(HoldsItself(), 16, num_classes)
+
+
+def test_a_function_of_the_model_computes_with_each_copy(both, steps):
+    assert_close(*both("fedala", rounds=2, model=with_a_function_of_itself))
+    assert steps["stacked"]
+
+
 class AsksForItsScale(WithTemperature):
     """A number or a parameter, as its user likes."""
 
@@ -715,19 +733,6 @@ def that_normalises_in_place(num_classes, input_shape):
     return SplitModel(NormalisesInPlace(), 16, num_classes)
 
 
-class HoldsItself(nn.Linear):
-    def __init__(self):
-        super().__init__(64, 16)
-        self.bent = lambda x: nn.Linear.forward(self, x).tanh()
-
-    def forward(self, x):
-        return self.bent(x.flatten(1))
-
-
-def with_a_function_of_itself(num_classes, input_shape):
-    return SplitModel(HoldsItself(), 16, num_classes)
-
-
 class HalvesGradients(nn.Linear):
     def __init__(self):
         super().__init__(64, 16)
@@ -799,7 +804,6 @@ def with_unsaved_buffer(num_classes, input_shape):
         ("with_a_mean_in_an_attribute", "broadcast"),
         ("halves_a_gradient", "hook on the gradient of 'encoder.base.1.weight'"),
         ("halves_gradients", "register a hook"),
-        ("with_a_function_of_itself", "lambda> holds a part of it"),
         ("that_normalises_in_place", "edits its inputs in place"),
         ("with_a_selection", "uses select_scatter"),
         ("with_a_look_at_its_graph", "uses grad_fn"),

@@ -23,7 +23,7 @@ from fedcore.client import Begin, LocalSession, Setup, WorkingModel, take_step
 from fedcore.engines import ClientTask, Outcome
 from fedcore_accelerate.captured_steps import REFUSED, SEEN, Captured, CaptureWarning, Key, StepGraphs
 from fedcore_accelerate.graphs import FixedMemory, Graphs
-from fedcore_accelerate.places import Places, why_uncopied
+from fedcore_accelerate.places import Places, hooked_parameter
 from fedcore_accelerate.recorder import LaunchBranches
 from fedcore_accelerate.steps import PlannedStep, Steps, with_share_of_time
 
@@ -47,7 +47,7 @@ class Lanes(Graphs):
 
     def working(self, setup: Setup) -> WorkingModel:
         """Return the working model of the first lane."""
-        self.lanes = 1 if why_uncopied(setup.model) else self.lanes
+        self.lanes = 1 if hooked_parameter(setup.model) else self.lanes
         self._places = Places(setup, FixedMemory)
         return self._places.models[0]
 

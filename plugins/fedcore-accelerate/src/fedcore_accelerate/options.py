@@ -86,7 +86,7 @@ class Acceleration(Section):
 
         cautions = []
         if self.lanes > 1 and lacks_lanes(setup, capture=self.capture):
-            why = "on the CPU, with worker processes, with --no-capture, or if copies of the model would be other ones"
+            why = "on the CPU, with worker processes, with --no-capture, or with hooks on parameters' gradients"
             cautions.append(f"--lanes {self.lanes} has no effect {why}")
         if self.stack_size > 1 and (reason := why_unstacked(setup)):
             cautions.append(f"--stack {self.stack} has no effect: {reason}")

@@ -13,18 +13,10 @@ from fedcore.engines import ClientTask
 from fedcore.models import copied
 
 
-def why_uncopied(model: nn.Module) -> str:
-    """Return why a copy of a model would be another one; empty if it would not."""
-    for name, p in model.named_parameters():
-        if p._backward_hooks or p._post_accumulate_grad_hooks:
-            return f"the model has a hook on the gradient of {name!r}"
-    parts = {id(each) for each in (*model.modules(), *model.parameters())}
-    for part in model.modules():
-        for value in (*vars(part).values(), *part._forward_hooks.values(), *part._forward_pre_hooks.values()):
-            cells = getattr(value, "__closure__", None) or ()
-            if not parts.isdisjoint(id(cell.cell_contents) for cell in cells):
-                return f"the model's {value.__qualname__} holds a part of it, as a method would not; copies share it"
-    return ""
+def hooked_parameter(model: nn.Module) -> str:
+    """Return a parameter with a hook on its gradient, which copies of the model lack; empty without one."""
+    named = model.named_parameters()
+    return next((name for name, p in named if p._backward_hooks or p._post_accumulate_grad_hooks), "")
 
 
 class Places:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from fedcore import RunConfig, SplitModel
 from fedcore.client import Setup
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.engines import cores
-from fedcore.models import Placement, convolves, problem_in_channels_last
-from fedcore_accelerate.places import why_uncopied
+from fedcore.models import Placement, convolves, copied, problem_in_channels_last
+from fedcore_accelerate.places import hooked_parameter
 
 FORMATS: tuple[str, ...] = ("contiguous", "channels_last")
 SMALLEST_STACK, LARGEST_STACK = 12, 50
@@ -42,7 +41,7 @@ def fastest_format(setup: Setup, dataset: Dataset) -> str:
 def lacks_lanes(setup: Setup, *, capture: bool) -> bool:
     """Return whether ``--lanes`` has no effect on a run."""
     captured = setup.placement.device.type == "cuda" and capture
-    alone = bool(setup.config.workers) or not captured or bool(why_uncopied(setup.model))
+    alone = bool(setup.config.workers) or not captured or bool(hooked_parameter(setup.model))
     return setup.config.engine == "local" and alone
 
 
@@ -81,8 +80,8 @@ def why_alone(setup: Setup) -> str:
         return f"plugin {plugin.name!r} changes gradients"
     if setup.config.precision == "bf16":  # a bias is added in float32, and cross_entropy computed in bfloat16
         return "under torch.func.vmap --precision bf16 computes other operations in bfloat16"
-    if reason := why_uncopied(setup.model):
-        return reason
+    if name := hooked_parameter(setup.model):
+        return f"the model has a hook on the gradient of {name!r}"
     return "the model has buffers, such as BatchNorm's statistics" if setup.layout.buffers - setup.layout.fixed else ""
 
 
@@ -99,7 +98,7 @@ def measure(config: RunConfig, model: SplitModel, dataset: Dataset) -> dict[str,
 def _step(config: RunConfig, model: SplitModel, dataset: Dataset) -> Callable[[], float]:
     """Return a function that trains a copy of the model on one batch, and returns the seconds that it took."""
     placement = Placement.of(config, model, None)
-    model = placement.model(copy.deepcopy(model)).train()
+    model = placement.model(copied(model)).train()
     rows = torch.arange(min(config.batch_size, len(dataset.train)))
     x = dataset.train.gather(rows).to(placement.device).contiguous(memory_format=placement.memory_format)
     y = dataset.train.labels[rows].to(placement.device)

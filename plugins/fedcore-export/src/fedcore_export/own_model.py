@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import closing
 
@@ -11,7 +10,7 @@ from torch import nn
 from fedcore import ConfigError
 from fedcore import client as clients
 from fedcore.engines import ClientTask, InProcessEngine
-from fedcore.models import Placement
+from fedcore.models import Placement, copied
 from fedcore.server import ServerScope
 from fedcore.tools import Run, evaluation_tasks
 
@@ -23,7 +22,7 @@ class _Engine(InProcessEngine):
         """Return a copy of the client's own model; it is on the device."""
         runtime, shared = self._runtime.of(task.client), self._shared.get(task.shared or "")
         with closing(runtime.session(task.complete(), shared, read_only="personal_model")) as session:
-            return copy.deepcopy(clients.own_model(session, took_part=task.meta["took_part"]))
+            return copied(clients.own_model(session, took_part=task.meta["took_part"]))
 
 
 def own_model(run: Run, client: int, note: Callable[[str], None]) -> tuple[nn.Module, bool]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcore import ConfigError
+from fedcore.models import copied
 from fedcore_fedcp.equations import context_of
 
 
@@ -45,7 +44,7 @@ class ConditionalHead(nn.Module):
     def __init__(self, head: nn.Module, width: int) -> None:
         super().__init__()
         self.head = head
-        self.personal = copy.deepcopy(head)
+        self.personal = copied(head)
         self.policy = PolicyNetwork(width)
         # The head of a client that has not trained one: drawn, as in the authors' code.
         self.register_buffer("context", F.normalize(torch.rand(width), dim=0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import warnings
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from torch.utils import data as torch_data
 from fedcore import ConfigError, DataError, RunResult, SplitModel
 from fedcore.client import evaluate as counts_of
 from fedcore.data import Inputs, Samples, TensorSamples, first_ten, normalise
-from fedcore.models import evaluating, forward_chunk
+from fedcore.models import copied, evaluating, forward_chunk
 from fedcore.tools import RunDirectory
 from fedcore_zoo.cells import Array, as_array, check_rows, in_order, word_of
 
@@ -31,7 +30,7 @@ def best_model(result: RunResult) -> SplitModel:
         raise ConfigError("this run did not keep its best model; train with --keep best")
     if best is None:
         raise ConfigError("no round is the best: the clients could not be evaluated, see result.metrics['failures']")
-    model = copy.deepcopy(result.model)
+    model = copied(result.model)
     RunDirectory(result.directory).load_model(model, best=best["round"])
     return model
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcore import ConfigError, SplitModel
-from fedcore.models import HINT, dtype_hint, tried
+from fedcore.models import HINT, copied, dtype_hint, tried
 
 _BASE, _HEAD = "encoder.base.", "classifier."
 
@@ -39,10 +38,10 @@ class SplitNetwork(SplitModel):
                 f"the model has other layers than the {type(self.encoder.base).__name__} that it was made of: a plugin "
                 "or --projection changed them; result.model is the whole model"
             )
-        copied = copy.deepcopy(self)
-        network = copied.encoder.base
+        own = copied(self)
+        network = own.encoder.base
         assert isinstance(network, nn.Module)
-        _replace(network, self._last, copied.classifier)
+        _replace(network, self._last, own.classifier)
         return network
 
     def file_names(self) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import re
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from fedcore import ConfigError, SplitModel
 from fedcore.client import Setup
+from fedcore.models import copied
 from fedcore.tools import registry
 
 _DIGEST = re.compile(r"#([0-9a-f]{16})$")
@@ -120,7 +120,7 @@ def weights_cautions(setup: Setup, weights: str) -> list[str]:
 def unused_head(setup: Setup) -> list[str]:
     """Return the caution about a program's network with weights whose last layer a projection head replaces."""
     factory = registry.resolve("model", setup.config.model)
-    has_weights = isinstance(factory, functools.partial) and factory.func is copy.deepcopy  # an object, not a class
+    has_weights = isinstance(factory, functools.partial) and factory.func is copied  # an object, not a class
     if not has_weights or setup.model.projection_width is None:
         return []
     return [
