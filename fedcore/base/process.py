@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 CORES = "PYTHON_CPU_COUNT"
@@ -120,10 +120,28 @@ def one_thread() -> Iterator[None]:
         )
         turn.acquire()
     try:
-        with one_torch_thread(), _libraries(next(reversed(sys.modules))).limit(limits=1), host_generators_kept():
+        with _torch_as_new(), _libraries(next(reversed(sys.modules))).limit(limits=1), host_generators_kept():
             yield
     finally:
         turn.release()
+
+
+@contextmanager
+def _torch_as_new() -> Iterator[None]:
+    """Compute in the block with one thread of torch, and without what the program has set for torch.
+
+    Workers and later processes have no default dtype or device, autocast or ``no_grad`` of the program.
+    """
+    import torch
+
+    dtype, without = torch.get_default_dtype(), functools.partial(torch.autocast, enabled=False)
+    device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    torch.set_default_dtype(torch.float32)
+    try:
+        with one_torch_thread(), torch.inference_mode(False), without("cpu"), without("cuda"), device:
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def _begin_anew() -> None:

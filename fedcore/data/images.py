@@ -35,13 +35,7 @@ class ResidentSamples:
     fixed_shape: ClassVar[bool] = True
 
     def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        mean: Sequence[float],
-        std: Sequence[float],
-        *,
-        from_bytes: bool = False,
+        self, images: Tensor, labels: Tensor, mean: Sequence[float], std: Sequence[float], *, from_bytes: bool = False
     ) -> None:
         if images.ndim != 4 or images.dtype not in (torch.float32, torch.uint8):
             raise DataError(f"images must be (n, C, H, W) float32 or uint8, not {tuple(images.shape)} {images.dtype}")

@@ -61,7 +61,8 @@ def run(
     after the run. Threads of one program that call fedcore take turns, with a warning. Other code of the program should
     draw from a generator of its own meanwhile: a draw from a global generator can change the run's numbers, so that the
     same seed gives other results. After each round fedcore compares the generators' states with those that it left. A
-    note tells if they differ. A draw while fedcore itself uses a generator leaves no trace.
+    note tells if they differ. A draw while fedcore itself uses a generator leaves no trace. What the program
+    has set for torch, which are default dtype and device, ``torch.autocast`` and ``torch.no_grad``, changes no run.
 
     :param config: the options to start from; default the options' defaults.
     :param model: an object instead of a name: a class of networks, a factory ``(num_classes, input_shape)``, or a

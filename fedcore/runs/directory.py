@@ -103,7 +103,8 @@ class RunDirectory(RunFiles):
                 for folder, _, _ in os.walk(made.path):
                     os.chmod(folder, os.stat(folder).st_mode | stat.S_IRWXU)
         except OSError as error:
-            raise RunDirectoryError(f"{self.path} cannot be copied to {out}: {error}") from error
+            first = error.args[0][0][-1] if isinstance(error, shutil.Error) else error  # it lists each file
+            raise RunDirectoryError(f"{self.path} cannot be copied to {out}: {first}") from error
         return made
 
     def write_config(self, saved: SavedConfig) -> None:

@@ -76,11 +76,7 @@ class Run:
     @classmethod
     @contextmanager
     def new(
-        cls,
-        config: RunConfig,
-        *,
-        dataset: Dataset | None = None,
-        partition: Partition | None = None,
+        cls, config: RunConfig, *, dataset: Dataset | None = None, partition: Partition | None = None
     ) -> Iterator[Self]:
         """Begin a run: write its directory, configuration and partition. The block may train it.
 

@@ -63,11 +63,7 @@ class System(Protocol):
         """Return the virtual seconds of a round with these outcomes."""
 
     def record(
-        self,
-        round: int,
-        simulated: Mapping[int, SimulatedOutcome],
-        took_part: Sequence[int],
-        work: Mapping[int, int],
+        self, round: int, simulated: Mapping[int, SimulatedOutcome], took_part: Sequence[int], work: Mapping[int, int]
     ) -> dict[str, Any]:
         """Return what the record of a round says of the system.
 

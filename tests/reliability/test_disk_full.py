@@ -96,6 +96,14 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, disk, plain, leav
     assert kills.differences(kills.left_by(out), plain) == []
 
 
+def test_a_copy_that_finds_no_room_says_it_once(tmp_path, disk):
+    """Each file that found none stood in the error, with both of its paths."""
+    run = kills.unharmed(tmp_path / "run", "moon", rounds=1)
+    code, said = fedcore("resume", run, "--rounds", 2, "--out", disk(8) / "copy")
+    assert code == 2, said
+    assert said.count("No space left on device") == 1, said
+
+
 @pytest.mark.slow
 def test_a_limit_on_the_size_of_files_is_such_an_error(tmp_path, plain):
     """A quota of the process's own, for where nothing can be mounted."""

@@ -35,6 +35,34 @@ MOON = {"clients": 6, "participation": 0.5, "rounds": 3, "local_epochs": 2}
 BATCH_NORM = {"model": "module:tests.toy.batch_norm_mlp"}
 
 
+# --- the program around a run --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def set_for_torch():
+    """What a notebook may have set: workers and later processes have none of it."""
+
+    def state():
+        kept = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+        return torch.get_default_dtype(), torch.get_default_device(), *kept
+
+    torch.set_default_dtype(torch.float64)
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"):
+        before = state()
+        yield
+        assert state() == before
+    torch.set_default_dtype(torch.float32)
+
+
+def test_a_run_has_its_own_results_whatever_the_program_set_for_torch(go, request):
+    """It failed, or had other results, with workers other ones than without."""
+    plain = go(workers=0)
+    request.getfixturevalue("set_for_torch")
+    result = go(workers=0)
+    assert model_bytes(result) == model_bytes(plain)
+    assert evaluate_run(result.directory)["global"] == plain.metrics["global"]
+
+
 # --- checkpoints beside the training ------------------------------------------------------------------------
 
 
