@@ -364,6 +364,12 @@ def test_a_note_says_that_the_terms_are_constant_where_the_model_stays_on_the_cl
     assert losses["fdcl.encoder"] == losses["fdcl.classifier"] == pytest.approx(math.log(2))
 
 
+def test_a_note_says_that_the_previous_epochs_model_has_received_layers(go):
+    installed("fedcme")
+    with warns(RuntimeWarning, "fdcl", "'fedcme'"):
+        go({"fdcl": {"previous": "epoch"}, "fedcme": {}}, rounds=1, local_epochs=2)
+
+
 def test_runs_beside_a_personal_classifier(go):
     run = go({"fdcl": {"mu": 1.0}, PersonalClassifier: {}}, client_test_fraction=0.2)
     assert "fdcl.classifier" in records(run)[1]["losses"]
