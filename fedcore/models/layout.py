@@ -78,9 +78,8 @@ class Layout:
         expected = frozenset(names)
         if tensors.keys() != expected:
             missing, extra = sorted(expected - set(tensors)), sorted(set(tensors) - expected)
-            raise RejectUpdate(
-                f"{what}: " + (f"{missing[0]!r} is missing" if missing else f"{extra[0]!r} is not expected")
-            )
+            fault = f"{missing[0]!r} is missing" if missing else f"{extra[0]!r} is not expected"
+            raise RejectUpdate(f"{what}: {fault}")
         for name, tensor in tensors.items():
             shape, dtype = self.shapes[name]
             if tensor.shape != shape or tensor.dtype != dtype:

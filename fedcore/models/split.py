@@ -77,7 +77,7 @@ class SplitModel(nn.Module):
         self.feature_dim = feature_dim
         self.classifier = self.make_classifier(feature_dim)
         # nn.Module does not register a tuple's content as a submodule, and deepcopy keeps it the same object.
-        self._made, self._fresh = (self.classifier,), self._classifier_digest()
+        self._made, self._fresh = (self.classifier,), self._classifier_state()
 
     @property
     def has_own_classifier(self) -> bool:
@@ -87,13 +87,15 @@ class SplitModel(nn.Module):
     @property
     def has_fresh_classifier(self) -> bool:
         """Whether nobody replaced, changed, froze or hooked the classifier, so that renewing it discards nothing."""
-        return self.has_own_classifier and self._fresh == self._classifier_digest()
+        return self.has_own_classifier and self._fresh == self._classifier_state()
 
-    def _classifier_digest(self) -> str:
-        trained = [(p.requires_grad, bool(p._backward_hooks)) for p in self.classifier.parameters()]
+    def _classifier_state(self) -> tuple[str, str]:
+        """Return the form of the classifier, to which hooks belong, and the hash of its values."""
+        hooks = [len(v) for m in self.classifier.modules() for name, v in vars(m).items() if name.endswith("_hooks")]
+        trained = [(name, p.requires_grad, bool(p._backward_hooks)) for name, p in self.classifier.named_parameters()]
         state = self.classifier.state_dict()
         values = {name: tensor for name, tensor in state.items() if not (tensor.is_meta or is_lazy(tensor))}
-        return digest_of(values, str((trained, [len(m._forward_hooks) for m in self.classifier.modules()])))
+        return str((hooks, trained)), digest_of(values)
 
     def network(self) -> nn.Module:
         """Return a copy of the network that the model was made of, with the present weights.
@@ -151,7 +153,7 @@ class ModelTask:
         that of the former classifier.
 
         :raises PluginConflictError: the model already has a head of another width, or the model's factory or a plugin
-            has replaced or frozen the classifier, which would be discarded.
+            has replaced, hooked or frozen the classifier, which would be discarded.
         :source: MOON (Li, He, Song, CVPR 2021, arXiv 2103.16257), ``l1`` and ``l2`` of its code.
         """
         if model.projection_width == width:
@@ -161,10 +163,10 @@ class ModelTask:
                 f"a projection head of width {width} is requested, but the model already has one of width "
                 f"{model.projection_width}. Hint: give every plugin that projects the same width."
             )
-        if not (model.has_own_classifier and all(p.requires_grad for p in model.classifier.parameters())):
+        if not model.has_own_classifier or model._fresh[0] != model._classifier_state()[0]:
             raise PluginConflictError(
-                f"a projection head of width {width} is requested, but the model's factory or a plugin has already "
-                f"replaced or frozen the classifier, a {type(model.classifier).__name__}, which would be discarded. "
+                f"a projection head of width {width} is requested, but the model's factory or a plugin has replaced, "
+                f"hooked or frozen the classifier, a {type(model.classifier).__name__}, which would be discarded. "
                 "Hint: if a plugin did, list the plugin that projects first, or use --projection; if the factory did, "
                 "override make_classifier(feature_dim) in its SplitModel instead of setting classifier."
             )

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedcore import SplitModel
 from fedcore.base import registry
-from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError
+from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError, UnknownNameError
 from fedcore.models import has_batch_norm, smallest_batch
 from tests.models.built import FEATURE_DIMS, build, check_outputs, equal_states
 from tests.sentences import raises
@@ -111,6 +111,8 @@ HEADS = {
     "loaded": lambda model: model.classifier.weight.data.fill_(0.5),
     "its gradient hooked": lambda model: model.classifier.weight.register_hook(lambda gradient: 0.1 * gradient),
     "its logits hooked": lambda model: model.classifier.register_forward_hook(lambda layer, z, logits: 10 * logits),
+    "its features hooked": lambda model: model.classifier.register_forward_pre_hook(lambda layer, z: (z[0].relu(),)),
+    "parametrised": lambda model: nn.utils.parametrizations.spectral_norm(model.classifier),
 }
 
 
@@ -130,6 +132,17 @@ def test_a_classifier_that_the_factory_set_is_kept(change) -> None:
     assert model.classifier is head
     assert equal_states(head, before)
     assert [p.requires_grad for p in head.parameters()] == [p.requires_grad for p in before.parameters()]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_projection_is_refused_where_a_fresh_classifier_would_compute_otherwise(name) -> None:
+    model, task = build("mlp")
+    HEADS[name](model)
+    if name in ("initialised", "loaded"):
+        task.ensure_projection(model)
+    else:
+        with raises(PluginConflictError, "projection head", 256):
+            task.ensure_projection(model)
 
 
 def test_own_factory_that_returns_no_split_model(own_module: str) -> None:
