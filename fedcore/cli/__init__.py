@@ -49,6 +49,7 @@ def main() -> None:
     import os
     import sys
 
+    from fedcore.base.errors import FedcoreError
     from fedcore.base.process import end_without_collecting, keep_freed_memory
 
     for name in ("stdin", "stdout", "stderr"):  # of a closed one, the next file that is opened would take the place
@@ -65,7 +66,7 @@ def main() -> None:
         from fedcore.cli.app import app
 
         app(prog_name="fedcore")
-    except (KeyboardInterrupt, OSError) as stop:  # --help and --version print before a command has its guard
+    except (KeyboardInterrupt, OSError, FedcoreError) as stop:  # --help prints before a command has its guard
         interrupted = isinstance(stop, KeyboardInterrupt)
         print("interrupted" if interrupted else f"error: {stop}", file=sys.stderr)
         sys.exit(130 if interrupted else 2)

@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from fedcore.base import registry
 from fedcore.base.config import MethodOptions, RecordOptions, RunConfig, marked, options_with
-from fedcore.base.errors import flag_of
+from fedcore.base.errors import ConfigError, flag_of
 from fedcore.base.protocols import EVALUATED
 from fedcore.base.section import Kind, Repeated, Trait
 from fedcore.cli.guard import debug
@@ -191,7 +191,7 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     elif choices(inner):
         kind, metavar = str, "|".join(choices(inner))
     elif inner not in (int, float, str, Path):
-        raise TypeError(f"RunConfig.{name}: no flag for {field.annotation}; mark a list: Annotated[..., Repeated('X')]")
+        raise ConfigError(f"{long}: no flag for {field.annotation}; mark a list: Annotated[..., Repeated('X')]")
     shown = [bounds(field)] if bounds(field) else []
     if with_default and default not in (None, []) and kind != list[str] and inner is not bool:
         shown.append(f"default {default}")

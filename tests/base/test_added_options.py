@@ -38,6 +38,12 @@ class Hurry(Section):
         return ["--haste has no effect on one client"] if self.haste > 1 and self.clients == 1 else []
 
 
+class Rests(Section):
+    panel = "Hurry"
+
+    rests: list[int] = Field(default=[], description="The rounds after which to rest.")
+
+
 class Replaces(Section):
     panel = "Training"
     rounds: int = 1
@@ -122,6 +128,21 @@ def test_train_and_resume_have_the_flags_without_torch(package, python) -> None:
     assert "N|auto" in train
     assert "--haste" in resume
     assert "--pauses" not in resume
+
+
+def test_an_option_without_a_form_on_the_command_line_is_an_error_for_people(package, python) -> None:
+    code = f"""
+        import contextlib, io, sys
+        sys.path.insert(0, {str(package(rests="in_haste:Rests"))!r})
+        from fedcore.cli import main
+        try:
+            with contextlib.redirect_stderr(io.StringIO()) as errors:
+                main()
+        except SystemExit as end:
+            print(end.code, errors.getvalue())
+    """
+    said = "2 error: --rests: no flag for list[int]; mark a list: Annotated[..., Repeated('X')]"
+    assert python(textwrap.dedent(code)).stdout.strip() == said
 
 
 @pytest.mark.slow

@@ -101,6 +101,18 @@ def test_adapters_change_what_the_encoder_computes(go):
     )
 
 
+def without_a_base(num_classes, input_shape):
+    model = SplitModel(nn.Flatten(), 64, num_classes)
+    model.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+    model.renew_classifier(16)
+    return model
+
+
+def test_an_encoder_without_a_base_is_told(go):
+    with raises(ConfigError, "'base'"):
+        go({"lora": {}}, model=f"module:{__name__}.without_a_base")
+
+
 def test_layers_by_pattern(go):
     result = go({"lora": {"layers": ["base.fc1"]}}, rounds=1)
     adapted = {name for name in result.model.state_dict() if ADAPTED in name}

@@ -82,7 +82,9 @@ class FDCL(Plugin[FDCLOptions]):
         trained = setup.layout.trainable
         for epoch, names in setup.breaks.items() if self.options.previous == "epoch" else ():
             had = f"{names[0]!r} exchanges layers at the start of local epoch {epoch + 1}"
-            setup.note(self.name, f"{had}: the previous model has the received ones in this epoch, not the client's own")
+            setup.note(
+                self.name, f"{had}: the previous model has the received ones in this epoch, not the client's own"
+            )
         if self.options.previous == "participation" and trained <= setup.layout.personal:
             reason = f"{setup.keeper_of(trained)!r} keeps the model on the clients: their previous one is the global"
             setup.note(self.name, f"{reason} one, and both terms are constant; previous=epoch has terms")

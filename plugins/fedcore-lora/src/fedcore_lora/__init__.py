@@ -163,6 +163,9 @@ class LoRA(Plugin[LoRAOptions]):
 
         Layers behind the base, such as a projection head, are new: they are trained as they are.
         """
+        if not hasattr(model.encoder, "base"):
+            hint = "name the part to adapt: nn.Sequential(OrderedDict(base=...))"
+            raise ConfigError(f"{self.name} adapts the encoder's base, but this model's encoder has no 'base'; {hint}")
         base = model.encoder.get_submodule("base").requires_grad_(False)
         named = base.named_modules(prefix="base")
         layers = {name: m for name, m in named if isinstance(m, (nn.Linear, nn.Conv2d)) or _is_transposed(m)}
