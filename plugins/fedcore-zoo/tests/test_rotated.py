@@ -1,5 +1,7 @@
 """Images in several turns, one domain each."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -31,6 +33,21 @@ def test_each_client_holds_one_turn():
     dataset = load_dataset("rotated:digits")
     partition = make_partition(dataset, RunConfig(partition="domain", clients=8))
     assert [dataset.domains.train[part].unique().tolist() for part in partition.train] == [[k % 4] for k in range(8)]
+
+
+def test_masks_turn_with_their_images():
+    pytest.importorskip("fedcore_tasks")
+    plain, dataset = load_dataset("digit-shapes"), load_dataset("rotated:digit-shapes")
+    rows = (dataset.domains.train == 1).nonzero().flatten()
+    assert torch.equal(dataset.train.gather(rows), plain.train.gather(torch.arange(len(rows))).rot90(1, (2, 3)))
+    assert torch.equal(dataset.train.labels[rows], plain.train.labels.rot90(1, (1, 2)))
+
+
+def test_a_group_is_one_in_all_turns(monkeypatch):
+    groups = torch.arange(len(DIGITS.train)) // 3
+    monkeypatch.setattr("fedcore_zoo.rotated.load_dataset", lambda name, data_dir: replace(DIGITS, groups=groups))
+    dataset = load_dataset("rotated:digits?turns=2")
+    assert torch.equal(dataset.groups, groups.repeat(2))
 
 
 def test_bytes_stay_bytes(tmp_path):

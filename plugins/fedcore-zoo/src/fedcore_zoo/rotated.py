@@ -37,12 +37,15 @@ def rotated(name: str) -> Callable[[Path | None], Dataset]:
         train, test = (_turned(part, quarters) for part in parts)
         numbers, names = torch.arange(len(quarters)), tuple(str(90 * turn) for turn in quarters)
         domains = Domains(names, *(numbers.repeat_interleave(len(part)) for part in parts))
-        return replace(dataset, name=f"rotated:{name}", train=train, test=test, sources=None, domains=domains)
+        groups = None if dataset.groups is None else dataset.groups.repeat(len(quarters))  # a patient in all turns
+        turned = replace(dataset, name=f"rotated:{name}", train=train, test=test)
+        return replace(turned, sources=None, groups=groups, domains=domains)
 
     return load
 
 
 def _turned(samples: ResidentSamples, quarters: tuple[int, ...]) -> ResidentSamples:
     images = torch.cat([samples.images.rot90(turn, (2, 3)) for turn in quarters])
-    labels = samples.labels.repeat(len(quarters))
+    masks = samples.labels.ndim > 2
+    labels = torch.cat([samples.labels.rot90(turn, (1, 2)) if masks else samples.labels for turn in quarters])
     return ResidentSamples(images, labels, samples.mean, samples.std, from_bytes=samples.from_bytes)
