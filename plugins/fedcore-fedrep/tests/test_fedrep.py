@@ -11,6 +11,7 @@ from torch import nn
 
 from fedcore import PluginConflictError, SplitModel
 from fedcore_testing import (
+    PersonalClassifier,
     Quadratic,
     W,
     analytic_federation,
@@ -168,6 +169,12 @@ def test_by_default_it_is_fine_tuned_at_the_last_rounds_rate(go):
     options = {"client_test_fraction": 0.3, "rounds": 2, "lr": 0.1, "lr_schedule": "cosine"}
     figures = [go({"fedbabu": given}, **options).metrics["personal"] for given in ({}, {"lr": 0.05}, {"epochs": 0})]
     assert figures[0] == figures[1] != figures[2]
+
+
+def test_a_plugin_that_keeps_the_head_that_fedbabu_does_not_train_is_told_to_have_no_effect(go):
+    with warns(RuntimeWarning, "'personalclassifier'"):
+        result = go({"fedbabu": {}, PersonalClassifier: {}}, rounds=1, client_test_fraction=0.3)
+    assert result.metrics["personal"] == go("fedbabu", rounds=1, client_test_fraction=0.3).metrics["personal"]
 
 
 @pytest.mark.parametrize("other", ["fedper", "scaffold", "fednova", "fedbabu"])

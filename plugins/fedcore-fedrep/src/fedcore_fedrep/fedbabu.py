@@ -35,11 +35,18 @@ class FedBABU(Plugin[FedBABUOptions]):
 
     @hookimpl
     def check_run(self, setup: RunSetup) -> None:
-        """Refuse a plugin by which the body is frozen, too, in some epochs: nothing would be left to train."""
+        """Refuse a plugin by which the body is frozen, too, in some epochs: nothing would be left to train.
+
+        Tell of a plugin that keeps the head alone on the clients, where it stays as it was.
+        """
         for plugin in setup.plugins:
             if isinstance(plugin, FedRep):
                 reason = f"{self.name!r} trains the body alone, but {plugin.name!r} freezes parts in some local epochs"
                 raise PluginConflictError.of(self.name, plugin.name, reason)
+        kept = setup.layout.trainable & setup.layout.personal
+        if kept and all(name.startswith("classifier.") for name in kept):
+            reason = f"{setup.keeper_of(kept)!r} keeps the classifier on the clients"
+            setup.note(self.name, f"{reason}, where nobody trains it: the run is the same as without that plugin")
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:

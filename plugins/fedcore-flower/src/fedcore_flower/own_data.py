@@ -52,7 +52,7 @@ class OwnData:
         """
         part = ""  # in contrast to a run's data set a client's need not have all classes, or test samples
         divided = spec.startswith("npz:") or (spec.startswith("hf:") and test_fraction is not None)
-        if divided and "part=yes" not in spec:
+        if divided and "part=yes" not in spec.partition("?")[2]:
             part = f"{'&' if '?' in spec else '?'}part=yes"
         dataset = load_dataset(spec + part, data_dir)
         if not len(dataset.train):
