@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
 import fedcore
-from fedcore import ConfigError
+from fedcore import ConfigError, RunDirectoryError
 from fedcore.tools import protocols, safe_yaml
 from fedcore_study import search as searching
 from fedcore_study.search import Axis, parse_search, search
 from fedcore_study.sweeps.child import judged, measured
+from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.processes import Outcome
 from fedcore_study.sweeps.spec import SweepSpec
 from fedcore_testing import records
@@ -364,5 +366,41 @@ def test_an_interrupt_is_not_a_failed_trial(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             search(*asked)
     monkeypatch.setattr(searching, "run_jobs", played(ROUND))
-    assert [trial.state for trial in search(*asked).trials] == ["complete"] * 3
+    trials = search(*asked).trials
+    assert [(trial.number, trial.state) for trial in trials] == [(number, "complete") for number in range(3)]
+    assert search(*asked[:3], tmp_path / "plain").trials == [
+        replace(trial, directories=[tmp_path / "plain" / "runs" / f"trial-{trial.number:04d}"]) for trial in trials
+    ]
     assert "optuna" in sys.modules
+
+
+@pytest.mark.slow
+def test_a_search_that_was_killed_ends_as_one_that_was_not(tmp_path):
+    """Its trials were lost, also those that had ended; compare had their runs in its table, the search did not."""
+    asked = (SweepSpec(base=BASE), [Axis("lr", 0.001, 0.3, log=True)], 6)
+    plain = search(*asked, tmp_path / "plain").trials
+
+    class Killed(Exception):
+        pass
+
+    def dies(number, event, details):
+        if (number, event) == (1, "finished"):
+            raise Killed  # run_jobs kills the runs
+
+    with pytest.raises(Killed):
+        search(*asked, tmp_path / "s", listen=dies, parallel=2)
+    trials = search(*asked, tmp_path / "s").trials
+    assert [(t.options, t.state, t.value) for t in trials] == [(t.options, t.state, t.value) for t in plain]
+    assert len(list((tmp_path / "s" / "runs").iterdir())) == 6
+
+
+def test_a_search_is_one_of_the_same_samples_and_one_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(searching, "run_jobs", played(ROUND))
+    asked = (SweepSpec(base=BASE), [Axis("lr", 0.1, 1.0)], 1, tmp_path)
+    with SweepDirectory(tmp_path).lock(), raises(RunDirectoryError, "another sweep"):
+        search(*asked)
+    monkeypatch.setattr("fedcore.data.data_digest", lambda dataset: "one-file")
+    search(*asked)
+    monkeypatch.setattr("fedcore.data.data_digest", lambda dataset: "another")
+    with raises(ConfigError, "SHA-256 of the samples"):
+        search(*asked)

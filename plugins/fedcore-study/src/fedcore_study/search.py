@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig, UnknownNameError
 from fedcore.tools import files, flag_of, full_name, process, protocols, registry, safe_yaml, settings
 from fedcore_study.comparisons.measures import Measure, judge
 from fedcore_study.sweeps.child import Task
-from fedcore_study.sweeps.directory import ASKED, SEARCH, STUDY
+from fedcore_study.sweeps.directory import ASKED, SEARCH, STUDY, SweepDirectory
 from fedcore_study.sweeps.processes import Job, Start, run_jobs
 from fedcore_study.sweeps.run import default_parallel, resolved
 from fedcore_study.sweeps.spec import SweepSpec, axis_name, read_values
 from fedcore_study.sweeps.warm import starting
+
+if TYPE_CHECKING:
+    from fedcore.data import Dataset
 
 BEST = "best.yaml"
 
@@ -153,15 +157,16 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
                 resolved(spec.run({**choice, axis.name: value}, spec.seeds[0]))
 
 
-def _chooses(config: RunConfig) -> Measure:
-    """Return the figure by which trials are compared. The task of the data set may bring figures of its own.
+def _chooses(config: RunConfig) -> tuple[Measure, Dataset]:
+    """Return the figure by which trials are compared, and the data set, whose task may bring figures of its own.
 
     :raises ConfigError: the run does not measure it.
     """
     from fedcore.data import load_dataset
 
-    own = load_dataset(config.dataset, config.data_dir, config.task).task.metrics
-    return judge(config, {name: {True: -1, None: 0}.get(metric.lower_is_better, 1) for name, metric in own.items()})
+    dataset = load_dataset(config.dataset, config.data_dir, config.task)
+    own = dataset.task.metrics.items()
+    return judge(config, {name: {True: -1, None: 0}.get(metric.lower_is_better, 1) for name, metric in own}), dataset
 
 
 def search(
@@ -186,18 +191,18 @@ def search(
     :raises ConfigError: as :func:`check_search`; the study's file is damaged, or has other options or axes.
     """
     check_search(spec, axes)
-    _check_study(out / STUDY)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(SweepDirectory(out).lock())
+        _check_study(out / STUDY)
         start = stack.enter_context(starting())
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
         base = spec.run({}, spec.seeds[0])
-        measure = _chooses(base)
+        measure, dataset = _chooses(base)
         parallel = parallel or min(TOGETHER, default_parallel([base]))
         workers = None if parallel == 1 else process.cores() // parallel if process.cores() > parallel else 0
-        out.mkdir(parents=True, exist_ok=True)
         stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # the listener reports trials
         study = optuna.create_study(
@@ -207,12 +212,17 @@ def search(
             load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=base.rounds // 4),
         )
-        _check_same(study, base, spec.seeds, axes, out / STUDY)
-        # A study that goes on must not draw what it drew before.
-        study.sampler = optuna.samplers.TPESampler(seed=spec.seeds[0] + len(study.trials))
+        _check_same(study, base, dataset, spec.seeds, axes, out / STUDY)
+        # Trials of a process that was killed. Their runs tell their rounds again, which are in the study already.
+        begun = [optuna.trial.Trial(study, trial._trial_id) for trial in study.trials if not trial.state.is_finished()]
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "The reported value is ignored")
         left = trials - sum(trial.state.is_finished() for trial in study.trials)
         while left > 0:
-            proposed = [study.ask() for _ in range(min(max(TOGETHER, parallel), left))]
+            # By the number of trials: a study that goes on proposes what one does that was never stopped.
+            study.sampler = optuna.samplers.TPESampler(seed=spec.seeds[0] + len(study.trials))
+            proposed = begun[:left] or [study.ask() for _ in range(min(max(TOGETHER, parallel), left))]
+            begun = []
             batch = _Batch(spec, axes, measure, out.resolve(), proposed, workers, listen)
             interrupted = batch.run(parallel, start)
             for asked in batch.asked.values():
@@ -242,11 +252,16 @@ def _check_study(file: Path) -> None:
                 ) from None
 
 
-def _check_same(study: Any, base: RunConfig, seeds: Sequence[int], axes: Sequence[Axis], file: Path) -> None:
-    """Refuse to go on with other options or axes: trials could not be compared, and a choice is kept as its place."""
+def _check_same(
+    study: Any, base: RunConfig, dataset: Dataset, seeds: Sequence[int], axes: Sequence[Axis], file: Path
+) -> None:
+    """Refuse other options, samples or axes: trials could not be compared, and a choice is kept as its place."""
+    from fedcore.data import data_digest
+
     defaults = settings(RunConfig())
     asked = {flag_of(name): value for name, value in settings(base).items() if value != defaults[name]}
     asked |= {"--seeds": ",".join(map(str, seeds))} if len(seeds) > 1 else {}
+    asked["SHA-256 of the samples"] = data_digest(dataset)[:12]
     asked |= {f"{SEARCH}{axis.name}": str(axis) for axis in axes}
     kept = study.user_attrs.get(ASKED)
     if kept is None:

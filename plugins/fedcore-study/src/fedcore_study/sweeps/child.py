@@ -42,7 +42,7 @@ class Task:
     allow_code: bool = False
     allow_outside: bool = False
     judged: bool = False
-    """The run is new, and waits after each round for a verdict on stdin: ``STOP`` ends it there."""
+    """The run tells all its rounds, and waits after each for a verdict on stdin: ``STOP`` ends it there."""
     objects: int = 0
     """The number of bytes of objects at the beginning of stdin."""
 
@@ -154,7 +154,11 @@ def _run(task: Task, planned: RunConfig, tell: Any, verdicts: queue.Queue[bytes]
 
     out = Path(task.out)
     begun_before = (out / "config.yaml").is_file()
-    if begun_before and not task.judged:
+    if begun_before:
+        if task.judged:  # the search's process was killed, and what it heard is lost
+            for record in RunDirectory.open(out).metrics.read():
+                if "round" in record:
+                    notify("round", record)
         # The sweep has looked at the plan; the run's own file must ask for no more than that.
         begun = RunDirectory.open(out).read_config()
         code = task.allow_code or set(code_in(begun)) <= set(code_in(planned))
@@ -168,7 +172,7 @@ def _run(task: Task, planned: RunConfig, tell: Any, verdicts: queue.Queue[bytes]
             changes["rounds"] = planned.rounds
         resume(out, notify=notify, allow_code=code, allow_outside=outside, changes=changes)
         return
-    if out.exists() and not begun_before:
+    if out.exists():
         delete_beginning(out)  # killed before it was a run
     run(planned.model_copy(update={"out": out}), notify=notify)
 
