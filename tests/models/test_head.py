@@ -88,8 +88,12 @@ def of_bfloat16(num_classes, input_shape):
     return SplitModel(OfOneDtype(64, 16), 16, num_classes).bfloat16()
 
 
-@pytest.mark.sampled(31)
-@pytest.mark.parametrize("factory", [of_doubles, of_bfloat16])
+def of_float16(num_classes, input_shape):
+    return SplitModel(OfOneDtype(64, 16), 16, num_classes).half()
+
+
+@pytest.mark.sampled(46)
+@pytest.mark.parametrize("factory", [of_doubles, of_bfloat16, of_float16])
 @pytest.mark.parametrize("name", sorted({*registry.available("plugin")} - {"fedavg"}))
 def test_every_method_trains_a_network_of_another_dtype(name, factory, tmp_path) -> None:
     """What methods add to the model or send is made in float32."""

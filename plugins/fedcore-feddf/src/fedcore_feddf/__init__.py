@@ -80,16 +80,22 @@ class FedDF(Plugin[FedDFOptions]):
         teacher = (server.state.pop("logits") / len(server.accepted)).float()
         student = server.network({**mean, **server.buffers})
         trained = {name: p for name, p in student.named_parameters() if name in mean and name not in server.frozen}
-        optimizer = torch.optim.Adam(trained.values(), lr=self.options.lr)
+        # Adam's epsilon and most squares are 0 in float16. Weights of float32 are stepped in place.
+        wide = [p.detach().to(torch.promote_types(p.dtype, torch.float32)) for p in trained.values()]
+        optimizer = torch.optim.Adam(wide, lr=self.options.lr)
         draws = server.generator("feddf")
         with torch.enable_grad():
             for step in range(steps):
                 optimizer.param_groups[0]["lr"] = learning_rate(self.options.lr, step, steps)
                 rows = torch.randint(len(public), (self.options.batch_size,), generator=draws)
                 logits = _logits(student, public, rows)
-                optimizer.zero_grad()
+                student.zero_grad()
                 distillation_loss(logits, teacher[rows].to(logits.device)).backward()
+                for weights, p in zip(wide, trained.values(), strict=True):
+                    weights.grad = None if p.grad is None else p.grad.to(weights.dtype)
                 optimizer.step()
+                for weights, p in zip(wide, trained.values(), strict=True):
+                    p.data.copy_(weights)
         return {name: parameter.detach() for name, parameter in trained.items()}
 
 

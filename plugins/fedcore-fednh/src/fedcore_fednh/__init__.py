@@ -155,7 +155,8 @@ def directions(means: Tensor) -> Tensor:
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    return F.normalize(means, dim=1)
+    of_length_1: Tensor = UnitLength()(means)
+    return of_length_1
 
 
 def smoothed_prototypes(prototypes: Tensor, means: Tensor, known: Tensor, rho: float) -> Tensor:

@@ -21,7 +21,7 @@ class UnitLength(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the features divided by their lengths, (B, d)."""
-        return F.normalize(features, dim=1)
+        return F.normalize(features, dim=1, eps=max(1e-12, torch.finfo(features.dtype).tiny))  # 1e-12 is 0 in float16
 
 
 def cosine_similarity_matrix(a: Tensor, b: Tensor) -> Tensor:
