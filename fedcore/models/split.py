@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple, TypeVar
@@ -258,7 +258,8 @@ def _rebound(value: Any, copies: dict[int, Any]) -> Any:
         own.__kwdefaults__, own.__dict__ = value.__kwdefaults__, {**vars(value)}
         copies[id(value)] = own
         for cell, before in zip(cells, value.__closure__):
-            cell.cell_contents = _rebound(before.cell_contents, copies)
+            with suppress(ValueError):  # of an empty cell: a name that its function has not bound
+                cell.cell_contents = _rebound(before.cell_contents, copies)
     return copies.get(id(value), value)
 
 

@@ -296,7 +296,9 @@ class Bends(nn.Module):
 class HoldsAFunction(Bends):
     def __init__(self):
         super().__init__()
-        self.bent = lambda x: self.hidden(x).tanh()
+        self.bent = lambda x: self.hidden(x).tanh() if self.hidden else later(x)
+        if not self.hidden:
+            later = torch.sigmoid  # never bound: the cell of the function is empty
 
 
 class WrapsALayer(Bends):
