@@ -254,9 +254,8 @@ def _rebound(value: Any, copies: dict[int, Any]) -> Any:
         return MethodType(value.__func__, _rebound(value.__self__, copies))
     if isinstance(value, FunctionType) and value.__closure__ and id(value) not in copies:
         cells = tuple(CellType() for _ in value.__closure__)
-        own = FunctionType(value.__code__, value.__globals__, None, value.__defaults__, cells)
+        copies[id(value)] = own = FunctionType(value.__code__, value.__globals__, None, value.__defaults__, cells)
         own.__kwdefaults__, own.__dict__ = value.__kwdefaults__, {**vars(value)}
-        copies[id(value)] = own
         for cell, before in zip(cells, value.__closure__):
             with suppress(ValueError):  # of an empty cell: a name that its function has not bound
                 cell.cell_contents = _rebound(before.cell_contents, copies)

@@ -63,6 +63,7 @@ class CausalModel(SplitNetwork):
         else:
             head = TiedHead(embedding)
         self.classifier, self._made = head, (head,)
+        self._fresh = self._classifier_state()[0], ""  # of this form, with the network's weights
 
     def make_classifier(self, feature_dim: int) -> nn.Module:
         """Return a layer (B, feature_dim, L) -> (B, num_classes, L)."""
