@@ -248,6 +248,12 @@ def test_columns_of_a_table_are_taken_by_name(tmp_path: Path) -> None:
     assert np.array_equal(result.predict(further), expected)
     unnamed = pandas.DataFrame(test.to_numpy())
     assert np.array_equal(result.predict(unnamed), expected)
+    numbered = test[turned].assign(more=1.0).rename(columns={"more": 0})  # one name that is a number
+    assert np.array_equal(result.predict(numbered), expected)
+    again = fedcore.run(dataset=(train, classes[:90], numbered, classes[90:]), **options, out=tmp_path / "numbered")
+    assert again.metrics == result.metrics
+    with raises(DataError, 2, "'dose'"):
+        result.predict(pandas.concat([test, test["dose"] * 0], axis=1))
     with raises(DataError, "'dose'", "3"):
         result.predict(test[["age", "weight"]])
     with raises(DataError, "'age'"):

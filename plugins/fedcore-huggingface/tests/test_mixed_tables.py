@@ -263,6 +263,12 @@ def test_new_rows_with_other_columns_are_refused(table, tmp_path):
         result.predict(patients().drop(columns="ward"))
     with raises(DataError, "'age'", "'old'"):
         result.predict(patients().assign(age="old"))
+    wide = patients()[["age", "creatinine", "sex", "ward", "age"]]
+    with raises(DataError, 2, "'age'"):
+        result.predict(wide)
+    for other in (wide.set_axis(range(5), axis=1), patients().iloc[0]):  # the first columns were taken
+        with raises(DataError, "expected (n, 4)"):
+            result.predict(other)
 
 
 def test_a_patients_rows_are_on_one_side_of_every_split(tmp_path):

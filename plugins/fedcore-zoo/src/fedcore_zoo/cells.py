@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,11 +119,11 @@ class Cells:
         table, text_columns, values = in_order(table, columns, "x"), {*words}, []
         if not hasattr(table, "iloc"):
             table = np.asarray(table, dtype=object)
-            if table.ndim != 2 or table.shape[1] != len(columns):
-                raise DataError(
-                    f"x has the shape {table.shape}; expected (n, {len(columns)}), with the columns "
-                    f"{first_ten(columns)}, or a DataFrame"
-                )
+        if table.ndim != 2 or table.shape[1] != len(columns):
+            raise DataError(
+                f"x has the shape {table.shape}; expected (n, {len(columns)}), with the columns {first_ten(columns)}, "
+                "or a DataFrame with these names"
+            )
         words_by_column: dict[str, tuple[str, ...]] = {}
         for place, name in enumerate(columns):
             column = table.iloc[:, place].to_numpy(dtype=object) if hasattr(table, "iloc") else table[:, place]
@@ -236,9 +237,9 @@ def _column(series: Any, where: str) -> Array:
 
 
 def column_names(table: Any) -> tuple[str, ...]:
-    """Return the names of a DataFrame's columns; nothing if they are numbers, and for anything else."""
+    """Return the names of a DataFrame's columns; nothing if none is a text, and for anything else."""
     names = tuple(getattr(table, "columns", ()))
-    return names if all(isinstance(name, str) for name in names) else ()
+    return tuple(map(str, names)) if any(isinstance(name, str) for name in names) else ()
 
 
 def check_rows(x: Any, y: Any, name: str) -> None:
@@ -258,12 +259,16 @@ def check_rows(x: Any, y: Any, name: str) -> None:
 def in_order(table: Any, columns: Sequence[str], name: str) -> Any:
     """Return a DataFrame's columns in the order of training. What has no names of columns is returned as it is.
 
-    :raises DataError: a column is missing. The message calls the table ``name``.
+    :raises DataError: a column is missing, or there twice. The message calls the table ``name``.
     """
-    names = set(column_names(table))
+    names = column_names(table)
     if not (names and columns):
         return table
-    missing = next((column for column in columns if column not in names), None)
-    if missing is not None:
-        raise DataError(f"{name} has no column {missing!r}, which is one of the {len(columns)} columns of training")
-    return table[list(columns)]
+    found = Counter(names)
+    for column in columns:
+        if not found[column]:
+            raise DataError(f"{name} has no column {column!r}, which is one of the {len(columns)} columns of training")
+        if found[column] > 1:
+            raise DataError(f"{name} has {found[column]} columns {column!r}; drop or rename all but one")
+    labels = dict(zip(names, table.columns, strict=True))  # a name may be a number
+    return table[[labels[column] for column in columns]]
