@@ -43,14 +43,12 @@ class Weights(Section):
         return {"weights": with_digest(self.weights)}
 
     def cautions(self, setup: Setup) -> list[str]:
-        """Return the cautions about tensors of the file without a place, and about heads that start afresh."""
+        """Return the cautions about tensors of the file without a place, fresh heads, and objects of the network."""
+        from fedcore_zoo.kept import kept_objects
         from fedcore_zoo.weights import unused_head, weights_cautions
 
-        return (
-            unused_head(setup)
-            if self.weights is None
-            else [*weights_cautions(setup, self.weights), *unused_head(setup)]
-        )
+        of_file = [] if self.weights is None else weights_cautions(setup, self.weights)
+        return [*of_file, *unused_head(setup), *kept_objects(setup)]
 
 
 class Normalize(Section):
