@@ -147,8 +147,7 @@ class ModelOptions(Section):
     panel = "Data and model"
 
     model: Annotated[Name, Kind("model"), EVERYDAY] = Field(
-        default="auto",
-        description="Model: a name, torchvision:NAME or timm:NAME. auto is the data set's usual model.",
+        default="auto", description="Model: a name, torchvision:NAME or timm:NAME. auto is the data set's usual model."
     )
     client_models: Annotated[list[str], BeforeValidator(_split), Kind("model")] = Field(
         default_factory=list,
@@ -385,8 +384,7 @@ class RecordOptions(Section):
         default_factory=list, description="Protocols that the run measures, of those that apply. Default: all."
     )
     keep: Annotated[Literal["last", "best"], NO_EFFECT] = Field(
-        default="last",
-        description="best: also keep the global model of the best round on the clients' held-out parts.",
+        default="last", description="best: also keep the global model of the best round on the clients' held-out parts."
     )
     best_by: str = Field(
         default="accuracy",

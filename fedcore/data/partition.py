@@ -6,11 +6,11 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,10 @@ from fedcore.base.files import parse_json, write_text
 from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.base.tensors import flatten, unflatten
 from fedcore.data.dataset import Dataset
-from fedcore.data.samples import JSON, check_offsets
+from fedcore.data.samples import JSON, check_offsets, first_ten
+
+Clients: TypeAlias = "Sequence[Any] | Mapping[str, Any] | IndexLists"
+"""The positions of each client, in the clients' order or by their names."""
 
 FORMAT = "fedcore-partition-1"
 SPLIT_FORMAT = "fedcore-partition-2"
@@ -61,7 +64,7 @@ class IndexLists:
         self._bounds = offsets.numpy()  # the same memory; torch takes twenty times as long for one element
 
     @classmethod
-    def of(cls, lists: Sequence[Any] | IndexLists) -> IndexLists:
+    def of(cls, lists: Clients) -> IndexLists:
         """Concatenate one tensor or array of integers per client; an :class:`IndexLists` is returned unchanged.
 
         :raises DataError: a part does not hold integers of shape (n,).
@@ -116,9 +119,7 @@ def _positions(part: Any, client: int) -> npt.NDArray[np.int64]:
         raise DataError(f"client {client} has arrays of different lengths instead of positions{_PAIRS}") from error
     whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and np.array_equal(array, np.trunc(array)))
     if array.ndim != 1 or (array.size and not whole):
-        hint = _PAIRS if array.ndim > 1 else ""
-        if array.dtype.kind == "b":
-            hint = ". A mask becomes positions by numpy.flatnonzero(mask)"
+        hint = ". Of a mask: numpy.flatnonzero(mask)" if array.dtype.kind == "b" else _PAIRS * (array.ndim > 1)
         raise DataError(
             f"client {client} has {array.dtype} of shape {array.shape} instead of positions of samples, whole numbers "
             f"of shape (n,){hint}"
@@ -129,7 +130,8 @@ def _positions(part: Any, client: int) -> npt.NDArray[np.int64]:
 class Partition:
     """The training samples that each client holds. ``sha256`` identifies a partition.
 
-    :param train: one (n_k,) int64 tensor per client: positions in the *training* set of the data set.
+    :param train: one (n_k,) int64 tensor per client: positions in the *training* set of the data set. In a mapping
+        by the clients' names, ``test`` is one of the same names.
     :param test: positions of each client's hold-out, also in the training set; may be empty.
     :param info: origin of the partition, as :func:`make_partition` writes it. Without it the run fills it in, with
         ``"python"`` as partitioner. Its keys: dataset, labels_sha256, partitioner, alpha, classes_per_client,
@@ -139,9 +141,12 @@ class Partition:
         ``names`` is present if the clients have some, such as hospitals: one for each.
     """
 
-    def __init__(
-        self, train: Sequence[Any] | IndexLists, test: Sequence[Any] | IndexLists, info: dict[str, JSON] | None = None
-    ) -> None:
+    def __init__(self, train: Clients, test: Clients, info: dict[str, JSON] | None = None) -> None:
+        if isinstance(train, Mapping) and isinstance(test, Mapping):
+            if alone := sorted(map(str, train.keys() ^ test.keys())):
+                raise DataError(f"a partition's train and test name the same clients; one lacks {first_ten(alone)}")
+            info = {**(info or {}), "names": [*map(str, train)]}
+            train, test = [*train.values()], [test[name] for name in train]
         self.train, self.test, self.info = IndexLists.of(train), IndexLists.of(test), info or {}
 
     @classmethod
@@ -202,7 +207,7 @@ class Partition:
 
         :raises DataError: the file cannot be written, or ``info`` does not name a data set to check it against.
         """
-        if not self.info:
+        if not {*self.info} - {"names"}:
             raise DataError("a partition without info names no data set; give it to a run, which writes partition.json")
         parts = {"train": self.train, "test": self.test}
         content: dict[str, Any] = {"format": FORMAT, "sha256": self.sha256, "info": self.info}

@@ -100,9 +100,9 @@ def resolve_partition(options: RunConfig, dataset: Dataset, made: Partition | No
     if made is None:
         where, made = options.partition, load_partition(Path(os.path.expanduser(options.partition)), dataset)
     else:
-        where = "the partition"
-        if not made.info:
-            made = Partition(made.train, made.test, plain_info(dataset.name, labels_sha256(dataset), "python"))
+        where, info = "the partition", made.info
+        if not {*info} - {"names"}:
+            made = Partition(made.train, made.test, plain_info(dataset.name, labels_sha256(dataset), "python") | info)
         check_partition(made, dataset, where)
     scenario.check(made, where)
     return scenario.with_unseen_clients(Partition(made.train, made.test, made.info | scenario.further))

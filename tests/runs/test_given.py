@@ -454,6 +454,7 @@ IID = make_partition(DIGITS, RunConfig(partition="iid", clients=2))
         (IID, {"dataset": arrays()}, ("'digits'",)),
         (Partition(list(IID.train), list(IID.train), IID.info), {}, ()),
         (Partition([[0]], [[]], {"seed": 1}), {"clients": 1}, ("'dataset'", "make_partition")),
+        (Partition({"N": [0]}, {"N": [1]}, {"seed": 1}), {"clients": 1}, ("'dataset'", "make_partition")),
     ],
 )
 def test_a_given_partition_that_does_not_fit(partition, options, named):
@@ -474,6 +475,20 @@ def test_clients_with_test_sets_of_their_own(tmp_path):
     assert (saved["info"]["partitioner"], saved["info"]["alpha"]) == ("python", 0.0)
     own = [result.evaluate(x_train[part], y_train[part])["accuracy"] for part in test]
     assert result.metrics["global_local"]["per_client"] == pytest.approx({"0": own[0], "1": own[1]})
+
+
+def test_clients_with_test_sets_of_their_own_have_names(tmp_path):
+    x_train, y_train, x_test, y_test = arrays()
+    result = fedcore.run(
+        dataset=(x_train, y_train, x_test, y_test),
+        partition=Partition({"North": range(30), "South": range(30, 40)}, {"South": range(45, 48), "North": [40]}),
+        unseen_clients=["North"],
+        **{**SMALL, "samples": None, "workers": 0, "out": tmp_path / "run"},
+    )
+    saved = json.loads((result.directory / "partition.json").read_text())
+    assert (saved["info"]["names"], saved["test"]) == (["South", "North"], [[45, 46, 47], [40]])
+    with raises(fedcore.DataError, "only-tested"):
+        Partition({"North": [0]}, {"North": [1], "only-tested": [2]})
 
 
 def test_options_that_contradict_a_given_partition():
