@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
-from fedcore import ConfigError, Plugin, SplitModel, hookimpl
+from fedcore import ConfigError, ModelTask, Plugin, SplitModel, hookimpl
 from fedcore.tools import RunDirectory
-from fedcore_lora import LowRank
+from fedcore_lora import LoRA, LoRAOptions, LowRank
 from fedcore_testing import (
     federations,
     initial_weights,
@@ -111,6 +112,19 @@ def without_a_base(num_classes, input_shape):
 def test_an_encoder_without_a_base_is_told(go):
     with raises(ConfigError, "'base'"):
         go({"lora": {}}, model=f"module:{__name__}.without_a_base")
+
+
+@pytest.mark.parametrize("normalise", [nn.utils.parametrizations.spectral_norm, prune.identity])
+def test_a_layer_that_computes_its_weight_is_told(normalise):
+    model = SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Linear(16, 8)), 8, 10)
+    normalise(model.encoder.base[1], "weight")
+    plugin, task = LoRA(LoRAOptions()), ModelTask(10, (1, 8, 8), 0)
+    plugin.name = "lora"
+    with raises(ConfigError, "lora.layers", "'base.1'"):
+        plugin.configure_model(model, task)
+    others = LoRA(LoRAOptions(layers=["base.2"]))
+    others.name = "lora"
+    others.configure_model(model, task)
 
 
 def test_layers_by_pattern(go):

@@ -175,6 +175,9 @@ class LoRA(Plugin[LoRAOptions]):
         options, residual = self.options, self.options.mean == "products"
         for name, layer in layers.items():
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.layers):
+                if "weight" not in layer._parameters:
+                    fault = f"{name!r} computes its weight, as by pruning, weight or spectral normalisation"
+                    raise ConfigError(f"{self.name}.layers: {fault}; name the other layers, or make the weight plain")
                 turned = {"transposed": _is_transposed(layer), "residual": residual}
                 with task.random(f"lora/{name}"):
                     adapter = LowRank(layer.get_parameter("weight"), options.rank, options.alpha, **turned)
