@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import ConfigError
-from fedcore.data import as_dataset, load_dataset, load_partition
+from fedcore import ConfigError, DataError
+from fedcore.data import Dataset, TensorSamples, as_dataset, load_dataset, load_partition
 from fedcore_testing import federations, model_bytes, partition_of, small_config
 from fedcore_zoo import as_client
-from fedcore_zoo.preparation import pretrained_numbers
+from fedcore_zoo.preparation import check_finite, pretrained_numbers
 from tests.sentences import raises
 
 go = federations()
@@ -138,6 +138,24 @@ def test_raw_columns_of_other_orders_of_magnitude_are_noted(tmp_path, recwarn, c
         said = [str(w.message) for w in recwarn if "trained on as it is" in str(w.message)]
         assert bool(said) == (choice != "global" and words is not None)
         assert not said or re.search(str(words), said[0])
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_numbers_of_a_loader_that_are_not_finite_are_refused(tmp_path, part):
+    """Training diverged, with the advice to try a smaller --lr; of the test set the loss was nan."""
+    x, y = map(torch.from_numpy, scanners(1))
+    data = {"train": x.clone(), "test": x.clone()}
+    config = small_config(tmp_path, clients=2, rounds=1, partition="iid", model="mlp")
+
+    def made():
+        return Dataset("sites", *(TensorSamples(data[each], y) for each in ("train", "test")), 2, tuple(x.shape[1:]))
+
+    data[part][3, 0], data[part][7, 1] = float("nan"), float("inf")
+    with raises(DataError, "sites", 3, 2, len(x)):
+        fedcore.run(config, dataset=made(), progress=False)
+    data[part][[3, 7]] = torch.finfo(torch.float32).max / 2  # finite, but their sum is not
+    check_finite(made().train, "")
+    check_finite(made().test, "")
 
 
 def test_what_cannot_be_normalised_is_refused(tmp_path, go):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcore import ConfigError, RunConfig, RunResult
+from fedcore import ConfigError, DataError, RunConfig, RunResult
 from fedcore.data import Dataset, Partition, PublicSamples, ResidentSamples, Samples, TensorSamples
 from fedcore_zoo.fitted import FittedRecipe
 from fedcore_zoo.tables import Recipe, TableSamples, divisors
@@ -40,8 +40,11 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
     :param config: the :class:`fedcore.RunConfig`.
     :param choice: ``as-loaded``, ``global``, ``client``, ``none`` or ``pretrained``.
     :raises ConfigError: the samples have no such normalisation.
+    :raises DataError: samples hold numbers that are not finite.
     """
     train = dataset.train
+    for part, samples in (("training", train), ("test", dataset.test)):
+        check_finite(samples, f"dataset {dataset.name!r}: {part}")
     if "own" in partition.info:  # at a client of a federation: the samples are normalised as the server's are
         return _by_client(dataset, partition) if choice == "client" else dataset
     if partition.is_declared and choice not in ("none", "pretrained"):
@@ -63,6 +66,22 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
     if choice == "none":
         prepared = replace(prepared, notes=(*prepared.notes, *_as_it_is(prepared.train)))
     return _by_client(prepared, partition) if choice == "client" else prepared
+
+
+def check_finite(samples: Samples, where: str) -> None:
+    """Refuse numbers of a loader that are not finite: each update would be, too, as after a learning rate too large."""
+    if isinstance(samples, TableSamples) or (isinstance(samples, ResidentSamples) and samples.from_bytes):
+        return
+    values = getattr(samples, "images" if isinstance(samples, ResidentSamples) else "inputs", None)
+    if not (isinstance(values, Tensor) and values.is_floating_point()) or values.sum().isfinite():
+        return
+    finite = values.isfinite().reshape(len(values), -1).all(dim=1)
+    if finite.all():  # their sum is not
+        return
+    raise DataError(
+        f"{where} sample {int(finite.int().argmin())} holds numbers that are not finite (NaN or infinite), as do "
+        f"{int((~finite).sum())} of {len(finite)} samples; replace or drop them"
+    )
 
 
 def _of_a_federation(dataset: Dataset, choice: str, partition: Partition) -> Dataset:
