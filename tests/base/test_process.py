@@ -92,11 +92,7 @@ def test_it_does_nothing_where_torch_is_there():
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the options are glibc's")
 @pytest.mark.parametrize(
     "given",
-    [
-        {},
-        {"MALLOC_TRIM_THRESHOLD_": "131072"},
-        pytest.param({"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}, marks=pytest.mark.slow),
-    ],
+    [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}],
 )
 def test_freed_memory_stays_with_the_process_unless_the_user_chose_otherwise(given):
     command = [sys.executable, "-P", "-c", MEMORY]

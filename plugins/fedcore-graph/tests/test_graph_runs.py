@@ -69,10 +69,8 @@ def test_gin_tells_rings_from_stars(go):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plugins", [("moon", "ditto")], ids="+".join)
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_graphs_give_the_same_bits_for_any_number_of_workers(go, plugins, workers):
-    assert model_bytes(go(*plugins)) == model_bytes(go(*plugins, workers=workers))
+def test_graphs_give_the_same_bits_for_any_number_of_workers(go):
+    assert len({model_bytes(go("moon", "ditto", workers=workers)) for workers in (0, 1, 2)}) == 1
 
 
 def test_frozen_outputs_on_graphs_are_the_models_own(go):

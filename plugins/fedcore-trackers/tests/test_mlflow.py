@@ -45,7 +45,7 @@ def history(client, run, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["default", pytest.param("folder", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("store", ["default", "folder"])
 def test_a_run_is_in_a_local_store(tmp_path, store, monkeypatch, made):
     uri = f"sqlite:///{shutil.copy(made, 'mlflow.db')}" if store == "default" else str(tmp_path / store)
     options = {} if store == "default" else {"uri": uri}
