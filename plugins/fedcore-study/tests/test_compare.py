@@ -144,6 +144,16 @@ class TestComparison:
         with raises(UnknownNameError, "'mon'", "moon+uscc (moon.mu=5)"):
             join(folders, baseline="mon")
 
+    def test_a_site_that_is_left_out_has_its_name_in_titles(self, make):
+        sites = {"client_test_fraction": 0.2, "partition": "natural"}
+        folders = [
+            make([plugin], 0, [0.1], unseen_clients=left, **sites)
+            for plugin in ("moon", "fedavg")
+            for left in (["Basel"], ["Genf", "Zug"])
+        ]
+        found, _ = join(folders)
+        assert [named(block.settings) for block in found.blocks] == ["unseen_clients Basel", "unseen_clients Genf, Zug"]
+
     def test_rows_by_another_option(self, make):
         folders = [make([plugin], 0, [0.1], lr=lr) for plugin in ("moon", "fedcd") for lr in (0.1, 0.2)]
         found, _ = join(folders, by=["lr"], baseline="0.1")

@@ -39,6 +39,8 @@ def shown(value: object) -> str:
     """
     if isinstance(value, float):
         return str(float(f"{value:.3g}"))
+    if isinstance(value, (list, tuple)) and value:
+        return ", ".join(without_module(str(each)) for each in value)
     text = without_module(str(value))
     return text.partition("?")[0].rstrip("/").rpartition("/")[2] or text
 
