@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -250,15 +251,24 @@ def _rebound(value: Any, copies: dict[int, Any]) -> Any:
 
     :param copies: the copies by the ids of the originals. A value that has none is returned as it is.
     """
+    if type(value) is tuple:
+        parts = tuple(_rebound(part, copies) for part in value)
+        return parts if any(map(operator.is_not, parts, value)) else value
     if isinstance(value, MethodType):
-        return MethodType(value.__func__, _rebound(value.__self__, copies))
-    if isinstance(value, FunctionType) and value.__closure__ and id(value) not in copies:
-        cells = tuple(CellType() for _ in value.__closure__)
-        copies[id(value)] = own = FunctionType(value.__code__, value.__globals__, None, value.__defaults__, cells)
+        bound = _rebound(value.__self__, copies)
+        return value if bound is value.__self__ else MethodType(value.__func__, bound)
+    if isinstance(value, FunctionType) and id(value) not in copies:
+        defaults, cells = value.__defaults__, tuple(CellType() for _ in value.__closure__ or ())
+        copies[id(value)] = own = FunctionType(value.__code__, value.__globals__, None, defaults, cells)
         own.__kwdefaults__, own.__dict__ = value.__kwdefaults__, {**vars(value)}
-        for cell, before in zip(cells, value.__closure__):
+        own.__defaults__ = _rebound(defaults, copies)
+        same = own.__defaults__ is defaults
+        for cell, before in zip(cells, value.__closure__ or ()):
             with suppress(ValueError):  # of an empty cell: a name that its function has not bound
                 cell.cell_contents = _rebound(before.cell_contents, copies)
+                same = same and cell.cell_contents is before.cell_contents
+        if same:
+            copies[id(value)] = value  # pickle finds a function of a module by its name
     return copies.get(id(value), value)
 
 

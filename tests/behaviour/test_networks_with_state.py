@@ -16,6 +16,7 @@ from fedcore import Metric, PluginContractError
 from fedcore.base.process import CORES
 from fedcore.client.evaluation import evaluate
 from fedcore.data import TensorSamples, load_dataset
+from fedcore.models.split import copied
 from fedcore.runs.api import evaluate_run
 from tests.sentences import raises
 from tests.support import model_bytes
@@ -331,7 +332,38 @@ class ListsFunctions(Bends):
         return self.layers[1](self.layers[0](x))
 
 
-@pytest.mark.parametrize("network", [HoldsAFunction, WrapsALayer, HooksAnotherLayer, ListsFunctions])
+class HasADefault(Bends):
+    def __init__(self):
+        super().__init__()
+        self.bent = lambda x, own=self: own.hidden(x).tanh()
+
+
+class HasATuple(Bends):
+    def __init__(self):
+        super().__init__()
+        self.layers = (lambda x: self.hidden(x), torch.tanh)
+
+    bent = ListsFunctions.bent
+
+
+@torch.enable_grad()  # the decorator's function holds the decorated one
+def decorated(x):
+    return x
+
+
+def test_a_function_that_holds_no_part_of_a_network_stays_the_same():
+    """Pickle finds a function of a module by its name, and refuses another one of that name."""
+    network = Bends()
+    network.bent, network.pair = decorated, (decorated, {}.get)
+    copy = copied(network)
+    assert (copy.bent, copy.pair) == (decorated, network.pair)
+    assert copy.bent is decorated
+
+
+FORMS = [HoldsAFunction, WrapsALayer, HooksAnotherLayer, ListsFunctions, HasADefault, HasATuple]
+
+
+@pytest.mark.parametrize("network", FORMS)
 def test_functions_that_hold_a_network_compute_with_its_copies(tmp_path, network):
     """The clients' network is a copy of the program's, and MOON compares it with frozen copies."""
     results = []
