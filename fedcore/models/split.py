@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -221,8 +221,7 @@ def smallest_batch(model: nn.Module, sample: Any) -> int:
 def training_copy(model: Model) -> Model:
     """Return a copy in the mode in which clients train the model: frozen modules stay in eval mode."""
     own = copied(model).train()
-    for module in frozen_modules(own):
-        module.eval()
+    nn.ModuleList(frozen_modules(own)).eval()
     return own
 
 
@@ -242,7 +241,8 @@ def copied(model: Model, *, share: bool = False) -> Model:
     for attributes in map(vars, own.modules()):
         for values in (attributes, *(value for value in attributes.values() if isinstance(value, (dict, list)))):
             for key, value in [*(values.items() if isinstance(values, dict) else enumerate(values))]:
-                values[key] = _rebound(value, instead)
+                if (bound := _rebound(value, instead)) is not value:
+                    values[key] = bound
     return own
 
 
@@ -333,7 +333,8 @@ def _content(value: Any) -> Any:
     """Return a copy of what code may edit in place in a value; None for other types."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return copy.copy(value) if isinstance(value, (list, dict, set, deque)) else None
+    # Not their subclasses, which may refuse to be changed.
+    return copy.copy(value) if type(value) in (list, dict, set, deque, OrderedDict, defaultdict, Counter) else None
 
 
 @contextmanager

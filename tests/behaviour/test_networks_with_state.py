@@ -360,6 +360,28 @@ def test_a_function_that_holds_no_part_of_a_network_stays_the_same():
     assert copy.bent is decorated
 
 
+class Frozen(dict):
+    """A dictionary that refuses changes, as some libraries keep a network's options."""
+
+    def __setitem__(self, key, value):
+        raise TypeError("these options are read-only")
+
+    def clear(self):
+        raise TypeError("these options are read-only")
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def test_a_network_may_keep_options_that_refuse_changes(go):
+    class Net(Bends):
+        def __init__(self):
+            super().__init__()
+            self.options = Frozen(width=16)
+
+    go(model=Net)
+
+
 FORMS = [HoldsAFunction, WrapsALayer, HooksAnotherLayer, ListsFunctions, HasADefault, HasATuple]
 
 
