@@ -107,6 +107,7 @@ def one_thread() -> Iterator[None]:
     With more threads, a sum depends on how the work is divided. Everything that reaches weights or state is therefore
     computed in such a block. The number of threads and the global generators (:mod:`fedcore.base.seeding`) belong to
     the process. The block therefore waits while another thread of this process is in such a block, and warns about it.
+    What the program has set for torch, such as autocast, has no effect in it.
     """
     from fedcore.base.seeding import host_generators_kept
 
