@@ -158,6 +158,29 @@ def test_numbers_of_a_loader_that_are_not_finite_are_refused(tmp_path, part):
     check_finite(made().test, "")
 
 
+class Rows(TensorSamples):
+    """Rows whose class has no ``to``, as one that is written from memory."""
+
+    to = property()
+
+
+@pytest.mark.parametrize(
+    ("test", "named"),
+    [
+        (lambda x, y: TensorSamples(x[:, :3], y), ("sites", (4,), (3,))),
+        (lambda x, y: TensorSamples(x.double(), y), ("sites", "torch.float32", "torch.float64")),
+        (Rows, ("sites", "test", "'to'")),
+    ],
+)
+def test_samples_of_a_loader_on_which_a_run_would_break_off_are_refused(tmp_path, test, named):
+    """The run ended in the first evaluation, of the command with 'internal error: RuntimeError'."""
+    x, y = map(torch.from_numpy, scanners(1))
+    data = Dataset("sites", TensorSamples(x, y), test(x, y), 2, (4,))
+    with raises(DataError, *named):
+        fedcore.run(small_config(tmp_path, clients=2, rounds=1, partition="iid", model="mlp"), dataset=data)
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_cannot_be_normalised_is_refused(tmp_path, go):
     tokens, y = np.arange(40).reshape(20, 2), np.arange(20) % 2
     config = small_config(tmp_path, clients=2, partition="iid", normalize="global", model="mlp")

@@ -40,11 +40,10 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
     :param config: the :class:`fedcore.RunConfig`.
     :param choice: ``as-loaded``, ``global``, ``client``, ``none`` or ``pretrained``.
     :raises ConfigError: the samples have no such normalisation.
-    :raises DataError: samples hold numbers that are not finite.
+    :raises DataError: samples cannot be trained on, or the test samples are others.
     """
     train = dataset.train
-    for part, samples in (("training", train), ("test", dataset.test)):
-        check_finite(samples, f"dataset {dataset.name!r}: {part}")
+    _check_samples(dataset)
     if "own" in partition.info:  # at a client of a federation: the samples are normalised as the server's are
         return _by_client(dataset, partition) if choice == "client" else dataset
     if partition.is_declared and choice not in ("none", "pretrained"):
@@ -66,6 +65,27 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
     if choice == "none":
         prepared = replace(prepared, notes=(*prepared.notes, *_as_it_is(prepared.train)))
     return _by_client(prepared, partition) if choice == "client" else prepared
+
+
+def _check_samples(dataset: Dataset) -> None:
+    """Refuse samples of a loader on which a run would break off later, in the core's own code."""
+    train, test = dataset.train, dataset.test
+    for part, samples in (("training", train), ("test", test)):
+        where = f"dataset {dataset.name!r}: {part}"
+        for name in ("kind", "fixed_shape", "gather", "to"):
+            if not hasattr(samples, name):
+                raise DataError(
+                    f"{where} samples, of class {type(samples).__name__}, have no {name!r}; they need all that "
+                    "fedcore.data.Samples has, or are fedcore.data.TensorSamples: docs/your-data.md"
+                )
+        check_finite(samples, where)
+    if not isinstance(train, TableSamples) and isinstance(train, TensorSamples) and isinstance(test, TensorSamples):
+        ours, theirs = train.inputs, test.inputs
+        if ours.dtype != theirs.dtype or (ours.ndim == 2 and ours.shape[1:] != theirs.shape[1:]):
+            raise DataError(
+                f"dataset {dataset.name!r}: training samples are {ours.dtype} of shape {tuple(ours.shape[1:])}, test "
+                f"samples {theirs.dtype} of shape {tuple(theirs.shape[1:])}; they must be alike"
+            )
 
 
 def check_finite(samples: Samples, where: str) -> None:
