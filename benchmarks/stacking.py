@@ -103,7 +103,7 @@ class Stacked(Clients):
 def optimizer(weights: list[nn.Parameter]) -> Optimizer:
     """Return the engine's own optimizer."""
     made = Optimizer(RunConfig(momentum=0.9), [ParameterGroup(weights, lr=0.01, weight_decay=1e-5)])
-    made.begin(weights, {})
+    made.begin(weights)
     return made
 
 
