@@ -59,3 +59,5 @@ def test_what_cannot_be_dealt_is_refused():
         parts(10)
     with raises(ConfigError):
         parts(4, dataset=DIGITS)
+    with raises(ConfigError, 8, "3 sources"):
+        parts(9, dataset=replace(DATASET, sources=SOURCES // 100, source_names=("Basel", "Bern", "Zug")))

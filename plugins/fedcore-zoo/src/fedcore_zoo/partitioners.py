@@ -124,6 +124,11 @@ def natural(
     parts = np.split(order, np.searchsorted(client[order], np.arange(1, num_clients)))
     if dataset.source_names is None or len(sources) > MAX_SOURCES * num_clients:
         return parts
+    if len(dataset.source_names) <= sources[-1]:
+        raise ConfigError(
+            f"--partition natural: samples come from source {sources[-1]}, counted from 0, but {dataset.name!r} has "
+            f"names of {len(dataset.source_names)} sources (Dataset.source_names)"
+        )
     held = [
         [dataset.source_names[sources[k]] for k in np.flatnonzero(owner == number)] for number in range(num_clients)
     ]
