@@ -291,6 +291,14 @@ def test_true_false_and_nullable_columns_of_a_frame_are_numbers(of_a_table: fedc
     assert np.array_equal(of_a_table.predict_proba(pandas.DataFrame(made)), expected)
 
 
+def test_a_default_device_of_the_program_changes_no_prediction(of_a_table: fedcore.RunResult) -> None:
+    x, y = np.array([[50.0, 1.0], [60.0, 0.0]]), np.array([1, 0])
+    expected = of_a_table.predict_proba(x), of_a_table.evaluate(x, y)
+    with torch.device("meta"):  # on cuda the positions and the logits were on two devices
+        assert np.array_equal(of_a_table.predict_proba(x), expected[0])
+        assert of_a_table.evaluate(x, y) == expected[1]
+
+
 def test_cells_of_a_frame_that_are_empty_or_no_numbers_are_named(of_a_table: fedcore.RunResult) -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"age": pandas.array([50, None], "Int64"), "drug": pandas.array([True, False], "boolean")})

@@ -56,29 +56,29 @@ def predict_proba(result: RunResult, x: Any, model: nn.Module | None) -> npt.NDA
 
 def evaluate(result: RunResult, x: Any, y: Any, model: nn.Module | None) -> dict[str, Any]:
     """Return the figures on labelled samples; see :meth:`fedcore.RunResult.evaluate`."""
-    network, samples, task = _chosen(result, model), _samples(result, x, y), result.task
-    if not len(samples):
-        raise DataError("x has no samples, so there is nothing to evaluate")
-    labels, classes = samples.labels, result.model.num_classes
-    if task.classes and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise DataError(f"y holds classes outside of 0 to {classes - 1}")
-    with evaluating(network):
-        counts = counts_of(network, samples, classes, _device(network), task, metrics=result.further)
-    return counts.rates(result.further)
+    with torch.device("cpu"):  # a program may have another default device, where labels and positions would be made
+        network, samples, task = _chosen(result, model), _samples(result, x, y), result.task
+        if not len(samples):
+            raise DataError("x has no samples, so there is nothing to evaluate")
+        labels, classes = samples.labels, result.model.num_classes
+        if task.classes and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise DataError(f"y holds classes outside of 0 to {classes - 1}")
+        with evaluating(network):
+            counts = counts_of(network, samples, classes, _device(network), task, metrics=result.further)
+        return counts.rates(result.further)
 
 
 def _logits(result: RunResult, x: Any, model: nn.Module | None) -> Tensor:
     network = _chosen(result, model)
-    if not _is_samples(x):
-        x = result.inputs.prepare(x)
-        x = TensorSamples(x, torch.zeros(len(x), dtype=torch.int64))
-    samples: Samples = x
-    device = _device(network)
-    shape = (result.model.num_classes, *result.task.grid)
-    chunks = torch.arange(len(samples)).split(forward_chunk(device, *shape)) if len(samples) else ()
-    with torch.inference_mode(), evaluating(network):
+    device, shape = _device(network), (result.model.num_classes, *result.task.grid)
+    with torch.device("cpu"), torch.inference_mode(), evaluating(network):
+        if not _is_samples(x):
+            x = result.inputs.prepare(x)
+            x = TensorSamples(x, torch.zeros(len(x), dtype=torch.int64))
+        samples: Samples = x
+        chunks = torch.arange(len(samples)).split(forward_chunk(device, *shape)) if len(samples) else ()
         logits = [network(samples.gather(chunk).to(device))[1].cpu() for chunk in chunks]
-    return torch.cat([torch.empty(0, *shape), *logits])
+        return torch.cat([torch.empty(0, *shape), *logits])
 
 
 def _samples(result: RunResult, x: Any, y: Any) -> Samples:
