@@ -49,6 +49,7 @@ MAX_PER_CLIENT = 1000
 Key = TypeVar("Key", int, str)
 
 
+@torch.no_grad()  # not inference_mode: a network may keep tensors of the pass, such as a mask, for its training
 def evaluate(
     model: nn.Module,
     samples: Samples,
@@ -77,16 +78,15 @@ def evaluate(
     chunks = positions.to(samples.labels.device).split(forward_chunk(device, num_classes, *task.grid))
 
     def read(chunk: Tensor) -> Any:
-        with torch.inference_mode():
-            return samples.gather(chunk).to(device)
+        return samples.gather(chunk).to(device)
 
+    @torch.no_grad()  # in threads of its own, too
     def counts_of(network: nn.Module, chunk: Tensor, inputs: Any) -> Counted:
-        with torch.inference_mode():
-            labels = samples.labels[chunk].to(device)
-            logits = _logits(network(read(chunk) if inputs is None else inputs))
-            if logits.shape != (shape := (len(chunk), num_classes, *task.grid)):
-                raise ValueError(f"its logits have the shape {tuple(logits.shape)}, expected {shape}")
-            return task.count(logits, labels, confusion=confusion), logits, labels
+        labels = samples.labels[chunk].to(device)
+        logits = _logits(network(read(chunk) if inputs is None else inputs))
+        if logits.shape != (shape := (len(chunk), num_classes, *task.grid)):
+            raise ValueError(f"its logits have the shape {tuple(logits.shape)}, expected {shape}")
+        return task.count(logits, labels, confusion=confusion), logits, labels
 
     by_any_thread = hasattr(type(samples).gather, "by_any_thread")
     batches = ((chunk, None if by_any_thread else read(chunk)) for chunk in chunks)
@@ -94,10 +94,9 @@ def evaluate(
     parts: list[Counts] = []
     with one_torch_thread() if device.type == "cpu" else nullcontext():
         for part, *outputs in _side_by_side(counts_of, model, batches, min(threads, len(chunks))):
-            with torch.inference_mode():
-                counts = {name: metric.count(*outputs) for name, metric in counted.items()}
-                rows = {name: counts.pop(name) for name, metric in counted.items() if metric.by_row}
-                parts.append(replace(part, metrics=counts, rows=rows))
+            counts = {name: metric.count(*outputs) for name, metric in counted.items()}
+            rows = {name: counts.pop(name) for name, metric in counted.items() if metric.by_row}
+            parts.append(replace(part, metrics=counts, rows=rows))
     return Counts.join(on_cpu(reduce(add, parts).tensors()))
 
 
@@ -120,7 +119,7 @@ def repeats(model: nn.Module, samples: Samples, device: torch.device, *shape: in
     chunk = forward_chunk(device, *shape)
     first, *others = torch.arange(min(len(samples), 2 * chunk)).split(chunk)
     trial.eval()
-    with one_torch_thread(), torch.inference_mode():
+    with one_torch_thread(), torch.no_grad():
         before, _, after = logits_of(first), [*map(logits_of, others)], logits_of(first)
     return torch.allclose(before, after, rtol=0, atol=0, equal_nan=True)
 

@@ -26,7 +26,7 @@ from fedcore.models import build_model, require_takes, smallest_batch
 from fedcore.models.build import dtype_hint
 from fedcore.models.layout import FlatLayout, Layout
 from fedcore.models.placement import Placement, problem_in_channels_last
-from fedcore.models.split import ModelTask, SplitModel, keeping_dtype, training_copy, tried
+from fedcore.models.split import ModelTask, SplitModel, keeping_dtype, tried
 
 READ_UPDATES = ("all_updates", "pre_aggregate", "weight", "accumulate", "aggregate")
 """The hooks of the server that see the tensors of updates."""
@@ -92,7 +92,7 @@ class Setup:
                 f"--memory-format channels_last: model {config.model!r} does not run in it: {problem}. Leave the "
                 "option out, or write reshape instead of view"
             )
-        _check_training(config, model, dataset)
+        _check_gradients(config, model)
         _check_untied(config, model)
         kept = _kept(plugins, model)
         personal = set[str]().union(*kept.values(), Layout.of(model).buffers if config.buffers == "local" else ())
@@ -278,7 +278,7 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, sample
         raise broken(f"gives other logits{by} than its classifier does for its features", hint=hint)
 
 
-def _check_training(options: ModelOptions, model: SplitModel, dataset: Dataset) -> None:
+def _check_gradients(options: ModelOptions, model: SplitModel) -> None:
     """Refuse a model that works in evaluation, but cannot be trained by a step."""
     for path, module in model.named_modules():
         if getattr(module, "sparse", False) is True:
@@ -286,17 +286,6 @@ def _check_training(options: ModelOptions, model: SplitModel, dataset: Dataset) 
                 f"model {options.model!r}: {path!r}, of class {type(module).__name__}, has sparse gradients, which no "
                 "optimizer of a run takes; make it with sparse=False"
             )
-    batch = dataset.train.gather(torch.zeros(2, dtype=torch.int64)).to(torch.device("cpu"))
-    try:
-        with torch.no_grad(), random_stream(0):
-            features = training_copy(model).encoder(batch)
-    except Exception:  # the first round tells at which client
-        return
-    if not isinstance(features, torch.Tensor):
-        raise ConfigError(
-            f"model {options.model!r} returns {type(features).__name__} in training mode, but logits in evaluation, "
-            "as a network with auxiliary outputs; let it return logits alone (aux_logits=False), or return a SplitModel"
-        )
 
 
 def _check_untied(options: ModelOptions, model: SplitModel) -> None:

@@ -126,7 +126,8 @@ class WorkingModel:
         self.setup, self.layout, self.device = setup, setup.layout, setup.placement.device
         self.module = setup.placement.model(setup.model)
         self._submodules = list(self.module.modules())
-        self._overrides_train = any(type(module).train is not nn.Module.train for module in self._submodules)
+        own = (type(each).train is not nn.Module.train or "training" not in vars(each) for each in self._submodules)
+        self._overrides_train = any(own)  # a scripted module keeps its mode elsewhere
         self.state = self.module.state_dict()
         """All tensors of the model by name (views, not copies)."""
         self.parameters = dict(self.module.named_parameters())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-import operator
+import gc
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from types import CellType, FunctionType, MethodType
+from runpy import run_module
+from types import CellType, FrameType, FunctionType, ModuleType, NoneType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -209,13 +211,10 @@ def smallest_batch(model: nn.Module, sample: Any) -> int:
     """
     if not has_batch_norm(model):
         return 1
-    try:
-        trial = training_copy(model)
-        with torch.no_grad(), random_stream(0):
-            trial(sample)
-    except Exception:  # torch raises ValueError; third-party code can raise anything
-        return 2
-    return 1
+    with suppress(Exception), torch.no_grad(), random_stream(0):  # torch raises ValueError, other code anything
+        training_copy(model)(sample)
+        return 1
+    return 2
 
 
 def training_copy(model: Model) -> Model:
@@ -225,51 +224,76 @@ def training_copy(model: Model) -> Model:
     return own
 
 
-def copied(model: Model, *, share: bool = False) -> Model:
-    """Return a copy of a model, also of one that holds tensors of a graph.
+def gradient_hooks(model: nn.Module) -> list[tuple[Any, Any]]:
+    """Return the hooks on gradients of each parameter, of both kinds, which neither deepcopy nor pickle takes along."""
+    return [(p._backward_hooks, p._post_accumulate_grad_hooks) for p in model.parameters()]
 
-    Layers that compute their weights, such as pruned ones, hold such tensors, which deepcopy refuses. It also leaves
-    functions as they are: those that the model holds, such as hooks, would compute with the model's own layers.
+
+def copied(model: Model, *, share: bool = False, hooks: Iterable[tuple[Any, Any]] = ()) -> Model:
+    """Return a copy of a model that computes with its own layers, also of a model that holds tensors of a graph.
+
+    Layers that compute their weights, such as pruned ones, hold such tensors, which deepcopy refuses. It leaves
+    functions as they are, so that hooks of the copy would use the model's layers, and a scripted module's copy passes
+    gradients on to the module.
 
     :param share: let the copy have the model's own parameters and buffers.
+    :param hooks: those on gradients, if the model has lost them on its way to another process.
     """
-    held = (value for part in model.modules() for value in vars(part).values() if isinstance(value, Tensor))
-    instead = {id(value): value.detach() for value in held if not value.is_leaf}
-    if share:
-        instead |= {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    own = copy.deepcopy(model, instead)
-    for attributes in map(vars, own.modules()):
-        for values in (attributes, *(value for value in attributes.values() if isinstance(value, (dict, list)))):
-            for key, value in [*(values.items() if isinstance(values, dict) else enumerate(values))]:
-                if (bound := _rebound(value, instead)) is not value:
-                    values[key] = bound
+    held = [value for part in model.modules() for value in vars(part).values() if not isinstance(value, _SHARED)]
+    copies: dict[Any, Any] = {id(t): t.detach() for t in held if isinstance(t, Tensor) and not t.is_leaf}
+    tensors = (*model.parameters(), *model.buffers())
+    copies["parts"] = {id(part) for part in (*held, *model.modules(), *tensors)}
+    copies |= {id(tensor): tensor for tensor in tensors if share}
+    with torch.no_grad():
+        own: Model = _COPY["deepcopy"](model, copies)
+        for before, after, kept in zip(model.parameters(), own.parameters(), hooks or gradient_hooks(model)):
+            if after is not before:
+                after.requires_grad_(before.requires_grad)
+                after._backward_hooks, after._post_accumulate_grad_hooks = _COPY["deepcopy"](kept, copies)
     return own
 
 
-def _rebound(value: Any, copies: dict[int, Any]) -> Any:
-    """Return the copy of a value; of a function, one that refers to the copies of what it refers to.
+def _bound(value: Any, copies: dict[Any, Any]) -> Any:
+    """Return a function or weak reference for a copy: itself, or one that leads to the copies of the model's parts."""
 
-    :param copies: the copies by the ids of the originals. A value that has none is returned as it is.
+    def own(held: Any) -> Any:
+        return _COPY["deepcopy"](held, copies) if _leads_to(copies["parts"], held, {}) else held
+
+    if not _leads_to(copies["parts"], value, {}):
+        return value
+    if isinstance(value, weakref.ref):
+        return weakref.ref(own(value()))
+    cells = tuple(CellType() for _ in value.__closure__ or ())
+    bound = copies[id(value)] = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
+    bound.__defaults__, bound.__kwdefaults__ = own(value.__defaults__), own(value.__kwdefaults__)
+    vars(bound).update(own(vars(value)))
+    for cell, before in zip(cells, value.__closure__ or ()):
+        with suppress(ValueError):  # of an empty cell: a name that its function has not bound
+            cell.cell_contents = own(before.cell_contents)
+    return bound
+
+
+def _leads_to(parts: Collection[int], value: Any, seen: dict[int, Any]) -> bool:
+    """Return whether a value is a part of a model, by its id, or holds one.
+
+    :param seen: by their ids, values that do not.
     """
-    if type(value) is tuple:
-        parts = tuple(_rebound(part, copies) for part in value)
-        return parts if any(map(operator.is_not, parts, value)) else value
-    if isinstance(value, MethodType):
-        bound = _rebound(value.__self__, copies)
-        return value if bound is value.__self__ else MethodType(value.__func__, bound)
-    if isinstance(value, FunctionType) and id(value) not in copies:
-        defaults, cells = value.__defaults__, tuple(CellType() for _ in value.__closure__ or ())
-        copies[id(value)] = own = FunctionType(value.__code__, value.__globals__, None, defaults, cells)
-        own.__kwdefaults__, own.__dict__ = value.__kwdefaults__, {**vars(value)}
-        own.__defaults__ = _rebound(defaults, copies)
-        same = own.__defaults__ is defaults
-        for cell, before in zip(cells, value.__closure__ or ()):
-            with suppress(ValueError):  # of an empty cell: a name that its function has not bound
-                cell.cell_contents = _rebound(before.cell_contents, copies)
-                same = same and cell.cell_contents is before.cell_contents
-        if same:
-            copies[id(value)] = value  # pickle finds a function of a module by its name
-    return copies.get(id(value), value)
+    if id(value) in parts or id(value) in seen or isinstance(value, (type, ModuleType, FrameType, Tensor)):
+        return id(value) in parts
+    seen[id(value)] = value
+    if isinstance(value, FunctionType):  # it also refers to all names of its module
+        held = [value.__closure__ or (), value.__defaults__, value.__kwdefaults__, vars(value)]
+    else:
+        held = [value()] if isinstance(value, weakref.ref) else gc.get_referents(value)
+    return any(_leads_to(parts, each, seen) for each in held)
+
+
+_SHARED = (NoneType, bool, int, float, str, tuple, type, FunctionType, ModuleType)
+"""Types of values that models may share without being parts of each other."""
+_COPY = run_module("copy")
+"""A copy module of our own, whose deepcopy does not take functions and weak references for atoms."""
+_COPY.get("_atomic_types", set()).difference_update({FunctionType, weakref.ref})  # since Python 3.14
+_COPY["_deepcopy_dispatch"].update({FunctionType: _bound, weakref.ref: _bound})
 
 
 def copied_for_calls(model: Model) -> Model | None:
@@ -279,10 +303,9 @@ def copied_for_calls(model: Model) -> Model | None:
     """
     if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
         return None
-    try:
+    with suppress(Exception):  # third-party code can hold what cannot be copied
         return copied(model)
-    except Exception:  # third-party code can hold what cannot be copied
-        return None
+    return None
 
 
 _OF_TORCH = vars(nn.Module()).keys()

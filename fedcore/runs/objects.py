@@ -18,7 +18,7 @@ from fedcore.base.metrics import Metric
 from fedcore.base.registry import CODE, OBJECT, Key, import_name, object_name
 from fedcore.data import Dataset, IndexLists, Partition
 from fedcore.hooks.plugin import BUILTIN, Plugin
-from fedcore.models.split import copied
+from fedcore.models.split import copied, gradient_hooks
 from fedcore.runs.directory import RunDirectory
 
 ModelObject: TypeAlias = "nn.Module | Callable[..., nn.Module] | str"
@@ -183,7 +183,7 @@ def _name_of_value(value: Any) -> str:
 def _usable(kind: str, value: Any) -> Any:
     """Return an object in the form that the registry returns: a factory of models, a loader of data."""
     if kind == "model" and isinstance(value, nn.Module):
-        return functools.partial(copied, value)
+        return functools.partial(copied, value, hooks=gradient_hooks(value))
     if kind == "dataset" and not callable(value):
         return lambda data_dir: value
     return value

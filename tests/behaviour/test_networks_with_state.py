@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Metric, PluginContractError
+from fedcore import ConfigError, Metric, PluginContractError
 from fedcore.base.process import CORES
 from fedcore.client.evaluation import evaluate
 from fedcore.data import TensorSamples, load_dataset
@@ -382,7 +384,67 @@ def test_a_network_may_keep_options_that_refuse_changes(go):
     go(model=Net)
 
 
-FORMS = [HoldsAFunction, WrapsALayer, HooksAnotherLayer, ListsFunctions, HasADefault, HasATuple]
+class WrapsInALoop(Bends):
+    """Wraps a layer by a default of an argument, as a loop over layers has to."""
+
+    def __init__(self):
+        super().__init__()
+        for layer in [self.hidden]:
+            layer.forward = lambda x, forward=layer.forward: forward(x).tanh()
+
+    def bent(self, x):
+        return self.hidden(x)
+
+
+class TakesAKeyword(Bends):
+    def __init__(self):
+        super().__init__()
+
+        def bent(x, *, layer=self.hidden):
+            return layer(x).tanh()
+
+        self.bent = bent
+
+
+class HoldsAPartial(Bends):
+    def __init__(self):
+        super().__init__()
+        layers = [self.hidden]
+        self.bent = functools.partial(lambda number, x: layers[number](x).tanh(), 0)
+
+
+class Helper:
+    def __init__(self, network):
+        self.bent = lambda x: network.hidden(x).tanh()
+
+
+class HoldsAHelper(Bends):
+    def __init__(self):
+        super().__init__()
+        self.helper = {"by": [Helper(self)]}
+
+    def bent(self, x):
+        return self.helper["by"][0].bent(x)
+
+
+class HoldsAWeakReference(Bends):
+    def __init__(self):
+        super().__init__()
+        self.parent = parent = weakref.ref(self)
+        self.hidden.register_forward_hook(lambda module, inputs, output: output + 0 * parent().hidden.bias)
+
+    def bent(self, x):
+        return self.parent().hidden(x).tanh()
+
+
+class Scripted(Bends):
+    def __init__(self):
+        super().__init__()
+        self.hidden = torch.jit.script(self.hidden)
+
+
+FORMS = [HoldsAFunction, WrapsALayer, HooksAnotherLayer, ListsFunctions, HasADefault, HasATuple, WrapsInALoop]
+FORMS += [TakesAKeyword, HoldsAPartial, HoldsAHelper, HoldsAWeakReference, Scripted]
 
 
 @pytest.mark.parametrize("network", FORMS)
@@ -392,6 +454,7 @@ def test_functions_that_hold_a_network_compute_with_its_copies(tmp_path, network
     for kind in (Bends, network):
         torch.manual_seed(0)
         options = {"clients": 3, "rounds": 2, "samples": 100, "progress": False, "out": tmp_path / kind.__name__}
+        options["workers"] = 0  # weak references and scripted modules cannot be sent to processes
         results.append(fedcore.run(model=kind(), plugins={"moon": {"projection": False}}, **options))
     expected, result = (each.model.state_dict() for each in results)
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
@@ -400,3 +463,110 @@ def test_functions_that_hold_a_network_compute_with_its_copies(tmp_path, network
     for parameter in results[1].model.parameters():
         parameter.data.zero_()
     assert torch.equal(exported(x), before)
+
+
+class HalvesAGradient(Bends):
+    def bent(self, x):
+        half = self.hidden.weight / 2
+        return F.linear(x, half + half.detach(), self.hidden.bias).tanh()
+
+
+class HooksAGradient(Bends):
+    def __init__(self):
+        super().__init__()
+        self.hidden.weight.register_hook(lambda gradient: gradient / 2)
+
+
+class HooksAfterAGradient(Bends):
+    def __init__(self):
+        super().__init__()
+        self.hidden.weight.register_post_accumulate_grad_hook(self.halve)
+
+    @staticmethod
+    def halve(weight):
+        weight.grad /= 2
+
+
+@pytest.mark.parametrize("network", [HooksAGradient, HooksAfterAGradient])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_hooks_on_gradients_of_a_given_network_are_called(tmp_path, network, workers):
+    """deepcopy and pickle leave them out."""
+    results = []
+    for kind in (HalvesAGradient, network):
+        torch.manual_seed(0)
+        options = {"clients": 3, "rounds": 1, "samples": 100, "progress": False, "out": tmp_path / kind.__name__}
+        results.append(fedcore.run(model=kind(), workers=workers, **options).model.state_dict())
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-6)
+
+
+class DropsOut(Bends):
+    """Is in training mode in training, and in eval mode in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Sequential(nn.BatchNorm1d(16), nn.Dropout(0.5))
+
+    def bent(self, x):
+        return self.drop(self.hidden(x))
+
+
+class ScriptedDropout(DropsOut):
+    def __init__(self):
+        super().__init__()
+        self.drop = torch.jit.script(self.drop)
+
+
+def test_a_scripted_module_has_the_mode_of_its_network(go):
+    """It keeps its mode outside of the attributes of a module."""
+    expected, result = (go(model=kind, samples=100, rounds=2, workers=0) for kind in (DropsOut, ScriptedDropout))
+    torch.testing.assert_close(result.model.state_dict(), expected.model.state_dict(), rtol=0, atol=1e-6)
+
+
+@functools.lru_cache
+def ramp(samples):
+    """Return a factor per row, as masks and positions are kept by their size."""
+    return torch.linspace(0.5, 1, samples)[:, None]
+
+
+class CachesByTheBatch(Bends):
+    """Keeps tensors of evaluation for training."""
+
+    def bent(self, x):
+        return self.hidden(x) * ramp(len(x))
+
+
+def test_tensors_that_evaluation_made_serve_in_training(go):
+    """The first run's evaluation makes a factor for 100 rows, which the second one trains with."""
+    for batch_size in (60, 100):
+        go(model=CachesByTheBatch, samples=300, clients=1, workers=0, batch_size=batch_size)
+
+
+LAYER = nn.Linear(64, 16)
+
+
+class TakesAGlobalLayer(Bends):
+    def bent(self, x):
+        return LAYER(x)
+
+
+class ListsLayers(Bends):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(64, 16)]
+
+    def bent(self, x):
+        return self.layers[0](x)
+
+
+class AsksATeacher(ListsLayers):
+    def bent(self, x):
+        with torch.no_grad():
+            return self.layers[0](x)
+
+
+def test_a_network_that_computes_with_layers_of_others_is_refused(go):
+    """They are neither trained nor sent."""
+    for network in (TakesAGlobalLayer, ListsLayers):
+        with raises(ConfigError, (16, 64)):
+            go(model=network)
+    assert go(model=AsksATeacher).metrics["global"]["accuracy"] > 0

@@ -14,7 +14,7 @@ from fedcore.models import copied
 
 
 def hooked_parameter(model: nn.Module) -> str:
-    """Return a parameter with a hook on its gradient, which copies of the model lack; empty without one."""
+    """Return a parameter with a hook on its gradient; empty without one."""
     named = model.named_parameters()
     return next((name for name, p in named if p._backward_hooks or p._post_accumulate_grad_hooks), "")
 

@@ -156,6 +156,6 @@ def _features(run: RunRecord, dataset: Dataset, positions: torch.Tensor) -> np.n
     model = Placement.plain().model(setup.model)
     RunDirectory(run.path).load_model(model)
     model.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         parts = [model(dataset.test.gather(part))[0] for part in positions.split(forward_chunk(torch.device("cpu")))]
     return torch.cat(parts).double().numpy()

@@ -71,7 +71,7 @@ def evaluate(result: RunResult, x: Any, y: Any, model: nn.Module | None) -> dict
 def _logits(result: RunResult, x: Any, model: nn.Module | None) -> Tensor:
     network = _chosen(result, model)
     device, shape = _device(network), (result.model.num_classes, *result.task.grid)
-    with torch.device("cpu"), torch.inference_mode(), evaluating(network):
+    with torch.device("cpu"), torch.no_grad(), evaluating(network):
         if not _is_samples(x):
             x = result.inputs.prepare(x)
             x = TensorSamples(x, torch.zeros(len(x), dtype=torch.int64))

@@ -87,6 +87,7 @@ def split_network(
             f"is a linear layer that is trained. Hint: {'unfreeze it, or ' if frozen else ''}return a SplitModel "
             f"with it: model = fedcore.SplitModel(base, {layer.in_features}, {num_classes}); model.classifier = layer"
         )
+    _require_same_in_training(network, name, sample)
     _replace(network, paths[0], nn.Identity())
     if other := next((path for path, module in network.named_modules() if module is layer), ""):
         raise ConfigError(f"model {name!r}: {paths[0]!r} and {other!r} are one layer; register it under one name")
@@ -118,7 +119,7 @@ def _last(
 
     handles = [layer.register_forward_hook(keep) for layer in layers]
     try:
-        with tried(network):
+        with tried(network), torch.enable_grad():
             logits: Tensor | Any = network(sample)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         hint = dtype_hint(network, sample)
@@ -132,6 +133,7 @@ def _last(
     finally:
         for handle in handles:
             handle.remove()
+    _require_own(network, name, logits)
     if not isinstance(logits, Tensor):
         fault = f"returns {type(logits).__name__}, no tensor of logits"
         raise ConfigError(f"model {name!r} {fault}; let forward return that alone, or {HINT}")
@@ -140,3 +142,44 @@ def _last(
         hint = "leave out softmax or log_softmax, which the loss contains, or " if changed else ""
         raise ConfigError(f"model {name!r} does not end with a linear layer that gives the logits; {hint}{HINT}")
     return outputs[-1][0]
+
+
+def _require_own(network: nn.Module, name: str, logits: Any) -> None:
+    """Refuse a network that computes with parameters of others.
+
+    :param logits: its output; other types than tensors are left to the caller.
+    :raises ConfigError: a gradient of the output would go to one.
+    """
+    own = {id(parameter) for parameter in network.parameters()}
+    seen, todo = set[Any](), [getattr(logits, "grad_fn", None)]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        todo += [before for before, _ in node.next_functions]
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in own:
+            raise ConfigError(
+                f"model {name!r} computes with a parameter of shape {tuple(leaf.shape)} that is none of its own, so "
+                "that it would not be trained: a function takes a layer from a global variable or a cache, or a plain "
+                "list holds it. Let functions take layers from self, make lists nn.ModuleList, and call a network that "
+                "only helps under torch.no_grad()"
+            )
+
+
+def _require_same_in_training(network: nn.Module, name: str, sample: Any) -> None:
+    """Refuse a network that gives no tensor in training mode.
+
+    :param sample: a batch with one sample, of which BatchNorm needs two.
+    """
+    try:
+        with torch.no_grad():
+            logits = copied(network).train()(torch.cat([sample, sample]))
+    except Exception:  # the first round tells at which client
+        return
+    if not isinstance(logits, Tensor):
+        raise ConfigError(
+            f"model {name!r} returns {type(logits).__name__} in training mode, but logits in evaluation, as a network "
+            "with auxiliary outputs; let it return logits alone (aux_logits=False), or return a SplitModel"
+        )
