@@ -688,7 +688,7 @@ class TestRanks:
         assert found.notes == []
         assert r"\textbf{81.33" in formats.as_latex([found])
 
-    @pytest.mark.parametrize("partition", ["iid", "shards", "part.json"])
+    @pytest.mark.parametrize("partition", ["iid", "shards", "part.json", "object:5f0f18402c63"])
     def test_an_alpha_without_effect_makes_no_other_data(self, make, partition):
         copies = self.blocks(make, partition=partition, dealt="all alike")
         found, notes = join(copies)
@@ -701,14 +701,15 @@ class TestRanks:
             assert len(fedcore_study.compare(copies, each=True)) == len(copies) - 6
         found, _ = join([*copies, *self.blocks(make)])
         assert found.ranks.tables == 4
-        titles = [f"partition {partition}", *(f"partition dirichlet, alpha {alpha}" for alpha in (0.1, 0.5, 1.0))]
+        name = partition.removeprefix("object:")
+        titles = [f"partition {name}", *(f"partition dirichlet, alpha {alpha}" for alpha in (0.1, 0.5, 1.0))]
         assert [named(block.settings) for block in found.blocks] == titles
         made = build(find_runs([*self.blocks(make), *copies], print), [], title="t", points=0)
         assert [section.title for section in made.sections] == [*titles[1:], titles[0]]
         by_alpha, notes = join(copies, by=["alpha"], baseline="0.1")
         assert ([row.label for row in by_alpha.blocks[0].rows], notes) == (["0.1", "0.5", "1.0"], [])
         both, _ = join([make([], 1, [0.5], partition=partition), make([], 1, [0.6])], by=["partition"])
-        assert [row.label for row in both.blocks[0].rows] == [partition, "dirichlet"]
+        assert [row.label for row in both.blocks[0].rows] == [name, "dirichlet"]
 
 
 def test_virtual_time_to_the_target(make):

@@ -4,6 +4,7 @@ per seed.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,10 @@ from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.words import shown
 
 WITHOUT_ALPHA = ("iid", "shards", "classes", "natural", "domain")
-"""Partitioners that do not use ``alpha``. A partition file does not use it either."""
+"""Partitioners that do not use ``alpha``."""
+
+_GIVEN = r"object:[0-9a-f]{12}|.*\.json"
+"""Nor does what a program gave as lists, which their hash names, or a partition file."""
 
 BY_ROUNDING = ("autotune", "capture", "memory_format", "stack")
 """Options that change results by rounding alone. ``auto`` may stand for another value in each method's runs."""
@@ -165,7 +169,7 @@ def distinct(runs: Sequence[RunRecord], fields: Sequence[str], warn: Callable[[s
 
 def uses_alpha(partition: str) -> bool:
     """Return whether ``alpha`` has an effect on a partition."""
-    return partition not in WITHOUT_ALPHA and not partition.endswith(".json")
+    return partition not in WITHOUT_ALPHA and not re.fullmatch(_GIVEN, partition)
 
 
 def option(name: str) -> str:
