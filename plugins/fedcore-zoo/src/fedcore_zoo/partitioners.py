@@ -107,8 +107,8 @@ def natural(
     """
     if dataset.sources is None:
         raise ConfigError(
-            "--partition natural: this data set does not say where its samples come from (Dataset.sources); name "
-            "another partition"
+            "--partition natural: this data set does not say where its samples come from; name its column, as in "
+            "hf:FILE.csv?source=site (Dataset.sources of a loader), or another partition"
         )
     sources, source = np.unique(dataset.sources.cpu().numpy()[rows], return_inverse=True)
     if num_clients > len(sources):
