@@ -113,8 +113,7 @@ def repeats(model: nn.Module, samples: Samples, device: torch.device, *shape: in
         return False
 
     def logits_of(rows: Tensor) -> Tensor:
-        inputs = samples.gather(rows.to(samples.labels.device)).to(device)
-        return _logits(trial(inputs))
+        return _logits(trial(samples.gather(rows.to(samples.labels.device)).to(device)))
 
     chunk = forward_chunk(device, *shape)
     first, *others = torch.arange(min(len(samples), 2 * chunk)).split(chunk)

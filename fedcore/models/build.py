@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from fedcore.base.registry import available, call, needed, resolve
 from fedcore.data.task import CLASSIFICATION, Task
 from fedcore.models.split import ModelTask, SplitModel
 
+_BUILT = WeakSet[nn.Module]()
+"""The networks that factories of models have returned to this process."""
 HINT = "return fedcore.SplitModel(base, feature_dim, num_classes), base without the last layer"
 
 
@@ -84,15 +87,19 @@ def build_model(
             arguments = f"the number of classes and the shape of a sample, {positional[0]} and {positional[1]}"
             hint = "name its parameters num_classes and input_shape, or one of these"
             raise PluginContractError(f"{error}. It was called with {arguments}. Hint: {hint}", plugin=name) from error
-    if isinstance(model, nn.Module) and not isinstance(model, SplitModel):
+    if not isinstance(model, nn.Module):
+        fault = f"returned {type(model).__name__}"
+        expected = "a SplitModel, or another module that ends with a linear layer"
+        raise PluginContractError.of(name, fault, kind="model", expected=expected, hint=HINT)
+    if model in _BUILT:  # its weights are those that a run has trained
+        hint = "make one in each call, or give the network itself, which is copied: fedcore.run(model=network)"
+        raise PluginContractError.of(name, "returned a network for the second time", kind="model", hint=hint)
+    _BUILT.add(model)
+    if not isinstance(model, SplitModel):
         with task.random("lazy"):
             sample = torch.zeros(1, *input_shape) if sample is None else sample
             split = needed("feature", "split_network", "a network that is no SplitModel")
             model = split(model, name, num_classes, task.input_shape, sample)
-    if not isinstance(model, SplitModel):
-        fault = f"returned {type(model).__name__}"
-        expected = "a SplitModel, or another module that ends with a linear layer"
-        raise PluginContractError.of(name, fault, kind="model", expected=expected, hint=HINT)
     if extra := next((key for key in model.state_dict() if key.endswith("_extra_state")), None):
         raise ConfigError(
             f"model {name!r} has {extra!r} (get_extra_state), which is neither averaged nor reset; keep it in a "

@@ -183,6 +183,14 @@ def test_a_network_in_the_place_of_its_class_is_told():
         build(Fixed())
 
 
+@pytest.mark.parametrize("network", [Fixed(), fedcore.SplitModel(nn.Identity(), 5, 3)])
+def test_a_factory_that_returns_one_network_again_is_told(network):
+    """A second run would start from the weights of the first; and a network that was split has no last layer."""
+    build(lambda: network)
+    with raises(PluginContractError):
+        build(lambda: network)
+
+
 def test_a_network_starts_with_the_weights_of_its_last_layer():
     """A trained network that is given as an object would else lose its head."""
 
