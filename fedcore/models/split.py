@@ -288,12 +288,12 @@ def _leads_to(parts: Collection[int], value: Any, seen: dict[int, Any]) -> bool:
     return any(_leads_to(parts, each, seen) for each in held)
 
 
-_SHARED = (NoneType, bool, int, float, str, tuple, type, FunctionType, ModuleType)
+_SHARED = (NoneType, bool, int, float, str, tuple, type, FunctionType, torch.jit.ScriptFunction, ModuleType)
 """Types of values that models may share without being parts of each other."""
 _COPY = run_module("copy")
-"""A copy module of our own, whose deepcopy does not take functions and weak references for atoms."""
+"""A copy module of our own, whose deepcopy reaches functions, scripted ones and weak references."""
 _COPY.get("_atomic_types", set()).difference_update({FunctionType, weakref.ref})  # since Python 3.14
-_COPY["_deepcopy_dispatch"].update({FunctionType: _bound, weakref.ref: _bound})
+_COPY["_deepcopy_dispatch"].update(dict.fromkeys((FunctionType, weakref.ref, torch.jit.ScriptFunction), _bound))
 
 
 def copied_for_calls(model: Model) -> Model | None:

@@ -443,8 +443,21 @@ class Scripted(Bends):
         self.hidden = torch.jit.script(self.hidden)
 
 
+def bend(x: torch.Tensor) -> torch.Tensor:
+    return x.tanh()
+
+
+class HoldsAScriptedFunction(Bends):
+    def __init__(self):
+        super().__init__()
+        self.tanh = torch.jit.script(bend)
+
+    def bent(self, x):
+        return self.tanh(self.hidden(x))
+
+
 FORMS = [HoldsAFunction, WrapsALayer, HooksAnotherLayer, ListsFunctions, HasADefault, HasATuple, WrapsInALoop]
-FORMS += [TakesAKeyword, HoldsAPartial, HoldsAHelper, HoldsAWeakReference, Scripted]
+FORMS += [TakesAKeyword, HoldsAPartial, HoldsAHelper, HoldsAWeakReference, Scripted, HoldsAScriptedFunction]
 
 
 @pytest.mark.parametrize("network", FORMS)

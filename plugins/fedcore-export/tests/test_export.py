@@ -133,6 +133,28 @@ def test_a_full_disk_is_named_and_nothing_stays(cli, trained, tmp_path: Path, fo
     assert set(tmp_path.iterdir()) == before
 
 
+class Branches(torch.nn.Linear):
+    """Looks at values, which no program of a network can hold."""
+
+    def forward(self, x):
+        hidden = super().forward(x.flatten(1))
+        return hidden.relu() if hidden.sum() > 0 else hidden
+
+
+def branching(num_classes, input_shape):
+    return torch.nn.Sequential(Branches(64, 8), torch.nn.Linear(8, num_classes))
+
+
+def test_the_reason_is_told_why_a_network_cannot_be_written(cli, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    trained = support.run(tmp_path, rounds=1, model="module:test_export.branching", workers=0)
+    arguments = ("export", trained.directory, "--allow-code", "--out", "model", "--to")
+    assert "data-dependent" in cli(*arguments, "onnx").stderr
+    written = cli(*arguments, "torch")
+    assert written.exit_code == 0
+    assert "data-dependent" in written.stderr
+
+
 def test_onnx_gives_the_same_logits(cli, trained, tmp_path: Path) -> None:
     from onnx.reference import ReferenceEvaluator
 

@@ -240,7 +240,9 @@ def _any_batch() -> dict[str, dict[int, Any]]:
     return {"x": {0: torch.export.Dim("batch")}}
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
+    while error.__cause__ is not None:  # the exporter to ONNX says in which step it failed, and its cause why
+        error = error.__cause__
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]:.200}"
 
 
