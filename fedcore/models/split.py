@@ -257,9 +257,9 @@ def _bound(value: Any, copies: dict[Any, Any]) -> Any:
     """Return a function or weak reference for a copy: itself, or one that leads to the copies of the model's parts."""
 
     def own(held: Any) -> Any:
-        return _COPY["deepcopy"](held, copies) if _leads_to(copies["parts"], held, {}) else held
+        return _COPY["deepcopy"](held, copies) if _leads_to(copies["parts"], held) else held
 
-    if not _leads_to(copies["parts"], value, {}):
+    if not _leads_to(copies["parts"], value):
         return value
     if isinstance(value, weakref.ref):
         return weakref.ref(own(value()))
@@ -273,21 +273,22 @@ def _bound(value: Any, copies: dict[Any, Any]) -> Any:
     return bound
 
 
-def _leads_to(parts: Collection[int], value: Any, seen: dict[int, Any]) -> bool:
-    """Return whether a value is a part of a model, by its id, or holds one.
+def _leads_to(parts: Collection[int], value: Any) -> bool:
+    """Return whether a value is a part of a model, by its id, or holds one."""
+    seen, held = dict[int, Any](), [value]
+    while held and id(value := held.pop()) not in parts:
+        # What the garbage collector does not track holds nothing that it tracks.
+        if id(value) not in seen and gc.is_tracked(value) and not isinstance(value, _APART):
+            seen[id(value)] = value
+            if isinstance(value, FunctionType):  # it also refers to all names of its module
+                held += [value.__closure__ or (), value.__defaults__, value.__kwdefaults__, vars(value)]
+            else:
+                held += [value()] if isinstance(value, weakref.ref) else gc.get_referents(value)
+    return id(value) in parts
 
-    :param seen: by their ids, values that do not.
-    """
-    if id(value) in parts or id(value) in seen or isinstance(value, (type, ModuleType, FrameType, Tensor)):
-        return id(value) in parts
-    seen[id(value)] = value
-    if isinstance(value, FunctionType):  # it also refers to all names of its module
-        held = [value.__closure__ or (), value.__defaults__, value.__kwdefaults__, vars(value)]
-    else:
-        held = [value()] if isinstance(value, weakref.ref) else gc.get_referents(value)
-    return any(_leads_to(parts, each, seen) for each in held)
 
-
+_APART = (type, ModuleType, FrameType, Tensor)
+"""Types of values that refer to much, and are no way to a part of a model."""
 _SHARED = (NoneType, bool, int, float, str, tuple, type, FunctionType, torch.jit.ScriptFunction, ModuleType)
 """Types of values that models may share without being parts of each other."""
 _COPY = run_module("copy")
@@ -301,10 +302,9 @@ def copied_for_calls(model: Model) -> Model | None:
 
     Forward hooks may write to an object that the copy's hooks would still share with the model.
     """
-    if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
-        return None
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     with suppress(Exception):  # third-party code can hold what cannot be copied
-        return copied(model)
+        return None if hooked else copied(model)
     return None
 
 

@@ -362,6 +362,16 @@ def test_a_function_that_holds_no_part_of_a_network_stays_the_same():
     assert copy.bent is decorated
 
 
+def test_a_function_may_hold_a_long_chain():
+    """As a linked list or a parser's tree is: a step of Python's stack for each link would be too many."""
+    chain, network = None, Bends()
+    for _ in range(5_000):
+        chain = [chain]
+    network.bent = lambda x: network.hidden(x) if chain else x
+    copied(network).hidden.weight.data.zero_()
+    assert network.hidden.weight.any()
+
+
 class Frozen(dict):
     """A dictionary that refuses changes, as some libraries keep a network's options."""
 
