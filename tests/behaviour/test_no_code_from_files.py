@@ -30,11 +30,13 @@ UNPICKLES = {
     "fedcore/base/safe_yaml.py": ["yaml.load"],
     "plugins/fedcore-study/src/fedcore_study/runs/overview.py": ["yaml.load"],
     "plugins/fedcore-workers/src/fedcore_workers/objects.py": ["import pickle", "import cloudpickle"],
+    "plugins/fedcore-zoo/src/fedcore_zoo/kept.py": ["import pickle"],
 }
 """A worker process unpickles the objects that the program which started the run gave to it. The bytes come through the
 connection to that program's engine, or from Ray, never from a run directory or another file; Flower's clients take
 none. registry.py imports what a user may name. safe_yaml.py loads with a loader that makes values of JSON's types
-alone. overview.py, which reads thousands of configurations, loads with PyYAML's safe loader in C."""
+alone. overview.py, which reads thousands of configurations, loads with PyYAML's safe loader in C. kept.py compares the
+content of objects by their pickles, and loads none."""
 
 
 def findings(source: str) -> Iterator[str]:
