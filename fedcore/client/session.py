@@ -244,8 +244,8 @@ class LocalSession:
         :raises PluginContractError: the model assigned a buffer, or changed a parameter that is not trained.
         """
         if changed := self.working.changed_parameter():
-            fault = f"changes {changed!r}, a parameter without gradients, which is neither sent nor reset"
-            hint = "register it as a buffer, which is both: self.register_buffer(name, tensor)"
+            fault = f"changes or unfreezes {changed!r}, a parameter without gradients, which is neither sent nor reset"
+            hint = "make it a buffer, self.register_buffer(name, tensor), or let it have gradients from the start"
             raise PluginContractError.of(self.config.model, fault, kind="model", hint=hint)
         if assigned := self.working.assigned_buffer():
             fault = f"assigns the buffer {assigned}, and the new tensor would be neither sent nor reset"

@@ -197,8 +197,9 @@ class WorkingModel:
         return next((f"{type(module).__name__}.{name}" for module, name in replaced), "")
 
     def changed_parameter(self) -> str:
-        """Return a fixed parameter that a forward pass has changed, as a momentum encoder does; empty without one."""
-        return next((name for name, total in self._sums_of_fixed().items() if total != self._fixed_sums[name]), "")
+        """Return a fixed parameter that a forward pass changed, as momentum encoders do, or unfroze; else nothing."""
+        before, fixed, now = self._fixed_sums, self._fixed_parameters, self._sums_of_fixed()
+        return next((name for name in fixed if fixed[name].requires_grad or now[name] != before[name]), "")
 
     def _sums_of_fixed(self) -> dict[str, float]:
         # Edits through .data, which such code uses, leave torch's count of edits as it is.

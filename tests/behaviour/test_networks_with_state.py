@@ -256,9 +256,14 @@ class AsBuffer(MomentumEncoder):
         self.register_buffer("slow", weight)
 
 
-@pytest.mark.parametrize("network", [MomentumEncoder, InPlace, Assigned])
+class Unfreezes(MomentumEncoder):
+    def move(self, slow, fast):
+        slow.requires_grad_(True)
+
+
+@pytest.mark.parametrize("network", [MomentumEncoder, InPlace, Assigned, Unfreezes])
 def test_a_parameter_without_gradients_that_forward_changes_is_refused(go, network):
-    """It would go on to the next client of the same worker."""
+    """It would go on to the next client of the same worker; one that was unfrozen would not be trained."""
     with raises(PluginContractError):
         go(model=network)
 
