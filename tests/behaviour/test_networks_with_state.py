@@ -586,6 +586,17 @@ class ListsLayers(Bends):
         return self.layers[0](x)
 
 
+class CachesALayer(Bends):
+    """Computes with its own layer, and so do its copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = functools.lru_cache(lambda: self.hidden)
+
+    def bent(self, x):
+        return self.layer()(x)
+
+
 class AsksATeacher(ListsLayers):
     def bent(self, x):
         with torch.no_grad():
@@ -593,8 +604,8 @@ class AsksATeacher(ListsLayers):
 
 
 def test_a_network_that_computes_with_layers_of_others_is_refused(go):
-    """They are neither trained nor sent."""
-    for network in (TakesAGlobalLayer, ListsLayers):
+    """They are neither trained nor sent. Of a network with a cache, evaluation makes a copy, which uses its layers."""
+    for network in (TakesAGlobalLayer, ListsLayers, CachesALayer):
         with raises(ConfigError, (16, 64)):
             go(model=network)
     assert go(model=AsksATeacher).metrics["global"]["accuracy"] > 0

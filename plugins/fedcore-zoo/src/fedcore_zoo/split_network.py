@@ -169,13 +169,14 @@ def _require_own(network: nn.Module, name: str, logits: Any) -> None:
 
 
 def _require_same_in_training(network: nn.Module, name: str, sample: Any) -> None:
-    """Refuse a network that gives no tensor in training mode.
+    """Refuse a network that gives no tensor in training mode, or whose copy computes with the network's parameters.
 
     :param sample: a batch with one sample, of which BatchNorm needs two.
     """
     try:
-        with torch.no_grad():
-            logits = copied(network).train()(torch.cat([sample, sample]))
+        with torch.enable_grad():
+            twin = copied(network).train()
+            logits = twin(torch.cat([sample, sample]))
     except Exception:  # the first round tells at which client
         return
     if not isinstance(logits, Tensor):
@@ -183,3 +184,4 @@ def _require_same_in_training(network: nn.Module, name: str, sample: Any) -> Non
             f"model {name!r} returns {type(logits).__name__} in training mode, but logits in evaluation, as a network "
             "with auxiliary outputs; let it return logits alone (aux_logits=False), or return a SplitModel"
         )
+    _require_own(twin, name, logits)
