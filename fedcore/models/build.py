@@ -88,9 +88,8 @@ def build_model(
             hint = "name its parameters num_classes and input_shape, or one of these"
             raise PluginContractError(f"{error}. It was called with {arguments}. Hint: {hint}", plugin=name) from error
     if not isinstance(model, nn.Module):
-        fault = f"returned {type(model).__name__}"
-        expected = "a SplitModel, or another module that ends with a linear layer"
-        raise PluginContractError.of(name, fault, kind="model", expected=expected, hint=HINT)
+        expected, fault = "a SplitModel, or another module that ends with a linear layer", type(model).__name__
+        raise PluginContractError.of(name, f"returned {fault}", kind="model", expected=expected, hint=HINT)
     if model in _BUILT:  # its weights are those that a run has trained
         hint = "make one in each call, or give the network itself, which is copied: fedcore.run(model=network)"
         raise PluginContractError.of(name, "returned a network for the second time", kind="model", hint=hint)
