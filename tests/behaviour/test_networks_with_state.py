@@ -597,6 +597,17 @@ class CachesALayer(Bends):
         return self.layer()(x)
 
 
+def splits(network):
+    """Return a factory of SplitModels with the layers of a network below the last one."""
+
+    def make(num_classes, input_shape):
+        whole = network()
+        last, whole.head = whole.head, nn.Identity()
+        return fedcore.SplitModel(whole, last.in_features, num_classes)
+
+    return make
+
+
 class AsksATeacher(ListsLayers):
     def bent(self, x):
         with torch.no_grad():
@@ -608,4 +619,6 @@ def test_a_network_that_computes_with_layers_of_others_is_refused(go):
     for network in (TakesAGlobalLayer, ListsLayers, CachesALayer):
         with raises(ConfigError, (16, 64)):
             go(model=network)
+        with raises(ConfigError, (16, 64)):
+            go(model=splits(network))
     assert go(model=AsksATeacher).metrics["global"]["accuracy"] > 0

@@ -35,7 +35,13 @@ class Weights(Section):
             load_weights(model, with_digest(self.weights))
 
     def settled(self, setup: Setup, dataset: Dataset) -> Mapping[str, Any]:
-        """Return the file's name with the start of its digest, which binds the run to its content."""
+        """Return the file's name with the start of its digest, which binds the run to its content.
+
+        :raises ConfigError: the model computes with parameters of others, which neither a file nor training has.
+        """
+        from fedcore_zoo.split_network import require_own
+
+        require_own(setup)
         if self.weights is None:
             return {}
         from fedcore_zoo.weights import with_digest

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcore import ConfigError, SplitModel
+from fedcore.client import Setup
 from fedcore.models import HINT, copied, dtype_hint, tried
 
 _BASE, _HEAD = "encoder.base.", "classifier."
@@ -142,6 +143,19 @@ def _last(
         hint = "leave out softmax or log_softmax, which the loss contains, or " if changed else ""
         raise ConfigError(f"model {name!r} does not end with a linear layer that gives the logits; {hint}{HINT}")
     return outputs[-1][0]
+
+
+def require_own(setup: Setup) -> None:
+    """Refuse a SplitModel whose copy computes with parameters of others, as :func:`split_network` does other networks.
+
+    :raises ConfigError: it does.
+    """
+    if not isinstance(setup.model, SplitNetwork):
+        twin = copied(setup.model).eval()
+        with torch.enable_grad():
+            features, logits = twin(setup.sample)
+        for outputs in (features, logits):  # the classifier may do without features
+            _require_own(twin, setup.config.model, outputs)
 
 
 def _require_own(network: nn.Module, name: str, logits: Any) -> None:
