@@ -22,8 +22,7 @@ from fedcore.hooks.contexts import RunSetup
 from fedcore.hooks.declarations import TABLE, require_hooks
 from fedcore.hooks.plugin import Plugin, patterns_of
 from fedcore.hooks.plugins import PluginSet, match
-from fedcore.models import build_model, require_takes, smallest_batch
-from fedcore.models.build import dtype_hint
+from fedcore.models import build_model, dtype_hint, require_takes, smallest_batch
 from fedcore.models.layout import FlatLayout, Layout
 from fedcore.models.placement import Placement, problem_in_channels_last
 from fedcore.models.split import ModelTask, SplitModel, keeping_dtype, tried

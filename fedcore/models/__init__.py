@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedcore.models.split import frozen_modules as frozen_modules
     from fedcore.models.split import has_batch_norm as has_batch_norm
     from fedcore.models.split import smallest_batch as smallest_batch
+    from fedcore.models.split import training_copy as training_copy
     from fedcore.models.split import tried as tried
 
 __getattr__, __dir__, __all__ = lazy(__name__, __file__)

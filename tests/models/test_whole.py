@@ -213,6 +213,10 @@ class Auxiliary(Fixed):
         return (logits, logits) if self.training else logits
 
 
+def split_auxiliary(num_classes, input_shape):
+    return fedcore.SplitModel(Auxiliary(), 3, num_classes)
+
+
 class Sparse(nn.Module):
     def __init__(self):
         super().__init__()
@@ -234,6 +238,7 @@ class Extra(Fixed):
     ("network", "named"),
     [
         (Auxiliary, ("aux_logits=False",)),
+        (split_auxiliary, ("aux_logits=False",)),
         (Sparse, ("'encoder.base.rows'", "sparse=False")),
         (Extra, ("'encoder.base._extra_state'", "get_extra_state")),
     ],

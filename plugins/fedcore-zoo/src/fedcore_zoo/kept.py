@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.client import Setup, random_stream
-from fedcore.models import PlainAttributes, copied, frozen_modules
+from fedcore.models import PlainAttributes, training_copy
 
 _PLAIN = (type(None), bool, int, float, str, bytes, tuple, Tensor, nn.Module, type)
 """Types of attributes that every client has anew, or that nothing changes in place."""
@@ -20,9 +20,7 @@ def kept_objects(setup: Setup) -> list[str]:
     """Return the caution about an object of the network that a training step of one client changes for the next."""
     if not _contents(PlainAttributes(setup.model)):
         return []  # most networks: they need not be copied
-    trial = copied(setup.model).train()
-    for module in frozen_modules(trial):
-        module.eval()
+    trial = training_copy(setup.model)
     plain, sample = PlainAttributes(trial), setup.sample
     before = _contents(plain)
     with torch.no_grad(), random_stream(0), suppress(Exception):  # the first round tells what it raises

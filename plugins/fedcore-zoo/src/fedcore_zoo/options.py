@@ -37,11 +37,11 @@ class Weights(Section):
     def settled(self, setup: Setup, dataset: Dataset) -> Mapping[str, Any]:
         """Return the file's name with the start of its digest, which binds the run to its content.
 
-        :raises ConfigError: the model computes with parameters of others, which neither a file nor training has.
+        :raises ConfigError: a SplitModel that a program made cannot be trained as it is evaluated.
         """
-        from fedcore_zoo.split_network import require_own
+        from fedcore_zoo.split_network import check_split_model
 
-        require_own(setup)
+        check_split_model(setup, dataset)
         if self.weights is None:
             return {}
         from fedcore_zoo.weights import with_digest

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcore import ConfigError, SplitModel
-from fedcore.client import Setup
-from fedcore.models import HINT, copied, dtype_hint, tried
+from fedcore.client import Setup, random_stream
+from fedcore.data import Dataset
+from fedcore.models import HINT, copied, dtype_hint, training_copy, tried
 
 _BASE, _HEAD = "encoder.base.", "classifier."
 
@@ -88,7 +89,7 @@ def split_network(
             f"is a linear layer that is trained. Hint: {'unfreeze it, or ' if frozen else ''}return a SplitModel "
             f"with it: model = fedcore.SplitModel(base, {layer.in_features}, {num_classes}); model.classifier = layer"
         )
-    _require_same_in_training(network, name, sample)
+    _require_same_in_training(network, name, torch.cat([sample, sample]) if isinstance(sample, Tensor) else sample)
     _replace(network, paths[0], nn.Identity())
     if other := next((path for path, module in network.named_modules() if module is layer), ""):
         raise ConfigError(f"model {name!r}: {paths[0]!r} and {other!r} are one layer; register it under one name")
@@ -145,17 +146,14 @@ def _last(
     return outputs[-1][0]
 
 
-def require_own(setup: Setup) -> None:
-    """Refuse a SplitModel whose copy computes with parameters of others, as :func:`split_network` does other networks.
+def check_split_model(setup: Setup, dataset: Dataset) -> None:
+    """Refuse a SplitModel that cannot be trained as it is evaluated, as :func:`split_network` does other networks.
 
-    :raises ConfigError: it does.
+    :raises ConfigError: it gives no tensor in training mode, or its copy computes with parameters of others.
     """
     if not isinstance(setup.model, SplitNetwork):
-        twin = copied(setup.model).eval()
-        with torch.enable_grad():
-            features, logits = twin(setup.sample)
-        for outputs in (features, logits):  # the classifier may do without features
-            _require_own(twin, setup.config.model, outputs)
+        pair = dataset.train.gather(torch.zeros(2, dtype=torch.int64)).to(torch.device("cpu"))
+        _require_same_in_training(setup.model, setup.config.model, pair)
 
 
 def _require_own(network: nn.Module, name: str, logits: Any) -> None:
@@ -182,20 +180,23 @@ def _require_own(network: nn.Module, name: str, logits: Any) -> None:
             )
 
 
-def _require_same_in_training(network: nn.Module, name: str, sample: Any) -> None:
+def _require_same_in_training(network: nn.Module, name: str, pair: Any) -> None:
     """Refuse a network that gives no tensor in training mode, or whose copy computes with the network's parameters.
 
-    :param sample: a batch with one sample, of which BatchNorm needs two.
+    :param pair: a batch with two samples, as BatchNorm needs.
+    :raises ConfigError: it does.
     """
     try:
-        with torch.enable_grad():
-            twin = copied(network).train()
-            logits = twin(torch.cat([sample, sample]))
+        with torch.enable_grad(), random_stream(0):
+            twin = training_copy(network)
+            first: Any = twin.encoder(pair) if isinstance(twin, SplitModel) else twin(pair)
+            last = twin.classifier(first) if isinstance(twin, SplitModel) and isinstance(first, Tensor) else first
     except Exception:  # the first round tells at which client
         return
-    if not isinstance(logits, Tensor):
+    if not isinstance(first, Tensor):
         raise ConfigError(
-            f"model {name!r} returns {type(logits).__name__} in training mode, but logits in evaluation, as a network "
+            f"model {name!r} returns {type(first).__name__} in training mode, but logits in evaluation, as a network "
             "with auxiliary outputs; let it return logits alone (aux_logits=False), or return a SplitModel"
         )
-    _require_own(twin, name, logits)
+    for outputs in (first, last):  # a classifier may do without features
+        _require_own(twin, name, outputs)
