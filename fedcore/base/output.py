@@ -47,8 +47,7 @@ def error(message: object, *, label: str = "error") -> None:
 
 def note(message: object, console: Console | None = None) -> None:
     """Print ``note: message`` on stderr."""
-    line = Text.assemble(("note: ", "yellow"), clean(message))
-    (console or stderr()).print(line, soft_wrap=True)
+    (console or stderr()).print(Text.assemble(("note: ", "yellow"), clean(message)), soft_wrap=True)
 
 
 def prose(thing: object) -> str:

@@ -241,8 +241,7 @@ class RunDirectory(RunFiles):
 def _default_folder(names: Iterable[str]) -> list[Path]:
     """Make an empty folder below ``runs``, named after time and names; return the new folders, innermost first."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    joined = "-".join(names) or "fedavg"
-    base = Path("runs").resolve() / f"{stamp}-{joined}"
+    base = Path("runs").resolve() / f"{stamp}-{'-'.join(names) or 'fedavg'}"
     made = make_folders(base.parent)
     for number in itertools.count():
         out = base.with_name(f"{base.name}-{number}") if number else base

@@ -89,8 +89,7 @@ def failed_trainings(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def lost(record: Mapping[str, Any]) -> Counter[str]:
     """Return the number of selected clients without an update in a round, by kind. Each client counts once."""
-    kinds = {failure["client"]: failure["kind"] for failure in failed_trainings(record)}
-    return Counter(sorted(kinds.values()))
+    return Counter(sorted({failure["client"]: failure["kind"] for failure in failed_trainings(record)}.values()))
 
 
 def errors(lost: Mapping[str, int]) -> int:

@@ -15,8 +15,9 @@ import torch
 from fedcore.base.config import TrainingOptions
 from fedcore.base.errors import DivergedError, FedcoreError
 from fedcore.base.files import finite
+from fedcore.base.identity import judged_by
 from fedcore.base.plugin_state import States
-from fedcore.base.protocols import confusion_key
+from fedcore.base.protocols import VALIDATION, confusion_key
 from fedcore.base.seeding import global_digest
 from fedcore.data.inputs import Inputs
 from fedcore.runs.directory import RunDirectory
@@ -136,6 +137,10 @@ class Experiment:
             may_end = last or self.config.patience is not None or self.on_round is not None
             metrics = self._noted(self.evaluator.evaluate(state, with_confusion=may_end))
             state = replace(state, best=self.evaluator.best(state, metrics))
+            if not state.best and metrics.keys() & VALIDATION:
+                figure = judged_by(self.config, self.federation.dataset.task.metrics)
+                why = f"no round is the best one, for --patience or --keep best, while held-out parts give no {figure}"
+                self._note_once(VALIDATION, f"{why} (round {state.round}); --best-by takes another figure")
             if self.config.keep == "best" and state.best and state.best["round"] + 1 == state.round:
                 self._best = state
             if not last and out_of_patience(self.config, state):

@@ -149,7 +149,7 @@ def _without_lost(
     failed: list[tuple[ClientTask, Outcome]] = []
     for task in tasks:
         simulated = current.simulated[task.client]
-        if simulated.failure is not None and simulated.lost_before(before):
+        if simulated.failure is not None and (before is None or simulated.completed < before):
             failed.append((task, ClientFailure(*simulated.failure)))
         else:
             staying.append(task)

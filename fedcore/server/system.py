@@ -33,10 +33,6 @@ class SimulatedOutcome:
         """Whether the client could be reached when the round began."""
         return self.failure is None or self.failure[0] != "unavailable"
 
-    def lost_before(self, epoch: int | None) -> bool:
-        """Whether the client is lost before the start of an epoch; None means the end of its training."""
-        return self.failure is not None and (epoch is None or self.completed < epoch)
-
 
 class System(Protocol):
     """A system in a run. Its answers are pure functions of their arguments, for a resumed run asks anew."""

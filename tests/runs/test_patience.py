@@ -358,3 +358,18 @@ def test_a_round_over_fewer_clients_is_never_the_best(before, clients, accuracy,
     metrics = {"global": {"accuracy": 0.3}, "global_local": {"clients": clients, "accuracy": accuracy}}
     found = Evaluator.best(evaluator, ServerState(model={}, round=9, best=before), metrics)
     assert (found is not before) == is_best
+
+
+class Never(Samples):
+    """A metric that these samples do not define, as AUROC for one class."""
+
+    def value(self, counts):
+        return float("nan")
+
+
+def test_a_note_tells_that_no_round_can_be_the_best(tmp_path):
+    options = {**OPTIONS, "metrics": [Never], "best_by": "Never", "keep": "best", "rounds": 2}
+    with warns(RuntimeWarning, "Never", "round 1", "--best-by") as caught:
+        result = fedcore.run(**options, patience=1, out=tmp_path / "run")
+    assert len([each for each in caught if "Never" in str(each.message)]) == 1
+    assert result.summary["metrics"]["best_by_validation"] is None
