@@ -85,7 +85,7 @@ def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str
 
     ``Near`` or ``near`` is short for ``module:study.Near`` if only one of the names fits.
 
-    :raises ConfigError: the run does not use the name.
+    :raises ConfigError: the run does not use the name, or an option is given twice.
     """
     changed = {name: dict(options) for name, options in plugins.items()}
     for text in settings:
@@ -93,6 +93,8 @@ def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str
         if owners := [name for name in changed if "." not in bare and bare in _options(name)]:
             raise ConfigError(f"--set {text}: write --set {' or --set '.join(f'{name}.{text}' for name in owners)}")
         name, option, value = parse_setting(text)
+        if len([other for other in settings if other.startswith(f"{bare}=")]) > 1:
+            raise ConfigError(f"--set {text}: {bare} is given twice; give it once")
         name = full_name(name, changed)
         if name not in changed:
             raise ConfigError(f"--set {text}: {_absent(name, changed)}")

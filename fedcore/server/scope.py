@@ -129,8 +129,7 @@ class ServerScope:
 
         The next round's can be 0: a cosine ends there.
         """
-        after = self.phase in ("evaluation", "post_train")
-        return self.federation.config.learning_rate(max(0, self.number - after))
+        return self.federation.config.learning_rate(max(0, self.number - (self.phase in ("evaluation", "post_train"))))
 
     def as_of_now(self) -> Self:
         """Return a copy that does not see what happens to this scope's model, states and clients from now on."""

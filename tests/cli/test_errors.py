@@ -69,6 +69,7 @@ BAD_INPUT = [
     ("train --plugin moon --set moon.mu=-1", "'moon': mu", "-1"),
     ("train --plugin moon --set moon.mu=x", "'moon': mu", "'x'"),
     ("train --plugin moon --set moon.mu", "'moon.mu'", "plugin.option=value"),
+    ("train --plugin moon --set moon.mu=1 --set moon.mu=5", "moon.mu", "twice"),
     ("train --plugin moon --set mu=5", "--set mu=5", "--set moon.mu=5"),
     ("train --plugin moon --plugin fedprox --set mu=5", "--set moon.mu=5 or --set fedprox.mu=5"),
     ("train --plugin moon --set xi=5", "'xi=5'", "plugin.option=value"),

@@ -325,6 +325,7 @@ def test_rounds_of_fewer_clients_or_undefined_samples_have_no_value():
             ("--best-by calibration-slope",),
         ),
         ({"base": BASE}, [], ("--optuna", "--search")),
+        ({"base": BASE}, [Axis("lr", 0.1, 1.0), Axis("lr", 0.01, 0.1)], ("--search lr", "twice")),
         (
             {"base": BASE},
             [Axis("mon.mu", 0.1, 1.0)],

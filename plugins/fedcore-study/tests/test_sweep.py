@@ -127,6 +127,19 @@ class TestSpec:
         assert (spec.base, spec.seeds, spec.settings) == ({"rounds": 2}, [0, 1], {"fedcd.xi": 0.4})
         assert SweepSpec.create(yaml.safe_load(spec.as_yaml())) == spec
 
+    @pytest.mark.parametrize(
+        ("grid", "settings", "named"),
+        [
+            (["alpha=0.1", "lr=0.1", "alpha=0.5"], [], "--grid alpha"),
+            (["batch-size=8", "batch_size=16"], [], "--grid batch_size"),
+            (["plugin=moon"], ["moon.mu=1", "moon.mu=5"], "--set moon.mu"),
+        ],
+    )
+    def test_a_name_that_is_given_twice_is_refused(self, grid, settings, named):
+        """The last was taken: a sweep over alpha 0.1 and 0.5 had runs of 0.5 alone."""
+        with raises(ConfigError, named, "twice"):
+            override(SweepSpec(), {}, grid, None, settings)
+
     def test_texts_of_the_command_line(self):
         assert parse_axis("plugin=fedavg,{moon: {mu: 1, temperature: 2}},a+b") == (
             "plugin",

@@ -135,6 +135,9 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
         raise ConfigError("--optuna needs optuna, which is not installed: pip install optuna")
     if not axes:
         raise ConfigError("--optuna has nothing to search; add --search lr=0.001..0.1:log, for example")
+    names = [axis.name for axis in axes]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"--search {twice[0]} is given twice; give it once: a range, or all values as {twice[0]}=A,B")
     if spec.grid or spec.cases:
         raise ConfigError("--optuna takes --search, no --grid and no cases")
     base = spec.run({}, spec.seeds[0])
@@ -144,7 +147,7 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
     if base.protocols and not base.validation_share and not {*protocols.HELD_OUT} & {*base.protocols}:
         raise ConfigError("--optuna compares trials by personal or global_local; add --protocol personal")
     unused = [axis.name for axis in axes if "." in axis.name and axis.name.rpartition(".")[0] not in base.plugins]
-    if unused and "plugins" not in {axis.name for axis in axes}:
+    if unused and "plugins" not in names:
         plugin = unused[0].rpartition(".")[0]
         if not (plugin in registry.available("plugin") or registry.package_of("plugin", plugin)):
             raise UnknownNameError("plugin", plugin, registry.available("plugin"), f"It stands in --search {unused[0]}")

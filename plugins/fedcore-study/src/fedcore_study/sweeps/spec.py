@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -280,10 +280,24 @@ def override(
     *,
     preset: str | None = None,
 ) -> SweepSpec:
-    """Return a sweep with the options and axes of the command line, as :func:`changed` does."""
-    options = {f"{p}.{o}": value for p, o, value in map(safe_yaml.parse_setting, settings)}
+    """Return a sweep with the options and axes of the command line, as :func:`changed` does.
+
+    :raises ConfigError: one of them is given twice.
+    """
+    options = _once("--set", ((f"{p}.{o}", value) for p, o, value in map(safe_yaml.parse_setting, settings)))
+    axes = _once("--grid", ((axis_name(name), values) for name, values in map(parse_axis, grid)))
     numbers = None if seeds is None else parse_seeds(seeds)
-    return changed(spec, base, dict(map(parse_axis, grid)), numbers, options, preset=preset)
+    return changed(spec, base, axes, numbers, options, preset=preset)
+
+
+def _once(flag: str, pairs: Iterable[tuple[str, Json]]) -> dict[str, Json]:
+    """Return the pairs of a name and what a flag gives it; a name that is given twice is refused."""
+    values: dict[str, Json] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ConfigError(f"{flag} {name} is given twice; give it once, or several values: --grid {name}=A,B")
+        values[name] = value
+    return values
 
 
 def changed(
