@@ -163,9 +163,9 @@ def training(
         raise typer.Exit(INTERRUPTED) from None
     except FedcoreError as error:
         if display.directory is not None and display.done and (display.directory / "config.yaml").is_file():
-            kept = f"everything up to the last checkpoint is in {display.directory}"
+            kept = f"what was saved of the run is in {display.directory}"  # a full disk may have no checkpoint
             if not isinstance(error, DivergedError):  # it would diverge again
-                kept += f"; {how_to_resume(display.directory)} goes on from it"
+                kept += f"; {how_to_resume(display.directory)} goes on from there"
             output.note(kept)
         raise
 
