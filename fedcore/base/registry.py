@@ -146,7 +146,7 @@ def _load(kind: str, name: str, point: EntryPoint) -> Any:
         raise ConfigError(twice)
     try:
         return point.load()
-    except Exception as error:  # an imported module can raise anything
+    except (Exception, SystemExit) as error:  # an imported module can raise anything, as a script with argparse does
         fault = f"of {_origin(point)} cannot be imported from {point.value!r}"
         raise PluginContractError.of(
             name, f"{fault}: {type(error).__name__}: {error}", kind=kind, hint=_missing(error, point)
@@ -181,12 +181,12 @@ def call(kind: str, name: str, function: Any, *arguments: Any, **options: Any) -
         return function(*arguments, **options)
     except FedcoreError:
         raise
-    except Exception as error:  # third-party code can raise anything
+    except (Exception, SystemExit) as error:  # third-party code can raise anything
         place = place_of(error, getattr(function, "__module__", ""))
         raise PluginContractError.of(name, f"raised {type(error).__name__}: {error}{place}", kind=kind) from error
 
 
-def _missing(error: Exception, point: EntryPoint) -> str:
+def _missing(error: BaseException, point: EntryPoint) -> str:
     """Return a hint on what to install if the import failed because it is missing; else empty."""
     if isinstance(error, AttributeError) and point.module in sys.modules:  # the module is there, the name is not
         return "if you renamed it, write the new name into pyproject.toml and install the package again"
@@ -246,7 +246,7 @@ def _import_attribute(kind: str, name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except RunWhileImported:
         raise
-    except Exception as error:  # an imported module can raise anything
+    except (Exception, SystemExit) as error:  # an imported module can raise anything, as a script with argparse does
         raise ConfigError(
             f"{kind} {name!r}: cannot import {attribute!r} from module {module!r} "
             f"({type(error).__name__}: {error}). "

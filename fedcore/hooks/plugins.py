@@ -221,7 +221,7 @@ class PluginSet:
                 raise
             fault = f"raised RejectUpdate, which only {', '.join(REJECTING)} can: {error}"
             raise PluginContractError.of(name, fault, hook=hook, **_where(arguments)) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # An object that the hook used, such as its state, does not know the hook: its error is named here.
             if isinstance(error, PluginContractError) and error.plugin == name and error.hook is None:
                 fault = str(error).removeprefix(f"plugin {name!r} ")

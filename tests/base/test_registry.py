@@ -42,6 +42,14 @@ def test_a_class_that_was_renamed_is_answered_with_what_to_do(monkeypatch):
         registry.resolve("plugin", "mine")
 
 
+def test_a_script_that_ends_the_program_when_it_is_imported_is_an_error(tmp_path, monkeypatch):
+    """argparse read the arguments of fedcore itself, and its usage was all that a user saw."""
+    (tmp_path / "its_own_command.py").write_text("import argparse\nargparse.ArgumentParser().parse_args(['--rounds'])")
+    monkeypatch.syspath_prepend(tmp_path)
+    with raises(ConfigError, "'its_own_command'", "SystemExit"):
+        registry.resolve("model", "module:its_own_command.net")
+
+
 def test_the_list_of_plugins_shows_a_name_that_two_packages_provide(twice):
     result = CliRunner().invoke(app, ["plugins", "list", "--json"])
     assert result.exit_code == 0

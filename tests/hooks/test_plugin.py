@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -226,6 +228,26 @@ def test_an_exception_on_a_client_is_its_failure_and_names_plugin_hook_round_and
     message = f"plugin 'breaker' {what} (round 2, client 2) raised KeyError: 'broken on purpose'"
     assert message in failure["message"]
     assert second["accepted"] == (4 if hook == "question" else 3)
+
+
+@pytest.mark.parametrize(("hook", "kind"), [("end_local", "raised"), ("pre_aggregate", "rejected")])
+def test_a_hook_that_ends_the_program_fails_as_one_that_raises(go, hook, kind):
+    """``sys.exit()`` ended the command with exit code 0 in the middle of the run, without a word."""
+    leaves = type("Leaves", (Plugin,), {hook: hookimpl(_leaves_at_2 if hook == "end_local" else _leaves_for_2)})
+    (record,) = lines(go(leaves))
+    (failure,) = record["failures"]
+    assert (failure["client"], failure["kind"], record["accepted"]) == (2, kind, 3)
+    assert f"'leaves' hook {hook} (round 1, client 2) raised SystemExit" in failure["message"]
+
+
+def _leaves_at_2(self, client):
+    if client.id == 2:
+        sys.exit()
+
+
+def _leaves_for_2(self, server, update):
+    if update.client == 2:
+        sys.exit()
 
 
 @pytest.mark.parametrize("shape", ["(B,)", "float", "list"])
