@@ -464,6 +464,15 @@ def test_a_cell_that_is_no_image_is_named(tmp_path: Path, load, cell: object) ->
         load(f"{save(tmp_path / 'set', only=table_with())}?image=age")
 
 
+def test_pages_of_one_file_are_not_left_out_in_silence(tmp_path: Path, load) -> None:
+    images = pictures(20)["image"]
+    images[3].save(tmp_path / "pages.tif", save_all=True, append_images=images[4:6])
+    cells = [encoded(image) for image in images]
+    cells[3] = {"bytes": (tmp_path / "pages.tif").read_bytes(), "path": None}
+    with raises(ConfigError, "'image'", "TIFF"):
+        load(cells_of_images(tmp_path, cells))
+
+
 def test_a_repository_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, load) -> None:
     """This machine has no network: that the library finds a repository or its cache is the library's own.
 

@@ -79,6 +79,10 @@ def test_wrong_imagefolders(tmp_path):
     Image.fromarray(np.full((8, 8), 20_000, np.uint16)).save(tmp_path / "train/cat/2.png")
     refused("2.png", "8 bits")
     write_image(tmp_path / "train/cat/2.png")
+    pages = [Image.new("L", (8, 6), grey) for grey in (0, 100, 200)]
+    pages[0].save(tmp_path / "train/cat/3.tif", save_all=True, append_images=pages[1:])
+    refused("3.tif", "3 pages")
+    pages[0].save(tmp_path / "train/cat/3.tif")
     write_image(tmp_path / "val/cat/1.png", size=(9, 9))
     refused("(3, 6, 8)", "(3, 9, 9)")
     for text in ("", "no tabs", "../../etc/passwd\tcat"):

@@ -35,6 +35,8 @@ def _pixels(tables: Sequence[Table], column: str, size: int | None) -> list[Tens
                     f"column {column!r} holds images of more than 8 bits a channel (mode {image.mode}); rescale them "
                     "to 8 bits, or use npz:FILE with floats"
                 )
+            if image.format == "TIFF" and image.n_frames > 1:
+                raise table.error(f"column {column!r} holds TIFF files of several pages; give each page a row")
             image = image.convert("L" if image.mode in ("1", "L") else "RGB")
             arrays.append(np.asarray(image if size is None else image.resize((size, size))))
         shapes = {array.shape[:2] for array in arrays}

@@ -232,6 +232,8 @@ def decoded(files: Sequence[Path], size: int | None = None, *, where: str = "ima
             with Image.open(file) as opened:
                 if opened.mode.startswith(("I", "F")):  # Pillow would cut their values off at 255
                     raise DataError("more than 8 bits a channel; rescale it to 8 bits, or use npz:FILE with floats")
+                if opened.format == "TIFF" and (pages := getattr(opened, "n_frames", 1)) > 1:  # a JPEG has previews
+                    raise DataError(f"{pages} pages, of which one would be read; save those to read as files")
                 image = opened.convert("RGB")
             image = image if size is None else image.resize((size, size), resample=2)  # bilinear
             return np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
