@@ -325,6 +325,16 @@ class TestRecords:
         with raises(RunDirectoryError, "config.yaml"):
             read_run(folder, pytest.fail)
 
+    def test_one_run_that_cannot_be_read_comes_with_the_way_to_the_others(self, make):
+        """It was said that config.yaml was changed, and how to start a new run."""
+        folders = make([], 0, [0.2]), make([], 1, [0.3])
+        (folders[1] / "config.yaml").write_text("stackk: 4\n")
+        with raises(RunDirectoryError, "'stackk'", f"move {folders[1]} away"):
+            find_runs(folders, pytest.fail)
+        with raises(UnknownNameError, "'stackk'") as caught:
+            find_runs(folders[1:], pytest.fail)
+        assert "move" not in str(caught.value)
+
     def test_a_run_that_has_just_begun(self, make):
         folder = make([], 0, [], finished=False, rounds=3)
         with raises(ConfigError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fedcore import RunConfig, RunDirectoryError
+from fedcore import FedcoreError, RunConfig, RunDirectoryError
 from fedcore.tools import PROTOCOLS, digest, files, method, protocols, registry, saved, settings, short_name
 from fedcore.tools import rounds as recorded
 from fedcore_study.lenient import list_in, mapping_in, number
@@ -249,7 +249,13 @@ def find_runs(paths: Iterable[Path], warn: Warn) -> list[RunRecord]:
             folders = [path.resolve()]
         for folder in folders:
             if folder not in runs:
-                runs[folder] = read_run(folder, warn)
+                try:
+                    runs[folder] = read_run(folder, warn)
+                except FedcoreError as error:
+                    if len(paths) == len(folders) == 1:
+                        raise
+                    way_out = f"To go on without this run, move {folder} away, or name the other folders alone"
+                    raise RunDirectoryError(f"{str(error).removesuffix('.')}. {way_out}") from error
     return list(runs.values())
 
 
