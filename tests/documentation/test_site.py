@@ -263,3 +263,11 @@ def test_the_table_of_methods_is_the_packages():
     import methods
 
     assert methods.PAGE.read_text(encoding="utf-8") == methods.page(), "run: python tools/site/methods.py"
+
+
+def test_source_code_keeps_its_lines():
+    """It stands in a cell of a table, next to the numbers of its lines; short code in other tables is on one line."""
+    style = (ROOT / "docs" / "site.css").read_text(encoding="utf-8")
+    on_one_line = re.findall(r"([^{}]*)\{[^{}]*white-space: nowrap", style)
+    assert on_one_line
+    assert all("code" not in rule or ":not(.code)" in rule for rule in on_one_line)
